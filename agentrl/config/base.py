@@ -1,0 +1,11 @@
+"""The base of every configuration class."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Config(BaseModel):
+    """Frozen, strict about unknown keys; give each field a `Field(description=...)` for `--help`."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )

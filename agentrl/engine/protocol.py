@@ -1,0 +1,82 @@
+"""The protocol between whoever wants tokens sampled and whoever samples them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from agentrl.types import Completion, Sampling, Session
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """How an engine is; counters run from its start."""
+
+    alive: bool
+    version: int
+    """The policy version that the next token is sampled under."""
+    running: int = 0
+    waiting: int = 0
+    prefill_tokens: int = 0
+    """Prompt tokens that were computed."""
+    cached_tokens: int = 0
+    """Prompt tokens that were not, because their keys and values were there."""
+    sampled_tokens: int = 0
+
+
+class WeightSource(Protocol):
+    """Where new weights come from: named full tensors with Hugging Face names."""
+
+    def named_tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
+        """Every parameter once; tied ones under their first name only."""
+        ...
+
+
+class Engine(Protocol):
+    """Samples tokens. Every error is an EngineError; every call ends by its deadline."""
+
+    vocab_size: int
+    context_length: int
+    """Most tokens that a prompt and its completion may have together."""
+    honours_seeds: bool
+    """True if a completion is a function of (weights, ids, sampling, batch shape)."""
+
+    async def generate(
+        self, ids: Sequence[int], sampling: Sampling, session: Session
+    ) -> Completion:
+        """Sample one completion of `ids`; requests run together, an abandoned one is aborted."""
+        ...
+
+    async def end_session(self, session: Session) -> None:
+        """Forget what is kept for the session; unknown sessions are fine."""
+        ...
+
+    async def update_weights(self, weights: WeightSource, version: int) -> None:
+        """Take new weights and serve them as `version`, which must be above the current one.
+
+        Raises EngineError if a tensor is missing, unknown or of another shape; then the old
+        weights and the old version go on serving.
+        """
+        ...
+
+    async def pause(self) -> None:
+        """Stop sampling; running requests freeze, new ones wait."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        ...
+
+    async def abort(self, session: Session) -> None:
+        """End the session's running request; it returns with stop reason ABORT and its ids so far."""
+        ...
+
+    async def health(self) -> Health:
+        """State and counters."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop; running requests raise EngineError. A second call does nothing."""
+        ...

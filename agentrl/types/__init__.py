@@ -1,0 +1,53 @@
+"""The values that travel between the layers: frozen, without behaviour that needs the outside."""
+
+from agentrl.types.batch import Batch
+from agentrl.types.episode import (
+    Agent,
+    Episode,
+    EpisodeStop,
+    EpisodeView,
+    Invalid,
+    Outcome,
+    Score,
+    Session,
+    Task,
+    TurnRecord,
+)
+from agentrl.types.messages import (
+    AssistantTurn,
+    CallError,
+    CallErrorReason,
+    Json,
+    Message,
+    Role,
+    ToolCall,
+    ToolSchema,
+)
+from agentrl.types.tokens import Completion, Sampling, Segment, Source, StopReason
+
+__all__ = [
+    "Agent",
+    "AssistantTurn",
+    "Batch",
+    "CallError",
+    "CallErrorReason",
+    "Completion",
+    "Episode",
+    "EpisodeStop",
+    "EpisodeView",
+    "Invalid",
+    "Json",
+    "Message",
+    "Outcome",
+    "Role",
+    "Sampling",
+    "Score",
+    "Segment",
+    "Session",
+    "Source",
+    "StopReason",
+    "Task",
+    "ToolCall",
+    "ToolSchema",
+    "TurnRecord",
+]

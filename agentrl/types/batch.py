@@ -1,0 +1,71 @@
+"""`Batch`: the only type on which the sampling side and the gradient side meet.
+
+Suffixes: N tokens of all rows one after the other, R rows (segments), E episodes, A appends.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The training sequences of one optimizer step, flat, with row offsets.
+
+    Row r is `ids_N[offsets_R1[r]:offsets_R1[r + 1]]`. The mask is of *target* tokens: position t is
+    trained iff `mask_N[t]`, with the logprob that the model gives token t from the tokens before it
+    in its row.
+    """
+
+    ids_N: NDArray[np.int32]
+    mask_N: NDArray[np.bool_]
+    logprobs_N: NDArray[np.float32]
+    """Behavior logprobs, zero where the mask is false."""
+    sources_N: NDArray[np.int8]
+    turns_N: NDArray[np.int16]
+    versions_N: NDArray[np.int32]
+    marks_N: NDArray[np.uint32]
+    offsets_R1: NDArray[np.int64]
+    """R + 1 row starts; the last is N."""
+    episode_R: NDArray[np.int32]
+    """Index of each row's episode in `episode_ids`."""
+    weights_R: NDArray[np.float32]
+    """Loss weight of each row's tokens."""
+    digests_R: tuple[bytes, ...]
+    appends_A: NDArray[np.int32]
+    append_offsets_R1: NDArray[np.int64]
+    """Row r has the appends `appends_A[append_offsets_R1[r]:append_offsets_R1[r + 1]]`."""
+    episode_ids: tuple[str, ...]
+    """E ids, for messages."""
+    group_E: NDArray[np.int32]
+    """The task group of each episode."""
+    rewards_E: NDArray[np.float64]
+    """The return of each episode: one value per trajectory, whatever its number of segments."""
+    temperature: float
+    """The one temperature of all behavior logprobs; the trainer applies it too."""
+    channels: Mapping[str, NDArray[np.generic]] = field(
+        default_factory=dict[str, NDArray[np.generic]]
+    )
+    advantages_N: NDArray[np.float32] | None = None
+    """Set by an advantage estimator before the update; zero where the mask is false."""
+
+    @property
+    def num_rows(self) -> int:
+        """Training sequences."""
+        return len(self.offsets_R1) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens."""
+        return len(self.ids_N)
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens with mask true."""
+        return int(self.mask_N.sum())
+
+    def row(self, r: int) -> slice:
+        """The slice of row r in the flat arrays."""
+        return slice(int(self.offsets_R1[r]), int(self.offsets_R1[r + 1]))

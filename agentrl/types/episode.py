@@ -1,0 +1,179 @@
+"""Tasks, scores and the record of one episode."""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from agentrl.errors import Blame
+from agentrl.types.messages import AssistantTurn, Message
+from agentrl.types.tokens import Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One thing to solve.
+
+    `answer` is the reference that a verifier compares with; the policy never sees it. `data` is for
+    the environment's `setup`. `id` is derived from the content where it is not given.
+    """
+
+    prompt: str | tuple[Message, ...]
+    answer: Any = None
+    data: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            content = repr((self.prompt, self.answer, sorted(self.data.items())))
+            digest = hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+            object.__setattr__(self, "id", digest)
+
+    def messages(self) -> tuple[Message, ...]:
+        """The prompt as messages."""
+        if isinstance(self.prompt, str):
+            return (Message(role="user", content=self.prompt),)
+        return self.prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What a verifier or environment gives an episode; `value` is finite."""
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Named components, logged under their names."""
+
+    def __post_init__(self) -> None:
+        for name, number in (("value", self.value), *self.parts.items()):
+            if not math.isfinite(number):
+                raise ValueError(f"score {name} is {number}, expected a finite number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invalid:
+    """No score: something outside the policy failed. Never counted as 0."""
+
+    reason: str
+    blame: Blame
+    retryable: bool = True
+
+
+Outcome: TypeAlias = Score | Invalid
+
+
+class EpisodeStop(StrEnum):
+    """Why an episode ended."""
+
+    FINISHED = "finished"
+    """A tool called `finish`."""
+    ANSWERED = "answered"
+    """A turn without calls, and `reply` returned None."""
+    MAX_TURNS = "max_turns"
+    TURN_TOKENS = "turn_tokens"
+    """A completion reached its token limit."""
+    EPISODE_TOKENS = "episode_tokens"
+    """No room was left for another turn."""
+    WALL_TIME = "wall_time"
+    TOOL_TIMEOUT = "tool_timeout"
+    """A sync tool outlived its timeout and could not be stopped."""
+    INVALID = "invalid"
+    """The episode has no score."""
+
+    @property
+    def truncated(self) -> bool:
+        """Cut by a budget (Gymnasium's word), as against ended by the environment."""
+        return self in _TRUNCATED
+
+
+_TRUNCATED = frozenset(
+    {
+        EpisodeStop.MAX_TURNS,
+        EpisodeStop.TURN_TOKENS,
+        EpisodeStop.EPISODE_TOKENS,
+        EpisodeStop.WALL_TIME,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRecord:
+    """What one turn was, beside its tokens."""
+
+    reward: float = 0.0
+    """The sum of `self.reward(x)` in this turn; the last turn also holds the score."""
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    state_key: str | None = None
+    num_sampled: int = 0
+    num_calls: int = 0
+    call_errors: tuple[str, ...] = ()
+    """The reasons of calls that could not run, and "tool_error" for each ToolError."""
+    cached_tokens: int = 0
+    generate_s: float = 0.0
+    environment_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """The record of one episode (a trajectory): tokens, messages, rewards, timings, why it ended."""
+
+    id: str
+    """Unique in a run: `s<step>-t<task index>-m<member>-a<attempt>`."""
+    env: str
+    task: Task
+    split: str
+    group: int
+    member: int
+    attempt: int
+    seed: int
+    segments: tuple[Segment, ...]
+    messages: tuple[Message, ...]
+    turns: tuple[TurnRecord, ...]
+    stop: EpisodeStop
+    outcome: Outcome
+    answer: Any = None
+    wall_s: float = 0.0
+    score_s: float = 0.0
+
+    @property
+    def reward(self) -> float:
+        """The return: the sum of the turns' rewards. Only scored episodes have one."""
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def valid(self) -> bool:
+        """True if the episode has a score."""
+        return isinstance(self.outcome, Score)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeView:
+    """What a verifier's `score_episode` and an agent get to see: read-only and picklable."""
+
+    task: Task
+    messages: tuple[Message, ...]
+    answer: Any = None
+    stop: EpisodeStop | None = None
+    """None while the episode runs."""
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """Anything that plays the policy's part: experts, oracles, null, echo, random, scripted."""
+
+    def act(self, view: EpisodeView) -> AssistantTurn:
+        """The next assistant turn, given the conversation so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The identity of one episode towards an engine: its turns share a prefix.
+
+    `view` lets a scripted engine see the conversation that a real engine sees as ids.
+    """
+
+    key: str
+    view: Callable[[], EpisodeView] | None = None
