@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Config(BaseModel):
-    """Frozen, strict about unknown keys; give each field a `Field(description=...)` for `--help`."""
+    """Frozen and strict about keys; each field has a `Field(description=...)` for `--help`."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False

@@ -70,7 +70,7 @@ class Engine(Protocol):
         ...
 
     async def abort(self, session: Session) -> None:
-        """End the session's running request; it returns with stop reason ABORT and its ids so far."""
+        """End the session's running request; it returns its ids so far with ABORT."""
         ...
 
     async def health(self) -> Health:

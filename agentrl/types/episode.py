@@ -117,7 +117,7 @@ class TurnRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """The record of one episode (a trajectory): tokens, messages, rewards, timings, why it ended."""
+    """The record of one episode: tokens, messages, rewards, timings, why it ended."""
 
     id: str
     """Unique in a run: `s<step>-t<task index>-m<member>-a<attempt>`."""

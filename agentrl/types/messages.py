@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from agentrl.types.tokens import StopReason
 
-Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -96,7 +96,7 @@ class ToolSchema:
 
     def to_json(self) -> dict[str, Json]:
         """The shape that chat templates expect in `tools`."""
-        function = {
+        function: dict[str, Json] = {
             "name": self.name,
             "description": self.description,
             "parameters": self.parameters,

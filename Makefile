@@ -1,0 +1,43 @@
+# Every target does its own set-up; a second call skips what is done.
+SHELL := /bin/bash
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.PHONY: venv demo test unit lint types layers integration nightly clean
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(PY) || python3 -m venv $(VENV)
+	$(PY) -m pip install --quiet -c constraints.txt torch
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[train,dev]'
+	touch $@
+
+demo: venv
+	$(PY) benchmarks/learning.py --env calculator --seeds 0
+
+lint: venv
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: venv
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pyright --warnings
+
+layers: venv
+	$(VENV)/bin/lint-imports
+
+unit: venv
+	$(PY) -m pytest tests/unit tests/contract -q
+
+test: lint types layers
+	$(PY) -m pytest
+
+nightly: venv
+	$(PY) benchmarks/learning.py --env calculator --seeds 0,1,2
+	$(PY) benchmarks/learning.py --env number_guess --seeds 0,1,2
+	$(PY) benchmarks/engine.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
