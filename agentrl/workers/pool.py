@@ -1,0 +1,285 @@
+"""`WorkerPool`: run a function in a process that can be killed."""
+
+import asyncio
+import contextlib
+import pickle
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Final, Self, TypeVar, cast
+
+from agentrl.errors import ConfigError
+from agentrl.workers.channel import Channel
+from agentrl.workers.errors import CallFailed, QueueTimeout, WorkerDied, WorkerTimeout
+from agentrl.workers.pickling import CANNOT_PICKLE, dumps
+from agentrl.workers.spawner import Spawner
+from agentrl.workers.worker import Raised, Returned
+
+T = TypeVar("T")
+
+_START_S: Final = 60.0
+_REAP_S: Final = 10.0
+
+
+class WorkerPool:
+    """At most `size` warm worker processes, started when needed.
+
+    Works from any thread and from several event loops. Time limits are of running alone; waiting
+    for a free worker has its own, optional limit. A call that is cancelled kills its worker.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        name: str,
+        *,
+        memory_bytes: int | None = None,
+        max_result_bytes: int = 8 << 20,
+        preload: Sequence[str] = ("agentrl.types",),
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            size: most calls that run at once.
+            name: what messages call the pool.
+            memory_bytes: address space of one worker (RLIMIT_AS); above it comes MemoryError.
+            max_result_bytes: a larger result is a CallFailed.
+            preload: light modules without threads that every worker has from its start.
+        """
+        if size < 1:
+            raise ConfigError(f"pool {name} has size {size}; give it at least 1 worker")
+        self.size = size
+        self.name = name
+        self._spawner = Spawner(
+            memory_bytes=memory_bytes, max_result_bytes=max_result_bytes, preload=preload
+        )
+        self._lock = threading.Lock()
+        self._idle: list[Channel] = []
+        self._busy: set[Channel] = set()
+        self._waiting: deque[Future[Channel]] = deque()
+        self._closed = False
+        self._finalizer = weakref.finalize(self, self._spawner.close)
+
+    async def call(
+        self,
+        fn: Callable[..., T],
+        *args: object,
+        timeout_s: float,
+        queue_timeout_s: float | None = None,
+    ) -> T:
+        """`fn(*args)` in a worker.
+
+        Raises:
+            WorkerTimeout: it ran longer than `timeout_s`; its process is killed and reaped.
+            WorkerDied: its process ended by itself or by a signal.
+            QueueTimeout: no worker was free within `queue_timeout_s`.
+            CallFailed: its exception or result cannot be handed over.
+            ConfigError: the function or its arguments cannot be pickled.
+            Exception: what `fn` raised, with its traceback as a note.
+        """
+        request = _pickled(fn, args)
+        channel = await self._acquire(queue_timeout_s)
+        alive = False
+        try:
+            if not channel.ready:
+                await channel.exchange(None, _START_S)
+                channel.ready = True
+            reply = await channel.exchange(request, timeout_s)
+            alive = True
+        except TimeoutError:
+            self._spawner.kill(channel)
+            await _until_reaped(channel)
+            raise self._timeout(fn, channel, timeout_s) from None
+        except WorkerDied as error:
+            raise self._died(fn, error) from None
+        finally:
+            self._release(channel, alive=alive)
+        return cast("T", _value(reply, fn))
+
+    def call_sync(
+        self,
+        fn: Callable[..., T],
+        *args: object,
+        timeout_s: float,
+        queue_timeout_s: float | None = None,
+    ) -> T:
+        """Like `call`, for a thread without an event loop."""
+        request = _pickled(fn, args)
+        channel = self._acquire_sync(queue_timeout_s)
+        alive = False
+        try:
+            if not channel.ready:
+                channel.exchange_sync(None, _START_S)
+                channel.ready = True
+            reply = channel.exchange_sync(request, timeout_s)
+            alive = True
+        except TimeoutError:
+            self._spawner.kill(channel)
+            channel.wait_until_reaped(_REAP_S)
+            raise self._timeout(fn, channel, timeout_s) from None
+        except WorkerDied as error:
+            raise self._died(fn, error) from None
+        finally:
+            self._release(channel, alive=alive)
+        return cast("T", _value(reply, fn))
+
+    def close(self) -> None:
+        """End all workers and wait for them; running and waiting calls raise WorkerDied."""
+        with self._lock:
+            self._closed = True
+            waiting = tuple(self._waiting)
+            self._waiting.clear()
+            idle, self._idle = self._idle, []
+            self._finalizer()
+        for future in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(WorkerDied(f"pool {self.name} was closed"))
+        for channel in idle:
+            channel.close()
+
+    async def aclose(self) -> None:
+        """Like `close`, without holding the event loop."""
+        await asyncio.to_thread(self.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def _acquire(self, timeout_s: float | None) -> Channel:
+        found = self._take()
+        if isinstance(found, Channel):
+            return found
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.wrap_future(found)
+        except TimeoutError:
+            self._withdraw(found)
+            raise self._queue_timeout(timeout_s) from None
+        except asyncio.CancelledError:
+            self._withdraw(found)
+            raise
+
+    def _acquire_sync(self, timeout_s: float | None) -> Channel:
+        found = self._take()
+        if isinstance(found, Channel):
+            return found
+        try:
+            return found.result(timeout_s)
+        except TimeoutError:
+            self._withdraw(found)
+            raise self._queue_timeout(timeout_s) from None
+
+    def _take(self) -> "Channel | Future[Channel]":
+        """A worker, or a place in the queue for one."""
+        with self._lock:
+            if self._closed:
+                raise WorkerDied(f"pool {self.name} is closed")
+            while self._idle:
+                channel = self._idle.pop()
+                if channel.is_fit():
+                    self._busy.add(channel)
+                    return channel
+                self._discard(channel)
+            if len(self._busy) < self.size:
+                return self._spawn()
+            place: Future[Channel] = Future()
+            self._waiting.append(place)
+            return place
+
+    def _release(self, channel: Channel, *, alive: bool) -> None:
+        """Hand the worker, or a new one in its place, to whoever waits longest."""
+        with self._lock:
+            self._busy.discard(channel)
+            fit = alive and channel.is_fit() and not self._closed
+            if not fit:
+                self._discard(channel)
+            while self._waiting:
+                place = self._waiting.popleft()
+                if place.set_running_or_notify_cancel():
+                    self._busy.add(channel)
+                    place.set_result(channel if fit else self._spawn())
+                    return
+            if fit:
+                self._idle.append(channel)
+
+    def _spawn(self) -> Channel:
+        channel = self._spawner.spawn()
+        self._busy.add(channel)
+        return channel
+
+    def _discard(self, channel: Channel) -> None:
+        self._spawner.kill(channel)
+        channel.close()
+
+    def _withdraw(self, place: "Future[Channel]") -> None:
+        """Leave the queue; a worker that was handed over meanwhile goes to the next."""
+        if not place.cancel() and not place.cancelled() and place.exception() is None:
+            self._release(place.result(), alive=True)
+
+    def _timeout(self, fn: Callable[..., object], channel: Channel, limit_s: float) -> Exception:
+        if not channel.ready:
+            return WorkerDied(f"a worker of pool {self.name} did not start within {_START_S:g} s")
+        return WorkerTimeout(f"{_name(fn)} ran longer than {limit_s:g} s; its process was killed")
+
+    def _queue_timeout(self, limit_s: float | None) -> QueueTimeout:
+        return QueueTimeout(
+            f"none of the {self.size} workers of pool {self.name} was free within {limit_s} s; "
+            "make the pool larger or the calls shorter"
+        )
+
+    def _died(self, fn: Callable[..., object], error: WorkerDied) -> WorkerDied:
+        closed = f"; pool {self.name} was closed" if self._closed else ""
+        return WorkerDied(f"{_name(fn)} did not return: {error}{closed}")
+
+
+def _pickled(fn: Callable[..., object], args: tuple[object, ...]) -> bytes:
+    try:
+        return dumps((fn, args))
+    except CANNOT_PICKLE as error:
+        raise ConfigError(
+            f"{_name(fn)} cannot run in another process, since it or its arguments cannot be "
+            f"pickled ({error}); keep open files, locks and connections out of them"
+        ) from error
+
+
+def _value(reply: bytes, fn: Callable[..., object]) -> object:
+    try:
+        answer = pickle.loads(reply)
+    except (*CANNOT_PICKLE, EOFError, ImportError, IndexError) as error:
+        raise CallFailed(f"the result of {_name(fn)} cannot be unpickled: {error}") from error
+    if isinstance(answer, Returned):
+        return answer.value
+    if not isinstance(answer, Raised):
+        raise CallFailed(f"{_name(fn)} answered with a {type(answer).__name__}")
+    raise _exception(answer, fn)
+
+
+def _exception(raised: Raised, fn: Callable[..., object]) -> Exception:
+    """The exception as the function raised it, with the traceback of the other process."""
+    error: object = None if raised.pickled is None else pickle.loads(raised.pickled)
+    if not isinstance(error, Exception):
+        error = CallFailed(f"{_name(fn)}: {raised.text}")
+    if raised.traceback:
+        error.add_note(f"In the worker process:\n{raised.traceback}")
+    return error
+
+
+def _name(fn: Callable[..., object]) -> str:
+    return str(getattr(fn, "__qualname__", type(fn).__name__))
+
+
+async def _until_reaped(channel: Channel) -> None:
+    """Wait until the killed worker is gone, bounded: its owner is told of the timeout anyway."""
+    with contextlib.suppress(WorkerDied, TimeoutError):
+        while True:
+            await channel.exchange(None, _REAP_S)

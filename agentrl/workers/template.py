@@ -1,0 +1,214 @@
+"""The process that forks workers, kills them with all that they started, and reaps them.
+
+It has one thread and imports little, so that a fork is safe and takes milliseconds. Orphans below
+it become its children (it is a subreaper, and so is each worker), so nothing escapes by a double
+fork or by a session of its own.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import io
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from agentrl.workers.worker import serve
+
+STATUS: Final = struct.Struct("<8si")
+"""The last bytes of a worker's stream: MAGIC and its wait status, written when it is reaped."""
+MAGIC: Final = b"\0reaped\0"
+MESSAGE_BYTES: Final = 1 << 17
+OWNER_POLL_MS: Final = 1000
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    number: int
+    connection: socket.socket
+    """The worker's end, kept open until the worker is reaped: only then the parent sees its end."""
+
+
+def main(control_fd: int, owner: int, preload: Iterable[str]) -> None:
+    """Serve `spawn` and `kill` messages until the owner closes the socket or is gone."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for name in preload:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.freeze()
+    control = socket.socket(fileno=control_fd)
+    control.set_inheritable(False)
+    _Template(control, owner).run()
+
+
+class _Template:
+    def __init__(self, control: socket.socket, owner: int) -> None:
+        self._control = control
+        self._owner = owner
+        self._children: dict[int, _Child] = {}  # by process id
+        self._wake, wake_end = socket.socketpair()
+        for end in (self._wake, wake_end):
+            end.setblocking(False)
+        self._wake_end = wake_end
+
+    def run(self) -> None:
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while os.getppid() == self._owner:
+            ready = {fd for fd, _ in poll.poll(OWNER_POLL_MS)}
+            if self._wake.fileno() in ready:
+                self._wake.recv(4096)
+            self._reap()
+            if self._control.fileno() in ready and not self._obey():
+                break
+        self._end()
+
+    def _obey(self) -> bool:
+        """Do what one message asks for; False when the owner has hung up."""
+        data, fds, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 1)
+        if not data:
+            return False
+        message = json.loads(data)
+        if message["do"] == "spawn":
+            self._spawn(message, fds[0])
+        elif message["do"] == "kill":
+            for pid, child in self._children.items():
+                if child.number == message["number"]:
+                    _kill_group(pid)
+        return bool(message["do"] != "end")
+
+    def _spawn(self, message: dict[str, object], fd: int) -> None:
+        connection = socket.socket(fileno=fd)
+        template = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _become_worker(connection, message, template)
+        self._children[pid] = _Child(int(str(message["number"])), connection)
+
+    def _reap(self) -> None:
+        """Reap what has ended; with a worker goes all that it started."""
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            child = self._children.pop(found.si_pid, None)
+            status = _reap_group(found.si_pid) if child else os.waitpid(found.si_pid, 0)[1]
+            if child is not None:
+                self._kill_strays()
+                _report(child.connection, status)
+
+    def _kill_strays(self) -> None:
+        """Kill our children that are no workers: what dead workers left behind."""
+        while strays := [pid for pid in _children_of_this_process() if pid not in self._children]:
+            for pid in strays:
+                _kill(pid)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+
+    def _end(self) -> None:
+        for pid in self._children:
+            _kill_group(pid)
+        for pid in tuple(self._children):
+            _reap_group(pid)
+        self._children.clear()
+        self._kill_strays()
+
+
+def _become_worker(
+    connection: socket.socket, message: dict[str, object], template: int
+) -> NoReturn:
+    """Turn the forked copy of the template into a worker."""
+    try:
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if os.getppid() != template:
+            os._exit(0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _arrange_files(connection)
+        path, memory = message["path"], message["memory_bytes"]
+        if isinstance(path, list):
+            sys.path[:] = [str(entry) for entry in path]
+        if isinstance(memory, int):
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        serve(connection, int(str(message["max_result_bytes"])))
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _arrange_files(connection: socket.socket) -> None:
+    """Close all but the connection; no input; what user code prints goes to standard error."""
+    for fd in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if fd > 2 and fd != connection.fileno():
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+
+
+def _reap_group(leader: int) -> int:
+    """Kill and reap the group of a worker; the leader's wait status."""
+    _kill_group(leader)
+    status = 0
+    while True:
+        try:
+            pid, code = os.waitpid(-leader, 0)
+        except ChildProcessError:
+            return status
+        if pid == leader:
+            status = code
+
+
+def _report(connection: socket.socket, status: int) -> None:
+    with contextlib.suppress(OSError):
+        connection.send(STATUS.pack(MAGIC, status), socket.MSG_DONTWAIT)
+    connection.close()
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+    _kill(leader)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _children_of_this_process() -> list[int]:
+    """Process ids; empty on kernels that do not list them."""
+    pid = os.getpid()
+    try:
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,120 @@
+"""What a worker process runs: one call after the other, until its parent hangs up.
+
+Frames towards the worker: length, then a pickled (function, arguments). Towards the parent: length,
+a flag byte, then a pickled reply; the flag says whether the worker may be used again.
+"""
+
+import os
+import pickle
+import socket
+import struct
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from agentrl.workers.pickling import CANNOT_PICKLE, dumps
+
+REQUEST: Final = struct.Struct("<Q")
+REPLY: Final = struct.Struct("<QB")
+READY: Final = REPLY.pack(0, 0)
+REUSABLE: Final = 0
+SPENT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The function's value."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The function's exception; `pickled` is None if it cannot travel."""
+
+    pickled: bytes | None
+    text: str
+    traceback: str
+
+
+def serve(connection: socket.socket, max_result_bytes: int) -> None:
+    """Answer calls until the parent closes its end."""
+    connection.sendall(READY)
+    while True:
+        header = _receive(connection, REQUEST.size)
+        if header is None:
+            return
+        request = _receive(connection, REQUEST.unpack(header)[0])
+        if request is None:
+            return
+        reply = _bounded(_run(request), max_result_bytes)
+        flag = SPENT if _has_children() else REUSABLE
+        connection.sendall(REPLY.pack(len(reply), flag) + reply)
+
+
+def _receive(connection: socket.socket, size: int) -> bytes | None:
+    """Exactly `size` bytes, or None at the end of the stream."""
+    chunks = bytearray()
+    while len(chunks) < size:
+        chunk = connection.recv(min(size - len(chunks), 1 << 20))
+        if not chunk:
+            return None
+        chunks += chunk
+    return bytes(chunks)
+
+
+def _run(request: bytes) -> bytes:
+    # Whatever user code raises has to reach the caller, SystemExit and KeyboardInterrupt too: this
+    # is the last frame of the process that can still tell.
+    try:
+        function: Callable[..., object]
+        function, arguments = pickle.loads(request)
+        value = function(*arguments)
+    except BaseException as error:
+        return pickle.dumps(_describe(error))
+    try:
+        return dumps(Returned(value))
+    except CANNOT_PICKLE as error:
+        return _refusal(f"the result, a {type(value).__name__}, cannot be pickled: {error}")
+
+
+def _describe(error: BaseException) -> Raised:
+    text = traceback.format_exception_only(error)[-1].strip()
+    return Raised(_pickled(error), text, "".join(traceback.format_exception(error)))
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """The exception as bytes, if it is one that a caller can catch and that survives the way.
+
+    StopIteration cannot leave a coroutine, and exceptions that are no Exception (SystemExit) must
+    not end the caller.
+    """
+    if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
+        return None
+    try:
+        pickled = dumps(error)
+        pickle.loads(pickled)
+    except CANNOT_PICKLE:
+        return None
+    return pickled
+
+
+def _bounded(reply: bytes, limit: int) -> bytes:
+    if len(reply) <= limit:
+        return reply
+    return _refusal(f"the result has {len(reply)} bytes, more than the {limit} that are allowed")
+
+
+def _refusal(text: str) -> bytes:
+    return pickle.dumps(Raised(None, text, ""))
+
+
+def _has_children() -> bool:
+    """True if the call left a process running; those that have ended are reaped."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
