@@ -1,0 +1,1 @@
+"""The embedded engine: continuous batching in this process, over transformers' model code."""

@@ -1,0 +1,46 @@
+"""Keys and values of many sequences in one tensor, a row each."""
+
+import torch
+from transformers import PreTrainedConfig
+
+
+class RowCache:
+    """Keys and values, `[layer, key or value, row, K, position, head_dim]`, grown on demand.
+
+    The last position of each row is scratch space: idle rows between decoding ones write there.
+    """
+
+    def __init__(self, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
+        heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self.num_layers: int = config.num_hidden_layers
+        self.rows = 0
+        self.length = 0
+        shape = (self.num_layers, 2, 0, kv_heads, 1, head_dim)
+        # Zeros, since a masked position still takes part in 0 * value, which must not be NaN.
+        self.data = torch.zeros(shape, dtype=dtype, device=device)
+
+    def grow(self, rows: int, length: int) -> None:
+        """Make room for `rows` rows of `length` positions; what is there stays."""
+        if rows <= self.rows and length <= self.length:
+            return
+        old, used = self.data, (self.rows, self.length)
+        self.rows, self.length = max(rows, self.rows), max(length, self.length)
+        layers, two, _, kv_heads, _, head_dim = old.shape
+        self.data = old.new_zeros(layers, two, self.rows, kv_heads, self.length + 1, head_dim)
+        self.data[:, :, : used[0], :, : used[1]] = old[..., : used[1], :]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of a row."""
+        self.data[:, :, target, :, :length] = self.data[:, :, source, :, :length]
+
+    def swap(self, a: int, b: int, length: int) -> None:
+        """Exchange the first `length` positions of two rows."""
+        kept = self.data[:, :, a, :, :length].clone()
+        self.copy(b, a, length)
+        self.data[:, :, b, :, :length] = kept
+
+    def clear(self, row: int) -> None:
+        """Forget what a row holds, also numbers that are not finite."""
+        self.data[:, :, row] = 0

@@ -1,0 +1,278 @@
+"""`LocalEngine`: an engine inside the process, over any dense transformers model.
+
+    event loop                              step thread
+    generate(...) ── request ──> inbox ──> [ stepper: admit, forward, draw, book ] <─ loops
+        awaits a future <── all that ended in one step, one wake-up per event loop ──┘
+
+The thread owns all state; calls reach it as functions in its inbox, run between two steps.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Self
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.local import weights as weights_
+from agentrl.engine.local.models.load import load_model
+from agentrl.engine.local.stepper import Request, Stepper
+from agentrl.engine.protocol import Health, WeightSource
+from agentrl.errors import EngineError
+from agentrl.tokens.seal import seal
+from agentrl.types import Completion, Sampling, Session
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_SEED_MASK = (1 << 64) - 1
+_Waiter = asyncio.Future[None]
+
+
+class LocalEngine:
+    """Samples with its own copy of a model's weights or, where the dtypes agree, with the model's.
+
+    With shared weights, `pause` before the optimizer writes to them and `update_weights` after.
+    """
+
+    honours_seeds = True
+
+    def __init__(
+        self, model: PreTrainedModel, config: EngineConfig | None = None, *, version: int = 0
+    ) -> None:
+        """Build over `model`, which stays as it is."""
+        config = config or EngineConfig()
+        dtype = model.dtype if config.dtype == "auto" else _DTYPES[config.dtype]
+        self.shares_weights = _shares(config, model.dtype, dtype)
+        self.vocab_size: int = model.get_input_embeddings().num_embeddings
+        longest: int = model.config.max_position_embeddings
+        self.context_length = min(config.context_length or longest, longest)
+        self._timeout_s = config.timeout_s
+        self._model = weights_.inference_model(model, dtype, share=self.shares_weights)
+        self._stepper = Stepper(
+            self._model, slots=config.slots, prefill_tokens=config.prefill_tokens
+        )
+        self._stepper.version = version
+        self._inbox = SimpleQueue[Callable[[], None]]()
+        self._outbox: list[tuple[_Waiter, BaseException | None]] = []
+        self._paused = False
+        self._dead: EngineError | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(config.threads,), name="agentrl-engine", daemon=True
+        )
+        self._thread.start()
+
+    @classmethod
+    def load(
+        cls, folder: Path, config: EngineConfig | None = None, *, device: str = "cpu"
+    ) -> Self:
+        """An engine over a model folder, for sampling without a trainer."""
+        config = config or EngineConfig()
+        model = load_model(folder, config.dtype, device=device)
+        return cls(model, config.model_copy(update={"share_weights": True}))
+
+    async def generate(
+        self, ids: Sequence[int], sampling: Sampling, session: Session
+    ) -> Completion:
+        """Sample one completion of `ids`."""
+        waiter: _Waiter = asyncio.get_running_loop().create_future()
+        request = self._request(ids, sampling, session, waiter)
+        self._post(lambda: self._stepper.submit(request))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await waiter
+        except TimeoutError as e:
+            self._inbox.put(lambda: self._stepper.cancel(request))
+            raise EngineError(
+                f"session {session.key!r} got no completion within {self._timeout_s:g} s; "
+                "raise engine.timeout_s or lower the number of episodes at once"
+            ) from e
+        except asyncio.CancelledError:
+            self._inbox.put(lambda: self._stepper.cancel(request))
+            raise
+        return _completion(request)
+
+    async def end_session(self, session: Session) -> None:
+        """Forget what is kept for the session."""
+        if self._dead is None:
+            self._post(lambda: self._stepper.end_session(session.key))
+
+    async def update_weights(self, weights: WeightSource, version: int) -> None:
+        """Take new weights between two steps; all keys and values of the old ones are forgotten."""
+        await self._call(lambda: self._update(weights, version))
+
+    async def pause(self) -> None:
+        """Stop sampling: when this returns, no step runs and the weights may be written to."""
+        await self._call(lambda: self._set_paused(True))
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._call(lambda: self._set_paused(False))
+
+    async def abort(self, session: Session) -> None:
+        """End the session's running request; it returns with what it has."""
+        await self._call(lambda: self._stepper.abort(session.key))
+
+    async def health(self) -> Health:
+        """State and counters."""
+        stepper = self._stepper
+        return Health(
+            alive=self._dead is None and self._thread.is_alive(),
+            version=stepper.version,
+            running=len(stepper.running),
+            waiting=len(stepper.waiting),
+            prefill_tokens=stepper.prefill_tokens,
+            cached_tokens=stepper.cached_tokens,
+            sampled_tokens=stepper.sampled_tokens,
+        )
+
+    async def aclose(self) -> None:
+        """Stop; running requests raise EngineError."""
+        self._inbox.put(lambda: self._die(EngineError("the engine was closed")))
+        await asyncio.to_thread(self._thread.join)
+
+    def _request(
+        self, ids: Sequence[int], sampling: Sampling, session: Session, waiter: _Waiter
+    ) -> Request:
+        ids_T = np.asarray(ids, dtype=np.int64)
+        self._check(ids_T, sampling, session)
+        return Request(
+            ids_T=ids_T,
+            sampling=sampling,
+            session=session.key,
+            seed=sampling.seed & _SEED_MASK,
+            limit=min(len(ids_T) + sampling.max_tokens, self.context_length),
+            done=lambda request: self._outbox.append((waiter, request.error)),
+        )
+
+    def _check(self, ids_T: np.ndarray, sampling: Sampling, session: Session) -> None:
+        if ids_T.ndim != 1 or not len(ids_T):
+            raise EngineError(f"session {session.key!r} sent an empty prompt; send at least one id")
+        if len(ids_T) >= self.context_length:
+            raise EngineError(
+                f"session {session.key!r} sent {len(ids_T)} tokens, but the context holds "
+                f"{self.context_length} with the completion; end the episode earlier or raise "
+                "engine.context_length"
+            )
+        wrong = ids_T[(ids_T < 0) | (ids_T >= self.vocab_size)]
+        if len(wrong):
+            raise EngineError(
+                f"session {session.key!r} sent id {wrong[0]}, expected 0 to {self.vocab_size - 1}; "
+                "use the tokenizer of the engine's model"
+            )
+        if sampling.max_tokens < 1 or sampling.temperature < 0:
+            raise EngineError(
+                f"cannot sample {sampling.max_tokens} tokens at temperature {sampling.temperature}; "
+                "max_tokens must be at least 1 and the temperature at least 0"
+            )
+
+    def _update(self, weights: WeightSource, version: int) -> None:
+        if version <= self._stepper.version:
+            raise EngineError(
+                f"got weights of version {version}, expected one above {self._stepper.version}"
+            )
+        weights_.update(self._model, weights)
+        self._stepper.invalidate()
+        self._stepper.version = version
+
+    def _set_paused(self, paused: bool) -> None:
+        self._paused = paused
+
+    def _post(self, function: Callable[[], None]) -> None:
+        if self._dead is not None:
+            raise EngineError(str(self._dead)) from self._dead
+        self._inbox.put(function)
+
+    async def _call(self, function: Callable[[], None]) -> None:
+        """Run a function on the step thread, between two steps, and wait for it."""
+        waiter: _Waiter = asyncio.get_running_loop().create_future()
+
+        def run() -> None:
+            try:
+                function()
+            except EngineError as e:
+                self._outbox.append((waiter, e))
+            else:
+                self._outbox.append((waiter, None))
+
+        self._post(run)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await waiter
+        except TimeoutError as e:
+            raise EngineError(f"the engine did not answer within {self._timeout_s:g} s") from e
+
+    def _run(self, threads: int) -> None:
+        if threads:
+            torch.set_num_threads(threads)
+        try:
+            while self._dead is None:
+                self._turn()
+        # A thread's border: whatever ended it is the failure of every request it served.
+        except Exception as e:
+            self._die(EngineError(f"the engine's thread died: {type(e).__name__}: {e}"), e)
+            self._deliver()
+
+    def _turn(self) -> None:
+        idle = self._paused or not (self._stepper.running or self._stepper.waiting)
+        if idle:
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
+        if self._dead is None and not self._paused:
+            self._stepper.step()
+        self._deliver()
+
+    def _die(self, error: EngineError, cause: Exception | None = None) -> None:
+        error.__cause__ = cause
+        self._dead = error
+        self._stepper.fail(error)
+        while not self._inbox.empty():
+            self._inbox.get()()
+        self._stepper.fail(error)
+
+    def _deliver(self) -> None:
+        """Wake each event loop once for all its futures that are settled."""
+        if not self._outbox:
+            return
+        settled, self._outbox = self._outbox, []
+        loops = {waiter.get_loop() for waiter, _ in settled}
+        for loop in loops:
+            mine = [pair for pair in settled if pair[0].get_loop() is loop]
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_settle, mine)
+
+
+def _settle(settled: list[tuple[_Waiter, BaseException | None]]) -> None:
+    for waiter, error in settled:
+        if waiter.done():
+            continue
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)
+
+
+def _shares(config: EngineConfig, theirs: torch.dtype, ours: torch.dtype) -> bool:
+    if config.share_weights == "auto":
+        return theirs == ours
+    if config.share_weights and theirs != ours:
+        raise EngineError(
+            f"engine.share_weights is on, but the model is {theirs} and the engine {ours}; set "
+            "engine.dtype to auto or let the engine keep a copy"
+        )
+    return config.share_weights
+
+
+def _completion(request: Request) -> Completion:
+    assert request.stop_reason is not None
+    return seal(
+        np.array(request.sampled, dtype=np.int32),
+        np.array(request.logprobs, dtype=np.float32),
+        np.array(request.versions, dtype=np.int32),
+        request.stop_reason,
+        cached_tokens=request.cached_tokens,
+    )

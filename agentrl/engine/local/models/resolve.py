@@ -1,0 +1,169 @@
+"""From the name of a model to a folder: built-in names, local folders, hub names.
+
+Nothing here needs torch: what is wrong with a name is said before anything heavy is imported.
+"""
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import cast
+
+from agentrl.errors import ConfigError
+
+_PROBE_TIMEOUT_S = 3.0
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+
+
+def default_cache_dir() -> Path:
+    """`AGENTRL_CACHE`, else `agentrl` in the user's cache directory."""
+    own = os.environ.get("AGENTRL_CACHE")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "agentrl"
+
+
+def resolve_model(name: str, *, cache_dir: Path | None = None) -> Path:
+    """The folder of a model: `tiny`, `smollm2-135m`, a path, or `owner/name` on the hub.
+
+    What must be made or fetched is, once, into the cache directory. Raises ConfigError, with one
+    sentence, where that cannot be done or the folder is not a usable model.
+    """
+    cache = cache_dir or default_cache_dir()
+    if name == "tiny":
+        return make_once(cache / "models" / "tiny-0", _make_tiny, needs_bytes=20_000_000)
+    if name == "smollm2-135m":
+        from agentrl.engine.local.models.smollm2 import make_smollm2
+
+        return make_once(cache / "models" / name, make_smollm2, needs_bytes=1_200_000_000)
+    folder = Path(name).expanduser()
+    if not folder.exists() and _looks_like_hub_name(name):
+        folder = _from_hub(name)
+    check_folder(folder)
+    return folder.resolve()
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ConfigError if the folder is not a model with tokenizer, chat template and weights."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"model {str(folder)!r} is no folder; give tiny, smollm2-135m, the folder of a Hugging "
+            "Face model, or owner/name of one on the hub"
+        )
+    _check_config(folder / "config.json")
+    if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer.model").is_file():
+        raise ConfigError(
+            f"{folder} has no tokenizer.json; save the model's tokenizer into the same folder"
+        )
+    if not _has_chat_template(folder):
+        raise ConfigError(
+            f"{folder} has no chat template; put a chat_template.jinja into the folder or use the "
+            "instruction-tuned version of the model"
+        )
+    if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+        raise ConfigError(
+            f"{folder} has no weights (*.safetensors); save the model into it or download all files"
+        )
+
+
+def make_once(folder: Path, make: Callable[[Path], None], *, needs_bytes: int) -> Path:
+    """Make a folder of the cache unless it is there; it appears complete or not at all."""
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    check_disk(folder.parent, needs_bytes)
+    scratch = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        make(scratch / folder.name)
+        _publish(scratch / folder.name, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def check_disk(folder: Path, needs_bytes: int) -> None:
+    """Raise ConfigError if the folder's disk has less than `needs_bytes` free."""
+    free = shutil.disk_usage(folder).free
+    if free < needs_bytes:
+        raise ConfigError(
+            f"{folder} has {free / 1e6:,.0f} MB free, the model needs {needs_bytes / 1e6:,.0f} MB; "
+            "free some space or set AGENTRL_CACHE to a folder on another disk"
+        )
+
+
+def _publish(made: Path, folder: Path) -> None:
+    try:
+        made.rename(folder)
+    except OSError:
+        # Another process was faster; what it made is the same.
+        if not folder.is_dir():
+            raise
+
+
+def _make_tiny(folder: Path) -> None:
+    from agentrl.engine.local.models.tiny import make_tiny
+
+    make_tiny(folder, 0)
+
+
+def _check_config(path: Path) -> None:
+    if not path.is_file():
+        raise ConfigError(
+            f"{path.parent} has no config.json; give the folder of a Hugging Face model"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"{path} cannot be read as JSON ({e}); download it again") from e
+    if not isinstance(content, dict) or "model_type" not in content:
+        raise ConfigError(f"{path} names no model_type; give the folder of a Hugging Face model")
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
+    try:
+        content: object = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and bool(cast("dict[str, object]", content).get("chat_template"))
+
+
+def _looks_like_hub_name(name: str) -> bool:
+    parts = name.split("/")
+    return len(parts) == 2 and all(part and part[0] not in ".~" for part in parts)
+
+
+def _from_hub(name: str) -> Path:
+    """Download a model; a short probe first, since the client takes long to give up by itself."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=True))
+    except LocalEntryNotFoundError:
+        _probe_hub(name)
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HfHubHTTPError, OSError, ValueError) as e:
+        reason = str(e).strip().splitlines()[-1]
+        raise ConfigError(f"model {name!r} could not be downloaded: {reason}") from e
+
+
+def _probe_hub(name: str) -> None:
+    from huggingface_hub import constants
+
+    host = constants.ENDPOINT.split("://")[-1].split("/")[0]
+    address, _, port = host.partition(":")
+    try:
+        socket.create_connection((address, int(port or 443)), timeout=_PROBE_TIMEOUT_S).close()
+    except OSError as e:
+        raise ConfigError(
+            f"model {name!r} is no local folder and {host} cannot be reached ({e}); give the folder "
+            "of a model, tiny or smollm2-135m"
+        ) from e

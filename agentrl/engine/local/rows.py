@@ -1,0 +1,161 @@
+"""Which sequence lives in which row of the cache: sessions, prefixes, eviction, order.
+
+Suffixes: R rows, P positions.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.engine.local.cache import RowCache
+
+_KEEP_STEPS = 32
+"""A new session takes the row of one that was idle for so many steps, or if nothing runs."""
+_WORTH_WAITING = 16
+"""A request waits for a running prefill of its prefix if that saves so many tokens."""
+
+
+class Rows:
+    """The tokens of each row, and how many of them have keys and values.
+
+    `known_R` counts a row's tokens, `filled_R` those in the cache. A busy row has a running request;
+    an idle one keeps what it has for its session's next turn.
+    """
+
+    def __init__(self, cache: RowCache, slots: int) -> None:
+        self.cache = cache
+        self.slots = slots
+        self.steps = 0
+        self.tokens_RP = np.zeros((0, 0), dtype=np.int64)
+        self.known_R = np.zeros(0, dtype=np.int64)
+        self.filled_R = np.zeros(0, dtype=np.int64)
+        self.busy_R = np.zeros(0, dtype=np.bool_)
+        self._used_R = np.zeros(0, dtype=np.int64)
+        self._owner: list[str | None] = []
+        self._row_of: dict[str, int] = {}
+
+    def find(self, session: str, ids_P: NDArray[np.int64], room: int) -> tuple[int, int] | None:
+        """A row for the session with `ids_P` in it, and how many of them are cached.
+
+        None says that it must wait: for a row, or for another request that is computing its prefix.
+        """
+        row = self._row_of.get(session)
+        if row is not None:
+            cached = min(_common(self.tokens_RP[row], ids_P, int(self.known_R[row])), len(ids_P) - 1)
+            cached = min(cached, int(self.filled_R[row]))
+        else:
+            donor, cached = self._donor(ids_P[:-1])
+            if cached < 0 or (row := self._free(donor)) is None:
+                return None
+            self._grow(row, room)
+            if cached and donor != row:
+                self.cache.copy(donor, row, cached)
+            self._owner[row] = session
+            self._row_of[session] = row
+        self._grow(row, room)
+        self.tokens_RP[row, : len(ids_P)] = ids_P
+        self.known_R[row], self.filled_R[row], self.busy_R[row] = len(ids_P), cached, True
+        return row, cached
+
+    def release(self, row: int) -> None:
+        """The row's request has ended; its session may come back."""
+        self.busy_R[row] = False
+        self.known_R[row] = self.filled_R[row]
+        self._used_R[row] = self.steps
+
+    def drop(self, session: str) -> None:
+        """Forget an idle session."""
+        row = self._row_of.get(session)
+        if row is not None and not self.busy_R[row]:
+            self._empty(row)
+
+    def invalidate(self) -> None:
+        """The weights changed: no key or value is worth anything, busy rows compute theirs again."""
+        self.filled_R[:] = 0
+        for row in np.flatnonzero(~self.busy_R).tolist():
+            self._empty(row)
+
+    def compact(self) -> list[tuple[int, int]]:
+        """Move busy rows down until few idle ones lie between them; gives the pairs exchanged."""
+        moved: list[tuple[int, int]] = []
+        while self.busy_R.any():
+            top = int(np.flatnonzero(self.busy_R)[-1])
+            hole = int(self.busy_R.argmin())
+            num_busy = int(self.busy_R.sum())
+            if top + 1 - num_busy <= max(2, num_busy // 4):
+                break
+            self._swap(top, hole)
+            moved.append((top, hole))
+        return moved
+
+    def _donor(self, prefix_P: NDArray[np.int64]) -> tuple[int, int]:
+        """The row that shares most of the prefix and how many positions; -1 to wait for it."""
+        num = min(len(prefix_P), self.tokens_RP.shape[1])
+        if not num or not len(self.known_R):
+            return 0, 0
+        differs = self.tokens_RP[:, :num] != prefix_P[:num]
+        same_R = np.where(differs.any(axis=1), differs.argmax(axis=1), num)
+        same_R = np.minimum(same_R, self.known_R)
+        ready_R = np.minimum(same_R, self.filled_R)
+        best = int(ready_R.argmax())
+        coming = int(np.where(self.busy_R, same_R, 0).max())
+        if coming >= int(ready_R[best]) + _WORTH_WAITING:
+            return best, -1
+        return best, int(ready_R[best])
+
+    def _free(self, donor: int) -> int | None:
+        """An empty row, a new one, or that of the session that was idle longest."""
+        for row, owner in enumerate(self._owner):
+            if owner is None:
+                return row
+        if len(self._owner) < self.slots:
+            return len(self._owner)
+        idle = np.flatnonzero(~self.busy_R)
+        if not len(idle):
+            return None
+        row = int(idle[self._used_R[idle].argmin()])
+        if self.busy_R.any() and self.steps - self._used_R[row] < _KEEP_STEPS:
+            return None
+        keeps_donor = row != donor
+        self._empty(row, forget=keeps_donor)
+        return row
+
+    def _empty(self, row: int, *, forget: bool = True) -> None:
+        owner = self._owner[row]
+        if owner is not None:
+            del self._row_of[owner]
+        self._owner[row] = None
+        if forget:
+            self.known_R[row] = self.filled_R[row] = 0
+
+    def _grow(self, row: int, room: int) -> None:
+        """Make the arrays hold `row` and `room` positions; sizes double, so growth is rare."""
+        rows, length = self.tokens_RP.shape
+        new_rows = rows if row < rows else min(self.slots, max(8, 2 * rows))
+        new_length = length if room <= length else max(128, 1 << (room - 1).bit_length())
+        if (new_rows, new_length) == (rows, length):
+            return
+        self.cache.grow(new_rows, new_length)
+        tokens = np.zeros((new_rows, new_length), dtype=np.int64)
+        tokens[:rows, :length] = self.tokens_RP
+        self.tokens_RP = tokens
+        more = (0, new_rows - rows)
+        self.known_R, self.filled_R = np.pad(self.known_R, more), np.pad(self.filled_R, more)
+        self.busy_R, self._used_R = np.pad(self.busy_R, more), np.pad(self._used_R, more)
+        self._owner += [None] * (new_rows - rows)
+
+    def _swap(self, a: int, b: int) -> None:
+        self.cache.swap(a, b, int(max(self.filled_R[a], self.filled_R[b])))
+        pair, swapped = [a, b], [b, a]
+        for array in (self.tokens_RP, self.known_R, self.filled_R, self.busy_R, self._used_R):
+            array[pair] = array[swapped]
+        self._owner[a], self._owner[b] = self._owner[b], self._owner[a]
+        for row in pair:
+            owner = self._owner[row]
+            if owner is not None:
+                self._row_of[owner] = row
+
+
+def _common(tokens_P: NDArray[np.int64], ids_P: NDArray[np.int64], known: int) -> int:
+    num = min(len(ids_P), known)
+    differs = tokens_P[:num] != ids_P[:num]
+    return int(differs.argmax()) if differs.any() else num

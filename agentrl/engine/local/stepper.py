@@ -1,0 +1,284 @@
+"""Continuous batching: one step is one forward pass and one drawn token for each ready request.
+
+Everything here runs on the engine's thread; nothing here waits. Requests join and leave between
+steps. A step takes one token of every request that is decoding and up to `prefill_tokens` of the
+prompts of others, flat in one pass.
+
+Suffixes: N new tokens of a step, R rows, S sequences for which a token is drawn.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from agentrl.engine.local import sampling
+from agentrl.engine.local.attention import Piece, Plan, causal_mask, decode_mask
+from agentrl.engine.local.cache import RowCache
+from agentrl.engine.local.rows import Rows
+from agentrl.errors import EngineError
+from agentrl.types import Sampling, StopReason
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One completion on its way; `stop_reason` or `error` is set when it ends."""
+
+    ids_T: NDArray[np.int64]
+    sampling: Sampling
+    session: str
+    seed: int
+    """64 bits."""
+    limit: int
+    """Length of prompt and completion at which it is cut."""
+    done: Callable[["Request"], None]
+    row: int = -1
+    cached_tokens: int = 0
+    forget: bool = False
+    """The session ended while this ran."""
+    sampled: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    versions: list[int] = field(default_factory=list[int])
+    stop_reason: StopReason | None = None
+    error: EngineError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One forward pass: the tokens, and the rows that draw a token from its output."""
+
+    plan: Plan
+    ids_N: NDArray[np.int64]
+    positions_N: NDArray[np.int64]
+    last_S: NDArray[np.int64]
+    """Where in the flat list the drawing rows' last tokens are."""
+    rows_S: NDArray[np.int64]
+    decoding: NDArray[np.int64]
+    """The rows that computed one token."""
+
+
+class Stepper:
+    """The running batch and the queue before it."""
+
+    def __init__(self, model: PreTrainedModel, *, slots: int, prefill_tokens: int) -> None:
+        self.version = 0
+        self.prefill_tokens = 0
+        self.cached_tokens = 0
+        self.sampled_tokens = 0
+        self.running: dict[int, Request] = {}
+        """By row."""
+        self.waiting: deque[Request] = deque()
+        self._model = model
+        self._device, self._dtype = model.device, model.dtype
+        self._cache = RowCache(model.config, self._dtype, self._device)
+        self._group: int = model.config.num_attention_heads // self._cache.data.shape[3]
+        self._rows = Rows(self._cache, slots)
+        self._budget = prefill_tokens
+
+    def submit(self, request: Request) -> None:
+        """Queue a request."""
+        if any(other.session == request.session for other in self._all()):
+            request.error = EngineError(
+                f"session {request.session!r} already has a running request; await it first"
+            )
+            request.done(request)
+        else:
+            self.waiting.append(request)
+
+    def abort(self, session: str) -> None:
+        """End the session's request with what it has."""
+        for request in self._all():
+            if request.session == session:
+                self._end(request, StopReason.ABORT)
+
+    def cancel(self, request: Request) -> None:
+        """End a request that nobody waits for any more."""
+        self._end(request, StopReason.ABORT)
+
+    def end_session(self, session: str) -> None:
+        """Forget what is kept for a session, at once or when its request has ended."""
+        for request in self.running.values():
+            request.forget |= request.session == session
+        self._rows.drop(session)
+
+    def invalidate(self) -> None:
+        """Forget all keys and values, since the weights changed."""
+        self._rows.invalidate()
+
+    def fail(self, error: EngineError) -> None:
+        """End everything with an error."""
+        for request in self._all():
+            request.error = error
+            self._end(request, None)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Admit, compute, draw, book."""
+        self._rows.steps += 1
+        self._admit()
+        if not self.running:
+            return
+        for pair in self._rows.compact():
+            self._exchange(*pair)
+        work = self._plan()
+        logits_SV = self._forward(work)
+        self._rows.filled_R[work.decoding] += 1
+        for piece in work.plan.pieces:
+            self._rows.filled_R[piece.row] = piece.length
+        if len(work.rows_S):
+            self._draw(logits_SV, work.rows_S)
+
+    def _plan(self) -> _Work:
+        """Which tokens the next forward pass computes."""
+        rows = self._rows
+        missing_R = np.where(rows.busy_R, rows.known_R - rows.filled_R, 0)
+        decoding = np.flatnonzero(missing_R == 1)
+        num_decode = int(decoding[-1]) + 1 if len(decoding) else 0
+        active_D = missing_R[:num_decode] == 1
+        positions = [np.where(active_D, rows.filled_R[:num_decode], 0)]
+        # An idle row between decoding ones computes nonsense and stores it where nobody reads.
+        writes = [np.where(active_D, rows.filled_R[:num_decode], self._cache.length)]
+        owners = [np.arange(num_decode)]
+        last = decoding.tolist()
+        pieces: list[Piece] = []
+        start = num_decode
+        for row, num in self._prompts(missing_R):
+            first = int(rows.filled_R[row])
+            pieces.append(self._piece(start, num, row, first))
+            span = np.arange(first, first + num)
+            positions.append(span)
+            writes.append(span)
+            owners.append(np.full(num, row))
+            start += num
+            if num == missing_R[row]:
+                last.append(start - 1)
+        rows_N, positions_N = np.concatenate(owners), np.concatenate(positions)
+        plan = Plan(
+            cache=self._cache,
+            rows_N=self._tensor(rows_N),
+            positions_N=self._tensor(np.concatenate(writes)),
+            num_decode=num_decode,
+            decode_length=int(positions[0].max()) + 1 if num_decode else 0,
+            decode_mask=decode_mask(positions[0] + 1, self._dtype, self._device),
+            pieces=pieces,
+        )
+        last_S = np.array(last, dtype=np.int64)
+        ids_N = rows.tokens_RP[rows_N, positions_N]
+        return _Work(plan, ids_N, positions_N, last_S, rows_N[last_S], decoding)
+
+    def _prompts(self, missing_R: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        """Rows with more than one token to compute and how many of them fit into this step."""
+        left = self._budget
+        for row in self.running:
+            missing = int(missing_R[row])
+            if missing > 1 and left > 0:
+                num = min(missing, left)
+                left -= num
+                yield row, num
+
+    def _piece(self, start: int, num: int, row: int, first: int) -> Piece:
+        mask = causal_mask(num, first + num, self._group, self._dtype, self._device)
+        return Piece(start=start, stop=start + num, row=row, length=first + num, mask=mask)
+
+    def _forward(self, work: _Work) -> torch.Tensor:
+        output = self._model(
+            input_ids=self._tensor(work.ids_N)[None],
+            position_ids=self._tensor(work.positions_N)[None],
+            use_cache=False,
+            logits_to_keep=self._tensor(work.last_S),
+            plan=work.plan,
+        )
+        if work.plan.calls != self._cache.num_layers:
+            raise EngineError(
+                f"{type(self._model).__name__} called the engine's attention {work.plan.calls} times, "
+                f"expected {self._cache.num_layers}; this model cannot be served"
+            )
+        logits_SV: torch.Tensor = output.logits[0]
+        return logits_SV
+
+    def _draw(self, logits_SV: torch.Tensor, rows_S: NDArray[np.int64]) -> None:
+        requests = [self.running[row] for row in rows_S.tolist()]
+        ids_S, logprobs_S = sampling.draw(
+            logits_SV,
+            np.array([request.sampling.temperature for request in requests], dtype=np.float32),
+            sampling.uniforms(
+                np.array([request.seed for request in requests], dtype=np.uint64),
+                self._rows.known_R[rows_S],
+            ),
+        )
+        self._rows.tokens_RP[rows_S, self._rows.known_R[rows_S]] = ids_S
+        self._rows.known_R[rows_S] += 1
+        self.sampled_tokens += len(requests)
+        for request, token, logprob in zip(
+            requests, ids_S.tolist(), logprobs_S.tolist(), strict=True
+        ):
+            self._book(request, token, logprob)
+
+    def _book(self, request: Request, token: int, logprob: float) -> None:
+        if not math.isfinite(logprob):
+            self._break(request)
+            return
+        request.sampled.append(token)
+        request.logprobs.append(logprob)
+        request.versions.append(self.version)
+        if token in request.sampling.stop_ids:
+            self._end(request, StopReason.STOP)
+        elif len(request.sampled) == request.limit - len(request.ids_T):
+            self._end(request, StopReason.LENGTH)
+
+    def _break(self, request: Request) -> None:
+        """The model gave numbers that are not finite: nothing of this sequence may be kept."""
+        request.error = EngineError(
+            f"the model's output for session {request.session!r} is not finite under version "
+            f"{self.version}; look for overflow in its weights"
+        )
+        self._cache.clear(request.row)
+        request.forget = True
+        self._end(request, None)
+
+    def _end(self, request: Request, stop_reason: StopReason | None) -> None:
+        request.stop_reason = stop_reason
+        if request.row in self.running and self.running[request.row] is request:
+            del self.running[request.row]
+            self._rows.release(request.row)
+            if request.forget:
+                self._rows.drop(request.session)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        else:
+            return
+        request.done(request)
+
+    def _all(self) -> list[Request]:
+        return [*self.running.values(), *self.waiting]
+
+    def _tensor(self, array: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _exchange(self, a: int, b: int) -> None:
+        first, second = self.running.pop(a, None), self.running.pop(b, None)
+        for row, request in ((b, first), (a, second)):
+            if request is not None:
+                request.row = row
+                self.running[row] = request
+
+    def _admit(self) -> None:
+        """Start every waiting request that finds a row, in their order."""
+        if not self.waiting:
+            return
+        still: deque[Request] = deque()
+        for request in self.waiting:
+            found = self._rows.find(request.session, request.ids_T, request.limit)
+            if found is None:
+                still.append(request)
+                continue
+            request.row, request.cached_tokens = found
+            self.cached_tokens += request.cached_tokens
+            self.prefill_tokens += len(request.ids_T) - request.cached_tokens
+            self.running[request.row] = request
+        self.waiting = still

@@ -1,0 +1,88 @@
+"""The engine's model: the trainer's parameters or a copy, and the transaction that updates it."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agentrl.engine.local.attention import ATTENTION
+from agentrl.engine.protocol import WeightSource
+from agentrl.errors import ConfigError, EngineError
+
+
+def inference_model(
+    model: PreTrainedModel, dtype: torch.dtype, *, share: bool
+) -> PreTrainedModel:
+    """A second set of modules over the model's own parameters, or over a cast copy of them.
+
+    The modules, their buffers (never cast) and the configuration are copies, so that neither the
+    attention function nor train/eval mode reaches the model that was given.
+    """
+    memo: dict[int, nn.Parameter] = {}
+    for parameter in model.parameters():
+        if not share:
+            values = parameter.detach().to(dtype, copy=True)
+            memo[id(parameter)] = nn.Parameter(values, requires_grad=False)
+        else:
+            memo[id(parameter)] = parameter
+    ours: PreTrainedModel = copy.deepcopy(model, memo)
+    ours.eval()
+    _check_served(ours)
+    ours.set_attn_implementation(ATTENTION)
+    return ours
+
+
+def _check_served(model: PreTrainedModel) -> None:
+    config = model.config
+    kinds: set[str] = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ConfigError(
+            f"the local engine serves dense models with full attention, but {config.model_type} has "
+            f"layers of kind {', '.join(sorted(kinds))}; use another engine for it"
+        )
+
+
+def update(model: nn.Module, source: WeightSource) -> None:
+    """Write every tensor of the source into the model, or none of them.
+
+    Parameters that the source gives as they are here (shared ones) are left alone. Nothing is
+    allocated: values are cast while they are written in place.
+    """
+    ours = dict(model.named_parameters())
+    theirs = list(source.named_tensors())
+    _check_names([name for name, _ in theirs], set(ours))
+    for name, tensor in theirs:
+        _check_tensor(name, tensor, ours[name])
+    with torch.no_grad():
+        for name, tensor in theirs:
+            if tensor.data_ptr() != ours[name].data_ptr():
+                ours[name].copy_(tensor)
+
+
+def _check_names(names: list[str], expected: set[str]) -> None:
+    got = set(names)
+    for what, wrong in (
+        ("lack", expected - got),
+        ("hold the unknown", got - expected),
+        ("repeat", {name for name in got if names.count(name) > 1} if len(names) > len(got) else set()),
+    ):
+        if wrong:
+            raise EngineError(
+                f"the new weights {what} {len(wrong)} of {len(expected)} tensors, first "
+                f"{min(wrong)}; send every parameter once, under its Hugging Face name"
+            )
+
+
+def _check_tensor(name: str, tensor: Tensor, ours: Tensor) -> None:
+    if tensor.shape != ours.shape:
+        raise EngineError(
+            f"the new weights have {name} of shape {tuple(tensor.shape)}, the engine's has "
+            f"{tuple(ours.shape)}; send the full, unsharded tensor of the same model"
+        )
+    if not tensor.is_floating_point():
+        raise EngineError(f"the new weights have {name} as {tensor.dtype}, expected floating point")
+    if not torch.isfinite(tensor).all():
+        raise EngineError(
+            f"the new weights have numbers in {name} that are not finite; the old ones stay"
+        )
