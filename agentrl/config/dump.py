@@ -1,0 +1,83 @@
+"""The effective configuration as TOML: after each value, where it came from.
+
+The text loads back to the same configuration. None is written as the text `none`.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+
+from agentrl.config.draft import DEFAULT
+from agentrl.config.load import C, Loaded
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_HEAD = "# The effective configuration; after each value, where it came from.\n"
+
+
+def dump_config(loaded: Loaded[C]) -> str:
+    """Write a loaded configuration as TOML text with the origins as comments."""
+    data = loaded.config.model_dump(mode="json")
+    return _HEAD + "\n".join(_section(data, "", "", loaded.origins)) + "\n"
+
+
+def toml_value(value: object) -> str:
+    """One value in TOML; tables are written inline."""
+    match value:
+        case None:
+            return '"none"'
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            # A JSON text is a TOML basic string, except for this one control character.
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case Mapping():
+            items = (f"{_key(str(name))} = {toml_value(item)}" for name, item in value.items())
+            return f"{{{', '.join(items)}}}"
+        case list() | tuple():
+            return f"[{', '.join(toml_value(item) for item in value)}]"
+        case _:
+            raise TypeError(f"got {type(value).__name__}, expected a TOML value")
+
+
+def _section(
+    data: Mapping[str, object], name: str, path: str, origins: Mapping[str, str]
+) -> Iterator[str]:
+    """The lines of one table: its values, then its sections and lists of tables.
+
+    `name` is its name in headers, `path` its key in `origins` (with row numbers).
+    """
+    below: list[tuple[str, object]] = []
+    for key, value in data.items():
+        if f"{path}{key}" not in origins and _is_below(value, f"{path}{key}.", origins):
+            below.append((key, value))
+            continue
+        origin = origins.get(f"{path}{key}", DEFAULT)
+        yield f"{_key(key)} = {toml_value(value)}  # {_comment(origin)}"
+    for key, value in below:
+        header = f"{name}{_key(key)}"
+        if isinstance(value, Mapping):
+            yield f"\n[{header}]"
+            yield from _section(_names(value), f"{header}.", f"{path}{key}.", origins)
+        elif isinstance(value, list):
+            for i, row in enumerate(value):
+                yield f"\n[[{header}]]"
+                yield from _section(_names(row), f"{header}.", f"{path}{key}.{i}.", origins)
+
+
+def _is_below(value: object, path: str, origins: Mapping[str, str]) -> bool:
+    """True for sections and lists of tables: the keys below them have origins."""
+    return isinstance(value, (Mapping, list)) and any(key.startswith(path) for key in origins)
+
+
+def _names(value: object) -> dict[str, object]:
+    return {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {}
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else toml_value(name)
+
+
+def _comment(origin: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in origin)
