@@ -1,0 +1,20 @@
+"""Token ids and nothing else: the record that training reads, and rendering to and from it."""
+
+from agentrl.tokens.formats import Hermes, ToolFormat, choose_format
+from agentrl.tokens.record import TokenRecord
+from agentrl.tokens.render import Renderer
+from agentrl.tokens.seal import seal
+from agentrl.tokens.tokenizer import Tokenizer
+from agentrl.tokens.verify import verify_batch, verify_segment
+
+__all__ = [
+    "Hermes",
+    "Renderer",
+    "TokenRecord",
+    "Tokenizer",
+    "ToolFormat",
+    "choose_format",
+    "seal",
+    "verify_batch",
+    "verify_segment",
+]

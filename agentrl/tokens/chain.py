@@ -1,0 +1,179 @@
+"""What the token record's digests are made of: packed tokens, marks, and the hash chain.
+
+The chain of a segment with appends 1..A is
+
+    h_0 = 16 zero bytes
+    h_k = blake2b(h_(k-1) || n_k || the n_k packed tokens of append k || its side channels)
+
+where a packed token is its id, logprob bits, version, turn, source and mask in 16 little-endian
+bytes, and side channels enter only where the policy sampled (elsewhere they must be zero). The
+digest of a segment is h_A. A mark is a 32-bit fingerprint of one packed token and its channel rows:
+marks prove nothing, they name the first token that differs.
+
+Suffixes: N (or T) tokens, A appends.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.types import Source
+
+DIGEST_BYTES = 16
+START = bytes(DIGEST_BYTES)
+
+_TOKEN = np.dtype(
+    [
+        ("id", "<i4"),
+        ("logprob", "<f4"),
+        ("version", "<i4"),
+        ("turn", "<i2"),
+        ("source", "i1"),
+        ("mask", "?"),
+    ]
+)
+_SOURCE_AT = 14
+_MODEL = int(Source.MODEL)
+
+# Odd constants, so that a change of any one word changes the 64-bit sum.
+_WORD_FACTORS = np.array(
+    [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93],
+    dtype=np.uint64,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """The per-token columns that the chain covers."""
+
+    ids: NDArray[np.int32]
+    mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    sources: NDArray[np.int8]
+    turns: NDArray[np.int16]
+    versions: NDArray[np.int32]
+    channels: Mapping[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Tokens as bytes, ready to hash: `tokens` [N, 16] and `channels` [N, W], both uint8."""
+
+    tokens: NDArray[np.uint8]
+    channels: NDArray[np.uint8]
+    header: bytes
+    """Names, types and row shapes of the channels; empty without channels."""
+    view: memoryview = field(init=False)
+    """`tokens` without numpy's cost per slice."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "view", memoryview(self.tokens.tobytes()))
+
+
+def pack(fields: Fields) -> Packed:
+    """Lay the columns out token by token."""
+    tokens_N = np.empty(len(fields.ids), dtype=_TOKEN)
+    tokens_N["id"] = fields.ids
+    tokens_N["logprob"] = fields.logprobs
+    tokens_N["version"] = fields.versions
+    tokens_N["turn"] = fields.turns
+    tokens_N["source"] = fields.sources
+    tokens_N["mask"] = fields.mask
+    return Packed(
+        tokens_N.view(np.uint8).reshape(len(tokens_N), _TOKEN.itemsize),
+        _channel_bytes(fields.channels, len(tokens_N)),
+        channel_header(fields.channels),
+    )
+
+
+def marks(packed: Packed) -> NDArray[np.uint32]:
+    """The fingerprint of each token."""
+    mixed_N = _mix(packed.tokens, _WORD_FACTORS)
+    if packed.channels.shape[1]:
+        num_words = -(-packed.channels.shape[1] // 4)
+        mixed_N += _mix(packed.channels, _factors(num_words))
+    mixed_N ^= mixed_N >> np.uint64(32)
+    mixed_N *= _WORD_FACTORS[0]
+    return (mixed_N >> np.uint64(32)).astype(np.uint32)
+
+
+def link(previous: bytes, packed: Packed, tokens: slice) -> bytes:
+    """h_k from h_(k-1) and the tokens of append k, which all have one source."""
+    block = packed.view[tokens.start * _TOKEN.itemsize : tokens.stop * _TOKEN.itemsize]
+    hasher = hashlib.blake2b(previous, digest_size=DIGEST_BYTES)
+    hasher.update((tokens.stop - tokens.start).to_bytes(4, "little"))
+    hasher.update(block)
+    if packed.header and block[_SOURCE_AT] == _MODEL:
+        hasher.update(packed.header)
+        hasher.update(packed.channels[tokens].data)
+    return hasher.digest()
+
+
+def chain_digest(packed: Packed, lengths: Iterable[int], start: int = 0) -> bytes:
+    """The digest of the segment that begins at token `start` and has appends of these lengths."""
+    digest = START
+    for length in lengths:
+        digest = link(digest, packed, slice(start, start + length))
+        start += length
+    return digest
+
+
+def completion_digest(
+    ids: NDArray[np.int32],
+    logprobs: NDArray[np.float32],
+    versions: NDArray[np.int32],
+    stop_reason: str,
+    channels: Mapping[str, NDArray[np.generic]],
+) -> bytes:
+    """The digest of an engine's answer."""
+    hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    hasher.update(len(ids).to_bytes(4, "little") + stop_reason.encode() + b"\0")
+    hasher.update(ids.astype("<i4").tobytes())
+    hasher.update(logprobs.astype("<f4").tobytes())
+    hasher.update(versions.astype("<i4").tobytes())
+    hasher.update(channel_header(channels))
+    hasher.update(_channel_bytes(channels, len(ids)).tobytes())
+    return hasher.digest()
+
+
+def channel_header(channels: Mapping[str, NDArray[np.generic]]) -> bytes:
+    """What the channels are, as bytes: sorted names with type and row shape."""
+    shapes = [
+        (name, channels[name].dtype.str, channels[name].shape[1:]) for name in sorted(channels)
+    ]
+    return repr(shapes).encode() if shapes else b""
+
+
+def _channel_bytes(channels: Mapping[str, NDArray[np.generic]], rows: int) -> NDArray[np.uint8]:
+    """All channels side by side, by name, as bytes [rows, W]."""
+    columns = [
+        np.ascontiguousarray(channels[name]).reshape(rows, -1).view(np.uint8)
+        for name in sorted(channels)
+        if channels[name].size
+    ]
+    if not columns:
+        return np.empty((rows, 0), dtype=np.uint8)
+    return np.ascontiguousarray(np.concatenate(columns, axis=1))
+
+
+def _mix(bytes_NW: NDArray[np.uint8], factors: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A 64-bit sum per row of its 32-bit words times one odd factor each."""
+    padding = -bytes_NW.shape[1] % 4
+    if padding:
+        bytes_NW = np.pad(bytes_NW, ((0, 0), (0, padding)))
+    words = np.ascontiguousarray(bytes_NW).view("<u4")
+    mixed = np.zeros(len(words), dtype=np.uint64)
+    for column, factor in zip(words.T, factors, strict=True):
+        mixed += column.astype(np.uint64) * factor
+    return mixed
+
+
+def _factors(count: int) -> NDArray[np.uint64]:
+    """The first odd constants of a fixed sequence, as many as there are channel words."""
+    steps = np.arange(1, count + 1, dtype=np.uint64) * _WORD_FACTORS[1]
+    steps ^= steps >> np.uint64(29)
+    factors: NDArray[np.uint64] = (steps * _WORD_FACTORS[2]) | np.uint64(1)
+    return factors

@@ -1,0 +1,49 @@
+"""Text in which a format's markers can be found, by id where they are tokens of their own."""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+from agentrl.tokens.tokenizer import Tokenizer
+
+
+class MarkedText:
+    """A turn's text; positions only move forward, so all searches together are linear."""
+
+    def __init__(self, text: str, places: Mapping[str, Sequence[int]] | None = None) -> None:
+        """`places` gives the sorted positions of markers that count only there."""
+        self.text = text
+        self._places = places or {}
+        self._last: dict[str, tuple[int, int]] = {}
+
+    @classmethod
+    def from_ids(
+        cls, ids: Sequence[int], tokenizer: Tokenizer, markers: Sequence[str]
+    ) -> "MarkedText":
+        """The decoded ids; markers that are added tokens are found by id only."""
+        single = {tokenizer.added_tokens[m]: m for m in markers if m in tokenizer.added_tokens}
+        places: dict[str, list[int]] = {marker: [] for marker in single.values()}
+        pieces: list[str] = []
+        length, begin = 0, 0
+        for index in [i for i, number in enumerate(ids) if number in single]:
+            marker = single[ids[index]]
+            pieces.append(tokenizer.decode(ids[begin:index]))
+            length += len(pieces[-1])
+            places[marker].append(length)
+            pieces.append(marker)
+            length += len(marker)
+            begin = index + 1
+        pieces.append(tokenizer.decode(ids[begin:]))
+        return cls("".join(pieces), places)
+
+    def find(self, marker: str, start: int) -> int:
+        """The next position of `marker` at or after `start`; the text's length if there is none."""
+        if marker in self._places:
+            places = self._places[marker]
+            index = bisect_left(places, start)
+            return places[index] if index < len(places) else len(self.text)
+        since, found = self._last.get(marker, (0, -1))
+        if not since <= start <= found:
+            found = self.text.find(marker, start)
+            found = len(self.text) if found < 0 else found
+            self._last[marker] = (start, found)
+        return found

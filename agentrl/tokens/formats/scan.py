@@ -1,0 +1,115 @@
+"""Finds the end of a JSON value in model output: linear, without recursion, aware of strings."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from agentrl.types import Json
+
+MAX_DEPTH = 64
+MAX_CHARS = 262_144
+
+_STRUCTURE = re.compile(r'["{}\[\]<]')
+_IN_STRING = re.compile(r'["\\\x00-\x1f]')
+_OPEN, _CLOSE = "{[", "}]"
+
+Fault = Literal["malformed", "unclosed", "too_large"]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where a value ends, or where and why the scan gave up."""
+
+    end: int
+    fault: Fault | None = None
+    reason: str = ""
+
+
+class BadJson(ValueError):
+    """Text that is not one plain JSON value."""
+
+
+def find_end(text: str, start: int) -> Extent:
+    """The end of the object or array that begins at `start`.
+
+    Brackets are counted, not matched: `read` does that. Outside strings `<` cannot be JSON; it ends
+    the scan, so that a value that was never closed does not swallow the calls after it.
+    """
+    depth, position, limit = 0, start, start + MAX_CHARS
+    while found := _STRUCTURE.search(text, position, limit):
+        position = found.end()
+        character = found[0]
+        if character == "<":
+            return Extent(found.start(), "malformed", "the JSON is not complete")
+        if character == '"':
+            closed = _skip_string(text, position, limit)
+            if closed.fault:
+                return closed
+            position = closed.end
+        depth += (character in _OPEN) - (character in _CLOSE)
+        if depth > MAX_DEPTH:
+            return Extent(position, "too_large", f"nested deeper than {MAX_DEPTH} levels")
+        if depth == 0:
+            return Extent(position)
+    return _ran_out(text, limit)
+
+
+def _skip_string(text: str, position: int, limit: int) -> Extent:
+    """The end of the string whose first quote is just before `position`."""
+    while found := _IN_STRING.search(text, position, limit):
+        if found[0] == '"':
+            return Extent(found.end())
+        if found[0] != "\\":
+            return Extent(found.start(), "malformed", "a string holds a raw control character")
+        position = found.end() + 1
+    return _ran_out(text, limit)
+
+
+def _ran_out(text: str, limit: int) -> Extent:
+    if len(text) > limit:
+        return Extent(limit, "too_large", f"longer than {MAX_CHARS} characters")
+    return Extent(len(text), "unclosed", "the output ended inside the JSON")
+
+
+def read(text: str) -> Json:
+    """The value of one JSON text whose depth was checked.
+
+    Raises BadJson for what JSON does not allow or leaves open: a key given twice, NaN, Infinity,
+    numbers too large for a float, lone surrogates.
+    """
+    try:
+        value: Json = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+        )
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise BadJson("a string holds half of a surrogate pair") from error
+    except json.JSONDecodeError as error:
+        raise BadJson(f"{error.msg} at character {error.pos}") from error
+    except ValueError as error:  # an integer with more digits than Python converts
+        raise BadJson(str(error).partition(";")[0]) from error
+    return value
+
+
+def _unique(pairs: Sequence[tuple[str, Json]]) -> dict[str, Json]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key is given twice")
+    return value
+
+
+def _refuse_constant(name: str) -> Json:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number

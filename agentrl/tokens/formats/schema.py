@@ -1,0 +1,129 @@
+"""Fits arguments to a tool's JSON schema.
+
+Known keywords: type (one or several), enum, const, required, properties, additionalProperties,
+items, anyOf, oneOf. Others are ignored. Nothing is converted, with one exception that JSON schema
+itself makes: a number without fraction is an integer, so 5.0 becomes 5 where an integer is asked.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+from agentrl.types import Json
+
+Schema = Mapping[str, Json]
+
+
+class SchemaMismatch(ValueError):
+    """The value does not fit; the message names the field, what it got and what it expected."""
+
+
+def fit(value: Json, schema: Schema, path: str = "") -> Json:
+    """The value as the schema wants it. Raises SchemaMismatch."""
+    value = _fit_type(value, schema, path)
+    if "enum" in schema and value not in (allowed := _list(schema["enum"])):
+        raise SchemaMismatch(f"{_at(path)} is {_show(value)}, expected one of {allowed}")
+    if "const" in schema and value != schema["const"]:
+        raise SchemaMismatch(f"{_at(path)} is {_show(value)}, expected {_show(schema['const'])}")
+    for keyword in ("anyOf", "oneOf"):
+        if keyword in schema:
+            value = _fit_any(value, _list(schema[keyword]), path)
+    if isinstance(value, Mapping):
+        return _fit_object(value, schema, path)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        items = schema.get("items")
+        if isinstance(items, Mapping):
+            return [fit(item, items, f"{path}[{i}]") for i, item in enumerate(value)]
+    return value
+
+
+def type_name(value: Json) -> str:
+    """The JSON name of the value's type."""
+    for name, python in _TYPES.items():
+        if isinstance(value, python) and (name == "boolean") == isinstance(value, bool):
+            return name
+    return "null"
+
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "string": str,
+    "object": Mapping,
+    "array": Sequence,
+}
+
+
+def _fit_type(value: Json, schema: Schema, path: str) -> Json:
+    wanted = schema.get("type")
+    if wanted is None:
+        return value
+    names = [wanted] if isinstance(wanted, str) else [str(name) for name in _list(wanted)]
+    actual = type_name(value)
+    if actual in names or (actual == "integer" and "number" in names):
+        return value
+    if "integer" in names and isinstance(value, float) and value.is_integer():
+        return int(value)
+    raise SchemaMismatch(f"{_at(path)} is {_show(value)}, expected {' or '.join(names)}")
+
+
+def _fit_any(value: Json, options: Sequence[Json], path: str) -> Json:
+    reasons: list[str] = []
+    for option in options:
+        if not isinstance(option, Mapping):
+            continue
+        try:
+            return fit(value, option, path)
+        except SchemaMismatch as mismatch:
+            reasons.append(str(mismatch))
+    raise SchemaMismatch("; or ".join(dict.fromkeys(reasons)) or f"{_at(path)} fits nothing")
+
+
+def _fit_object(value: Mapping[str, Json], schema: Schema, path: str) -> Json:
+    known = schema.get("properties", {})
+    properties = known if isinstance(known, Mapping) else {}
+    rest = schema.get("additionalProperties", True)
+    for key in _list(schema.get("required", [])):
+        if key not in value:
+            raise SchemaMismatch(f"{_at(_join(path, str(key)))} is missing, it is required")
+    fitted: dict[str, Json] = {}
+    for key, item in value.items():
+        inner = properties.get(key, rest)
+        if inner is False:
+            raise SchemaMismatch(_unexpected(_join(path, key), key, list(properties)))
+        fitted[key] = fit(item, inner, _join(path, key)) if isinstance(inner, Mapping) else item
+    return fitted
+
+
+def _unexpected(path: str, key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key[:100], known, n=1)
+    hint = f", did you mean {near[0]!r}?" if near else f"; known are {known}"
+    return f"{_at(path)} is not expected{hint}"
+
+
+def _list(value: Json) -> Sequence[Json]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _at(path: str) -> str:
+    return f"argument {_short(path)!r}" if path else "the arguments object"
+
+
+def _show(value: Json) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f"the string {_short(value)!r}"
+    if isinstance(value, int | float):
+        return f"the {type_name(value)} {_short(str(value))}"
+    return f"an {type_name(value)}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

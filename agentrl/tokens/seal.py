@@ -1,0 +1,117 @@
+"""`seal`: an engine's answer, checked and digested by the adapter that parsed it."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.errors import EngineError
+from agentrl.tokens.chain import completion_digest
+from agentrl.types import Completion, StopReason
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+MAX_LOGPROB = 1e-4
+"""Rounding may carry a logprob a little above zero, not further."""
+
+Integers = Sequence[int] | NDArray[np.integer]
+Floats = Sequence[float] | NDArray[np.floating]
+
+
+def seal(
+    ids: Integers,
+    logprobs: Floats,
+    versions: Integers,
+    stop_reason: StopReason,
+    channels: Mapping[str, NDArray[np.generic]] | None = None,
+    cached_tokens: int = 0,
+) -> Completion:
+    """Check an engine's answer, freeze its arrays and compute its digest.
+
+    Raises EngineError if lengths differ, ids or versions are negative or no integers, a logprob is
+    missing, not finite or positive, or nothing was sampled although the engine was not aborted.
+    """
+    channels = dict(channels or {})
+    _check_lengths(len(ids), len(logprobs), len(versions), channels)
+    if not len(ids) and stop_reason is not StopReason.ABORT:
+        raise EngineError(
+            f"completion has no tokens but stop reason {stop_reason}; "
+            "the stop token that was sampled must be its last id"
+        )
+    ids_T = _integers(ids, "token ids")
+    versions_T = _integers(versions, "policy versions")
+    logprobs_T = _logprobs(logprobs)
+    frozen = {name: _frozen(np.array(values)) for name, values in channels.items()}
+    return Completion(
+        ids_T=ids_T,
+        logprobs_T=logprobs_T,
+        versions_T=versions_T,
+        stop_reason=stop_reason,
+        channels=frozen,
+        cached_tokens=cached_tokens,
+        digest=completion_digest(ids_T, logprobs_T, versions_T, stop_reason, frozen),
+    )
+
+
+def _check_lengths(
+    num_ids: int, num_logprobs: int, num_versions: int, channels: Mapping[str, NDArray[np.generic]]
+) -> None:
+    if num_logprobs != num_ids:
+        raise EngineError(
+            f"completion has {num_ids} tokens but {num_logprobs} logprobs; "
+            "ask the engine to return the logprob of every sampled token"
+        )
+    if num_versions != num_ids:
+        raise EngineError(
+            f"completion has {num_ids} tokens but {num_versions} policy versions; "
+            "give the version that each token was sampled under"
+        )
+    for name, values in channels.items():
+        if not values.ndim or len(values) != num_ids:
+            raise EngineError(
+                f"completion has {num_ids} tokens but side channel {name!r} has shape "
+                f"{values.shape}; give one row per token"
+            )
+
+
+def _integers(values: Integers, what: str) -> NDArray[np.int32]:
+    array = np.asarray(values) if len(values) else np.empty(0, dtype=np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise EngineError(
+            f"completion's {what} are {array.ndim}-dimensional {array.dtype}; "
+            "expected a flat list of integers"
+        )
+    if len(array) and (array.min() < 0 or array.max() > np.iinfo(np.int32).max):
+        raise EngineError(
+            f"completion's {what} run from {array.min()} to {array.max()}; "
+            "expected integers from 0 that fit 32 bits"
+        )
+    return _frozen(array.astype(np.int32))
+
+
+def _logprobs(values: Floats) -> NDArray[np.float32]:
+    if any(value is None for value in values):
+        raise EngineError(
+            "completion has a logprob that is None; "
+            "ask the engine to return the logprob of every sampled token"
+        )
+    with np.errstate(over="ignore"):  # what overflows is infinite, and refused as that
+        array = np.asarray(values, dtype=np.float32)
+    if array.ndim != 1:
+        raise EngineError(
+            f"completion's logprobs are {array.ndim}-dimensional; expected a flat list of numbers"
+        )
+    bad = np.flatnonzero(~np.isfinite(array) | (array > MAX_LOGPROB))
+    if len(bad):
+        raise EngineError(
+            f"completion's logprob of token {bad[0]} is {array[bad[0]]:g}; "
+            "expected a finite natural logarithm of a probability, at most 0"
+        )
+    return _frozen(array)
+
+
+def _frozen(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy

@@ -1,0 +1,219 @@
+"""`Tokenizer`: a Hugging Face folder's tokenizer and chat template, without transformers."""
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import tokenizers
+
+from agentrl.errors import ConfigError
+from agentrl.tokens.jinja import ChatTemplate
+
+_PRIVATE_USE = 0xF0000
+"""First code point of a plane that no text uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialToken:
+    """A token by its text and its id."""
+
+    text: str
+    id: int
+
+
+class Tokenizer:
+    """Ids from text and back, for the tokenizer in `tokenizer.json`; thread-safe.
+
+    An added token is a *control* token unless it is made of white space only: control tokens are
+    what a template's scaffold is made of, and never come from the text of a message.
+    """
+
+    def __init__(
+        self,
+        definition: str,
+        template: str,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        adds_bos: bool = False,
+    ) -> None:
+        """`definition` is the content of `tokenizer.json`, `template` that of the chat template.
+
+        `special_tokens` are `bos_token`, `eos_token` and so on; `adds_bos` says that every prompt
+        begins with the BOS even where the template writes none.
+        """
+        self._definition = definition
+        self._full = tokenizers.Tokenizer.from_str(definition)
+        self._full.no_truncation()
+        self._full.no_padding()
+        special_tokens = dict(special_tokens or {})
+        self.template = ChatTemplate(template, special_tokens)
+        added = self._full.get_added_tokens_decoder()
+        self.added_tokens: Mapping[str, int] = MappingProxyType(
+            {token.content: number for number, token in sorted(added.items())}
+        )
+        self.controls: Mapping[str, int] = MappingProxyType(
+            {text: number for text, number in self.added_tokens.items() if text.strip()}
+        )
+        self.vocab_size = max(self._full.get_vocab().values()) + 1
+        self.bos_token = self._special(special_tokens.get("bos_token"))
+        self.eos_token = self._special(special_tokens.get("eos_token"))
+        self.adds_bos = self.bos_token is not None and (adds_bos or self._processor_adds_bos())
+
+    @classmethod
+    def load(cls, folder: Path | str) -> "Tokenizer":
+        """The tokenizer of a model folder.
+
+        Raises ConfigError if the folder, its `tokenizer.json` or its chat template is missing.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise ConfigError(f"model folder {folder} does not exist; give the path of a folder")
+        definition = folder / "tokenizer.json"
+        if not definition.is_file():
+            raise ConfigError(
+                f"model folder {folder} has no tokenizer.json; save its tokenizer in the "
+                "fast format, with save_pretrained"
+            )
+        if "model" not in _read_json(definition):
+            raise ConfigError(f"{definition} has no model; save the tokenizer again")
+        config = _read_json(folder / "tokenizer_config.json")
+        special = _read_json(folder / "special_tokens_map.json") | config
+        return cls(
+            definition.read_text(encoding="utf-8"),
+            _template_source(folder, config),
+            special_tokens=_special_texts(special),
+            adds_bos=config.get("add_bos_token") is True,
+        )
+
+    def encode(self, text: str, *, specials: bool) -> list[int]:
+        """Ids of `text`. With `specials` false, no control token is recognised in it."""
+        if specials:
+            return self._full.encode(text, add_special_tokens=False).ids
+        return self.encode_pieces([text])
+
+    def encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
+        """Ids of text (strings) and control tokens (ints), encoded as one sequence.
+
+        Equal to encoding the joined text where no string holds a control token's text.
+        """
+        return self._textual.encode(pieces)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids` with control tokens kept; incomplete UTF-8 gives U+FFFD."""
+        return self._full.decode(list(ids), skip_special_tokens=False)
+
+    @cached_property
+    def control_pattern(self) -> re.Pattern[str]:
+        """Finds the text of control tokens, the longest first, as the tokenizer does."""
+        return _alternatives(list(self.controls))
+
+    @cached_property
+    def _textual(self) -> "_TextualTwin":
+        return _TextualTwin(self._definition, self.controls)
+
+    def _special(self, text: str | None) -> SpecialToken | None:
+        number = self._full.token_to_id(text) if text else None
+        return None if text is None or number is None else SpecialToken(text, number)
+
+    def _processor_adds_bos(self) -> bool:
+        ids = self._full.encode("a", add_special_tokens=True).ids
+        return self.bos_token is not None and ids[:1] == [self.bos_token.id]
+
+
+class _TextualTwin:
+    """The same tokenizer with its control tokens renamed to secret texts.
+
+    No text can hold them, so text gives text; and the ids of a control token can be asked for, by
+    its secret name, in the midst of text, so that all of it is encoded as one sequence.
+    """
+
+    def __init__(self, definition: str, controls: Mapping[str, int]) -> None:
+        nonce = private_text()
+        names = {text: nonce + chr(_PRIVATE_USE + k) for k, text in enumerate(controls)}
+        self._name_of = {number: names[text] for text, number in controls.items()}
+        renamed = json.dumps(_renamed(json.loads(definition), names))
+        self._tokenizer = tokenizers.Tokenizer.from_str(renamed)
+        for text, number in controls.items():
+            if self._tokenizer.token_to_id(names[text]) != number:
+                raise ConfigError(
+                    f"added token {text!r} has no stable id in tokenizer.json; "
+                    "save the tokenizer again with save_pretrained"
+                )
+
+    def encode(self, pieces: Sequence[str | int]) -> list[int]:
+        text = "".join(self._name_of[p] if isinstance(p, int) else p for p in pieces)
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def private_text() -> str:
+    """Eight random characters that no text holds and nobody can guess."""
+    return "".join(chr(_PRIVATE_USE + secrets.randbelow(0xFFF0)) for _ in range(8))
+
+
+def _renamed(definition: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The definition with control tokens under other names, in added tokens and in the model."""
+    for token in definition["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    definition |= {"post_processor": None, "truncation": None, "padding": None}
+    model = definition["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(t, t): number for t, number in model["vocab"].items()}
+    else:
+        model["vocab"] = [[names.get(t, t), score] for t, score in model["vocab"]]
+    if model.get("unk_token") is not None:
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    if "merges" in model:
+        model["merges"] = [m for m in model["merges"] if not _makes(m, names)]
+    return definition
+
+
+def _makes(merge: str | list[str], names: Mapping[str, str]) -> bool:
+    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return left + right in names or left in names or right in names
+
+
+def _alternatives(texts: Sequence[str]) -> re.Pattern[str]:
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON ({error}); restore the file") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        by_name = {entry["name"]: entry["template"] for entry in template}
+        template = by_name.get("default")
+    if not isinstance(template, str):
+        raise ConfigError(
+            f"model folder {folder} has no chat template; add a chat_template.jinja, or take an "
+            "instruction-tuned model"
+        )
+    return template
+
+
+def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """`{"bos_token": "<s>", ...}`: a token stands as text or as an object with its content."""
+    texts: dict[str, str] = {}
+    for key, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(content, str):
+            texts[key] = content
+    return texts
