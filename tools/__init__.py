@@ -1,1 +1,28 @@
+"""Tools: `@tool`, their schemas, how their calls run and what the model gets to see."""
 
+from agentrl.tools.boundary import user_code
+from agentrl.tools.declare import ToolSpec, tool, tool_spec, tools_of, unique_tools
+from agentrl.tools.loopwatch import LoopWatch
+from agentrl.tools.results import TextTokenizer, result_text, truncate_middle
+from agentrl.tools.runner import SyncCaller, ToolHangs, ToolTimeout, run_isolated, run_tool
+from agentrl.tools.threads import EpisodeThread, ThreadCensus
+
+__all__ = [
+    "EpisodeThread",
+    "LoopWatch",
+    "SyncCaller",
+    "TextTokenizer",
+    "ThreadCensus",
+    "ToolHangs",
+    "ToolSpec",
+    "ToolTimeout",
+    "result_text",
+    "run_isolated",
+    "run_tool",
+    "tool",
+    "tool_spec",
+    "tools_of",
+    "truncate_middle",
+    "unique_tools",
+    "user_code",
+]

@@ -1,0 +1,85 @@
+"""`calculator`: arithmetic that is easy with the tool and hard without it."""
+
+import operator
+
+import numpy as np
+from pydantic import Field
+
+from agentrl.config import Config as BaseConfig
+from agentrl.envs.splits import require_split, split_of
+from agentrl.envs.toolenv import ToolEnv
+from agentrl.tools import run_isolated, tool
+from agentrl.tools.arithmetic import TooCostly, evaluate
+from agentrl.types import Agent, AssistantTurn, EpisodeView, Task, ToolCall
+from agentrl.verifiers import ExactNumber
+
+_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+_MAX_BITS_IN_PLACE = 512
+_TIMEOUT_S = 2.0
+
+
+class Calculator(ToolEnv):
+    """One operation on two numbers; the answer is the last turn's text.
+
+    A pair of numbers, in either order, belongs to one split whatever the operator.
+    """
+
+    class Config(BaseConfig):
+        """Parameters of the tasks."""
+
+        digits: int = Field(default=2, ge=1, le=12, description="most digits of a number")
+        operators: str = Field(
+            default="+-*", pattern=r"^[+*-]+$", description="the operators that are asked for"
+        )
+
+    config: Config
+
+    system = "Use the calculator, then reply with the number only."
+    max_turns = 4
+    verifier = ExactNumber()
+
+    def make_task(self, rng: np.random.Generator, split: str) -> Task:
+        """A pair of numbers that belongs to the split, and an operator."""
+        require_split(split)
+        a, b = self._numbers(rng)
+        while split_of("calculator", *sorted((a, b))) != split:
+            a, b = self._numbers(rng)
+        symbol = self.config.operators[int(rng.integers(len(self.config.operators)))]
+        return Task(
+            prompt=f"What is {a} {symbol} {b}?",
+            answer=_OPERATORS[symbol](a, b),
+            data={"expression": f"{a} {symbol} {b}"},
+        )
+
+    @tool
+    async def calculator(self, expression: str) -> str:
+        """Compute an arithmetic expression.
+
+        Args:
+            expression: for example "12 * 34".
+        """
+        try:
+            # Bounded work of some microseconds; a process of its own costs a hundred times that.
+            return evaluate(expression, max_bits=_MAX_BITS_IN_PLACE)
+        except TooCostly:
+            pool = self.services.tool_pool
+            value = await run_isolated(pool, "calculator", evaluate, (expression,), {}, _TIMEOUT_S)
+            return str(value)
+
+    @staticmethod
+    def expert() -> Agent:
+        """Calls the calculator with the task's expression, then repeats what it said."""
+        return _Expert()
+
+    def _numbers(self, rng: np.random.Generator) -> tuple[int, int]:
+        a, b = rng.integers(10**self.config.digits, size=2)
+        return int(a), int(b)
+
+
+class _Expert:
+    def act(self, view: EpisodeView) -> AssistantTurn:
+        last = view.messages[-1]
+        if last.role == "tool":
+            return AssistantTurn(text=last.content)
+        arguments = {"expression": view.task.data["expression"]}
+        return AssistantTurn(calls=(ToolCall(name="calculator", arguments=arguments, id="call_0"),))

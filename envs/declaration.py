@@ -1,0 +1,145 @@
+"""What an environment class declares, checked before anything runs."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+from pydantic import ValidationError
+
+from agentrl.config import Config
+from agentrl.config.nearest import nearest
+from agentrl.envs.tasks import GeneratedTasks, ListedTasks, TaskSource, listed_tasks
+from agentrl.errors import ConfigError
+from agentrl.tools import ToolSpec, tool_spec, tools_of, unique_tools
+from agentrl.types import Task
+from agentrl.verifiers import Verifier, resolve_verifier
+
+if TYPE_CHECKING:
+    from agentrl.envs.toolenv import ToolEnv
+
+_POSITIVE = ("max_turns", "max_tool_tokens", "tool_timeout_s", "hook_timeout_s", "grace_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """The parts of a class that are the same for all of its instances."""
+
+    tools: Mapping[str, ToolSpec]
+    listed: ListedTasks | None
+    """None: tasks are made by `make_task`."""
+    verifier: Verifier | None
+    hooks: frozenset[str]
+    """The hooks that the class defines; the others need not be called."""
+
+
+class _Maker(Protocol):
+    """An environment that makes its tasks, by a class method or a plain one."""
+
+    def make_task(self, rng: np.random.Generator, split: str) -> Task:
+        """One task of the split."""
+        ...
+
+
+def declaration(cls: "type[ToolEnv]") -> Declaration:
+    """Read and check the class, the first time that it is asked for.
+
+    Raises:
+        ConfigError: Something is missing, doubled or out of range.
+    """
+    found: object = vars(cls).get("_declaration")
+    if not isinstance(found, Declaration):
+        found = _declare(cls)
+        type.__setattr__(cls, "_declaration", found)
+    return found
+
+
+def _declare(cls: "type[ToolEnv]") -> Declaration:
+    name = cls.__name__
+    for attribute in _POSITIVE:
+        value: object = getattr(cls, attribute)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            raise ConfigError(f"{name}.{attribute} is {value!r}, expected a number above 0")
+    if cls.isolation not in ("none", "process"):
+        raise ConfigError(f"{name}.isolation is {cls.isolation!r}, expected 'none' or 'process'")
+    if isinstance(cls.tasks, type(None)) == (not hasattr(cls, "make_task")):
+        both = "both tasks and make_task" if cls.tasks is not None else "no tasks"
+        raise ConfigError(f"{name} has {both}; give it either tasks or make_task(rng, split)")
+    return Declaration(
+        verifier=None if cls.verifier is None else resolve_verifier(cls.verifier),
+        tools={spec.name: spec for spec in _all_tools(cls)},
+        listed=None if cls.tasks is None else listed_tasks(cls.tasks, _folder(cls)),
+        hooks=frozenset(
+            h for h in ("setup", "reply", "score", "state_key", "teardown") if _overrides(cls, h)
+        ),
+    )
+
+
+def require_scoring(cls: "type[ToolEnv]", verifier: object | None) -> None:
+    """One way of scoring; a `verifier` that is passed in takes the place of the class's own.
+
+    Raises:
+        ConfigError: There is none, or the class declares two.
+    """
+    own = _overrides(cls, "score")
+    if own and cls.verifier is not None:
+        raise ConfigError(f"{cls.__name__} has both verifier and score; keep one of them")
+    if not own and cls.verifier is None and verifier is None:
+        raise ConfigError(
+            f"{cls.__name__} has no scoring; write score(self, answer), set verifier, or pass one"
+        )
+
+
+def task_source(env: "ToolEnv") -> TaskSource:
+    """The tasks of the class; by the instance, since `make_task` may read `self.config`."""
+    listed = declaration(type(env)).listed
+    return listed if listed is not None else GeneratedTasks(cast("_Maker", env).make_task)
+
+
+def make_config(cls: "type[ToolEnv]", config: Config | Mapping[str, Any] | None) -> Config:
+    """The parameters of an instance; wrong ones are a ConfigError in one sentence."""
+    if isinstance(config, Config):
+        if not isinstance(config, cls.Config):
+            raise ConfigError(
+                f"{cls.__name__} got a config of type {type(config).__qualname__}, expected "
+                f"{cls.Config.__qualname__}"
+            )
+        return config
+    try:
+        return cls.Config.model_validate(dict(config or {}))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            hint = nearest(key, cls.Config.model_fields)
+            raise ConfigError(f"{cls.__name__}.{key}: unknown key, {hint}") from error
+        raise ConfigError(
+            f"{cls.__name__}.{key}: got {problem['input']!r}; {problem['msg']}"
+        ) from error
+
+
+def _all_tools(cls: "type[ToolEnv]") -> tuple[ToolSpec, ...]:
+    """Methods first, then the functions in `tools`."""
+    specs = list(tools_of(cls))
+    for function in cls.tools:
+        spec = tool_spec(function)
+        if spec is None:
+            raise ConfigError(f"{cls.__name__}.tools holds {function!r}, which is no @tool")
+        specs.append(spec)
+    return unique_tools(tuple(specs), cls.__name__)
+
+
+def _overrides(cls: "type[ToolEnv]", hook: str) -> bool:
+    """True if a class below ToolEnv defines the hook."""
+    definer = next(base for base in cls.__mro__ if hook in vars(base))
+    return definer.__module__ != "agentrl.envs.toolenv"
+
+
+def _folder(cls: type) -> Path:
+    """Where the class is written, else the current directory."""
+    try:
+        return Path(inspect.getfile(cls)).resolve().parent
+    except (TypeError, OSError):
+        return Path.cwd()

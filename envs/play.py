@@ -1,0 +1,252 @@
+"""The rules of an episode: what a turn of the policy does.
+
+turn with calls     -> each runs, in order        -> tool messages, or the end by `finish`
+turn without calls  -> reply(text)                -> the next user message, or None: the end
+cut off (length)    -> nothing runs               -> the end
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from agentrl.envs.transition import Transition
+from agentrl.envs.world import Hook, World
+from agentrl.errors import EnvironmentFault, ToolError
+from agentrl.tools import (
+    TextTokenizer,
+    ToolHangs,
+    ToolSpec,
+    ToolTimeout,
+    result_text,
+    run_tool,
+    truncate_middle,
+)
+from agentrl.types import (
+    AssistantTurn,
+    CallError,
+    CallErrorReason,
+    EpisodeStop,
+    EpisodeView,
+    Message,
+    StopReason,
+    Task,
+    ToolCall,
+)
+from agentrl.workers import WorkerPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What an environment declares, as far as playing a turn needs it."""
+
+    owner: object
+    """The environment: the `self` of its tools."""
+    tools: Mapping[str, ToolSpec]
+    reply: Callable[[str], Hook] | None
+    state_key: Hook | None
+    max_turns: int
+    tool_timeout_s: float
+    max_tool_tokens: int
+    tokenizer: TextTokenizer | None
+    pool: Callable[[], WorkerPool]
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What happened in the running turn."""
+
+    messages: list[Message] = field(default_factory=list[Message])
+    errors: list[str] = field(default_factory=list[str])
+    reward: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict[str, float])
+    finish: tuple[Any] | None = None
+
+
+class Play:
+    """One episode from its first messages to its stop."""
+
+    def __init__(self, rules: Rules, world: World, task: Task, messages: tuple[Message, ...]):
+        self.world = world
+        self.task = task
+        self.messages = list(messages)
+        self.stop: EpisodeStop | None = None
+        self.num_turns = 0
+        self._rules = rules
+        self._last_text: str | None = None
+        self._finished: tuple[Any] | None = None
+        self._tally: _Tally | None = None
+
+    @property
+    def answer(self) -> Any:
+        """What `finish` got, else the text of the last turn."""
+        return self._finished[0] if self._finished else self._last_text
+
+    @property
+    def in_turn(self) -> bool:
+        """True while a tool or `reply` may run."""
+        return self._tally is not None
+
+    def view(self) -> EpisodeView:
+        """The episode so far; the answer is there when it has stopped."""
+        answer = None if self.stop is None else self.answer
+        return EpisodeView(
+            task=self.task, messages=tuple(self.messages), answer=answer, stop=self.stop
+        )
+
+    def finish(self, answer: Any) -> None:
+        """The environment ends the episode after the running call."""
+        self._turn("finish").finish = (answer,)
+
+    def reward(self, value: float, part: str) -> None:
+        """Add to the reward of the running turn."""
+        if not math.isfinite(value):
+            raise ValueError(f"reward is {value}, expected a finite number")
+        tally = self._turn("reward")
+        tally.reward += value
+        if part:
+            tally.parts[part] = tally.parts.get(part, 0.0) + value
+
+    def truncate(self, stop: EpisodeStop, turn: AssistantTurn | None) -> Transition:
+        """End the episode by a budget; the turn is recorded and nothing of it runs."""
+        calls = turn.calls if turn else ()
+        if turn is not None:
+            self._record(turn)
+        self.stop = stop
+        return Transition(stop=stop, num_calls=len(calls), call_errors=_reasons(calls))
+
+    async def advance(self, turn: AssistantTurn) -> Transition:
+        """Play one turn."""
+        if turn.stop_reason is StopReason.ABORT:
+            raise ValueError("an aborted turn cannot be played; call truncate(stop, turn)")
+        if turn.stop_reason is StopReason.LENGTH:
+            return self.truncate(EpisodeStop.TURN_TOKENS, turn)
+        # Until the turn has come to its end: whatever cuts it off leaves no valid episode.
+        self.stop = EpisodeStop.INVALID
+        key = await self._state_key()
+        self._record(turn)
+        self._tally = tally = _Tally()
+        stop = await (self._run_calls(turn.calls) if turn.calls else self._reply(turn.text))
+        self._tally = None
+        if stop is None and self.num_turns >= self._rules.max_turns:
+            stop = EpisodeStop.MAX_TURNS
+        self.messages += tally.messages
+        self.stop = stop
+        return Transition(
+            messages=tuple(tally.messages),
+            reward=tally.reward,
+            parts=tally.parts,
+            state_key=key,
+            stop=stop,
+            num_calls=len(turn.calls),
+            call_errors=tuple(tally.errors),
+        )
+
+    def _record(self, turn: AssistantTurn) -> None:
+        self.num_turns += 1
+        self.messages.append(turn.message())
+        self._last_text = turn.text
+
+    def _turn(self, what: str) -> _Tally:
+        if self._tally is None:
+            raise RuntimeError(
+                f"{what} was called outside of a turn; it belongs in a tool or reply"
+            )
+        return self._tally
+
+    async def _state_key(self) -> str | None:
+        hook = self._rules.state_key
+        if hook is None:
+            return None
+        return cast("str | None", await self.world.call_hook("state_key", hook))
+
+    async def _reply(self, text: str) -> EpisodeStop | None:
+        """A turn without calls: the next user message, or the end."""
+        reply: object = None
+        if self._rules.reply is not None:
+            reply = await self.world.call_hook("reply", self._rules.reply(text))
+        if self._is_finished():
+            return EpisodeStop.FINISHED
+        if reply is None:
+            return EpisodeStop.ANSWERED
+        if not isinstance(reply, str):
+            raise EnvironmentFault(f"reply returned a {type(reply).__name__}, expected str or None")
+        self._turn("reply").messages.append(Message(role="user", content=reply))
+        return None
+
+    async def _run_calls(self, calls: tuple[ToolCall | CallError, ...]) -> EpisodeStop | None:
+        """The calls of a turn in order, until one ends the episode."""
+        for call in calls:
+            if isinstance(call, CallError):
+                self._answer(call, f"Error: {call.message}", error=call.reason)
+            elif (stop := await self._run_call(call)) is not None:
+                return stop
+        return None
+
+    async def _run_call(self, call: ToolCall) -> EpisodeStop | None:
+        try:
+            text = await self._result(call)
+        except ToolHangs:
+            self._answer(call, "Error: timed out", error="tool_timeout")
+            await self.world.settle()
+            return EpisodeStop.TOOL_TIMEOUT
+        except ToolTimeout as error:
+            self._answer(call, f"Error: {error}", error="tool_timeout")
+        except _CannotRun as error:
+            self._answer(call, f"Error: {error}", error=error.reason)
+        except ToolError as error:
+            self._answer(call, f"Error: {error}", error="tool_error")
+        else:
+            self._answer(call, text)
+            return EpisodeStop.FINISHED if self._is_finished() else None
+        self._turn("finish").finish = None
+        return None
+
+    async def _result(self, call: ToolCall) -> str:
+        rules = self._rules
+        spec = rules.tools.get(call.name)
+        if spec is None:
+            raise _CannotRun(CallErrorReason.UNKNOWN_TOOL, _unknown(call.name, rules.tools))
+        try:
+            arguments = spec.bind(call.arguments)
+        except ToolError as error:
+            raise _CannotRun(CallErrorReason.BAD_ARGUMENTS, str(error)) from error
+        value = await run_tool(
+            spec,
+            rules.owner,
+            arguments,
+            timeout_s=rules.tool_timeout_s,
+            caller=self.world,
+            pool=rules.pool,
+        )
+        return result_text(spec.name, value)
+
+    def _answer(self, call: ToolCall | CallError, text: str, *, error: str | None = None) -> None:
+        """The tool message of one call, within the limit of tokens."""
+        tally = self._turn("a tool")
+        if error is not None:
+            tally.errors.append(error)
+        text = truncate_middle(text, self._rules.max_tool_tokens, self._rules.tokenizer)
+        message = Message(role="tool", content=text, tool_call_id=call.id, name=call.name or "")
+        tally.messages.append(message)
+
+    def _is_finished(self) -> bool:
+        self._finished = self._turn("finish").finish
+        return self._finished is not None
+
+
+class _CannotRun(ToolError):
+    """The call does not fit the tools."""
+
+    def __init__(self, reason: CallErrorReason, message: str):
+        super().__init__(message)
+        self.reason = reason
+
+
+def _reasons(calls: tuple[ToolCall | CallError, ...]) -> tuple[str, ...]:
+    return tuple(call.reason for call in calls if isinstance(call, CallError))
+
+
+def _unknown(name: str, tools: Mapping[str, ToolSpec]) -> str:
+    known = ", ".join(tools) or "none"
+    return f"there is no tool {name}; the tools are: {known}"

@@ -1,0 +1,39 @@
+"""What the environments of a run share."""
+
+import functools
+import os
+
+from agentrl.tools import ThreadCensus
+from agentrl.workers import WorkerPool
+
+_NUM_TOOL_WORKERS = 16
+"""More than cores: a call that hangs until its timeout must not hold up the others."""
+
+
+class EnvServices:
+    """The processes of isolated tools and of verifiers, and the count of abandoned threads.
+
+    Verifiers have processes of their own, so that scores never wait for tools that hang. Processes
+    start with the first call and end with this process.
+    """
+
+    def __init__(
+        self,
+        *,
+        tool_pool: WorkerPool | None = None,
+        verifier_pool: WorkerPool | None = None,
+        census: ThreadCensus | None = None,
+    ) -> None:
+        self.tool_pool = tool_pool or WorkerPool(
+            _NUM_TOOL_WORKERS, "tools", preload=("agentrl.tools.arithmetic",)
+        )
+        self.verifier_pool = verifier_pool or WorkerPool(
+            os.cpu_count() or 1, "verifiers", preload=("agentrl.verifiers",)
+        )
+        self.census = census or ThreadCensus()
+
+
+@functools.cache
+def default_services() -> EnvServices:
+    """The services of environments that were given none: one set per process."""
+    return EnvServices()

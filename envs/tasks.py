@@ -1,0 +1,160 @@
+"""Where an environment's tasks come from: generated one by one, or a sequence, or a JSONL file."""
+
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, cast
+
+import numpy as np
+
+from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.tools import user_code
+from agentrl.types import Message, Task
+
+TaskList: TypeAlias = str | Path | Sequence[Task | Mapping[str, Any]]
+"""A JSONL file, or the tasks themselves; a mapping has the keys of a line of the file."""
+Tasks: TypeAlias = TaskList | Mapping[str, TaskList]
+"""One list is the split "train"; a mapping names the list of each split."""
+
+MakeTask: TypeAlias = Callable[[np.random.Generator, str], Task]
+_KEYS = ("prompt", "answer", "data", "id")
+
+
+class TaskSource(Protocol):
+    """Tasks by index: the same arguments give the same task, in every process."""
+
+    def num_tasks(self, split: str) -> int | None:
+        """How many different tasks a split has; None: no end."""
+        ...
+
+    def task(self, index: int, split: str, seed: int) -> Task:
+        """The task at `index`."""
+        ...
+
+
+class GeneratedTasks:
+    """Tasks of a `make_task(rng, split)`, seeded by (seed, split, index)."""
+
+    def __init__(self, make_task: MakeTask):
+        self._make_task = make_task
+
+    def num_tasks(self, split: str) -> int | None:
+        """None: there is no end."""
+        return None
+
+    def task(self, index: int, split: str, seed: int) -> Task:
+        """The task at `index`."""
+        seeds = np.random.SeedSequence((seed, zlib.crc32(split.encode()), index))
+        with user_code("make_task"):
+            task: object = self._make_task(np.random.Generator(np.random.PCG64(seeds)), split)
+        if not isinstance(task, Task):
+            raise EnvironmentFault(f"make_task returned a {type(task).__name__}, expected a Task")
+        return task
+
+
+class ListedTasks:
+    """Given tasks, in an order that (seed, pass over the list) shuffles."""
+
+    def __init__(self, splits: Mapping[str, tuple[Task, ...]]):
+        self._splits = splits
+
+    def num_tasks(self, split: str) -> int | None:
+        """The length of the split's list."""
+        return len(self._list(split))
+
+    def task(self, index: int, split: str, seed: int) -> Task:
+        """The task at `index`: each pass of `num_tasks` indices holds every task once."""
+        tasks = self._list(split)
+        cycle, place = divmod(index, len(tasks))
+        seeds = np.random.SeedSequence((seed, zlib.crc32(split.encode()), cycle))
+        order = np.random.Generator(np.random.PCG64(seeds)).permutation(len(tasks))
+        return tasks[int(order[place])]
+
+    def _list(self, split: str) -> tuple[Task, ...]:
+        if split not in self._splits:
+            raise ConfigError(
+                f"there are no tasks for the split {split}, only for {', '.join(self._splits)}; "
+                f'write tasks = {{"{split}": ...}}'
+            )
+        return self._splits[split]
+
+
+def listed_tasks(tasks: Tasks, folder: Path) -> ListedTasks:
+    """Read what a class declares as `tasks`; relative paths start at `folder`.
+
+    Raises:
+        ConfigError: A file is missing, a line is no task, a list is empty.
+    """
+    splits = tasks if isinstance(tasks, Mapping) else {"train": tasks}
+    return ListedTasks({split: _read(split, listed, folder) for split, listed in splits.items()})
+
+
+def _read(split: str, tasks: TaskList, folder: Path) -> tuple[Task, ...]:
+    if isinstance(tasks, str | Path):
+        found = _read_file(folder / tasks)
+    else:
+        found = tuple(_to_task(item, f"task {i} of {split}") for i, item in enumerate(tasks))
+    if not found:
+        raise ConfigError(f"there are no tasks in the split {split}; give at least one")
+    return found
+
+
+def _read_file(path: Path) -> tuple[Task, ...]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the tasks in {path} cannot be read: {error}") from error
+    lines = enumerate(text.split("\n"), start=1)
+    return tuple(_parse_line(line, f"{path}, line {n}") for n, line in lines if line.strip())
+
+
+def _parse_line(line: str, where: str) -> Task:
+    try:
+        item: object = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is no JSON: {error}") from error
+    return _to_task(item, where)
+
+
+def _to_task(item: object, where: str) -> Task:
+    if isinstance(item, Task):
+        return item
+    if not isinstance(item, Mapping):
+        raise ConfigError(f"{where} is a {type(item).__name__}, expected an object with a prompt")
+    fields = cast("Mapping[str, Any]", item)
+    unknown = [key for key in fields if key not in _KEYS]
+    if unknown or "prompt" not in fields:
+        problem = f"has the unknown key {unknown[0]}" if unknown else "has no prompt"
+        raise ConfigError(f"{where} {problem}; the keys are {', '.join(_KEYS)}")
+    return Task(
+        prompt=_prompt(fields["prompt"], where),
+        answer=fields.get("answer"),
+        data=fields.get("data") or {},
+        id=str(fields.get("id") or ""),
+    )
+
+
+def _prompt(prompt: object, where: str) -> str | tuple[Message, ...]:
+    """Text, or messages in their usual JSON form."""
+    if isinstance(prompt, str):
+        return prompt
+    messages = cast("list[object]", prompt) if isinstance(prompt, list) else []
+    found = tuple(m for item in messages if (m := _message(item)) is not None)
+    if not found or len(found) != len(messages):
+        raise ConfigError(
+            f'{where} has a prompt that is neither text nor a list of {{"role", "content"}} objects'
+        )
+    return found
+
+
+def _message(item: object) -> Message | None:
+    if not isinstance(item, dict):
+        return None
+    fields = cast("dict[str, object]", item)
+    role, content = fields.get("role"), fields.get("content")
+    if role not in ("system", "developer", "user", "assistant") or not isinstance(content, str):
+        return None
+    if set(fields) != {"role", "content"}:
+        return None
+    return Message(role=role, content=content)

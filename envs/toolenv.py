@@ -1,0 +1,375 @@
+"""`ToolEnv`: the class that users write environments with. docs/environments.md is its contract."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium.error import ResetNeeded
+
+from agentrl.config import Config as BaseConfig
+from agentrl.envs.bridge import SyncBridge
+from agentrl.envs.declaration import declaration, make_config, require_scoring, task_source
+from agentrl.envs.play import Play, Rules
+from agentrl.envs.resources import Resources
+from agentrl.envs.scoring import outcome_error, own_score
+from agentrl.envs.services import EnvServices, default_services
+from agentrl.envs.spaces import TextSpace
+from agentrl.envs.tasks import Tasks
+from agentrl.envs.transition import Transition
+from agentrl.envs.world import Hook, World
+from agentrl.errors import ConfigError, EpisodeError
+from agentrl.tokens.formats.hermes import Hermes
+from agentrl.tools import TextTokenizer
+from agentrl.types import (
+    AssistantTurn,
+    EpisodeStop,
+    EpisodeView,
+    Invalid,
+    Message,
+    Outcome,
+    Score,
+    Task,
+    ToolSchema,
+)
+from agentrl.verifiers import resolve_verifier, score_with
+
+_log = logging.getLogger(__name__)
+
+Info = dict[str, Any]
+Step = tuple[str, float, bool, bool, Info]
+
+
+class ToolEnv(gymnasium.Env[str, str]):
+    """The world of one episode: its tasks, its tools, its rules and its score.
+
+    A subclass sets attributes, marks methods with `@tool` and defines the hooks that it needs; each
+    hook may be sync or async. Tasks come from `tasks` or from `make_task(rng, split) -> Task`, a
+    class method, or a plain one that reads `self.config`. The score comes from `verifier` or from
+    `score`. The docstring is documentation; the prompt is `system`.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (Gymnasium's declaration)
+
+    system: ClassVar[str] = ""
+    """The system prompt; empty: none."""
+    max_turns: ClassVar[int] = 8
+    """After this many turns the episode is truncated."""
+    tasks: ClassVar[Tasks | None] = None
+    """A JSONL file, a sequence of tasks, or one of them for each split."""
+    tools: ClassVar[Sequence[Callable[..., Any]]] = ()
+    """Tools that are no methods."""
+    verifier: ClassVar[object | None] = None
+    """Scores by task and answer alone; an object or a reference."""
+    isolation: ClassVar[Literal["none", "process"]] = "none"
+    """"process": `make_env` puts the whole environment into a process of its own."""
+    tool_timeout_s: ClassVar[float] = 30.0
+    hook_timeout_s: ClassVar[float] = 60.0
+    """For setup, reply, score, state_key, teardown and each resource's closing."""
+    grace_s: ClassVar[float] = 1.0
+    """How long a hanging sync tool is waited for after its timeout."""
+    max_tool_tokens: ClassVar[int] = 2048
+    """A longer tool result loses its middle."""
+
+    Config: ClassVar[type[BaseConfig]] = BaseConfig
+    """Replace it by a nested class to give the environment parameters."""
+    config: Any
+    """The parameters; a subclass with its own Config annotates it: `config: Config`."""
+
+    def __init__(
+        self,
+        config: BaseConfig | Mapping[str, Any] | None = None,
+        *,
+        verifier: object | None = None,
+        tokenizer: TextTokenizer | None = None,
+        services: EnvServices | None = None,
+    ) -> None:
+        """Check the class; nothing runs before `reset`.
+
+        Args:
+            config: parameters, as a `Config` or as a mapping.
+            verifier: scores instead of the class's own verifier or score.
+            tokenizer: counts the tokens of tool results.
+            services: what the environments of a run share.
+
+        Raises:
+            ConfigError: The class or a parameter is wrong.
+        """
+        cls = type(self)
+        self._declared = declaration(cls)
+        require_scoring(cls, verifier)
+        self._verifier = self._declared.verifier if verifier is None else resolve_verifier(verifier)
+        self.config = make_config(cls, config)
+        self.action_space = TextSpace()
+        self.observation_space = TextSpace()
+        self._tokenizer = tokenizer
+        self._services = services or default_services()
+        self._tasks = task_source(self)
+        self._world: World | None = None
+        self._play: Play | None = None
+        self._outcome: Outcome | None = None
+        self._task: Task | None = None
+        self._bridge = SyncBridge()
+
+    # Hooks: a subclass defines those that it needs.
+
+    def setup(self) -> Awaitable[None] | None:
+        """Build the world of `self.task`; what has to be closed goes into `self.resources`."""
+
+    def reply(self, text: str) -> Awaitable[str | None] | str | None:
+        """Answer a turn without tool calls; None, the default, ends the episode."""
+        return None
+
+    def score(self, answer: Any) -> Awaitable[Score | float] | Score | float:
+        """Score the final state of the world, before its teardown."""
+        raise NotImplementedError
+
+    def state_key(self) -> str | None:
+        """A name for the state of the world: equal states of a task have equal names."""
+        return None
+
+    def teardown(self) -> Awaitable[None] | None:
+        """Undo what `setup` did; runs once per setup on every path, also if setup failed."""
+
+    # What hooks and tools use.
+
+    @property
+    def task(self) -> Task:
+        """The task of the episode."""
+        if self._task is None:
+            raise ResetNeeded("there is no task yet; call reset first")
+        return self._task
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """The source of everything random in the episode, seeded by `reset`."""
+        return self.np_random
+
+    @property
+    def services(self) -> EnvServices:
+        """What the environments of a run share: the processes for isolated work."""
+        return self._services
+
+    @property
+    def resources(self) -> Resources:
+        """What is entered here is closed at the end, in reverse order, on every path."""
+        if self._world is None:
+            raise ResetNeeded("resources exist from setup to teardown only; call reset first")
+        return self._world.resources
+
+    def finish(self, answer: Any = None) -> str:
+        """End the episode with this answer: `return self.finish(answer)` in a tool."""
+        self._running().finish(answer)
+        return "Finished."
+
+    def reward(self, value: float, part: str = "") -> None:
+        """Add to the reward of the running turn; `part` is the name it is logged under."""
+        self._running().reward(value, part)
+
+    # Tasks.
+
+    def num_tasks(self, split: str) -> int | None:
+        """How many different tasks a split has; None: no end."""
+        return self._tasks.num_tasks(split)
+
+    def task_at(self, index: int, split: str, seed: int) -> Task:
+        """The task at `index`: the same arguments give the same task, in every process."""
+        return self._tasks.task(index, split, seed)
+
+    # The typed core: what the agent loop calls.
+
+    @property
+    def tool_schemas(self) -> tuple[ToolSchema, ...]:
+        """The tools as the model sees them."""
+        return tuple(spec.schema for spec in self._declared.tools.values())
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        """All messages of the episode so far."""
+        return self.view().messages
+
+    @property
+    def answer(self) -> Any:
+        """What `finish` got, else the last turn's text without reasoning."""
+        return self._episode().answer
+
+    def view(self) -> EpisodeView:
+        """The episode as verifiers and agents see it."""
+        return self._episode().view()
+
+    async def areset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        """Begin an episode; one that was there before is torn down first.
+
+        Args:
+            seed: of `self.rng`; None goes on with the generator of the last episode.
+            options: `task`, else `index` and `split` name the task, else one is drawn by `rng`.
+
+        Raises:
+            EnvironmentFault: `setup` raised; what it had opened is closed.
+        """
+        await self.aclose()
+        super().reset(seed=seed)
+        self._task = self._chosen_task(options or {})
+        self._world = World(
+            type(self).__name__,
+            self.services.census,
+            hook_timeout_s=self.hook_timeout_s,
+            grace_s=self.grace_s,
+        )
+        await self._set_up(self._world)
+        first = (Message(role="system", content=self.system),) if self.system else ()
+        messages = (*first, *self._task.messages())
+        self._play = Play(self._rules(), self._world, self._task, messages)
+        return _text(messages), {"messages": messages, "task_id": self._task.id}
+
+    async def advance(self, turn: AssistantTurn) -> Transition:
+        """Play one turn.
+
+        Raises:
+            EpisodeError: The world failed: the episode is Invalid.
+            BreakerTripped: Too many sync tools hang.
+        """
+        return await self._running().advance(turn)
+
+    async def truncate(self, stop: EpisodeStop, turn: AssistantTurn | None = None) -> Transition:
+        """End the episode by a budget of the loop; the turn is recorded and nothing of it runs."""
+        return self._running().truncate(stop, turn)
+
+    async def ascore(self) -> Outcome:
+        """Score the stopped episode; a second call gives the same outcome."""
+        play = self._episode()
+        if play.stop is None:
+            raise RuntimeError("the episode has not stopped; score it after its last turn")
+        if self._outcome is None:
+            if self._verifier is None:
+                self._outcome = await own_score(play.world, self.score, play.answer)
+            else:
+                pool = self.services.verifier_pool
+                self._outcome = await score_with(self._verifier, play.view(), pool=pool)
+        return self._outcome
+
+    async def aclose(self) -> None:
+        """Tear down the episode, if there is one.
+
+        Raises:
+            EnvironmentFault: `teardown` or a resource failed to close; the others are closed.
+        """
+        world = self._world
+        if world is not None:
+            await world.close()
+            self._world = self._play = self._task = self._outcome = None
+
+    # Gymnasium.
+
+    async def astep(self, turn: AssistantTurn) -> Step:
+        """Play one turn; the last one's reward includes the score.
+
+        Raises:
+            EpisodeError: The world or the verifier failed: there is no reward.
+        """
+        transition = await self.advance(turn)
+        reward, outcome = transition.reward, None
+        if transition.stop is not None:
+            outcome = await self.ascore()
+            if isinstance(outcome, Invalid):
+                raise outcome_error(outcome)
+            reward += outcome.value
+        truncated = transition.stop is not None and transition.stop.truncated
+        terminated = transition.stop is not None and not truncated
+        info = {
+            "messages": transition.messages,
+            "stop": transition.stop,
+            "outcome": outcome,
+            "parts": dict(transition.parts),
+        }
+        return _text(transition.messages), reward, terminated, truncated, info
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        """`areset` for code without an event loop."""
+        return self._bridge.run(self.areset(seed=seed, options=options))
+
+    def step(self, action: str) -> Step:
+        """Parse what a model wrote and play it; for code without an event loop."""
+        return self._bridge.run(self.astep(Hermes().parse_text(action, self.tool_schemas)))
+
+    def close(self) -> None:
+        """`aclose` for code without an event loop; a second call does nothing."""
+        if self._world is not None:
+            self._bridge.run(self.aclose())
+        self._bridge.close()
+
+    # Inside.
+
+    def _chosen_task(self, options: Mapping[str, Any]) -> Task:
+        unknown = set(options) - {"task", "split", "index"}
+        if unknown:
+            raise ConfigError(f"reset got the option {unknown.pop()}, expected task, split, index")
+        task = options.get("task")
+        if isinstance(task, Task):
+            return task
+        if task is not None:
+            raise ConfigError(f"reset got a {type(task).__name__} as task, expected a Task")
+        index, split = options.get("index"), options.get("split", "train")
+        if index is None:
+            index = int(self.np_random.integers(self.num_tasks(split) or 1 << 31))
+        return self.task_at(index, split, seed=0)
+
+    async def _set_up(self, world: World) -> None:
+        """Run `setup`; if it fails or is cut off, what it opened is closed first."""
+        if "teardown" in self._declared.hooks:
+            world.owe_teardown(self.teardown)
+        if "setup" not in self._declared.hooks:
+            return
+        done = False
+        try:
+            await world.call_hook("setup", self.setup)
+            done = True
+        finally:
+            if not done:
+                await self._close_quietly()
+
+    async def _close_quietly(self) -> None:
+        """Close after a failure whose error is the one to be seen."""
+        try:
+            await self.aclose()
+        except EpisodeError as error:
+            _log.warning("%s, after its setup failed: %s", type(self).__name__, error)
+
+    def _rules(self) -> Rules:
+        hooks = self._declared.hooks
+        return Rules(
+            owner=self,
+            tools=self._declared.tools,
+            reply=self._reply if "reply" in hooks else None,
+            state_key=self.state_key if "state_key" in hooks else None,
+            max_turns=self.max_turns,
+            tool_timeout_s=self.tool_timeout_s,
+            max_tool_tokens=self.max_tool_tokens,
+            tokenizer=self._tokenizer,
+            pool=lambda: self.services.tool_pool,
+        )
+
+    def _reply(self, text: str) -> Hook:
+        return partial(self.reply, text)
+
+    def _episode(self) -> Play:
+        if self._play is None:
+            raise ResetNeeded("there is no episode; call reset first")
+        return self._play
+
+    def _running(self) -> Play:
+        play = self._episode()
+        if play.stop is not None and not play.in_turn:
+            raise ResetNeeded(f"the episode has stopped ({play.stop}); call reset first")
+        return play
+
+
+def _text(messages: Sequence[Message]) -> str:
+    """Messages as the observation of a text environment."""
+    return "\n".join(message.content for message in messages)

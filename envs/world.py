@@ -1,0 +1,157 @@
+"""Where the code of one episode runs, and what becomes of it at the end.
+
+Sync code runs on the episode's own thread, which starts with the first of it; async code runs in
+the event loop. `close` runs the teardown and closes the resources, each exactly once. If the thread
+hangs, it is abandoned and does that itself when it comes back.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from agentrl.envs.resources import Resources
+from agentrl.errors import EnvironmentFault, EpisodeError
+from agentrl.tools import EpisodeThread, ThreadCensus, user_code
+
+Hook = Callable[[], object | Awaitable[object]]
+
+_log = logging.getLogger(__name__)
+
+
+class World:
+    """The running side of one episode."""
+
+    def __init__(
+        self, name: str, census: ThreadCensus, *, hook_timeout_s: float, grace_s: float
+    ) -> None:
+        self.resources = Resources()
+        self.abandoned = False
+        """True if the thread hangs for good: nothing of this world may be looked at any more."""
+        self._name = name
+        self._census = census
+        self._hook_timeout_s = hook_timeout_s
+        self._grace_s = grace_s
+        self._thread: EpisodeThread | None = None
+        self._teardown: tuple[str, Hook] | None = None
+
+    def owe_teardown(self, hook: Hook) -> None:
+        """From now on `close` begins with this hook."""
+        self._teardown = ("teardown", hook)
+
+    async def call_sync(self, function: Callable[[], object], timeout_s: float) -> object:
+        """Run on the episode's thread; TimeoutError if the call goes on alone."""
+        if self._thread is None:
+            self._thread = EpisodeThread(f"agentrl-{self._name}")
+        return await self._thread.call(function, timeout_s)
+
+    async def call_hook(self, what: str, hook: Hook) -> object:
+        """Run a hook of the user, sync or async, under the environment's hook timeout.
+
+        Raises:
+            EnvironmentFault: It raised or ran out of time.
+        """
+
+        def guarded() -> object:
+            with user_code(what):
+                return hook()
+
+        if inspect.iscoroutinefunction(hook):
+            return await self._in_loop(what, hook)
+        try:
+            result = await self.call_sync(guarded, self._hook_timeout_s)
+        except TimeoutError:
+            raise self._late(what) from None
+        if inspect.isawaitable(result):
+            return await self._in_loop(what, lambda: result)
+        return result
+
+    async def settle(self) -> bool:
+        """Wait a grace time for a hanging call; False if the thread had to be abandoned.
+
+        Raises:
+            BreakerTripped: Too many threads are abandoned.
+        """
+        if self.abandoned:
+            return False
+        thread = self._thread
+        if thread is None or await thread.wait_idle(self._grace_s):
+            return True
+        if not thread.abandon(self._on_return):
+            return True
+        self.abandoned = True
+        self._census.abandon(self._name)
+        return False
+
+    async def close(self) -> None:
+        """Tear down and close everything; a second call goes on where the first was cut off.
+
+        Raises:
+            EnvironmentFault: The first thing that failed to close; the others are closed.
+        """
+        if not await self.settle():
+            return
+        faults: list[EpisodeError] = []
+        while step := self._next_step():
+            what, close, on_thread = step
+            try:
+                if on_thread:
+                    await self.call_hook(what, close)
+                else:
+                    await self._in_loop(what, close)
+            except EpisodeError as fault:
+                faults.append(fault)
+                if not await self.settle():
+                    break
+        self._stop_thread()
+        if faults:
+            raise faults[0]
+
+    async def _in_loop(self, what: str, hook: Hook) -> object:
+        try:
+            async with asyncio.timeout(self._hook_timeout_s):
+                return await _here(what, hook)
+        except TimeoutError:
+            raise self._late(what) from None
+
+    def _late(self, what: str) -> EnvironmentFault:
+        return EnvironmentFault(f"{what} did not end within {self._hook_timeout_s:g} s")
+
+    def _stop_thread(self) -> None:
+        if self._thread is not None and not self.abandoned:
+            self._thread.stop()
+            self._thread = None
+
+    def _next_step(self) -> tuple[str, Hook, bool] | None:
+        """What is to be closed next, and whether that is the episode thread's to do."""
+        if self._teardown is not None:
+            what, hook = self._teardown
+            self._teardown = None
+            return what, hook, True
+        found = self.resources.pop()
+        if found is None:
+            return None
+        on_thread = self._thread is not None and found.thread == self._thread.ident
+        return "closing a resource", found.close, on_thread
+
+    def _on_return(self) -> None:
+        """On the abandoned thread, after its call came back."""
+        asyncio.run(self._close_here())
+        self._census.come_back(self._name)
+
+    async def _close_here(self) -> None:
+        while step := self._next_step():
+            try:
+                await _here(step[0], step[1])
+            except EpisodeError as fault:
+                _log.warning("%s, after a tool that hung: %s", self._name, fault)
+
+
+async def _here(what: str, hook: Hook) -> object:
+    """Run on this thread."""
+    with user_code(what):
+        result = hook()
+        if inspect.isawaitable(result):
+            return await cast("Awaitable[object]", result)
+        return result

@@ -1,0 +1,25 @@
+"""The border between our code and a user's: whatever a user's code raises gets an owner."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agentrl.errors import AgentrlError, EnvironmentFault, ToolError
+
+
+@contextmanager
+def user_code(what: str, *, shows_tool_errors: bool = False) -> Iterator[None]:
+    """Turn an exception of the user's code into an EnvironmentFault that says where it came from.
+
+    Errors of agentrl keep their meaning. A ToolError is for the model to see, which only a tool can
+    arrange; elsewhere it is a fault like any other. `sys.exit()` in a tool is one too.
+    """
+    try:
+        yield
+    except ToolError as error:
+        if shows_tool_errors:
+            raise
+        raise EnvironmentFault(f"{what} raised ToolError: {error}") from error
+    except AgentrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFault(f"{what} raised {type(error).__name__}: {error}") from error
