@@ -1,0 +1,183 @@
+"""The directory of one run.
+
+runs/<name>/  config.toml  events.jsonl  metrics.jsonl  episodes/*.parquet  checkpoints/
+runs/last     a link to the run that was started or resumed last
+"""
+
+import itertools
+import os
+import re
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agentrl.config.nearest import nearest
+from agentrl.errors import ConfigError
+from agentrl.runs.atomic import write_text_atomic
+from agentrl.runs.lock import RunLock
+
+_LAST = "last"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+
+
+class RunDirectory:
+    """A run's files; made by `create` or `open`, and a context manager that gives the lock back."""
+
+    def __init__(self, path: Path, lock: RunLock | None) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, root: Path, name: str | None = None, *, prefix: str = "run") -> Self:
+        """Make the directory of a new run and lock it.
+
+        Args:
+            root: the folder of all runs, made if needed.
+            name: the run's name; without one it is `prefix` and the next free number.
+            prefix: the first part of an automatic name, such as the environment's name.
+
+        Raises:
+            ConfigError: the name is no file name, the directory holds a run or is in use, or it
+                cannot be written.
+        """
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            if name is None:
+                return cls._create_numbered(root, prefix)
+            (root / _checked(name)).mkdir(exist_ok=True)
+            return cls._claim(root / name)
+        except OSError as error:
+            raise ConfigError(
+                f"{root}: a run directory cannot be written there ({error.strerror});"
+                " choose another --runs-dir"
+            ) from error
+
+    @classmethod
+    def open(cls, root: Path, run: str, *, write: bool = False) -> Self:
+        """Open an existing run, given by its name, its path or the word `last`.
+
+        Args:
+            root: the folder of all runs.
+            run: name, path or `last`.
+            write: lock it, to go on with the run.
+
+        Raises:
+            ConfigError: there is no such run, or `write` and it is in use.
+        """
+        path = _find(root, run)
+        if not write:
+            return cls(path, None)
+        opened = cls(path, RunLock(path / "run.lock"))
+        _link_last(path)
+        return opened
+
+    @classmethod
+    def _create_numbered(cls, root: Path, prefix: str) -> Self:
+        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", prefix).strip("-") or "run"
+        for number in itertools.count(1):
+            path = root / f"{stem}-{number:03}"
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return cls._claim(path)
+        raise AssertionError("the numbers do not end")
+
+    @classmethod
+    def _claim(cls, path: Path) -> Self:
+        lock = RunLock(path / "run.lock")
+        if held := sorted({p.name for p in path.iterdir()} - {"run.lock"}):
+            lock.release()
+            raise ConfigError(
+                f"{path}: already holds a run ({held[0]}); choose another --name,"
+                f" or continue it with --resume {path.name}"
+            )
+        _link_last(path)
+        return cls(path, lock)
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        """The effective configuration with origins."""
+        return self.path / "config.toml"
+
+    @property
+    def events(self) -> Path:
+        """What happened, one JSON object per line."""
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def episodes(self) -> Path:
+        """The folder of episode files."""
+        return self.path / "episodes"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    def write_config(self, text: str) -> None:
+        """Store the effective configuration."""
+        write_text_atomic(self.config, text)
+
+    def close(self) -> None:
+        """Give the lock back; doing it twice is fine."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def run_names(root: Path) -> list[str]:
+    """The names of the runs in a folder."""
+    if not root.is_dir():
+        return []
+    return sorted(p.name for p in root.iterdir() if p.is_dir() and not p.is_symlink())
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name) or name == _LAST:
+        raise ConfigError(
+            f'--name: got "{name}", expected letters, digits, ".", "_" and "-",'
+            f' at most 100 of them, not "{_LAST}"'
+        )
+    return name
+
+
+def _find(root: Path, run: str) -> Path:
+    if run == _LAST:
+        path = (root / _LAST).resolve()
+        if not path.is_dir() or path.name == _LAST:
+            raise ConfigError(f"{root}: has no last run yet; start one or name one")
+        return path
+    if Path(run).name == run and (root / run).is_dir() and run not in (".", ".."):
+        return root / run
+    path = Path(run)
+    if any((path / file).exists() for file in ("config.toml", "run.lock")):
+        return path
+    raise ConfigError(f"{run}: no such run in {root}, {nearest(run, run_names(root))}")
+
+
+def _link_last(path: Path) -> None:
+    temporary = path.parent / f".{_LAST}-{os.getpid()}.tmp"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(path.name)
+    temporary.replace(path.parent / _LAST)

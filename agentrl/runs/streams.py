@@ -1,0 +1,115 @@
+"""Append-only streams of JSON lines: metrics per step, and events.
+
+A process that is killed may leave half a line at the end; opening the stream for writing cuts it
+off and reading skips it.
+"""
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self, SupportsFloat
+
+import orjson
+
+from agentrl.errors import RunError
+from agentrl.runs.atomic import write_atomic
+
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
+
+
+class LineWriter:
+    """Appends one JSON object per line; each line reaches the operating system at once.
+
+    Args:
+        path: the file, made if needed.
+        fsync: also wait for the disk after each line.
+    """
+
+    def __init__(self, path: Path, *, fsync: bool = False) -> None:
+        self.path = path
+        self._fsync = fsync
+        self._fd = self._open()
+
+    def append(self, record: Mapping[str, object]) -> None:
+        """Write one object; NaN and infinity become null, which is all that JSON has for them."""
+        line = orjson.dumps(record, default=str, option=_OPTIONS)
+        if os.write(self._fd, line) != len(line):
+            raise RunError(f"{self.path}: a line could not be written whole; is the disk full?")
+        if self._fsync:
+            os.fsync(self._fd)
+
+    def rewrite(self, records: list[dict[str, object]]) -> None:
+        """Put other lines in place of all lines, atomically."""
+        text = b"".join(orjson.dumps(record, option=_OPTIONS) for record in records)
+        self.close()
+        write_atomic(self.path, lambda temporary: temporary.write_bytes(text))
+        self._fd = self._open()
+
+    def close(self) -> None:
+        """Close the file; doing it twice is fine."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        fd = os.open(self.path, flags, 0o644)
+        text = self.path.read_bytes()
+        os.ftruncate(fd, text.rfind(b"\n") + 1)
+        return fd
+
+
+class MetricsWriter(LineWriter):
+    """`metrics.jsonl`: one line per step."""
+
+    def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
+        """Append the metrics of a step."""
+        self.append({"step": step, **metrics})
+
+    def truncate_after(self, step: int) -> None:
+        """Drop the lines of later steps: a resumed run writes them again."""
+        lines = read_lines(self.path)
+        kept = [line for line in lines if isinstance(s := line.get("step"), int) and s <= step]
+        if len(kept) < len(lines):
+            self.rewrite(kept)
+
+
+class EventsWriter(LineWriter):
+    """`events.jsonl`: what happened when; never rewritten, so that it tells of every restart."""
+
+    def write(self, event: str, **details: object) -> None:
+        """Append an event, with the time in UTC."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.append({"time": now, "event": event, **details})
+
+
+def read_lines(path: Path) -> list[dict[str, object]]:
+    """The objects of a stream; a half-written last line is left out.
+
+    Raises:
+        RunError: another line is no JSON object.
+    """
+    text = path.read_bytes() if path.exists() else b""
+    records: list[dict[str, object]] = []
+    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), start=1):
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise RunError(f"{path}: line {number} is not JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise RunError(f"{path}: line {number} is not a JSON object")
+        records.append(record)
+    return records
