@@ -157,6 +157,8 @@ class EpisodeView:
     answer: Any = None
     stop: EpisodeStop | None = None
     """None while the episode runs."""
+    call_errors: tuple[str, ...] | None = None
+    """As in the turns' records, all of them; None: unknown."""
 
 
 @runtime_checkable

@@ -64,6 +64,7 @@ class Channel:
             WorkerDied: the stream ended, so the worker is dead and reaped.
         """
         loop = asyncio.get_running_loop()
+        fd = self._connection.fileno()
         answer: asyncio.Future[bytes] = loop.create_future()
 
         def on_readable() -> None:
@@ -71,27 +72,27 @@ class Channel:
                 frame = self._receive()
             except WorkerDied as error:
                 _fail(answer, error)
-                loop.remove_reader(self._connection)
+                loop.remove_reader(fd)
             else:
                 if frame is not None and not answer.done():
                     answer.set_result(frame)
 
         def on_writable() -> None:
             if self._send():
-                loop.remove_writer(self._connection)
+                loop.remove_writer(fd)
 
         self._prepare(request)
         timer = loop.call_later(timeout_s, _fail, answer, TimeoutError())
-        loop.add_reader(self._connection, on_readable)
+        loop.add_reader(fd, on_readable)
         try:
             if not self._send():
-                loop.add_writer(self._connection, on_writable)
+                loop.add_writer(fd, on_writable)
             return await answer
         finally:
             timer.cancel()
-            loop.remove_reader(self._connection)
+            loop.remove_reader(fd)
             if self._outgoing:
-                loop.remove_writer(self._connection)
+                loop.remove_writer(fd)
 
     def exchange_sync(self, request: bytes | None, timeout_s: float) -> bytes:
         """Like `exchange`, for a thread without an event loop."""

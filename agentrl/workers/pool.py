@@ -16,7 +16,7 @@ from agentrl.workers.channel import Channel
 from agentrl.workers.errors import CallFailed, QueueTimeout, WorkerDied, WorkerTimeout
 from agentrl.workers.pickling import CANNOT_PICKLE, dumps
 from agentrl.workers.spawner import Spawner
-from agentrl.workers.worker import Raised, Returned
+from agentrl.workers.worker import Raised
 
 T = TypeVar("T")
 
@@ -206,14 +206,27 @@ class WorkerPool:
             while self._waiting:
                 place = self._waiting.popleft()
                 if place.set_running_or_notify_cancel():
-                    self._busy.add(channel)
-                    place.set_result(channel if fit else self._spawn())
-                    return
+                    if self._hand_over(place, channel if fit else None):
+                        return
             if fit:
                 self._idle.append(channel)
 
+    def _hand_over(self, place: "Future[Channel]", channel: Channel | None) -> bool:
+        """Give `channel`, or a new one, to who waits; False if there cannot be a new one."""
+        try:
+            channel = channel or self._spawn()
+        except WorkerDied as error:
+            place.set_exception(error)
+            return False
+        self._busy.add(channel)
+        place.set_result(channel)
+        return True
+
     def _spawn(self) -> Channel:
-        channel = self._spawner.spawn()
+        try:
+            channel = self._spawner.spawn()
+        except OSError as error:
+            raise WorkerDied(f"pool {self.name} cannot start a process: {error}") from error
         self._busy.add(channel)
         return channel
 
@@ -253,15 +266,14 @@ def _pickled(fn: Callable[..., object], args: tuple[object, ...]) -> bytes:
 
 
 def _value(reply: bytes, fn: Callable[..., object]) -> object:
+    raised: Raised | None
     try:
-        answer = pickle.loads(reply)
+        raised, value = pickle.loads(reply)
     except (*CANNOT_PICKLE, EOFError, ImportError, IndexError) as error:
         raise CallFailed(f"the result of {_name(fn)} cannot be unpickled: {error}") from error
-    if isinstance(answer, Returned):
-        return answer.value
-    if not isinstance(answer, Raised):
-        raise CallFailed(f"{_name(fn)} answered with a {type(answer).__name__}")
-    raise _exception(answer, fn)
+    if raised is not None:
+        raise _exception(raised, fn)
+    return value
 
 
 def _exception(raised: Raised, fn: Callable[..., object]) -> Exception:

@@ -23,15 +23,11 @@ SPENT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
-    """The function's value."""
-
-    value: object
-
-
-@dataclass(frozen=True, slots=True)
 class Raised:
-    """The function's exception; `pickled` is None if it cannot travel."""
+    """The function's exception; `pickled` is None if it cannot travel.
+
+    A reply is a pair: None and the value, or this and None.
+    """
 
     pickled: bytes | None
     text: str
@@ -72,9 +68,9 @@ def _run(request: bytes) -> bytes:
         function, arguments = pickle.loads(request)
         value = function(*arguments)
     except BaseException as error:
-        return pickle.dumps(_describe(error))
+        return pickle.dumps((_describe(error), None))
     try:
-        return dumps(Returned(value))
+        return dumps((None, value))
     except CANNOT_PICKLE as error:
         return _refusal(f"the result, a {type(value).__name__}, cannot be pickled: {error}")
 
@@ -107,7 +103,7 @@ def _bounded(reply: bytes, limit: int) -> bytes:
 
 
 def _refusal(text: str) -> bytes:
-    return pickle.dumps(Raised(None, text, ""))
+    return pickle.dumps((Raised(None, text, ""), None))
 
 
 def _has_children() -> bool:

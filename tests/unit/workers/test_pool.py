@@ -144,6 +144,14 @@ async def test_exit_and_signal_are_deaths(pool: WorkerPool) -> None:
         await pool.call(signal.raise_signal, signal.SIGSEGV, timeout_s=GENEROUS_S)
 
 
+async def test_deaths_with_a_queue_cost_no_places(pool: WorkerPool) -> None:
+    deaths = [pool.call(os._exit, 1, timeout_s=GENEROUS_S) for _ in range(6)]
+    found = await asyncio.gather(*deaths, return_exceptions=True)
+    assert all(isinstance(error, WorkerDied) for error in found)
+    naps = [pool.call(time.sleep, 0.01, timeout_s=GENEROUS_S) for _ in range(4)]
+    await asyncio.gather(*naps)
+
+
 async def test_worker_killed_while_idle_is_replaced(pool: WorkerPool) -> None:
     pid = await pool.call(os.getpid, timeout_s=GENEROUS_S)
     os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,39 @@
+"""Verifiers: rules that turn an episode into a score, or say that there is none.
+
+    verifier ── resolve_verifier ──> checked at start ── score_with ──> Score | Invalid
+
+A score is only ever a number within the verifier's range. Whatever goes wrong with the verifier
+makes the episode Invalid; nothing that fails counts as 0.
+"""
+
+from agentrl.verifiers.format import FormatOk
+from agentrl.verifiers.length import LengthPenalty
+from agentrl.verifiers.match import ExactMatch
+from agentrl.verifiers.number import ExactNumber
+from agentrl.verifiers.protocol import (
+    AnswerVerifier,
+    CompositeVerifier,
+    EpisodeVerifier,
+    PlainVerifier,
+    Verdict,
+    Verifier,
+)
+from agentrl.verifiers.resolve import resolve_verifier
+from agentrl.verifiers.rubric import Rubric
+from agentrl.verifiers.scoring import score_with
+
+__all__ = [
+    "AnswerVerifier",
+    "CompositeVerifier",
+    "EpisodeVerifier",
+    "ExactMatch",
+    "ExactNumber",
+    "FormatOk",
+    "LengthPenalty",
+    "PlainVerifier",
+    "Rubric",
+    "Verdict",
+    "Verifier",
+    "resolve_verifier",
+    "score_with",
+]

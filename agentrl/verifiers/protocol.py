@@ -1,0 +1,70 @@
+"""What a verifier is: one of three methods, or a plain function.
+
+Beside its method a verifier may have two attributes: `score_range` (default (0.0, 1.0)), outside of
+which a value is Invalid, and `in_process` (default False), for a method that is so surely bounded
+and cheap that it needs no process of its own.
+"""
+
+import math
+import numbers
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from agentrl.errors import ConfigError
+from agentrl.types import EpisodeView, Invalid, Outcome, Score, Task
+
+Verdict: TypeAlias = bool | int | float | Score | Invalid
+"""What a verifier returns, or awaits and then returns."""
+
+
+@runtime_checkable
+class AnswerVerifier(Protocol):
+    """Compares values only: it cannot be fooled by what tools or the policy said on the way."""
+
+    def score(self, task: Task, answer: Any) -> Verdict | Awaitable[Verdict]:
+        """The verdict on `answer`."""
+        ...
+
+
+@runtime_checkable
+class EpisodeVerifier(Protocol):
+    """Looks at the whole episode."""
+
+    def score_episode(self, view: EpisodeView) -> Verdict | Awaitable[Verdict]:
+        """The verdict on the episode."""
+        ...
+
+
+@runtime_checkable
+class CompositeVerifier(Protocol):
+    """Made of other verifiers, each of which runs where and as long as it would alone."""
+
+    async def score_parts(self, run: "Callable[[Verifier], Awaitable[Outcome]]") -> Outcome:
+        """The outcome from those of the parts; `run` gives the outcome of one."""
+        ...
+
+
+PlainVerifier: TypeAlias = Callable[[Task, Any], Verdict | Awaitable[Verdict]]
+Verifier: TypeAlias = AnswerVerifier | EpisodeVerifier | CompositeVerifier | PlainVerifier
+
+
+def name_of(verifier: object) -> str:
+    """How messages call it."""
+    return str(getattr(verifier, "__qualname__", type(verifier).__qualname__))
+
+
+def score_range(verifier: object) -> tuple[float, float]:
+    """Smallest and largest value that the verifier may give.
+
+    Raises:
+        ConfigError: what it declares is not a range.
+    """
+    declared: object = getattr(verifier, "score_range", (0.0, 1.0))
+    match declared:
+        case (numbers.Real() as low, numbers.Real() as high):
+            if math.isfinite(low) and math.isfinite(high) and low < high:
+                return float(low), float(high)
+    raise ConfigError(
+        f"verifier {name_of(verifier)} declares score_range {declared!r}; expected two finite "
+        "numbers, the smaller first"
+    )

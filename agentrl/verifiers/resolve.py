@@ -1,0 +1,123 @@
+"""From what a user writes to a verifier that is known to be one before a run starts."""
+
+import inspect
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Final, cast
+
+from agentrl.config.nearest import nearest
+from agentrl.config.references import load_reference
+from agentrl.errors import ConfigError
+from agentrl.verifiers.format import FormatOk
+from agentrl.verifiers.match import ExactMatch
+from agentrl.verifiers.number import ExactNumber
+from agentrl.verifiers.protocol import (
+    AnswerVerifier,
+    CompositeVerifier,
+    EpisodeVerifier,
+    Verifier,
+    name_of,
+    score_range,
+)
+from agentrl.verifiers.rubric import Rubric
+from agentrl.verifiers.scoring import is_async, method_of
+from agentrl.workers.pickling import CANNOT_PICKLE, dumps
+
+GROUP: Final = "agentrl.verifiers"
+"""The entry point group of installed verifiers."""
+
+BUILT_IN: Final[dict[str, Callable[[], Verifier]]] = {
+    "exact_number": ExactNumber,
+    "exact_match": ExactMatch,
+    "format_ok": FormatOk,
+}
+
+
+def resolve_verifier(ref: object) -> Verifier:
+    """The verifier that `ref` is or names; a class is instantiated without arguments.
+
+    Args:
+        ref: an object, a built-in or installed name, `pkg.mod:Name` or `path/file.py:Name`.
+
+    Raises:
+        ConfigError: there is none, or it is not a verifier that can run.
+    """
+    label = f"verifier {ref}" if isinstance(ref, str) else "verifier"
+    found = _load(ref) if isinstance(ref, str) else ref
+    verifier = _instance(found, label)
+    _check(verifier, label if isinstance(ref, str) else f"verifier {name_of(verifier)}")
+    return cast("Verifier", verifier)
+
+
+def _load(ref: str) -> object:
+    if ":" in ref:
+        return load_reference(ref, "verifier")
+    if ref in BUILT_IN:
+        return BUILT_IN[ref]
+    installed = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if ref in installed:
+        entry = installed[ref]
+        return load_reference(f"{entry.module}:{entry.attr}", f"verifier {ref} =")
+    names = (*BUILT_IN, *installed)
+    raise ConfigError(
+        f"verifier {ref} is unknown (your own is written pkg.mod:Name or path/file.py:Name), "
+        f"{nearest(ref, names)}"
+    )
+
+
+def _instance(found: object, label: str) -> object:
+    if not isinstance(found, type):
+        return found
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"{label} is a class that needs arguments ({error}); give an instance instead"
+        ) from error
+    except ValueError:
+        pass  # a class without a readable signature: try it
+    return cast("Callable[[], object]", found)()
+
+
+def _check(verifier: object, label: str) -> None:
+    """Refuse what would make every episode Invalid."""
+    if isinstance(verifier, Rubric):
+        for name, part in verifier.verifiers.items():
+            _check(part, f"{label}, part {name}")
+    if isinstance(verifier, CompositeVerifier):
+        return
+    if not (isinstance(verifier, EpisodeVerifier | AnswerVerifier) or callable(verifier)):
+        raise ConfigError(
+            f"{label} has no score method; expected score(task, answer), score_episode(view) or a "
+            f"function (task, answer), got a {type(verifier).__qualname__}"
+        )
+    score_range(verifier)
+    method = method_of(verifier)
+    _check_signature(method, isinstance(verifier, EpisodeVerifier), label)
+    if not is_async(method) and not getattr(verifier, "in_process", False):
+        _check_pickle(method, label)
+
+
+def _check_signature(method: Callable[..., object], episode: bool, label: str) -> None:
+    expected = ("view",) if episode else ("task", "answer")
+    try:
+        signature = inspect.signature(method)
+    except ValueError:
+        return  # some builtins have none
+    try:
+        signature.bind(*expected)
+    except TypeError as error:
+        name = getattr(method, "__name__", "it")
+        raise ConfigError(
+            f"{label}: {name} takes {signature}, expected ({', '.join(expected)})"
+        ) from error
+
+
+def _check_pickle(method: Callable[..., object], label: str) -> None:
+    try:
+        dumps(method)
+    except CANNOT_PICKLE as error:
+        raise ConfigError(
+            f"{label} cannot be sent to the process that it should run in ({error}); open files, "
+            "locks and connections inside score, or make score async"
+        ) from error

@@ -1,0 +1,91 @@
+"""Several verifiers, weighted."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from agentrl.errors import ConfigError
+from agentrl.types import Invalid, Outcome, Score
+from agentrl.verifiers.protocol import Verifier, score_range
+
+GATE: Final = "gate"
+
+
+class Rubric:
+    """The weighted sum of named parts, or 0 if the gate scores 0.
+
+        Rubric(correct=(ExactNumber(), 0.8), brief=(LengthPenalty(200), 0.2), gate=FormatOk())
+
+    Weights are positive and taken as they are: let them sum to 1 to stay within [0, 1]. Every part
+    is run and logged, unweighted, under its name ("correct"; "outer/inner" for parts of parts),
+    whatever the gate says. If one part, or the gate, is Invalid, all of it is. Rubrics nest.
+    """
+
+    def __init__(self, *, gate: Verifier | None = None, **parts: tuple[Verifier, float]) -> None:
+        """Check the weights.
+
+        Args:
+            gate: a verifier that must not score 0.
+            parts: name=(verifier, weight).
+        """
+        if not parts:
+            raise ConfigError("a rubric needs at least one part: Rubric(name=(verifier, weight))")
+        for name, part in parts.items():
+            _check(name, part)
+        self._gate = gate
+        self._parts = parts
+
+    @property
+    def verifiers(self) -> Mapping[str, Verifier]:
+        """All parts by name, the gate too."""
+        parts = {name: verifier for name, (verifier, _) in self._parts.items()}
+        return parts if self._gate is None else {**parts, GATE: self._gate}
+
+    @property
+    def score_range(self) -> tuple[float, float]:
+        """The weighted sum of the parts' ranges, with 0 in it if there is a gate."""
+        ranges = [(score_range(verifier), weight) for verifier, weight in self._parts.values()]
+        low = math.fsum(low * weight for (low, _), weight in ranges)
+        high = math.fsum(high * weight for (_, high), weight in ranges)
+        return (low, high) if self._gate is None else (min(low, 0.0), max(high, 0.0))
+
+    async def score_parts(self, run: Callable[[Verifier], Awaitable[Outcome]]) -> Outcome:
+        """Run all parts side by side and add them up."""
+        names = tuple(self.verifiers)
+        outcomes = await asyncio.gather(*(run(verifier) for verifier in self.verifiers.values()))
+        scores: dict[str, Score] = {}
+        for name, outcome in zip(names, outcomes, strict=True):
+            if isinstance(outcome, Invalid):
+                return Invalid(
+                    reason=f"{name}: {outcome.reason}",
+                    blame=outcome.blame,
+                    retryable=outcome.retryable,
+                )
+            scores[name] = outcome
+        return Score(value=self._value(scores), parts=_named_parts(scores))
+
+    def _value(self, scores: Mapping[str, Score]) -> float:
+        if GATE in scores and scores[GATE].value == 0:
+            return 0.0
+        return math.fsum(scores[name].value * weight for name, (_, weight) in self._parts.items())
+
+
+def _check(name: str, part: object) -> None:
+    match part:
+        case (_, int() | float() as weight) if not isinstance(weight, bool):
+            if not (math.isfinite(weight) and weight > 0):
+                raise ConfigError(
+                    f"rubric part {name} has weight {weight}, expected a finite number above 0; "
+                    "for a penalty, give a verifier with a negative score_range"
+                )
+        case _:
+            raise ConfigError(f"rubric part {name} is {part!r}, expected (verifier, weight)")
+
+
+def _named_parts(scores: Mapping[str, Score]) -> dict[str, float]:
+    parts: dict[str, float] = {}
+    for name, score in scores.items():
+        parts[name] = score.value
+        parts |= {f"{name}/{inner}": value for inner, value in score.parts.items()}
+    return parts

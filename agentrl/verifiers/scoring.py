@@ -1,0 +1,143 @@
+"""Run a verifier on an episode: the one place where its failures become data."""
+
+import asyncio
+import inspect
+import math
+import numbers
+import re
+import traceback
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, cast
+
+import numpy as np
+
+from agentrl.types import EpisodeView, Invalid, Outcome, Score
+from agentrl.verifiers.protocol import (
+    AnswerVerifier,
+    CompositeVerifier,
+    EpisodeVerifier,
+    Verifier,
+    name_of,
+    score_range,
+)
+from agentrl.workers import WorkerPool, WorkerTimeout
+
+_MAX_REASON_CHARS: Final = 500
+_PLACE: Final = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+async def score_with(
+    verifier: Verifier, view: EpisodeView, *, pool: WorkerPool, timeout_s: float = 30.0
+) -> Outcome:
+    """The verifier's outcome on the episode.
+
+    Async verifiers run in the event loop, sync ones in a process of `pool`, those that declare
+    `in_process` at once. An exception, a time-out, no value, NaN, a value outside the declared
+    range: each is Invalid, blamed on the verifier.
+    """
+    if isinstance(verifier, CompositeVerifier):
+        # A composite runs nothing itself, so its parts' limits are its own.
+        work = verifier.score_parts(partial(score_with, view=view, pool=pool, timeout_s=timeout_s))
+        return await _outcome(verifier, work)
+    return await _outcome(verifier, _run(verifier, view, pool, timeout_s))
+
+
+async def _outcome(verifier: Verifier, work: Awaitable[object]) -> Outcome:
+    name = name_of(verifier)
+    try:
+        return checked(await work, score_range(verifier), name)
+    except WorkerTimeout as error:
+        return _invalid(f"verifier {name} took too long: {error}")
+    except Exception as error:
+        return _invalid(f"verifier {name} raised {_last_line(error)}{_place(error)}")
+
+
+def method_of(verifier: Verifier) -> Callable[..., object]:
+    """What is called; `score_episode` goes before `score`, and both before a plain call."""
+    if isinstance(verifier, EpisodeVerifier):
+        return verifier.score_episode
+    if isinstance(verifier, AnswerVerifier):
+        return verifier.score
+    return cast("Callable[..., object]", verifier)
+
+
+def is_async(method: Callable[..., object]) -> bool:
+    """True for coroutine functions and for objects whose call is one."""
+    while isinstance(method, partial):
+        method = method.func
+    return inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(
+        getattr(method, "__call__", None)  # noqa: B004 - the question is what calling gives
+    )
+
+
+def checked(value: object, allowed: tuple[float, float], name: str) -> Outcome:
+    """The value as an outcome, if it is one."""
+    if isinstance(value, Invalid):
+        return value
+    if isinstance(value, Score):
+        number, parts = value.value, value.parts
+    elif isinstance(value, numbers.Real | np.bool_):
+        number, parts = _as_float(value), {}
+    else:
+        return _invalid(
+            f"verifier {name} returned {_brief(value)}, expected a number, a bool, a Score or "
+            "Invalid; is a return missing?"
+        )
+    low, high = allowed
+    if not low <= number <= high:  # NaN too
+        return _invalid(
+            f"verifier {name} returned {number:g}, outside its range [{low:g}, {high:g}]; "
+            "declare score_range if that is a score"
+        )
+    return Score(value=float(number), parts=parts)
+
+
+async def _run(verifier: Verifier, view: EpisodeView, pool: WorkerPool, timeout_s: float) -> object:
+    method = method_of(verifier)
+    episode = isinstance(verifier, EpisodeVerifier)
+    arguments: tuple[object, ...] = (view,) if episode else (view.task, view.answer)
+    if is_async(method):
+        return await _awaited(method, arguments, timeout_s)
+    if getattr(verifier, "in_process", False):
+        return method(*arguments)
+    return await pool.call(method, *arguments, timeout_s=timeout_s)
+
+
+async def _awaited(
+    method: Callable[..., object], arguments: tuple[object, ...], timeout_s: float
+) -> object:
+    clock = asyncio.timeout(timeout_s)
+    try:
+        async with clock:
+            return await cast("Awaitable[object]", method(*arguments))
+    except TimeoutError as error:
+        if clock.expired():
+            raise WorkerTimeout(f"it did not answer within {timeout_s:g} s") from error
+        raise
+
+
+def _as_float(value: object) -> float:
+    try:
+        return float(cast("float", value))
+    except OverflowError:
+        return math.inf
+
+
+def _invalid(reason: str) -> Invalid:
+    return Invalid(reason=reason[:_MAX_REASON_CHARS], blame="verifier")
+
+
+def _brief(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__qualname__}"
+
+
+def _last_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+
+
+def _place(error: Exception) -> str:
+    """Where it was raised; in another process, its traceback is in the notes."""
+    found = _PLACE.findall("".join(traceback.format_exception(error)))
+    places = [place for place in found if "/agentrl/workers/" not in place[0]]
+    return f" ({places[-1][0]}, line {places[-1][1]})" if places else ""

@@ -1,0 +1,162 @@
+"""References to user code, and what each kind of mistake is answered with."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.config.nearest import nearest
+from agentrl.config.references import load_reference
+from agentrl.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def clean_imports() -> Iterator[None]:
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def message(ref: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_reference(ref, "environment")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_module_attribute_and_nested_name() -> None:
+    import json.decoder
+
+    assert load_reference("json.decoder:JSONDecoder", "x") is json.decoder.JSONDecoder
+    assert load_reference("json:JSONDecoder.decode", "x") is json.JSONDecoder.decode
+
+
+def test_file_is_loaded_once_whatever_it_is_called(here: Path) -> None:
+    (here / "sub").mkdir()
+    (here / "sub/rules.py").write_text("import sys\nclass Mine: pass\nloads = [1]\n")
+    first = load_reference("sub/rules.py:Mine", "x")
+    assert load_reference(f"{here}/sub/../sub/rules.py:Mine", "x") is first
+    assert isinstance(first, type)
+    assert sys.modules[first.__module__].Mine is first
+
+
+def test_same_file_names_in_two_folders_are_two_modules(here: Path) -> None:
+    for folder in ("a", "b"):
+        (here / folder).mkdir()
+        (here / folder / "env.py").write_text(f"NAME = {folder!r}\n")
+    assert load_reference("a/env.py:NAME", "x") == "a"
+    assert load_reference("b/env.py:NAME", "x") == "b"
+
+
+def test_dataclasses_work_in_a_file(here: Path) -> None:
+    (here / "d.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass D:\n    x: int = 3\n"
+    )
+    cls = load_reference("d.py:D", "x")
+    assert callable(cls)
+    assert cls().x == 3
+
+
+def test_module_in_the_current_directory(here: Path) -> None:
+    (here / "my_local_pkg").mkdir()
+    (here / "my_local_pkg/rules.py").write_text("ANSWER = 42\n")
+    assert load_reference("my_local_pkg.rules:ANSWER", "x") == 42
+
+
+def test_current_directory_shadows_nothing(here: Path) -> None:
+    (here / "wave.py").write_text("open = None\n")
+    assert callable(load_reference("wave:open", "x"))
+
+
+@pytest.mark.parametrize("ref", ["x", "x:", ":y", "path/file.py", ""])
+def test_not_a_reference(ref: str) -> None:
+    assert "is not a reference: expected pkg.mod:Name or path/file.py:Name" in message(ref)
+
+
+def test_missing_file_and_module(here: Path) -> None:
+    assert message("no/such.py:X") == (
+        f"environment no/such.py:X cannot be imported: there is no file {here}/no/such.py"
+    )
+    assert message("no_such_pkg.mod:X") == (
+        "environment no_such_pkg.mod:X cannot be imported: no module no_such_pkg was found, "
+        f"neither installed nor in {here}"
+    )
+    assert "no module json.nothing was found" in message("json.nothing:X")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (
+            "\n\nimport no_such_foo",
+            "ModuleNotFoundError: No module named 'no_such_foo' ({}, line 3)",
+        ),
+        ("def f(:\n", "SyntaxError: invalid syntax ({}, line 1)"),
+        ("x = 1\n1 / 0", "ZeroDivisionError: division by zero ({}, line 2)"),
+        ("import sys\nsys.exit(3)", "SystemExit: 3 ({}, line 2)"),
+        ("def f():\n    raise ValueError\nf()", "ValueError ({}, line 2)"),
+        ("raise OSError('two\\nlines')", "OSError: two lines ({}, line 1)"),
+        ("import json\njson.loads('')", "JSONDecodeError: Expecting value"),
+    ],
+)
+@pytest.mark.parametrize("place", ["broken.py", "broken"])
+def test_code_that_does_not_import(here: Path, code: str, expected: str, place: str) -> None:
+    (here / "broken.py").write_text(code)
+    found = message(f"{place}:Env")
+    start = f"environment {place}:Env cannot be imported: "
+    assert found.startswith(start + expected.format("broken.py"))
+
+
+def test_failed_file_is_not_half_loaded(here: Path) -> None:
+    (here / "broken.py").write_text("1 / 0")
+    message("broken.py:Env")
+    (here / "broken.py").write_text("Env = 'mended now'")
+    assert load_reference("broken.py:Env", "x") == "mended now"
+
+
+def test_missing_name_suggests_the_nearest(here: Path) -> None:
+    (here / "env.py").write_text("class Calculator: pass\n")
+    assert message("env.py:Calculater") == (
+        "environment env.py:Calculater does not exist: env.py has no Calculater, "
+        "did you mean Calculator?"
+    )
+    assert "json has no JSONDecodr, did you mean JSONDecoder?" in message("json:JSONDecodr")
+
+
+def test_references_are_light() -> None:
+    code = "import sys, agentrl.config.references; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "expected"),
+    [
+        ("hihg", ["low", "high"], "did you mean high?"),
+        ("exactnumber", ["ExactNumber"], "did you mean ExactNumber?"),
+        ("zzz", ["b", "a"], "there is a, b"),
+        ("zzz", [], "there is none"),
+    ],
+)
+def test_nearest(name: str, names: list[str], expected: str) -> None:
+    assert nearest(name, names) == expected
+
+
+@given(st.text(max_size=10), st.lists(st.text(max_size=10), max_size=5))
+def test_nearest_is_total(name: str, names: list[str]) -> None:
+    assert nearest(name, names)
+    if name in names:
+        assert nearest(name, names) == f"did you mean {name}?" or not name
