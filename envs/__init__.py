@@ -1,8 +1,25 @@
-"""Environments: `ToolEnv` and the built-in ones."""
+"""Environments: `ToolEnv`, what it is made of, and the built-in ones by name."""
 
-from agentrl.envs.services import EnvServices
+from agentrl.envs.agents import EchoAgent, NullAgent, RandomAgent, ScriptedAgent
+from agentrl.envs.resolve import BUILT_IN, resolve_env
+from agentrl.envs.services import EnvServices, default_services
 from agentrl.envs.spaces import TextSpace, TokenSpace
+from agentrl.envs.token_env import TokenEnv
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.envs.transition import Transition
 
-__all__ = ["EnvServices", "TextSpace", "TokenSpace", "ToolEnv", "Transition"]
+__all__ = [
+    "BUILT_IN",
+    "EchoAgent",
+    "EnvServices",
+    "NullAgent",
+    "RandomAgent",
+    "ScriptedAgent",
+    "TextSpace",
+    "TokenEnv",
+    "TokenSpace",
+    "ToolEnv",
+    "Transition",
+    "default_services",
+    "resolve_env",
+]

@@ -38,13 +38,14 @@ class Calculator(ToolEnv):
     max_turns = 4
     verifier = ExactNumber()
 
-    def make_task(self, rng: np.random.Generator, split: str) -> Task:
+    @classmethod
+    def make_task(cls, rng: np.random.Generator, split: str, config: Config) -> Task:
         """A pair of numbers that belongs to the split, and an operator."""
         require_split(split)
-        a, b = self._numbers(rng)
+        a, b = _numbers(rng, config.digits)
         while split_of("calculator", *sorted((a, b))) != split:
-            a, b = self._numbers(rng)
-        symbol = self.config.operators[int(rng.integers(len(self.config.operators)))]
+            a, b = _numbers(rng, config.digits)
+        symbol = config.operators[int(rng.integers(len(config.operators)))]
         return Task(
             prompt=f"What is {a} {symbol} {b}?",
             answer=_OPERATORS[symbol](a, b),
@@ -66,14 +67,15 @@ class Calculator(ToolEnv):
             value = await run_isolated(pool, "calculator", evaluate, (expression,), {}, _TIMEOUT_S)
             return str(value)
 
-    @staticmethod
-    def expert() -> Agent:
+    @classmethod
+    def expert(cls) -> Agent:
         """Calls the calculator with the task's expression, then repeats what it said."""
         return _Expert()
 
-    def _numbers(self, rng: np.random.Generator) -> tuple[int, int]:
-        a, b = rng.integers(10**self.config.digits, size=2)
-        return int(a), int(b)
+
+def _numbers(rng: np.random.Generator, digits: int) -> tuple[int, int]:
+    a, b = rng.integers(10**digits, size=2)
+    return int(a), int(b)
 
 
 class _Expert:

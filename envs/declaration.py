@@ -1,10 +1,10 @@
 """What an environment class declares, checked before anything runs."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from pydantic import ValidationError
@@ -28,19 +28,12 @@ class Declaration:
     """The parts of a class that are the same for all of its instances."""
 
     tools: Mapping[str, ToolSpec]
-    listed: ListedTasks | None
-    """None: tasks are made by `make_task`."""
+    listed: ListedTasks
+    """Without splits where tasks are made."""
+    make_task: Callable[[np.random.Generator, str, Config], Task] | None
     verifier: Verifier | None
     hooks: frozenset[str]
     """The hooks that the class defines; the others need not be called."""
-
-
-class _Maker(Protocol):
-    """An environment that makes its tasks, by a class method or a plain one."""
-
-    def make_task(self, rng: np.random.Generator, split: str) -> Task:
-        """One task of the split."""
-        ...
 
 
 def declaration(cls: "type[ToolEnv]") -> Declaration:
@@ -64,13 +57,14 @@ def _declare(cls: "type[ToolEnv]") -> Declaration:
             raise ConfigError(f"{name}.{attribute} is {value!r}, expected a number above 0")
     if cls.isolation not in ("none", "process"):
         raise ConfigError(f"{name}.isolation is {cls.isolation!r}, expected 'none' or 'process'")
-    if isinstance(cls.tasks, type(None)) == (not hasattr(cls, "make_task")):
+    if (cls.tasks is None) == (not hasattr(cls, "make_task")):
         both = "both tasks and make_task" if cls.tasks is not None else "no tasks"
         raise ConfigError(f"{name} has {both}; give it either tasks or make_task(rng, split)")
     return Declaration(
         verifier=None if cls.verifier is None else resolve_verifier(cls.verifier),
         tools={spec.name: spec for spec in _all_tools(cls)},
-        listed=None if cls.tasks is None else listed_tasks(cls.tasks, _folder(cls)),
+        make_task=_make_task(cls),
+        listed=listed_tasks({} if cls.tasks is None else cls.tasks, _folder(cls)),
         hooks=frozenset(
             h for h in ("setup", "reply", "score", "state_key", "teardown") if _overrides(cls, h)
         ),
@@ -92,10 +86,19 @@ def require_scoring(cls: "type[ToolEnv]", verifier: object | None) -> None:
         )
 
 
-def task_source(env: "ToolEnv") -> TaskSource:
-    """The tasks of the class; by the instance, since `make_task` may read `self.config`."""
-    listed = declaration(type(env)).listed
-    return listed if listed is not None else GeneratedTasks(cast("_Maker", env).make_task)
+def num_tasks(cls: "type[ToolEnv]", split: str) -> int | None:
+    """How many different tasks a split of the class has; None: no end."""
+    declared = declaration(cls)
+    return None if declared.make_task else declared.listed.num_tasks(split)
+
+
+def task_source(cls: "type[ToolEnv]", config: Config) -> TaskSource:
+    """The tasks of the class, made with these parameters."""
+    declared = declaration(cls)
+    if declared.make_task is None:
+        return declared.listed
+    make_task = declared.make_task
+    return GeneratedTasks(lambda rng, split: make_task(rng, split, config))
 
 
 def make_config(cls: "type[ToolEnv]", config: Config | Mapping[str, Any] | None) -> Config:
@@ -118,6 +121,28 @@ def make_config(cls: "type[ToolEnv]", config: Config | Mapping[str, Any] | None)
         raise ConfigError(
             f"{cls.__name__}.{key}: got {problem['input']!r}; {problem['msg']}"
         ) from error
+
+
+def _make_task(
+    cls: "type[ToolEnv]",
+) -> Callable[[np.random.Generator, str, Config], Task] | None:
+    """The class's `make_task` in its longer form, with the config."""
+    declared = inspect.getattr_static(cls, "make_task", None)
+    if declared is None:
+        return None
+    if not isinstance(declared, classmethod | staticmethod):
+        raise ConfigError(f"{cls.__name__}.make_task is no class method; put @classmethod on it")
+    make_task = cast("Callable[..., Task]", getattr(cls, "make_task"))  # noqa: B009 (not declared)
+    match len(inspect.signature(make_task).parameters):
+        case 3:
+            return make_task
+        case 2:
+            return lambda rng, split, _: make_task(rng, split)
+        case number:
+            raise ConfigError(
+                f"{cls.__name__}.make_task takes {number} arguments, expected (rng, split) or "
+                "(rng, split, config)"
+            )
 
 
 def _all_tools(cls: "type[ToolEnv]") -> tuple[ToolSpec, ...]:

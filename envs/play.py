@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from gymnasium.error import ResetNeeded
+
 from agentrl.envs.transition import Transition
 from agentrl.envs.world import Hook, World
-from agentrl.errors import EnvironmentFault, ToolError
+from agentrl.errors import EnvironmentFault, EpisodeError, ToolError
 from agentrl.tools import (
     TextTokenizer,
     ToolHangs,
@@ -60,6 +62,8 @@ class _Tally:
     errors: list[str] = field(default_factory=list[str])
     reward: float = 0.0
     parts: dict[str, float] = field(default_factory=dict[str, float])
+    num_calls: int = 0
+    state_key: str | None = None
     finish: tuple[Any] | None = None
 
 
@@ -70,28 +74,34 @@ class Play:
         self.world = world
         self.task = task
         self.messages = list(messages)
-        self.stop: EpisodeStop | None = None
-        self.num_turns = 0
+        self.stop: EpisodeStop | None = EpisodeStop.INVALID
+        """None while the episode runs; INVALID until it begins, too."""
         self._rules = rules
-        self._last_text: str | None = None
+        self._num_turns = 0
+        self._last_turn: AssistantTurn | None = None
         self._finished: tuple[Any] | None = None
+        self._errors: list[str] = []
         self._tally: _Tally | None = None
+
+    def begin(self) -> None:
+        """The world is set up: turns may be played."""
+        self.stop = None
 
     @property
     def answer(self) -> Any:
         """What `finish` got, else the text of the last turn."""
-        return self._finished[0] if self._finished else self._last_text
-
-    @property
-    def in_turn(self) -> bool:
-        """True while a tool or `reply` may run."""
-        return self._tally is not None
+        if self._finished is not None:
+            return self._finished[0]
+        return None if self._last_turn is None else self._last_turn.text
 
     def view(self) -> EpisodeView:
         """The episode so far; the answer is there when it has stopped."""
-        answer = None if self.stop is None else self.answer
         return EpisodeView(
-            task=self.task, messages=tuple(self.messages), answer=answer, stop=self.stop
+            task=self.task,
+            messages=tuple(self.messages),
+            answer=None if self.stop is None else self.answer,
+            stop=self.stop,
+            call_errors=tuple(self._errors),
         )
 
     def finish(self, answer: Any) -> None:
@@ -108,44 +118,68 @@ class Play:
             tally.parts[part] = tally.parts.get(part, 0.0) + value
 
     def truncate(self, stop: EpisodeStop, turn: AssistantTurn | None) -> Transition:
-        """End the episode by a budget; the turn is recorded and nothing of it runs."""
-        calls = turn.calls if turn else ()
-        if turn is not None:
+        """End the episode by a budget.
+
+        A turn that was not played is recorded and nothing of it runs. Of one that was cut off while
+        it was played, what has happened stays.
+        """
+        if self.stop is not None and self._tally is None:
+            raise ResetNeeded(f"the episode has stopped ({self.stop}); call reset first")
+        tally = self._tally or _Tally()
+        if turn is not None and turn is not self._last_turn:
             self._record(turn)
-        self.stop = stop
-        return Transition(stop=stop, num_calls=len(calls), call_errors=_reasons(calls))
+            tally.num_calls = len(turn.calls)
+            tally.errors += [call.reason for call in turn.calls if isinstance(call, CallError)]
+        return self._ended(tally, stop)
 
     async def advance(self, turn: AssistantTurn) -> Transition:
         """Play one turn."""
         if turn.stop_reason is StopReason.ABORT:
             raise ValueError("an aborted turn cannot be played; call truncate(stop, turn)")
+        if self.stop is not None:
+            raise ResetNeeded(f"the episode has stopped ({self.stop}); call reset first")
         if turn.stop_reason is StopReason.LENGTH:
             return self.truncate(EpisodeStop.TURN_TOKENS, turn)
-        # Until the turn has come to its end: whatever cuts it off leaves no valid episode.
+        # Until the turn has come to its end: what cuts it off leaves an episode that cannot go on.
         self.stop = EpisodeStop.INVALID
-        key = await self._state_key()
+        self._tally = tally = _Tally(num_calls=len(turn.calls))
         self._record(turn)
-        self._tally = tally = _Tally()
+        try:
+            stop = await self._play(turn, tally)
+        except EpisodeError:
+            self._tally = None
+            raise
+        return self._ended(tally, stop)
+
+    async def _play(self, turn: AssistantTurn, tally: _Tally) -> EpisodeStop | None:
+        if self._rules.state_key is not None:
+            key = await self.world.call_hook("state_key", self._rules.state_key)
+            tally.state_key = cast("str | None", key)
         stop = await (self._run_calls(turn.calls) if turn.calls else self._reply(turn.text))
+        if stop is None and self._num_turns >= self._rules.max_turns:
+            return EpisodeStop.MAX_TURNS
+        return stop
+
+    def _ended(self, tally: _Tally, stop: EpisodeStop | None) -> Transition:
+        """Close the turn's books."""
         self._tally = None
-        if stop is None and self.num_turns >= self._rules.max_turns:
-            stop = EpisodeStop.MAX_TURNS
-        self.messages += tally.messages
         self.stop = stop
+        self.messages += tally.messages
+        self._errors += tally.errors
         return Transition(
             messages=tuple(tally.messages),
             reward=tally.reward,
             parts=tally.parts,
-            state_key=key,
+            state_key=tally.state_key,
             stop=stop,
-            num_calls=len(turn.calls),
+            num_calls=tally.num_calls,
             call_errors=tuple(tally.errors),
         )
 
     def _record(self, turn: AssistantTurn) -> None:
-        self.num_turns += 1
+        self._num_turns += 1
         self.messages.append(turn.message())
-        self._last_text = turn.text
+        self._last_turn = turn
 
     def _turn(self, what: str) -> _Tally:
         if self._tally is None:
@@ -153,12 +187,6 @@ class Play:
                 f"{what} was called outside of a turn; it belongs in a tool or reply"
             )
         return self._tally
-
-    async def _state_key(self) -> str | None:
-        hook = self._rules.state_key
-        if hook is None:
-            return None
-        return cast("str | None", await self.world.call_hook("state_key", hook))
 
     async def _reply(self, text: str) -> EpisodeStop | None:
         """A turn without calls: the next user message, or the end."""
@@ -241,10 +269,6 @@ class _CannotRun(ToolError):
     def __init__(self, reason: CallErrorReason, message: str):
         super().__init__(message)
         self.reason = reason
-
-
-def _reasons(calls: tuple[ToolCall | CallError, ...]) -> tuple[str, ...]:
-    return tuple(call.reason for call in calls if isinstance(call, CallError))
 
 
 def _unknown(name: str, tools: Mapping[str, ToolSpec]) -> str:

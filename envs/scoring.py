@@ -23,7 +23,7 @@ async def own_score(world: World, score: Callable[[Any], object], answer: Any) -
     A world whose thread hangs in a tool cannot be looked at: the policy made it hang, so that is a
     score of 0.
     """
-    if world.abandoned:
+    if not await world.settle():
         return Score(value=0.0)
     try:
         value = await world.call_hook("score", partial(score, answer))

@@ -1,5 +1,6 @@
 """What the environments of a run share."""
 
+import atexit
 import functools
 import os
 
@@ -14,7 +15,7 @@ class EnvServices:
     """The processes of isolated tools and of verifiers, and the count of abandoned threads.
 
     Verifiers have processes of their own, so that scores never wait for tools that hang. Processes
-    start with the first call and end with this process.
+    start with the first call and end with `close`.
     """
 
     def __init__(
@@ -32,8 +33,15 @@ class EnvServices:
         )
         self.census = census or ThreadCensus()
 
+    def close(self) -> None:
+        """End the processes; a second call does nothing."""
+        self.tool_pool.close()
+        self.verifier_pool.close()
+
 
 @functools.cache
 def default_services() -> EnvServices:
     """The services of environments that were given none: one set per process."""
-    return EnvServices()
+    services = EnvServices()
+    atexit.register(services.close)
+    return services

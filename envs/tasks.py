@@ -24,10 +24,6 @@ _KEYS = ("prompt", "answer", "data", "id")
 class TaskSource(Protocol):
     """Tasks by index: the same arguments give the same task, in every process."""
 
-    def num_tasks(self, split: str) -> int | None:
-        """How many different tasks a split has; None: no end."""
-        ...
-
     def task(self, index: int, split: str, seed: int) -> Task:
         """The task at `index`."""
         ...
@@ -38,10 +34,6 @@ class GeneratedTasks:
 
     def __init__(self, make_task: MakeTask):
         self._make_task = make_task
-
-    def num_tasks(self, split: str) -> int | None:
-        """None: there is no end."""
-        return None
 
     def task(self, index: int, split: str, seed: int) -> Task:
         """The task at `index`."""
@@ -59,7 +51,7 @@ class ListedTasks:
     def __init__(self, splits: Mapping[str, tuple[Task, ...]]):
         self._splits = splits
 
-    def num_tasks(self, split: str) -> int | None:
+    def num_tasks(self, split: str) -> int:
         """The length of the split's list."""
         return len(self._list(split))
 

@@ -11,7 +11,13 @@ from gymnasium.error import ResetNeeded
 
 from agentrl.config import Config as BaseConfig
 from agentrl.envs.bridge import SyncBridge
-from agentrl.envs.declaration import declaration, make_config, require_scoring, task_source
+from agentrl.envs.declaration import (
+    declaration,
+    make_config,
+    num_tasks,
+    require_scoring,
+    task_source,
+)
 from agentrl.envs.play import Play, Rules
 from agentrl.envs.resources import Resources
 from agentrl.envs.scoring import outcome_error, own_score
@@ -24,6 +30,7 @@ from agentrl.errors import ConfigError, EpisodeError
 from agentrl.tokens.formats.hermes import Hermes
 from agentrl.tools import TextTokenizer
 from agentrl.types import (
+    Agent,
     AssistantTurn,
     EpisodeStop,
     EpisodeView,
@@ -46,16 +53,16 @@ class ToolEnv(gymnasium.Env[str, str]):
     """The world of one episode: its tasks, its tools, its rules and its score.
 
     A subclass sets attributes, marks methods with `@tool` and defines the hooks that it needs; each
-    hook may be sync or async. Tasks come from `tasks` or from `make_task(rng, split) -> Task`, a
-    class method, or a plain one that reads `self.config`. The score comes from `verifier` or from
-    `score`. The docstring is documentation; the prompt is `system`.
+    hook may be sync or async. Tasks come from `tasks` or from a class method
+    `make_task(rng, split) -> Task`, which may take the `config` as a third argument. The score
+    comes from `verifier` or from `score`. The docstring is documentation; the prompt is `system`.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (Gymnasium's declaration)
 
-    system: ClassVar[str] = ""
+    system: str = ""
     """The system prompt; empty: none."""
-    max_turns: ClassVar[int] = 8
+    max_turns: int = 8
     """After this many turns the episode is truncated."""
     tasks: ClassVar[Tasks | None] = None
     """A JSONL file, a sequence of tasks, or one of them for each split."""
@@ -65,12 +72,12 @@ class ToolEnv(gymnasium.Env[str, str]):
     """Scores by task and answer alone; an object or a reference."""
     isolation: ClassVar[Literal["none", "process"]] = "none"
     """"process": `make_env` puts the whole environment into a process of its own."""
-    tool_timeout_s: ClassVar[float] = 30.0
-    hook_timeout_s: ClassVar[float] = 60.0
+    tool_timeout_s: float = 30.0
+    hook_timeout_s: float = 60.0
     """For setup, reply, score, state_key, teardown and each resource's closing."""
-    grace_s: ClassVar[float] = 1.0
+    grace_s: float = 1.0
     """How long a hanging sync tool is waited for after its timeout."""
-    max_tool_tokens: ClassVar[int] = 2048
+    max_tool_tokens: int = 2048
     """A longer tool result loses its middle."""
 
     Config: ClassVar[type[BaseConfig]] = BaseConfig
@@ -106,11 +113,9 @@ class ToolEnv(gymnasium.Env[str, str]):
         self.observation_space = TextSpace()
         self._tokenizer = tokenizer
         self._services = services or default_services()
-        self._tasks = task_source(self)
         self._world: World | None = None
         self._play: Play | None = None
         self._outcome: Outcome | None = None
-        self._task: Task | None = None
         self._bridge = SyncBridge()
 
     # Hooks: a subclass defines those that it needs.
@@ -126,21 +131,26 @@ class ToolEnv(gymnasium.Env[str, str]):
         """Score the final state of the world, before its teardown."""
         raise NotImplementedError
 
-    def state_key(self) -> str | None:
+    def state_key(self) -> Awaitable[str | None] | str | None:
         """A name for the state of the world: equal states of a task have equal names."""
         return None
 
     def teardown(self) -> Awaitable[None] | None:
         """Undo what `setup` did; runs once per setup on every path, also if setup failed."""
 
+    @classmethod
+    def expert(cls) -> Agent | None:
+        """A scripted agent that solves the tasks, if there is one: for demonstrations and tests."""
+        return None
+
     # What hooks and tools use.
 
     @property
     def task(self) -> Task:
         """The task of the episode."""
-        if self._task is None:
+        if self._play is None:
             raise ResetNeeded("there is no task yet; call reset first")
-        return self._task
+        return self._play.task
 
     @property
     def rng(self) -> np.random.Generator:
@@ -161,22 +171,26 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     def finish(self, answer: Any = None) -> str:
         """End the episode with this answer: `return self.finish(answer)` in a tool."""
-        self._running().finish(answer)
+        self._episode().finish(answer)
         return "Finished."
 
     def reward(self, value: float, part: str = "") -> None:
         """Add to the reward of the running turn; `part` is the name it is logged under."""
-        self._running().reward(value, part)
+        self._episode().reward(value, part)
 
-    # Tasks.
+    # Tasks belong to the class.
 
-    def num_tasks(self, split: str) -> int | None:
+    @classmethod
+    def num_tasks(cls, split: str) -> int | None:
         """How many different tasks a split has; None: no end."""
-        return self._tasks.num_tasks(split)
+        return num_tasks(cls, split)
 
-    def task_at(self, index: int, split: str, seed: int) -> Task:
+    @classmethod
+    def task_at(
+        cls, index: int, *, split: str, seed: int, config: BaseConfig | None = None
+    ) -> Task:
         """The task at `index`: the same arguments give the same task, in every process."""
-        return self._tasks.task(index, split, seed)
+        return task_source(cls, config or cls.Config()).task(index, split, seed)
 
     # The typed core: what the agent loop calls.
 
@@ -186,14 +200,19 @@ class ToolEnv(gymnasium.Env[str, str]):
         return tuple(spec.schema for spec in self._declared.tools.values())
 
     @property
+    def in_episode(self) -> bool:
+        """True from `reset` to the teardown."""
+        return self._play is not None
+
+    @property
     def conversation(self) -> tuple[Message, ...]:
-        """All messages of the episode so far."""
-        return self.view().messages
+        """All messages of the episode so far; they stay readable after its teardown."""
+        return tuple(self._play.messages) if self._play else ()
 
     @property
     def answer(self) -> Any:
         """What `finish` got, else the last turn's text without reasoning."""
-        return self._episode().answer
+        return self._play.answer if self._play else None
 
     def view(self) -> EpisodeView:
         """The episode as verifiers and agents see it."""
@@ -213,18 +232,15 @@ class ToolEnv(gymnasium.Env[str, str]):
         """
         await self.aclose()
         super().reset(seed=seed)
-        self._task = self._chosen_task(options or {})
-        self._world = World(
-            type(self).__name__,
-            self.services.census,
-            hook_timeout_s=self.hook_timeout_s,
-            grace_s=self.grace_s,
-        )
-        await self._set_up(self._world)
+        task = self._chosen_task(options or {})
         first = (Message(role="system", content=self.system),) if self.system else ()
-        messages = (*first, *self._task.messages())
-        self._play = Play(self._rules(), self._world, self._task, messages)
-        return _text(messages), {"messages": messages, "task_id": self._task.id}
+        messages = (*first, *task.messages())
+        self._world = self._new_world()
+        self._outcome = None
+        self._play = Play(self._rules(), self._world, task, messages)
+        await self._set_up(self._world)
+        self._play.begin()
+        return _text(messages), {"messages": messages, "task_id": task.id}
 
     async def advance(self, turn: AssistantTurn) -> Transition:
         """Play one turn.
@@ -233,11 +249,11 @@ class ToolEnv(gymnasium.Env[str, str]):
             EpisodeError: The world failed: the episode is Invalid.
             BreakerTripped: Too many sync tools hang.
         """
-        return await self._running().advance(turn)
+        return await self._episode().advance(turn)
 
     async def truncate(self, stop: EpisodeStop, turn: AssistantTurn | None = None) -> Transition:
-        """End the episode by a budget of the loop; the turn is recorded and nothing of it runs."""
-        return self._running().truncate(stop, turn)
+        """End the episode by a budget of the loop; a turn not yet played is recorded, not run."""
+        return self._episode().truncate(stop, turn)
 
     async def ascore(self) -> Outcome:
         """Score the stopped episode; a second call gives the same outcome."""
@@ -261,7 +277,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         world = self._world
         if world is not None:
             await world.close()
-            self._world = self._play = self._task = self._outcome = None
+            self._world = None
 
     # Gymnasium.
 
@@ -318,7 +334,15 @@ class ToolEnv(gymnasium.Env[str, str]):
         index, split = options.get("index"), options.get("split", "train")
         if index is None:
             index = int(self.np_random.integers(self.num_tasks(split) or 1 << 31))
-        return self.task_at(index, split, seed=0)
+        return self.task_at(index, split=split, seed=0, config=self.config)
+
+    def _new_world(self) -> World:
+        return World(
+            type(self).__name__,
+            self.services.census,
+            hook_timeout_s=self.hook_timeout_s,
+            grace_s=self.grace_s,
+        )
 
     async def _set_up(self, world: World) -> None:
         """Run `setup`; if it fails or is cut off, what it opened is closed first."""
@@ -359,15 +383,9 @@ class ToolEnv(gymnasium.Env[str, str]):
         return partial(self.reply, text)
 
     def _episode(self) -> Play:
-        if self._play is None:
+        if self._play is None or self._world is None:
             raise ResetNeeded("there is no episode; call reset first")
         return self._play
-
-    def _running(self) -> Play:
-        play = self._episode()
-        if play.stop is not None and not play.in_turn:
-            raise ResetNeeded(f"the episode has stopped ({play.stop}); call reset first")
-        return play
 
 
 def _text(messages: Sequence[Message]) -> str:

@@ -15,8 +15,8 @@ _MOST_CHARS_PER_TOKEN = 32
 class TextTokenizer(Protocol):
     """As much of a tokenizer as it takes to cut a text by tokens."""
 
-    def encode(self, text: str, /) -> Sequence[int]:
-        """The ids of plain text, without special tokens."""
+    def encode(self, text: str, /, *, specials: bool) -> Sequence[int]:
+        """The ids of a text; without `specials` no control token is recognised in it."""
         ...
 
     def decode(self, ids: Sequence[int], /) -> str:
@@ -53,11 +53,14 @@ def truncate_middle(text: str, limit: int, tokenizer: TextTokenizer | None = Non
     if tokenizer is None:
         tokenizer = _Bytes()
     left, right, missing = _pre_cut(text, limit)
-    ids = tokenizer.encode(left + right)
+    ids = tokenizer.encode(left + right, specials=False)
     if not missing and len(ids) <= limit:
         return text
     if missing:
-        ids_left, ids_right = list(tokenizer.encode(left)), list(tokenizer.encode(right))
+        ids_left, ids_right = (
+            list(tokenizer.encode(left, specials=False)),
+            list(tokenizer.encode(right, specials=False)),
+        )
     else:
         half = len(ids) // 2
         ids_left, ids_right = list(ids[:half]), list(ids[half:])
@@ -80,12 +83,12 @@ def _joined(
     Text joined from pieces can have more tokens than the pieces, so the budget shrinks until the
     result fits.
     """
-    budget = limit - len(tokenizer.encode(_marker(len(text))))
+    budget = limit - len(tokenizer.encode(_marker(len(text)), specials=False))
     while budget > 0:
         head = _whole(tokenizer.decode(left[: (budget + 1) // 2]))
         tail = _whole(tokenizer.decode(right[len(right) - budget // 2 :]))
         joined = head + _marker(len(text) - len(head) - len(tail)) + tail
-        excess = len(tokenizer.encode(joined)) - limit
+        excess = len(tokenizer.encode(joined, specials=False)) - limit
         if excess <= 0:
             return joined
         budget -= excess
@@ -104,7 +107,7 @@ def _whole(piece: str) -> str:
 class _Bytes:
     """Four bytes of UTF-8 are one token."""
 
-    def encode(self, text: str, /) -> Sequence[int]:
+    def encode(self, text: str, /, *, specials: bool) -> Sequence[int]:
         data = text.encode()
         return [
             int.from_bytes(b"\x01" + data[i : i + _BYTES_PER_TOKEN])

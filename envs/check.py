@@ -1,0 +1,252 @@
+"""Is this environment fit for training? What `agentrl env check` finds out, without a model.
+
+Scripted agents play the same tasks; what they leave behind, what they get and whether it is the
+same the second time tells most of what goes wrong with environments.
+"""
+
+import asyncio
+import os
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import psutil
+from gymnasium.utils.env_checker import check_env
+
+from agentrl.config import Config
+from agentrl.envs.agents import EchoAgent, NullAgent, RandomAgent
+from agentrl.envs.toolenv import ToolEnv
+from agentrl.errors import EpisodeError
+from agentrl.tokens import Renderer, Tokenizer
+from agentrl.types import Agent, Invalid, Message, Outcome, Score, Task, ToolSchema
+
+_GYMNASIUM_FAILURES = (AssertionError, Warning, EpisodeError, gymnasium.error.Error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRow:
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckReport:
+    """All that was looked at."""
+
+    env: str
+    rows: tuple[CheckRow, ...]
+    schemas: tuple[ToolSchema, ...]
+    """The tools as the model sees them."""
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing is wrong."""
+        return all(row.ok for row in self.rows)
+
+    def lines(self) -> list[str]:
+        """The table as plain text, a line for each row."""
+        width = max(len(row.name) for row in self.rows)
+        return [
+            f"{'ok  ' if row.ok else 'FAIL'} {row.name:<{width}}  {row.detail}" for row in self.rows
+        ]
+
+
+@dataclass(slots=True)
+class _Played:
+    """One episode of an agent."""
+
+    messages: tuple[Message, ...]
+    outcome: Outcome
+    rewards: list[float] = field(default_factory=list[float])
+    reset_s: float = 0.0
+    step_s: list[float] = field(default_factory=list[float])
+
+    @property
+    def value(self) -> float:
+        """Its return; an invalid one has none."""
+        return sum(self.rewards) + (self.outcome.value if isinstance(self.outcome, Score) else 0.0)
+
+
+def check_env_class(
+    env_class: type[ToolEnv],
+    *,
+    config: Config | Mapping[str, Any] | None = None,
+    verifier: object | None = None,
+    tokenizer: Tokenizer | None = None,
+    split: str = "train",
+    num_tasks: int = 8,
+) -> CheckReport:
+    """Let scripted agents play and report what was seen.
+
+    Args:
+        env_class: the environment.
+        config: its parameters.
+        verifier: scores instead of the environment's own verifier or score.
+        tokenizer: counts the prompt in tokens; without one it is counted in characters.
+        split: where the tasks come from.
+        num_tasks: how many each agent plays.
+
+    Raises:
+        ConfigError: What the class declares is wrong.
+    """
+    env = env_class(config, verifier=verifier, tokenizer=tokenizer)
+    tasks = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
+    rows = asyncio.run(_played_rows(env, tasks))
+    rows += [_prompt_row(env, tasks, tokenizer), _schema_row(env.tool_schemas), _gym_row(env)]
+    env.close()
+    return CheckReport(env=env_class.__name__, rows=tuple(rows), schemas=env.tool_schemas)
+
+
+async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[CheckRow]:
+    null = await _play_all(env, NullAgent(), tasks)
+    before = _census()
+    random = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
+    again = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
+    echo = await _play_all(env, EchoAgent(), tasks)
+    expert = await _expert_row(env, tasks, null)
+    after = _census()
+    return [
+        expert,
+        _agent_row("null agent", null),
+        _agent_row("random agent", random),
+        _agent_row("echo agent", echo),
+        _same_row(random, again),
+        await _reset_row(env, tasks[0]),
+        _leak_row(before, after),
+        _time_row([*null, *random, *again, *echo]),
+    ]
+
+
+async def _play_all(env: ToolEnv, agent: Agent, tasks: Sequence[Task]) -> list[_Played]:
+    return [await _play(env, agent, task, seed) for seed, task in enumerate(tasks)]
+
+
+async def _play(env: ToolEnv, agent: Agent, task: Task, seed: int) -> _Played:
+    """One episode; a fault of the environment is its outcome."""
+    played = _Played((), Invalid(reason="it was not scored", blame="environment"))
+    start = time.perf_counter()
+    try:
+        await env.areset(seed=seed, options={"task": task})
+        played.reset_s = time.perf_counter() - start
+        stop = None
+        while stop is None:
+            turn = agent.act(env.view())
+            start = time.perf_counter()
+            transition = await env.advance(turn)
+            played.step_s.append(time.perf_counter() - start)
+            played.rewards.append(transition.reward)
+            stop = transition.stop
+        played.outcome = await env.ascore()
+        await env.aclose()
+    except EpisodeError as error:
+        played.outcome = Invalid(reason=str(error), blame=error.blame)
+        await env.aclose()
+    played.messages = env.conversation
+    return played
+
+
+async def _expert_row(env: ToolEnv, tasks: Sequence[Task], null: list[_Played]) -> CheckRow:
+    agent = type(env).expert()
+    if agent is None:
+        return CheckRow(name="expert", ok=True, detail="none; sft needs one")
+    row = _agent_row("expert", played := await _play_all(env, agent, tasks))
+    if row.ok and _mean(played) <= _mean(null):
+        return CheckRow(
+            name="expert", ok=False, detail=f"{row.detail}, no more than saying nothing"
+        )
+    return row
+
+
+def _agent_row(name: str, played: list[_Played]) -> CheckRow:
+    invalid = [p.outcome for p in played if isinstance(p.outcome, Invalid)]
+    if invalid:
+        detail = f"{len(invalid)} of {len(played)} episodes invalid: {invalid[0].reason}"
+        return CheckRow(name=name, ok=False, detail=detail)
+    turns = sum(len(p.rewards) for p in played) / len(played)
+    detail = f"{len(played)} episodes, mean return {_mean(played):.3g}, {turns:.1f} turns"
+    return CheckRow(name=name, ok=True, detail=detail)
+
+
+def _mean(played: list[_Played]) -> float:
+    return sum(p.value for p in played) / len(played)
+
+
+def _same_row(first: list[_Played], second: list[_Played]) -> CheckRow:
+    for i, (a, b) in enumerate(zip(first, second, strict=True)):
+        if (a.messages, a.rewards, a.outcome) != (b.messages, b.rewards, b.outcome):
+            detail = f"task {i} with the same seed and turns went differently; use self.rng"
+            return CheckRow(name="determinism", ok=False, detail=detail)
+    return CheckRow(name="determinism", ok=True, detail="same seed and turns, same episode")
+
+
+async def _reset_row(env: ToolEnv, task: Task) -> CheckRow:
+    """A reset in the middle of an episode leaves nothing of it."""
+    try:
+        await env.areset(seed=0, options={"task": task})
+        first = env.conversation
+        await env.areset(seed=0, options={"task": task})
+        same = env.conversation == first
+        await env.aclose()
+    except EpisodeError as error:
+        return CheckRow(name="reset twice", ok=False, detail=str(error))
+    detail = "the same beginning" if same else "the second beginning differs from the first"
+    return CheckRow(name="reset twice", ok=same, detail=detail)
+
+
+def _census() -> dict[str, int]:
+    """What a process can leak."""
+    process = psutil.Process(os.getpid())
+    return {
+        "threads": threading.active_count(),
+        "processes": len(process.children(recursive=True)),
+        "open files": process.num_fds(),
+    }
+
+
+def _leak_row(before: dict[str, int], after: dict[str, int]) -> CheckRow:
+    grown = [f"{after[k] - before[k]} more {k}" for k in before if after[k] > before[k]]
+    detail = ", ".join(grown) + " after than before; close them by self.resources"
+    return CheckRow(name="leaks", ok=not grown, detail=detail if grown else "none")
+
+
+def _time_row(played: list[_Played]) -> CheckRow:
+    steps = [s for p in played for s in p.step_s] or [0.0]
+    resets = [p.reset_s for p in played]
+    detail = (
+        f"reset {1e3 * sum(resets) / len(resets):.2f} ms, "
+        f"step {1e3 * sum(steps) / len(steps):.2f} ms (longest {1e3 * max(steps):.2f} ms)"
+    )
+    return CheckRow(name="time", ok=True, detail=detail)
+
+
+def _prompt_row(env: ToolEnv, tasks: Sequence[Task], tokenizer: Tokenizer | None) -> CheckRow:
+    system = (Message(role="system", content=env.system),) if env.system else ()
+    prompts = [(*system, *task.messages()) for task in tasks]
+    if tokenizer is None:
+        size = max(sum(len(message.content) for message in prompt) for prompt in prompts)
+        return CheckRow(name="prompt", ok=True, detail=f"at most {size} characters without tools")
+    renderer = Renderer(tokenizer, env.tool_schemas)
+    size = max(len(renderer.prompt(prompt)) for prompt in prompts)
+    return CheckRow(name="prompt", ok=True, detail=f"at most {size} tokens")
+
+
+def _schema_row(schemas: Sequence[ToolSchema]) -> CheckRow:
+    names = ", ".join(schema.name for schema in schemas) or "none"
+    return CheckRow(name="tools", ok=True, detail=names)
+
+
+def _gym_row(env: ToolEnv) -> CheckRow:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            check_env(env, skip_render_check=True)
+        except _GYMNASIUM_FAILURES as error:
+            return CheckRow(name="gymnasium", ok=False, detail=str(error).splitlines()[0])
+    return CheckRow(name="gymnasium", ok=True, detail="check_env passes")

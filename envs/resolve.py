@@ -1,0 +1,41 @@
+"""From what a user writes to an environment class."""
+
+from typing import Final
+
+from agentrl.config.nearest import nearest
+from agentrl.config.references import load_reference
+from agentrl.envs.declaration import declaration
+from agentrl.envs.toolenv import ToolEnv
+from agentrl.errors import ConfigError
+
+BUILT_IN: Final = {
+    "calculator": "agentrl.envs.calculator:Calculator",
+    "number_guess": "agentrl.envs.number_guess:NumberGuess",
+}
+
+
+def resolve_env(ref: str | type[ToolEnv]) -> type[ToolEnv]:
+    """The class that `ref` is or names, checked.
+
+    Args:
+        ref: a class, a built-in name, `pkg.mod:Name` or `path/file.py:Name`.
+
+    Raises:
+        ConfigError: There is none, or what it declares is wrong.
+    """
+    found = _load(ref) if isinstance(ref, str) else ref
+    if not (isinstance(found, type) and issubclass(found, ToolEnv)):
+        raise ConfigError(f"environment {ref} is no subclass of ToolEnv; name a class that is")
+    declaration(found)
+    return found
+
+
+def _load(ref: str) -> object:
+    if ":" in ref:
+        return load_reference(ref, "environment")
+    if ref not in BUILT_IN:
+        raise ConfigError(
+            f"environment {ref} is unknown, {nearest(ref, BUILT_IN)} "
+            "Your own is written pkg.mod:Name or path/file.py:Name"
+        )
+    return load_reference(BUILT_IN[ref], "environment")
