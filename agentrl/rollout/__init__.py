@@ -1,0 +1,30 @@
+"""The sampling side: episodes, groups of them, and the batch that they become."""
+
+from agentrl.rollout.batch import make_batch
+from agentrl.rollout.codec import Codec
+from agentrl.rollout.collect import Collected, Collector, CollectSettings, Job, reasons
+from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.episode import EpisodeRunner, EpisodeSpec, Limits
+from agentrl.rollout.metrics import episode_metrics, succeeded
+from agentrl.rollout.sampler import EnvSource, TaskRef, task_stream
+from agentrl.rollout.seeds import derive_seed
+
+__all__ = [
+    "Codec",
+    "CollectSettings",
+    "Collected",
+    "Collector",
+    "EnvSource",
+    "EpisodeRunner",
+    "EpisodeSpec",
+    "Job",
+    "Limits",
+    "RolloutConfig",
+    "TaskRef",
+    "derive_seed",
+    "episode_metrics",
+    "make_batch",
+    "reasons",
+    "succeeded",
+    "task_stream",
+]

@@ -1,0 +1,60 @@
+"""Episodes into the flat arrays of one optimizer step."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.types import Batch, Episode, Segment
+
+
+def make_batch(episodes: Sequence[Episode], *, temperature: float) -> Batch:
+    """One row per segment, episodes in order; every episode must have been scored.
+
+    The sum of an episode's token weights does not depend on how many segments it has: each row
+    weighs 1, and rewards are held once per episode.
+    """
+    rows = [(e, segment) for e, episode in enumerate(episodes) for segment in episode.segments]
+    segments = [segment for _, segment in rows]
+    return Batch(
+        ids_N=_flat(segments, lambda s: s.ids_T, np.int32),
+        mask_N=_flat(segments, lambda s: s.mask_T, np.bool_),
+        logprobs_N=_flat(segments, lambda s: s.logprobs_T, np.float32),
+        sources_N=_flat(segments, lambda s: s.sources_T, np.int8),
+        turns_N=_flat(segments, lambda s: s.turns_T, np.int16),
+        versions_N=_flat(segments, lambda s: s.versions_T, np.int32),
+        marks_N=_flat(segments, lambda s: s.marks_T, np.uint32),
+        offsets_R1=_offsets([s.num_tokens for s in segments]),
+        episode_R=np.array([e for e, _ in rows], dtype=np.int32),
+        weights_R=np.ones(len(rows), dtype=np.float32),
+        digests_R=tuple(s.digest for s in segments),
+        appends_A=_flat(segments, lambda s: s.appends_A, np.int32),
+        append_offsets_R1=_offsets([len(s.appends_A) for s in segments]),
+        episode_ids=tuple(episode.id for episode in episodes),
+        group_E=np.array([episode.group for episode in episodes], dtype=np.int32),
+        rewards_E=np.array([episode.reward for episode in episodes], dtype=np.float64),
+        temperature=temperature,
+        channels=_channels(segments),
+    )
+
+
+def _flat(
+    segments: Sequence[Segment],
+    part: Callable[[Segment], NDArray[np.generic]],
+    dtype: type[np.generic],
+) -> NDArray[np.generic]:
+    arrays = [part(segment) for segment in segments]
+    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype)
+
+
+def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+
+
+def _channels(segments: Sequence[Segment]) -> dict[str, NDArray[np.generic]]:
+    """Side channels that the segments have; all segments of a batch have the same ones."""
+    names = {name for segment in segments for name in segment.channels}
+    return {
+        name: np.concatenate([segment.channels[name] for segment in segments])
+        for name in sorted(names)
+    }

@@ -1,0 +1,34 @@
+"""`Codec`: the tokenizer, the tool-call format and one renderer per set of tools."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.tokens import Renderer, Tokenizer, choose_format
+from agentrl.types import AssistantTurn, StopReason, ToolSchema
+
+
+class Codec:
+    """Turns messages into ids and sampled ids into turns, for one model."""
+
+    def __init__(self, tokenizer: Tokenizer, *, format_name: str | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.format = choose_format(tokenizer, format_name)
+        self._renderers: dict[tuple[ToolSchema, ...] | str, Renderer] = {}
+
+    def renderer(self, tools: Sequence[ToolSchema]) -> Renderer:
+        """The renderer for these tools; made and checked once per set of tools."""
+        key = repr(tuple(tools))
+        renderer = self._renderers.get(key)
+        if renderer is None:
+            renderer = self._renderers[key] = Renderer(self.tokenizer, tools)
+            renderer.check()
+        return renderer
+
+    def parse(
+        self, ids: NDArray[np.int32], stop_reason: StopReason, tools: Sequence[ToolSchema]
+    ) -> AssistantTurn:
+        """The turn that the policy sampled."""
+        text = self.tokenizer.decode(ids.tolist())
+        return self.format.parse(ids.tolist(), text, stop_reason, tools)

@@ -1,0 +1,180 @@
+"""Many episodes at once: groups of one task, retries with a fresh environment, and the breaker.
+
+tasks × group_size  →  at most `concurrency` at a time  →  groups of scored episodes
+                            │ invalid: again, with the next attempt's seed
+                            └ out of attempts: left out; too many in a step: the run stops
+
+One failed episode never ends its siblings; only a RunError or a cancellation does.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from agentrl.engine import Engine
+from agentrl.envs import ToolEnv
+from agentrl.errors import BreakerTripped
+from agentrl.rollout.codec import Codec
+from agentrl.rollout.episode import EpisodeRunner, EpisodeSpec, Generate, Limits
+from agentrl.rollout.lockstep import Lockstep
+from agentrl.rollout.seeds import derive_seed
+from agentrl.types import Episode, Invalid, Session, Task
+
+T = TypeVar("T")
+
+BREAKER_MIN_EPISODES = 4
+"""Fewer attempts than this say nothing about a share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One task to be played by a whole group."""
+
+    env: str
+    make_env: Callable[[], ToolEnv]
+    task: Task
+    split: str
+    group: int
+    """Number of the group within its step; episodes of a group are compared with each other."""
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a collection brought: the scored episodes, and every attempt that failed."""
+
+    episodes: list[Episode] = field(default_factory=list[Episode])
+    """One per (group, member) that could be scored, in that order."""
+    invalid: list[Episode] = field(default_factory=list[Episode])
+    """Every attempt without a score, also those that a later attempt made good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectSettings:
+    """How a collector runs; see `RolloutConfig` for the meaning of the fields."""
+
+    limits: Limits
+    temperature: float
+    concurrency: int
+    attempts: int
+    max_invalid_share: float
+    fixed_order: bool = False
+    """Fixed admission order and batch shapes: see `lockstep`."""
+
+
+class Collector:
+    """Plays jobs with one engine."""
+
+    def __init__(self, *, engine: Engine, codec: Codec, settings: CollectSettings) -> None:
+        self._engine = engine
+        self._codec = codec
+        self._settings = settings
+
+    async def collect(
+        self,
+        jobs: Sequence[Job],
+        *,
+        group_size: int,
+        seed: int,
+        step: int,
+        on_episode: Callable[[Episode], None] = lambda _: None,
+    ) -> Collected:
+        """Play every job `group_size` times.
+
+        Raises:
+            BreakerTripped: too large a share of the episodes was invalid.
+        """
+        settings = self._settings
+        total = len(jobs) * group_size
+        gate = Lockstep(self._engine) if settings.fixed_order else None
+        if gate is not None:
+            gate.join(total)
+        runner = self._runner(gate.generate if gate is not None else self._engine.generate)
+        places = asyncio.Semaphore(total if gate is not None else settings.concurrency)
+        collected = Collected()
+
+        async def play(job: Job, member: int) -> Episode | None:
+            try:
+                async with places:
+                    return await self._member(
+                        runner, job, member, (seed, step), collected, on_episode, total
+                    )
+            finally:
+                if gate is not None:
+                    gate.leave()
+
+        played = await _together([play(job, m) for job in jobs for m in range(group_size)])
+        collected.episodes = [episode for episode in played if episode is not None]
+        return collected
+
+    def _runner(self, generate: Generate) -> EpisodeRunner:
+        settings = self._settings
+        return EpisodeRunner(
+            codec=self._codec,
+            generate=generate,
+            limits=settings.limits,
+            temperature=settings.temperature,
+        )
+
+    async def _member(
+        self,
+        runner: EpisodeRunner,
+        job: Job,
+        member: int,
+        seed_and_step: tuple[int, int],
+        collected: Collected,
+        on_episode: Callable[[Episode], None],
+        total: int,
+    ) -> Episode | None:
+        """One member of a group: attempts until one is scored or none is left."""
+        seed, step = seed_and_step
+        for attempt in range(self._settings.attempts):
+            parts = (seed, job.split, step, job.task.id, job.group, member, attempt)
+            spec = EpisodeSpec(
+                id=f"{job.split}-s{step}-g{job.group}-m{member}-a{attempt}",
+                env=job.env,
+                task=job.task,
+                split=job.split,
+                group=job.group,
+                member=member,
+                attempt=attempt,
+                seed=derive_seed(*parts),
+            )
+            episode = await runner.run(spec, job.make_env)
+            await self._engine.end_session(Session(spec.id))
+            on_episode(episode)
+            if not isinstance(episode.outcome, Invalid):
+                return episode
+            collected.invalid.append(episode)
+            self._check_breaker(collected.invalid, total)
+            if not episode.outcome.retryable:
+                return None
+        return None
+
+    def _check_breaker(self, invalid: Sequence[Episode], total: int) -> None:
+        allowed = max(BREAKER_MIN_EPISODES, self._settings.max_invalid_share * total)
+        if len(invalid) > allowed:
+            raise BreakerTripped(
+                f"{len(invalid)} attempts at {total} episodes were invalid, at most "
+                f"{int(allowed)} are allowed (rollout.max_invalid_share):\n{reasons(invalid)}"
+            )
+
+
+async def _together(work: Sequence[Coroutine[None, None, T]]) -> list[T]:
+    """Run all; the first error of the run cancels the rest and is raised as itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return [task.result() for task in tasks]
+
+
+def reasons(invalid: Sequence[Episode]) -> str:
+    """A table of why episodes were invalid, the commonest first."""
+    counts = Counter(
+        (e.outcome.blame, e.outcome.reason) for e in invalid if isinstance(e.outcome, Invalid)
+    )
+    rows = [f"  {n:5d} x {blame}: {reason}" for (blame, reason), n in counts.most_common(8)]
+    return "\n".join(rows)

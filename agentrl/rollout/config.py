@@ -1,0 +1,38 @@
+"""Settings of the sampling side."""
+
+from pydantic import Field
+
+from agentrl.config import Config
+
+
+class RolloutConfig(Config):
+    """How many episodes, and within which budgets."""
+
+    tasks_per_step: int = Field(default=16, ge=1, description="Tasks (groups) per optimizer step.")
+    group_size: int = Field(default=8, ge=1, description="Episodes per task (G).")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature.")
+    max_turn_tokens: int = Field(
+        default=256, ge=1, description="Most tokens that the policy may sample in one turn."
+    )
+    max_episode_tokens: int | None = Field(
+        default=None,
+        ge=2,
+        description="Most tokens of an episode, prompt included; the engine's limit by default.",
+    )
+    max_turns: int | None = Field(
+        default=None, ge=1, description="Most turns of an episode; the environment's by default."
+    )
+    wall_s: float = Field(default=600.0, gt=0, description="Most seconds of an episode.")
+    setup_s: float = Field(
+        default=60.0, gt=0, description="Most seconds for an environment's reset or teardown."
+    )
+    concurrency: int = Field(default=256, ge=1, description="Most episodes at the same time.")
+    attempts: int = Field(
+        default=3, ge=1, description="Tries of an episode that something outside the policy broke."
+    )
+    max_invalid_share: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="The run stops when a larger share of a step's episodes is invalid.",
+    )

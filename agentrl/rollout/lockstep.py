@@ -1,0 +1,77 @@
+"""Fixed admission: episodes reach the engine in rounds, in the order of their keys.
+
+    every live episode asks, or ends   →   the round is full   →   all requests go in, sorted by key
+               ↑                                                                  │
+               └──────────── answers are handed out when all of them are there ───┘
+
+So the order and the shapes of the engine's batches are functions of the episodes alone, never of
+which tool happened to answer first. It costs the time of the slowest request of each round.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.engine import Engine
+from agentrl.types import Completion, Sampling, Session
+
+
+@dataclass(slots=True)
+class _Request:
+    ids: Sequence[int]
+    sampling: Sampling
+    session: Session
+    answer: "asyncio.Future[Completion]"
+
+
+class Lockstep:
+    """Hands requests to an engine in full rounds; `join` and `leave` say which episodes live."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._live = 0
+        self._waiting: list[_Request] = []
+        self._running: asyncio.Task[None] | None = None
+
+    def join(self, episodes: int) -> None:
+        """Announce episodes before the first of them asks."""
+        self._live += episodes
+
+    def leave(self) -> None:
+        """An episode ended; a round may be full without it."""
+        self._live -= 1
+        self._start_round_if_full()
+
+    async def generate(
+        self, ids: Sequence[int], sampling: Sampling, session: Session
+    ) -> Completion:
+        """As `Engine.generate`, answered with the whole round."""
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Request(ids, sampling, session, answer))
+        self._start_round_if_full()
+        return await answer
+
+    def _start_round_if_full(self) -> None:
+        if self._waiting and len(self._waiting) >= self._live and self._running is None:
+            requests, self._waiting = self._waiting, []
+            self._running = asyncio.ensure_future(self._round(requests))
+
+    async def _round(self, requests: list[_Request]) -> None:
+        requests.sort(key=lambda request: request.session.key)
+        await self._engine.pause()  # so that the engine's first batch already holds all of them
+        calls = [
+            asyncio.create_task(self._engine.generate(r.ids, r.sampling, r.session))
+            for r in requests
+        ]
+        await asyncio.sleep(0)
+        await self._engine.resume()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        self._running = None
+        for request, answer in zip(requests, answers, strict=True):
+            if request.answer.done():  # its episode was cancelled
+                continue
+            if isinstance(answer, BaseException):
+                request.answer.set_exception(answer)
+            else:
+                request.answer.set_result(answer)
+        self._start_round_if_full()

@@ -1,0 +1,289 @@
+"""Many episodes at once, with engines and environments that fail in every way."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.envs import EnvServices, ToolEnv
+from agentrl.envs.calculator import Calculator
+from agentrl.errors import BreakerTripped, EngineError
+from agentrl.rollout import Codec, Collector, CollectSettings, Job, Limits, make_batch
+from agentrl.tokens import Tokenizer, seal, verify_batch, verify_segment
+from agentrl.types import (
+    AssistantTurn,
+    Completion,
+    Episode,
+    EpisodeStop,
+    EpisodeView,
+    Invalid,
+    Sampling,
+    Score,
+    Session,
+    StopReason,
+    Task,
+)
+from agentrl.verifiers import Verifier
+
+SERVICES = EnvServices()
+Act = Callable[[EpisodeView], AssistantTurn]
+
+
+@pytest.fixture(scope="module")
+def codec(tiny_folder: Path) -> Codec:
+    return Codec(Tokenizer.load(tiny_folder))
+
+
+def settings(**changes: object) -> CollectSettings:
+    limits = Limits(turn_tokens=64, episode_tokens=512, wall_s=5.0, setup_s=5.0)
+    values = {"limits": limits, "temperature": 1.0, "concurrency": 64, "attempts": 3}
+    return CollectSettings(**{**values, "max_invalid_share": 1.0, **changes})  # type: ignore[arg-type]
+
+
+def engine(codec: Codec, act: Act | None = None, env: ToolEnv | None = None) -> ScriptedEngine:
+    renderer = codec.renderer((env or Calculator()).tool_schemas)
+    return ScriptedEngine(act or Calculator.expert(), renderer, vocab_size=768)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _services() -> Iterator[None]:
+    yield
+    SERVICES.close()
+
+
+def jobs(num: int, env: type[ToolEnv] = Calculator, verifier: Verifier | None = None) -> list[Job]:
+    return [
+        Job(
+            env="env",
+            make_env=lambda: env(verifier=verifier, services=SERVICES),
+            task=env.task_at(i, split="train", seed=0),
+            split="train",
+            group=i,
+        )
+        for i in range(num)
+    ]
+
+
+async def play(codec: Codec, played: Sequence[Job], **changes: object) -> list[Episode]:
+    collector = Collector(engine=engine(codec), codec=codec, settings=settings(**changes))
+    return (await collector.collect(played, group_size=2, seed=0, step=1)).episodes
+
+
+async def test_an_expert_solves_every_task_and_every_token_verifies(codec: Codec) -> None:
+    episodes = await play(codec, jobs(8))
+    assert [(e.group, e.member) for e in episodes] == [(g, m) for g in range(8) for m in range(2)]
+    for episode in episodes:
+        assert episode.outcome == Score(value=1.0)
+        assert episode.reward == 1.0
+        assert episode.stop is EpisodeStop.ANSWERED
+        assert [turn.num_calls for turn in episode.turns] == [1, 0]
+        verify_segment(episode.segments[0], episode.id)
+    batch = make_batch(episodes, temperature=1.0)
+    assert verify_batch(batch) == batch.num_trained > 0
+    assert len({e.seed for e in episodes}) == 16
+
+
+async def test_sampled_ids_are_recorded_as_they_are(codec: Codec) -> None:
+    """Non-canonical splits of words survive: nothing is tokenized again."""
+    canonical = codec.tokenizer.encode("number", specials=False)
+    split = [i for letter in "number" for i in codec.tokenizer.encode(letter, specials=False)]
+    assert split != canonical
+    stop = next(iter(codec.renderer(Calculator().tool_schemas).stop_ids))
+    seen: list[list[int]] = []
+
+    class Splitting(ScriptedEngine):
+        async def generate(
+            self, ids: Sequence[int], sampling: Sampling, session: Session
+        ) -> Completion:
+            seen.append(list(ids))
+            out = [*split, stop]
+            return seal(out, [-0.5] * len(out), [3] * len(out), StopReason.STOP)
+
+    class Talk(Calculator):
+        max_turns = 5
+
+        def reply(self, text: str) -> str:
+            return f"you said {text}"
+
+    collector = Collector(
+        engine=Splitting(Calculator.expert(), codec.renderer(())), codec=codec, settings=settings()
+    )
+    [episode] = (await collector.collect(jobs(1, Talk), group_size=1, seed=0, step=1)).episodes
+    segment = episode.segments[0]
+    assert segment.ids_T[segment.mask_T].tolist() == [*split, stop] * 5
+    assert set(segment.versions_T[segment.mask_T].tolist()) == {3}
+    for before, after in pairwise(seen):
+        assert after[: len(before)] == before
+
+
+class Flaky(ScriptedEngine):
+    """Fails at the second turn until it has failed often enough."""
+
+    failures = 0
+
+    async def generate(
+        self, ids: Sequence[int], sampling: Sampling, session: Session
+    ) -> Completion:
+        assert session.view is not None
+        if len(session.view().messages) > 2 and self.failures > 0:
+            self.failures -= 1
+            raise EngineError("the server answered 500")
+        return await super().generate(ids, sampling, session)
+
+
+async def test_a_failed_episode_is_played_again_with_a_fresh_environment(codec: Codec) -> None:
+    flaky = Flaky(Calculator.expert(), codec.renderer(Calculator().tool_schemas))
+    flaky.failures = 3
+    collector = Collector(engine=flaky, codec=codec, settings=settings(attempts=4))
+    collected = await collector.collect(jobs(4), group_size=2, seed=0, step=1)
+    assert len(collected.episodes) == 8
+    assert len(collected.invalid) == 3
+    assert all(e.outcome == Score(value=1.0) for e in collected.episodes)
+    for episode in collected.invalid:
+        assert episode.outcome == Invalid(reason="the server answered 500", blame="engine")
+        assert episode.stop is EpisodeStop.INVALID
+        assert len(episode.turns) == 1
+
+
+async def test_episodes_that_never_succeed_are_left_out(codec: Codec) -> None:
+    class Breaks(Calculator):
+        def setup(self) -> None:
+            if self.task.id == broken:
+                raise ValueError("no such world")
+
+    played = jobs(10, Breaks)
+    broken = played[4].task.id
+    collector = Collector(engine=engine(codec), codec=codec, settings=settings(attempts=2))
+    collected = await collector.collect(played, group_size=2, seed=0, step=1)
+    assert {e.group for e in collected.episodes} == set(range(10)) - {4}
+    assert len(collected.invalid) == 4
+    assert {e.outcome.blame for e in collected.invalid if isinstance(e.outcome, Invalid)} == {
+        "environment"
+    }
+    assert "ValueError: no such world" in str(collected.invalid[0].outcome)
+
+
+async def test_too_many_failures_stop_the_run_with_a_table(codec: Codec) -> None:
+    class Breaks(Calculator):
+        def setup(self) -> None:
+            raise ValueError("no such world")
+
+    collector = Collector(
+        engine=engine(codec), codec=codec, settings=settings(max_invalid_share=0.5)
+    )
+    with pytest.raises(BreakerTripped, match="environment: setup raised ValueError: no such world"):
+        await collector.collect(jobs(10, Breaks), group_size=2, seed=0, step=1)
+
+
+def none(task: Task, answer: object) -> None:
+    return None
+
+
+def nan(task: Task, answer: object) -> float:
+    return float("nan")
+
+
+def raises(task: Task, answer: object) -> float:
+    raise KeyError("reference")
+
+
+@pytest.mark.parametrize(
+    ("verifier", "reason"), [(none, "None"), (nan, "nan"), (raises, "KeyError")]
+)
+async def test_a_verifier_that_fails_is_invalid_and_never_zero(
+    codec: Codec, verifier: Callable[[Task, object], float], reason: str
+) -> None:
+    collector = Collector(engine=engine(codec), codec=codec, settings=settings(attempts=1))
+    played = jobs(1, verifier=verifier)  # type: ignore[arg-type]  # a plain function is a verifier
+    collected = await collector.collect(played, group_size=2, seed=0, step=1)
+    assert collected.episodes == []
+    for episode in collected.invalid:
+        assert isinstance(episode.outcome, Invalid)
+        assert episode.outcome.blame == "verifier"
+        assert reason in episode.outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda: seal([1, 2, 3], [-0.1, -0.1], [0, 0, 0], StopReason.STOP), "2 logprobs"),
+        (lambda: seal([1, 2], [], [0, 0], StopReason.STOP), "0 logprobs"),
+        (lambda: seal([99999], [-0.1], [0], StopReason.STOP), "99999"),
+        (lambda: seal([1], [float("nan")], [0], StopReason.STOP), "nan"),
+        (lambda: seal([], [], [], StopReason.STOP), "no tokens"),
+    ],
+)
+async def test_a_wrong_answer_of_the_engine_is_invalid(
+    codec: Codec, answer: Callable[[], Completion], reason: str
+) -> None:
+    class Wrong(ScriptedEngine):
+        async def generate(
+            self, ids: Sequence[int], sampling: Sampling, session: Session
+        ) -> Completion:
+            return answer()
+
+    wrong = Wrong(Calculator.expert(), codec.renderer(()))
+    collector = Collector(engine=wrong, codec=codec, settings=settings(attempts=1))
+    collected = await collector.collect(jobs(1), group_size=1, seed=0, step=1)
+    [episode] = collected.invalid
+    assert isinstance(episode.outcome, Invalid)
+    assert episode.outcome.blame == "engine"
+    assert reason in episode.outcome.reason
+
+
+async def test_budgets_cut_and_the_episode_is_still_scored(codec: Codec) -> None:
+    def cut(turn_tokens: int = 64, episode_tokens: int = 512, wall_s: float = 5.0) -> Limits:
+        return Limits(
+            turn_tokens=turn_tokens, episode_tokens=episode_tokens, wall_s=wall_s, setup_s=5.0
+        )
+
+    class Slow(Calculator):
+        async def reply(self, text: str) -> None:
+            await asyncio.sleep(60)
+
+    async def stop(limits: Limits, env: type[ToolEnv] = Calculator) -> Episode:
+        [episode, _] = await play(codec, jobs(1, env), limits=limits)
+        assert episode.valid
+        return episode
+
+    turn = await stop(cut(turn_tokens=5))
+    assert turn.stop is EpisodeStop.TURN_TOKENS
+    assert turn.turns[0].call_errors == ("unclosed",)
+    assert [m.role for m in turn.messages] == ["system", "user", "assistant"]
+    assert turn.segments[0].num_trained == 5
+    prompt = int((turn.segments[0].sources_T == 0).sum())
+    whole = await stop(cut(episode_tokens=prompt + 25))
+    assert whole.stop in (EpisodeStop.TURN_TOKENS, EpisodeStop.EPISODE_TOKENS)
+    assert whole.segments[0].num_tokens <= prompt + 25
+    assert (await stop(cut(wall_s=0.3), Slow)).stop is EpisodeStop.WALL_TIME
+
+
+async def test_cancelling_ends_everything(codec: Codec) -> None:
+    closed: list[str] = []
+
+    class Waits(Calculator):
+        async def setup(self) -> None:
+            self.resources.callback(lambda: closed.append(self.task.id))
+
+        async def reply(self, text: str) -> None:
+            await asyncio.sleep(60)
+
+    collector = Collector(engine=engine(codec), codec=codec, settings=settings())
+    work = asyncio.create_task(collector.collect(jobs(3, Waits), group_size=2, seed=0, step=1))
+    await asyncio.sleep(0.5)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert len(closed) == 6
+
+
+async def test_fixed_order_gives_the_same_batch_twice(codec: Codec) -> None:
+    batches = [
+        make_batch(await play(codec, jobs(6), fixed_order=True), temperature=1.0) for _ in range(2)
+    ]
+    assert np.array_equal(batches[0].ids_N, batches[1].ids_N)
+    assert batches[0].digests_R == batches[1].digests_R

@@ -1,0 +1,63 @@
+import asyncio
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from agentrl.rollout.lockstep import Lockstep
+from agentrl.tokens import seal
+from agentrl.types import Completion, Sampling, Session, StopReason
+
+SAMPLING = Sampling(max_tokens=1)
+
+
+class RecordingEngine:
+    """Notes the order in which requests arrive, and answers after random waits."""
+
+    def __init__(self, seed: int) -> None:
+        self.arrivals: list[str] = []
+        self.paused_arrivals: list[bool] = []
+        self._random = random.Random(seed)
+        self._paused = False
+
+    async def pause(self) -> None:
+        self._paused = True
+
+    async def resume(self) -> None:
+        self._paused = False
+
+    async def generate(
+        self, ids: Sequence[int], sampling: Sampling, session: Session
+    ) -> Completion:
+        self.arrivals.append(session.key)
+        self.paused_arrivals.append(self._paused)
+        await asyncio.sleep(self._random.random() / 200)
+        one = np.ones(1, dtype=np.int32)
+        return seal(one, np.zeros(1, np.float32), one, StopReason.STOP)
+
+
+async def play(engine: RecordingEngine, noise: int) -> None:
+    gate = Lockstep(engine)  # type: ignore[arg-type]  # the three methods that it uses
+    waits = random.Random(noise)
+    gate.join(6)
+
+    async def episode(number: int) -> None:
+        try:
+            for _ in range(1 + number % 3):
+                await asyncio.sleep(waits.random() / 200)
+                await gate.generate([1], SAMPLING, Session(f"e{number}"))
+        finally:
+            gate.leave()
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(6):
+            group.create_task(episode(number))
+
+
+async def test_the_order_of_arrival_does_not_depend_on_timing() -> None:
+    engines = [RecordingEngine(seed) for seed in range(4)]
+    for noise, engine in enumerate(engines):
+        await play(engine, noise)
+    rounds = ["e0", "e1", "e2", "e3", "e4", "e5", "e1", "e2", "e4", "e5", "e2", "e5"]
+    assert [engine.arrivals for engine in engines] == [rounds] * 4
+    assert all(all(engine.paused_arrivals) for engine in engines)
