@@ -1,1 +1,26 @@
+"""The gradient side: algorithms as pure functions, packing, the optimizer step, checkpoints.
 
+    Batch -> packing -> logprobs -> algorithms -> Trainer.update -> weights() -> the engine
+
+This module needs no torch; `agentrl.trainer.trainer`, `.logprobs` and `.checkpoint` do.
+"""
+
+from agentrl.trainer.algorithms.advantage import group_advantages, with_advantages
+from agentrl.trainer.config import (
+    ClipConfig,
+    KlConfig,
+    RatioBandConfig,
+    TrainerConfig,
+)
+from agentrl.trainer.stats import StepStats, SupervisedStats
+
+__all__ = [
+    "ClipConfig",
+    "KlConfig",
+    "RatioBandConfig",
+    "StepStats",
+    "SupervisedStats",
+    "TrainerConfig",
+    "group_advantages",
+    "with_advantages",
+]

@@ -1,0 +1,1 @@
+"""Advantages and losses: pure functions, one idea per file."""

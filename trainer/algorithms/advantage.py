@@ -1,0 +1,61 @@
+"""Group-relative advantages (GRPO, arXiv:2402.03300, section 4.1.2).
+
+Suffixes: E episodes, N tokens of all rows, R rows.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.errors import RunError
+from agentrl.types import Batch
+
+
+def group_advantages(
+    rewards_E: NDArray[np.float64], group_E: NDArray[np.integer], *, scale_by_std: bool = True
+) -> NDArray[np.float64]:
+    """Each episode's reward less its group's mean, over the group's standard deviation.
+
+    The deviation is the population's (two members are at -1 and 1). Without `scale_by_std` this is
+    Dr. GRPO (arXiv:2503.20783). A group of one, and a group whose rewards are all equal, gets
+    exactly 0. Raises RunError for a reward that is not finite: such an episode has no score.
+    """
+    rewards_E = np.asarray(rewards_E, dtype=np.float64)
+    _check_finite(rewards_E)
+    _, index_E, size_G = np.unique(group_E, return_inverse=True, return_counts=True)
+    low_G, high_G = np.full(len(size_G), np.inf), np.full(len(size_G), -np.inf)
+    np.minimum.at(low_G, index_E, rewards_E)
+    np.maximum.at(high_G, index_E, rewards_E)
+    # Rewards relative to the group's lowest: equal ones are exactly 0, whatever their size.
+    above_E = rewards_E - low_G[index_E]
+    centered_E = above_E - (np.bincount(index_E, above_E, len(size_G)) / size_G)[index_E]
+    if not scale_by_std:
+        return centered_E
+    # Relative to the group's range, so that squares of tiny or huge rewards stay in range.
+    range_G = np.where(high_G > low_G, high_G - low_G, 1.0)
+    unit_E = centered_E / range_G[index_E]
+    std_G = np.sqrt(np.bincount(index_E, unit_E**2, len(size_G)) / size_G)
+    return unit_E / np.where(std_G > 0, std_G, 1.0)[index_E]
+
+
+def token_advantages(batch: Batch, advantages_E: NDArray[np.float64]) -> NDArray[np.float32]:
+    """[N] Each episode's advantage at the trained tokens of all its rows, 0 elsewhere."""
+    advantages_R = advantages_E[batch.episode_R]
+    advantages_N = np.repeat(advantages_R, np.diff(batch.offsets_R1))
+    return np.where(batch.mask_N, advantages_N, 0.0).astype(np.float32)
+
+
+def with_advantages(batch: Batch, *, scale_by_std: bool = True) -> Batch:
+    """The batch with the advantages of its rewards and groups."""
+    advantages_E = group_advantages(batch.rewards_E, batch.group_E, scale_by_std=scale_by_std)
+    return replace(batch, advantages_N=token_advantages(batch, advantages_E))
+
+
+def _check_finite(rewards_E: NDArray[np.float64]) -> None:
+    wrong = np.flatnonzero(~np.isfinite(rewards_E))
+    if len(wrong):
+        raise RunError(
+            f"the reward of episode {wrong[0]} in the batch is {rewards_E[wrong[0]]}, expected a "
+            "finite number; leave episodes without a score out of the batch"
+        )

@@ -1,0 +1,80 @@
+"""The trainer's settings."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl.config import Config
+
+
+class ClipConfig(Config):
+    """How far the importance ratio may move a token's loss: [1 - low, 1 + high]."""
+
+    low: float = Field(
+        default=0.2, ge=0, le=1, description="how far below 1 the importance ratio counts"
+    )
+    high: float = Field(
+        default=0.2, ge=0, description="how far above 1 the importance ratio counts"
+    )
+
+
+class KlConfig(Config):
+    """A penalty for moving away from the starting weights."""
+
+    coef: float = Field(
+        default=0.0,
+        ge=0,
+        description="weight of the KL penalty to the starting weights; 0 keeps no reference model",
+    )
+
+
+class RatioBandConfig(Config):
+    """Where the importance ratios of the first update must lie, else the run stops.
+
+    The first batch is on policy, so each ratio is 1 up to rounding: float32 engines are within 1e-5
+    (mean) and 1e-3 (one token), bfloat16 ones of small models near 1e-2 and 3e-1. A wrong
+    temperature, dropout or a shifted mask gives a mean above 1e-1.
+    """
+
+    mean: float = Field(
+        default=0.05, gt=0, description="largest mean |ratio - 1| over the first batch's tokens"
+    )
+    max: float = Field(default=1.0, gt=0, description="largest |ratio - 1| of one token in it")
+
+
+class TrainerConfig(Config):
+    """How weights are updated."""
+
+    algorithm: Literal["grpo"] = Field(
+        default="grpo", description="how rewards become advantages and a loss"
+    )
+    scale_by_std: bool = Field(
+        default=True,
+        description="divide advantages by the group's standard deviation (Dr. GRPO: false)",
+    )
+    lr: float = Field(default=1e-5, gt=0, description="peak learning rate")
+    warmup_steps: int = Field(
+        default=0, ge=0, description="steps over which the learning rate rises to its peak"
+    )
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="how the learning rate falls to 0 after the warm-up"
+    )
+    weight_decay: float = Field(
+        default=0.0, ge=0, description="AdamW's weight decay; norms and biases are left out"
+    )
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's decay of the mean")
+    beta2: float = Field(default=0.95, ge=0, lt=1, description="AdamW's decay of the variance")
+    max_grad_norm: float = Field(
+        default=1.0, gt=0, description="the gradient is scaled down to this norm"
+    )
+    clip: ClipConfig = Field(default=ClipConfig(), description="clipping of the importance ratio")
+    kl: KlConfig = Field(default=KlConfig(), description="penalty to the starting weights")
+    ratio_band: RatioBandConfig = Field(
+        default=RatioBandConfig(), description="check of the first update's importance ratios"
+    )
+    token_budget: int = Field(
+        default=4096, ge=1, description="tokens per micro-batch: bounds memory, not the result"
+    )
+    max_skipped_steps: int = Field(
+        default=3, ge=1, description="non-finite gradients in a row after which the run stops"
+    )

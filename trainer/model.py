@@ -1,0 +1,64 @@
+"""What a model must be to be trained, and the optimizer over it."""
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd  # pyright: ignore[reportPrivateUsage]
+from transformers import PreTrainedModel
+
+from agentrl.errors import ConfigError
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.logprobs import check_model
+
+
+def check_trainable(model: PreTrainedModel) -> None:
+    """Raise ConfigError unless the model has float32 weights, no dropout and a plain head."""
+    _refuse_dropout(model)
+    _refuse_low_precision(model)
+    check_model(model)
+
+
+def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
+    """AdamW whose weight decay leaves out vectors (norms and biases)."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
+
+
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """The reference: the weights as they are now, never trained."""
+    reference = copy.deepcopy(model)
+    reference.requires_grad_(False)
+    return reference.eval()
+
+
+def _refuse_dropout(model: PreTrainedModel) -> None:
+    found = {
+        f"{name}.p": module.p
+        for name, module in model.named_modules()
+        if isinstance(module, _DropoutNd) and module.p > 0
+    }
+    settings: dict[str, object] = model.config.to_dict()
+    for key, value in settings.items():
+        named_so = "dropout" in key or key.endswith("_pdrop")
+        if named_so and isinstance(value, int | float) and value > 0:
+            found[f"config.{key}"] = value
+    if found:
+        listed = ", ".join(f"{name}={value}" for name, value in found.items())
+        raise ConfigError(
+            f"the model has dropout ({listed}), expected none: the trainer would not compute the "
+            "distribution that was sampled; set it to 0 in the model's config.json"
+        )
+
+
+def _refuse_low_precision(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
+            raise ConfigError(
+                f"parameter {name} is {parameter.dtype}, expected torch.float32: small updates "
+                "vanish in fewer bits; load the model with dtype=torch.float32"
+            )

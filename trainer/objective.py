@@ -1,0 +1,111 @@
+"""What one micro-batch adds to the loss; the same pass serves policy and supervised updates.
+
+Suffixes: N tokens of the batch, K trained tokens of a micro-batch, R rows.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl.errors import RunError
+from agentrl.trainer.algorithms.kl import k3
+from agentrl.trainer.algorithms.policy_loss import policy_loss, supervised_loss
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.logprobs import policy_logprobs
+from agentrl.trainer.packing import PackedRows
+from agentrl.types import Batch
+
+
+class Objective(Protocol):
+    """Turns the logprobs of a micro-batch's trained tokens into a sum."""
+
+    def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the rows have a gradient; the others are only measured."""
+        ...
+
+    def loss(self, rows: PackedRows, logprobs_K: Tensor) -> Tensor:
+        """The sum over the micro-batch's trained tokens, not divided by anything."""
+        ...
+
+
+class SupervisedObjective:
+    """Cross-entropy of the trained tokens."""
+
+    def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """All rows."""
+        return np.ones(len(rows), dtype=np.bool_)
+
+    def loss(self, rows: PackedRows, logprobs_K: Tensor) -> Tensor:
+        """Minus the weighted sum of logprobs."""
+        return supervised_loss(logprobs_K, _like(rows.weights_K, logprobs_K))
+
+
+class PolicyObjective:
+    """The clipped policy loss and the KL penalty; counts as it goes."""
+
+    def __init__(
+        self, batch: Batch, config: TrainerConfig, reference: PreTrainedModel | None
+    ) -> None:
+        self._batch = batch
+        self._advantages_N = _checked_advantages(batch)
+        self._config = config
+        self._reference = reference
+        self.num_clipped = 0
+        self.kl_sum = 0.0
+
+    def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Rows with an advantage; with a KL penalty, all of them."""
+        if self._reference is not None:
+            return np.ones(len(rows), dtype=np.bool_)
+        advantages = [self._advantages_N[self._batch.row(row)] for row in rows.tolist()]
+        return np.array([a.any() for a in advantages], dtype=np.bool_)
+
+    def loss(self, rows: PackedRows, logprobs_K: Tensor) -> Tensor:
+        """The micro-batch's sum."""
+        weights_K = _like(rows.weights_K, logprobs_K)
+        result = policy_loss(
+            logprobs_K,
+            _like(self._batch.logprobs_N[rows.source_K], logprobs_K),
+            _like(self._advantages_N[rows.source_K], logprobs_K),
+            weights_K,
+            low=self._config.clip.low,
+            high=self._config.clip.high,
+        )
+        self.num_clipped += result.num_clipped
+        if self._reference is None:
+            return result.total
+        return result.total + self._config.kl.coef * self._penalty(rows, logprobs_K, weights_K)
+
+    def _penalty(self, rows: PackedRows, logprobs_K: Tensor, weights_K: Tensor) -> Tensor:
+        assert self._reference is not None
+        with torch.no_grad():
+            reference_K = policy_logprobs(self._reference, rows, self._batch.temperature)
+        kl_K = k3(logprobs_K, reference_K)
+        self.kl_sum += float(kl_K.detach().sum())
+        return (weights_K * kl_K).sum()
+
+
+def _like(values_K: NDArray[np.float32], logprobs_K: Tensor) -> Tensor:
+    return torch.from_numpy(values_K).to(logprobs_K)
+
+
+def _checked_advantages(batch: Batch) -> NDArray[np.float32]:
+    advantages_N = batch.advantages_N
+    if advantages_N is None:
+        raise RunError("the batch has no advantages; call an advantage estimator before the update")
+    if len(advantages_N) != batch.num_tokens:
+        raise RunError(
+            f"the batch has {len(advantages_N)} advantages for {batch.num_tokens} tokens; give "
+            "each token one, 0 where it is not trained"
+        )
+    if not np.isfinite(advantages_N).all():
+        token = int(np.flatnonzero(~np.isfinite(advantages_N))[0])
+        raise RunError(
+            f"the advantage of token {token} of the batch is {advantages_N[token]}, expected a "
+            "finite number; check the rewards and the advantage estimator"
+        )
+    return advantages_N

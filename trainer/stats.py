@@ -1,0 +1,80 @@
+"""What one update reports.
+
+Suffix: K trained tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisedStats:
+    """One supervised update."""
+
+    step: int
+    """Optimizer steps taken so far, this one included."""
+    loss: float
+    """Sum over the trained tokens divided by the global count."""
+    grad_norm: float
+    """Before clipping; 0 if no gradient was computed."""
+    lr: float
+    entropy: float
+    """Minus the mean policy logprob of the trained tokens, in nats."""
+    num_trained: int
+    num_verified: int
+    """Trained tokens whose record was recomputed and agreed, just before the loss."""
+    skipped: str | None
+    """Why the weights were left as they are; None if they were updated."""
+    seconds: float
+
+    @property
+    def verified_share(self) -> float:
+        """Verified tokens over trained tokens; 1 if there are none."""
+        return self.num_verified / self.num_trained if self.num_trained else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats(SupervisedStats):
+    """One policy update; ratios and gaps compare policy and behavior before the step."""
+
+    ratio_mean: float
+    """Mean importance ratio; 1 if policy and behavior agree."""
+    ratio_deviation_mean: float
+    """Mean |ratio - 1|."""
+    ratio_deviation_max: float
+    clip_fraction: float
+    kl: float
+    """Mean k3 to the reference, in nats; 0 without a reference."""
+    gap_mean: float
+    """Mean |policy - behavior| in nats: the engine/trainer gap while training is on policy."""
+    gap_max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatioStats:
+    """How policy and behavior differ over the trained tokens; zeros and ones if there are none."""
+
+    mean: float = 1.0
+    deviation_mean: float = 0.0
+    deviation_max: float = 0.0
+    gap_mean: float = 0.0
+    gap_max: float = 0.0
+
+
+def ratio_stats(policy_K: NDArray[np.float64], behavior_K: NDArray[np.float64]) -> RatioStats:
+    """Statistics of exp(policy - behavior) and of |policy - behavior|."""
+    if not len(policy_K):
+        return RatioStats()
+    gap_K = policy_K - behavior_K
+    with np.errstate(over="ignore"):
+        ratio_K = np.exp(gap_K)
+    deviation_K = np.abs(ratio_K - 1)
+    return RatioStats(
+        mean=float(ratio_K.mean()),
+        deviation_mean=float(deviation_K.mean()),
+        deviation_max=float(deviation_K.max()),
+        gap_mean=float(np.abs(gap_K).mean()),
+        gap_max=float(np.abs(gap_K).max()),
+    )

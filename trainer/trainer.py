@@ -1,0 +1,217 @@
+"""`Trainer`: one optimizer step from one batch.
+
+    verify records -> count trained tokens -> micro-batches: logprobs, loss sum / count, backward
+                   -> first-update gate -> finite? -> clip -> AdamW at the step's rate
+
+Suffixes: N tokens of the batch, R rows.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from agentrl.errors import ConfigError, RunError
+from agentrl.tokens import verify_batch
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.gate import check_first_update
+from agentrl.trainer.logprobs import policy_logprobs
+from agentrl.trainer.model import check_trainable, frozen_copy, make_optimizer
+from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
+from agentrl.trainer.packing import pack, plan, trained_rows, trained_weight
+from agentrl.trainer.schedule import learning_rate
+from agentrl.trainer.stats import StepStats, SupervisedStats, ratio_stats
+from agentrl.trainer.weights import ModelWeights
+from agentrl.types import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """What the micro-batches of one batch came to."""
+
+    loss: float
+    logprobs_N: NDArray[np.float64]
+    """The policy's, at the tokens of `used_N`."""
+    used_N: NDArray[np.bool_]
+    """Trained tokens of rows with a weight."""
+    nothing: str | None
+    """Why there is no gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Applied:
+    """What became of the gradient."""
+
+    grad_norm: float = 0.0
+    lr: float
+    skipped: str | None = None
+
+
+class Trainer:
+    """Owns the float32 weights, the optimizer and the step counter.
+
+    The reference of the KL penalty is a copy of the weights at construction, or the one given: build
+    the trainer from the starting weights, then load a checkpoint into it.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: TrainerConfig,
+        *,
+        total_steps: int,
+        reference: PreTrainedModel | None = None,
+    ) -> None:
+        """Raises ConfigError for a model that cannot be trained faithfully."""
+        if total_steps < 1:
+            raise ConfigError(f"total_steps is {total_steps}, expected at least 1")
+        check_trainable(model)
+        self.model = model.train()
+        self.config = config
+        self.total_steps = total_steps
+        self.optimizer = make_optimizer(model, config)
+        self.step = 0
+        """Optimizer steps taken."""
+        self.num_skipped = 0
+        """Updates whose gradient was not finite."""
+        self._skipped_in_a_row = 0
+        self._gate_passed = False
+        self._reference = None
+        if config.kl.coef > 0:
+            self._reference = reference or frozen_copy(model)
+
+    def update(self, batch: Batch) -> StepStats:
+        """One policy update of a batch with advantages.
+
+        The weights stay as they are, and `skipped` says why, if nothing in the batch can be trained
+        or the gradient is not finite. Raises RecordMismatch if a record changed since it was
+        sampled, RunError if the first update's ratios are outside the band or too many gradients in
+        a row were not finite.
+        """
+        started = time.perf_counter()
+        num_verified = verify_batch(batch)
+        objective = PolicyObjective(batch, self.config, self._reference)
+        result = self._accumulate(batch, objective)
+        ratios = ratio_stats(
+            result.logprobs_N[result.used_N], batch.logprobs_N[result.used_N].astype(np.float64)
+        )
+        num_used = int(result.used_N.sum())
+        if not self._gate_passed and num_used and math.isfinite(ratios.mean):
+            check_first_update(ratios, self.config.ratio_band, num_used)
+            self._gate_passed = True
+        applied = self._apply(result)
+        return StepStats(
+            step=self.step,
+            loss=result.loss,
+            grad_norm=applied.grad_norm,
+            lr=applied.lr,
+            entropy=_entropy(result),
+            num_trained=batch.num_trained,
+            num_verified=num_verified,
+            skipped=applied.skipped,
+            seconds=time.perf_counter() - started,
+            ratio_mean=ratios.mean,
+            ratio_deviation_mean=ratios.deviation_mean,
+            ratio_deviation_max=ratios.deviation_max,
+            clip_fraction=objective.num_clipped / max(1, num_used),
+            kl=objective.kl_sum / max(1, num_used),
+            gap_mean=ratios.gap_mean,
+            gap_max=ratios.gap_max,
+        )
+
+    def supervised_update(self, batch: Batch) -> SupervisedStats:
+        """One cross-entropy update on the same masks, weights and temperature; no ratio, no gate."""
+        started = time.perf_counter()
+        num_verified = verify_batch(batch)
+        result = self._accumulate(batch, SupervisedObjective())
+        applied = self._apply(result)
+        return SupervisedStats(
+            step=self.step,
+            loss=result.loss,
+            grad_norm=applied.grad_norm,
+            lr=applied.lr,
+            entropy=_entropy(result),
+            num_trained=batch.num_trained,
+            num_verified=num_verified,
+            skipped=applied.skipped,
+            seconds=time.perf_counter() - started,
+        )
+
+    def weights(self) -> ModelWeights:
+        """The current weights for `Engine.update_weights`."""
+        return ModelWeights(self.model)
+
+    def _accumulate(self, batch: Batch, objective: Objective) -> _Pass:
+        """Gradients of all micro-batches; their sum is divided once by the global count."""
+        if not batch.temperature > 0:
+            raise RunError(
+                f"the batch was sampled at temperature {batch.temperature}, expected above 0; "
+                "greedy samples are for evaluation only"
+            )
+        self.optimizer.zero_grad(set_to_none=True)
+        rows = trained_rows(batch)
+        active = objective.active(rows)
+        count = trained_weight(batch, rows)
+        loss = 0.0
+        logprobs_N = np.zeros(batch.num_tokens)
+        used_N = np.zeros(batch.num_tokens, dtype=np.bool_)
+        for chosen, backward in ((rows[active], True), (rows[~active], False)):
+            for micro in plan(batch, chosen, self.config.token_budget):
+                packed = pack(batch, micro)
+                with torch.set_grad_enabled(backward):
+                    logprobs_K = policy_logprobs(self.model, packed, batch.temperature)
+                    share = objective.loss(packed, logprobs_K) / count
+                if backward:
+                    share.backward()
+                loss += float(share.detach())
+                logprobs_N[packed.source_K] = logprobs_K.detach().cpu().numpy()
+                used_N[packed.source_K] = True
+        return _Pass(
+            loss=loss, logprobs_N=logprobs_N, used_N=used_N, nothing=_why_nothing(rows, active)
+        )
+
+    def _apply(self, result: _Pass) -> _Applied:
+        """Take the step, unless there is no gradient or it is not finite."""
+        lr = learning_rate(self.step, self.config, self.total_steps)
+        if result.nothing is not None:
+            return _Applied(lr=lr, skipped=result.nothing)
+        parameters = self.model.parameters()
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
+        if not math.isfinite(grad_norm) or not math.isfinite(result.loss):
+            return self._skip(grad_norm, lr, result.loss)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self._skipped_in_a_row = 0
+        return _Applied(grad_norm=grad_norm, lr=lr)
+
+    def _skip(self, grad_norm: float, lr: float, loss: float) -> _Applied:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.num_skipped += 1
+        self._skipped_in_a_row += 1
+        reason = f"the loss is {loss} and the gradient norm {grad_norm}, not finite"
+        if self._skipped_in_a_row >= self.config.max_skipped_steps:
+            raise RunError(
+                f"{reason}, for {self._skipped_in_a_row} updates in a row; the weights are as after "
+                f"step {self.step}: lower the learning rate or look at the last batches"
+            )
+        return _Applied(grad_norm=grad_norm, lr=lr, skipped=reason)
+
+
+def _why_nothing(rows: NDArray[np.int64], active: NDArray[np.bool_]) -> str | None:
+    if not len(rows):
+        return "no token of the batch is trained"
+    if not active.any():
+        return "every advantage is 0: within each group all rewards are equal"
+    return None
+
+
+def _entropy(result: _Pass) -> float:
+    used = result.logprobs_N[result.used_N]
+    return -float(used.mean()) if len(used) else 0.0
