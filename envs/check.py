@@ -158,9 +158,7 @@ async def _expert_row(env: ToolEnv, tasks: Sequence[Task], null: list[_Played]) 
         return CheckRow(name="expert", ok=True, detail="none; sft needs one")
     row = _agent_row("expert", played := await _play_all(env, agent, tasks))
     if row.ok and _mean(played) <= _mean(null):
-        return CheckRow(
-            name="expert", ok=False, detail=f"{row.detail}, no more than saying nothing"
-        )
+        return CheckRow(name="expert", ok=False, detail=f"{row.detail}, like the null agent")
     return row
 
 

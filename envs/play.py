@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from gymnasium.error import ResetNeeded
 
+from agentrl.envs.scoring import own_score
 from agentrl.envs.transition import Transition
 from agentrl.envs.world import Hook, World
 from agentrl.errors import EnvironmentFault, EpisodeError, ToolError
@@ -31,6 +32,7 @@ from agentrl.types import (
     EpisodeStop,
     EpisodeView,
     Message,
+    Outcome,
     StopReason,
     Task,
     ToolCall,
@@ -47,6 +49,7 @@ class Rules:
     tools: Mapping[str, ToolSpec]
     reply: Callable[[str], Hook] | None
     state_key: Hook | None
+    score: Callable[[Any], object]
     max_turns: int
     tool_timeout_s: float
     max_tool_tokens: int
@@ -117,7 +120,7 @@ class Play:
         if part:
             tally.parts[part] = tally.parts.get(part, 0.0) + value
 
-    def truncate(self, stop: EpisodeStop, turn: AssistantTurn | None) -> Transition:
+    async def truncate(self, stop: EpisodeStop, turn: AssistantTurn | None) -> Transition:
         """End the episode by a budget.
 
         A turn that was not played is recorded and nothing of it runs. Of one that was cut off while
@@ -132,6 +135,14 @@ class Play:
             tally.errors += [call.reason for call in turn.calls if isinstance(call, CallError)]
         return self._ended(tally, stop)
 
+    async def score(self) -> Outcome:
+        """The environment's own score of its final state."""
+        return await own_score(self.world, self._rules.score, self.answer)
+
+    async def close(self) -> None:
+        """Tear down the world; a second call does nothing."""
+        await self.world.close()
+
     async def advance(self, turn: AssistantTurn) -> Transition:
         """Play one turn."""
         if turn.stop_reason is StopReason.ABORT:
@@ -139,7 +150,7 @@ class Play:
         if self.stop is not None:
             raise ResetNeeded(f"the episode has stopped ({self.stop}); call reset first")
         if turn.stop_reason is StopReason.LENGTH:
-            return self.truncate(EpisodeStop.TURN_TOKENS, turn)
+            return await self.truncate(EpisodeStop.TURN_TOKENS, turn)
         # Until the turn has come to its end: what cuts it off leaves an episode that cannot go on.
         self.stop = EpisodeStop.INVALID
         self._tally = tally = _Tally(num_calls=len(turn.calls))

@@ -9,10 +9,12 @@ from agentrl.workers import WorkerPool
 
 _NUM_TOOL_WORKERS = 16
 """More than cores: a call that hangs until its timeout must not hold up the others."""
+_NUM_ENV_WORKERS = 1024
+"""Each holds one episode: how many there are at once is the agent loop's choice."""
 
 
 class EnvServices:
-    """The processes of isolated tools and of verifiers, and the count of abandoned threads.
+    """Processes for isolated tools, verifiers and environments; the count of abandoned threads.
 
     Verifiers have processes of their own, so that scores never wait for tools that hang. Processes
     start with the first call and end with `close`.
@@ -23,6 +25,7 @@ class EnvServices:
         *,
         tool_pool: WorkerPool | None = None,
         verifier_pool: WorkerPool | None = None,
+        env_pool: WorkerPool | None = None,
         census: ThreadCensus | None = None,
     ) -> None:
         self.tool_pool = tool_pool or WorkerPool(
@@ -31,12 +34,16 @@ class EnvServices:
         self.verifier_pool = verifier_pool or WorkerPool(
             os.cpu_count() or 1, "verifiers", preload=("agentrl.verifiers",)
         )
+        self.env_pool = env_pool or WorkerPool(
+            _NUM_ENV_WORKERS, "environments", preload=("agentrl.envs",)
+        )
         self.census = census or ThreadCensus()
 
     def close(self) -> None:
         """End the processes; a second call does nothing."""
         self.tool_pool.close()
         self.verifier_pool.close()
+        self.env_pool.close()
 
 
 @functools.cache

@@ -19,8 +19,10 @@ from agentrl.envs.declaration import (
     task_source,
 )
 from agentrl.envs.play import Play, Rules
+from agentrl.envs.process import Birth
+from agentrl.envs.remote import RemoteLimits, RemotePlay
 from agentrl.envs.resources import Resources
-from agentrl.envs.scoring import outcome_error, own_score
+from agentrl.envs.scoring import outcome_error
 from agentrl.envs.services import EnvServices, default_services
 from agentrl.envs.spaces import TextSpace
 from agentrl.envs.tasks import Tasks
@@ -70,8 +72,8 @@ class ToolEnv(gymnasium.Env[str, str]):
     """Tools that are no methods."""
     verifier: ClassVar[object | None] = None
     """Scores by task and answer alone; an object or a reference."""
-    isolation: ClassVar[Literal["none", "process"]] = "none"
-    """"process": `make_env` puts the whole environment into a process of its own."""
+    isolation: Literal["none", "process"] = "none"
+    """"process": each episode is played in a process of its own."""
     tool_timeout_s: float = 30.0
     hook_timeout_s: float = 60.0
     """For setup, reply, score, state_key, teardown and each resource's closing."""
@@ -113,8 +115,8 @@ class ToolEnv(gymnasium.Env[str, str]):
         self.observation_space = TextSpace()
         self._tokenizer = tokenizer
         self._services = services or default_services()
-        self._world: World | None = None
-        self._play: Play | None = None
+        self._play: Play | RemotePlay | None = None
+        self._is_open = False
         self._outcome: Outcome | None = None
         self._bridge = SyncBridge()
 
@@ -165,18 +167,16 @@ class ToolEnv(gymnasium.Env[str, str]):
     @property
     def resources(self) -> Resources:
         """What is entered here is closed at the end, in reverse order, on every path."""
-        if self._world is None:
-            raise ResetNeeded("resources exist from setup to teardown only; call reset first")
-        return self._world.resources
+        return self._here().world.resources
 
     def finish(self, answer: Any = None) -> str:
         """End the episode with this answer: `return self.finish(answer)` in a tool."""
-        self._episode().finish(answer)
+        self._here().finish(answer)
         return "Finished."
 
     def reward(self, value: float, part: str = "") -> None:
         """Add to the reward of the running turn; `part` is the name it is logged under."""
-        self._episode().reward(value, part)
+        self._here().reward(value, part)
 
     # Tasks belong to the class.
 
@@ -215,8 +215,10 @@ class ToolEnv(gymnasium.Env[str, str]):
         return self._play.answer if self._play else None
 
     def view(self) -> EpisodeView:
-        """The episode as verifiers and agents see it."""
-        return self._episode().view()
+        """The episode as verifiers and agents see it; it stays readable after its teardown."""
+        if self._play is None:
+            raise ResetNeeded("there is no episode; call reset first")
+        return self._play.view()
 
     async def areset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -235,11 +237,15 @@ class ToolEnv(gymnasium.Env[str, str]):
         task = self._chosen_task(options or {})
         first = (Message(role="system", content=self.system),) if self.system else ()
         messages = (*first, *task.messages())
-        self._world = self._new_world()
         self._outcome = None
-        self._play = Play(self._rules(), self._world, task, messages)
-        await self._set_up(self._world)
-        self._play.begin()
+        self._is_open = True
+        done = False
+        try:
+            await self._begin(task, messages)
+            done = True
+        finally:
+            if not done:
+                await self._close_quietly()
         return _text(messages), {"messages": messages, "task_id": task.id}
 
     async def advance(self, turn: AssistantTurn) -> Transition:
@@ -253,19 +259,20 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     async def truncate(self, stop: EpisodeStop, turn: AssistantTurn | None = None) -> Transition:
         """End the episode by a budget of the loop; a turn not yet played is recorded, not run."""
-        return self._episode().truncate(stop, turn)
+        return await self._episode().truncate(stop, turn)
 
     async def ascore(self) -> Outcome:
         """Score the stopped episode; a second call gives the same outcome."""
         play = self._episode()
-        if play.stop is None:
+        view = play.view()
+        if view.stop is None:
             raise RuntimeError("the episode has not stopped; score it after its last turn")
         if self._outcome is None:
             if self._verifier is None:
-                self._outcome = await own_score(play.world, self.score, play.answer)
+                self._outcome = await play.score()
             else:
                 pool = self.services.verifier_pool
-                self._outcome = await score_with(self._verifier, play.view(), pool=pool)
+                self._outcome = await score_with(self._verifier, view, pool=pool)
         return self._outcome
 
     async def aclose(self) -> None:
@@ -274,10 +281,9 @@ class ToolEnv(gymnasium.Env[str, str]):
         Raises:
             EnvironmentFault: `teardown` or a resource failed to close; the others are closed.
         """
-        world = self._world
-        if world is not None:
-            await world.close()
-            self._world = None
+        if self._play is not None and self._is_open:
+            await self._play.close()
+            self._is_open = False
 
     # Gymnasium.
 
@@ -316,7 +322,7 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     def close(self) -> None:
         """`aclose` for code without an event loop; a second call does nothing."""
-        if self._world is not None:
+        if self._is_open:
             self._bridge.run(self.aclose())
         self._bridge.close()
 
@@ -336,27 +342,26 @@ class ToolEnv(gymnasium.Env[str, str]):
             index = int(self.np_random.integers(self.num_tasks(split) or 1 << 31))
         return self.task_at(index, split=split, seed=0, config=self.config)
 
-    def _new_world(self) -> World:
-        return World(
+    async def _begin(self, task: Task, messages: tuple[Message, ...]) -> None:
+        """Set up the world, here or in a process of its own."""
+        if self.isolation == "process":
+            remote = RemotePlay(task, messages, self._remote_limits(), self._tokenizer)
+            self._play = remote
+            seed = int(self.np_random.integers(1 << 62))
+            await remote.start(self._birth(), self.services.env_pool, seed)
+            return
+        world = World(
             type(self).__name__,
             self.services.census,
             hook_timeout_s=self.hook_timeout_s,
             grace_s=self.grace_s,
         )
-
-    async def _set_up(self, world: World) -> None:
-        """Run `setup`; if it fails or is cut off, what it opened is closed first."""
+        self._play = play = Play(self._rules(), world, task, messages)
         if "teardown" in self._declared.hooks:
             world.owe_teardown(self.teardown)
-        if "setup" not in self._declared.hooks:
-            return
-        done = False
-        try:
+        if "setup" in self._declared.hooks:
             await world.call_hook("setup", self.setup)
-            done = True
-        finally:
-            if not done:
-                await self._close_quietly()
+        play.begin()
 
     async def _close_quietly(self) -> None:
         """Close after a failure whose error is the one to be seen."""
@@ -371,6 +376,7 @@ class ToolEnv(gymnasium.Env[str, str]):
             owner=self,
             tools=self._declared.tools,
             reply=self._reply if "reply" in hooks else None,
+            score=self.score,
             state_key=self.state_key if "state_key" in hooks else None,
             max_turns=self.max_turns,
             tool_timeout_s=self.tool_timeout_s,
@@ -379,13 +385,36 @@ class ToolEnv(gymnasium.Env[str, str]):
             pool=lambda: self.services.tool_pool,
         )
 
+    def _birth(self) -> Birth:
+        kept = ("max_turns", "tool_timeout_s", "hook_timeout_s", "grace_s", "system")
+        attributes = {name: getattr(self, name) for name in kept}
+        return Birth(env_class=type(self), config=self.config, attributes=attributes)
+
+    def _remote_limits(self) -> RemoteLimits:
+        timeouts = (spec.timeout_s or self.tool_timeout_s for spec in self._declared.tools.values())
+        asks_in_turn = sum(hook in self._declared.hooks for hook in ("reply", "state_key"))
+        return RemoteLimits(
+            hook_s=self.hook_timeout_s,
+            turn_hooks_s=asks_in_turn * self.hook_timeout_s,
+            tool_s=max(timeouts, default=0.0),
+            grace_s=self.grace_s,
+            max_tool_tokens=self.max_tool_tokens,
+        )
+
     def _reply(self, text: str) -> Hook:
         return partial(self.reply, text)
 
-    def _episode(self) -> Play:
-        if self._play is None or self._world is None:
+    def _episode(self) -> Play | RemotePlay:
+        if self._play is None or not self._is_open:
             raise ResetNeeded("there is no episode; call reset first")
         return self._play
+
+    def _here(self) -> Play:
+        """The episode, for what only its own code may do."""
+        play = self._episode()
+        if not isinstance(play, Play):
+            raise ResetNeeded("the episode is in a process of its own, out of reach from here")
+        return play
 
 
 def _text(messages: Sequence[Message]) -> str:

@@ -34,14 +34,19 @@ class World:
         self._hook_timeout_s = hook_timeout_s
         self._grace_s = grace_s
         self._thread: EpisodeThread | None = None
+        self._doing = name
+        """What the thread was last asked to do."""
         self._teardown: tuple[str, Hook] | None = None
 
     def owe_teardown(self, hook: Hook) -> None:
         """From now on `close` begins with this hook."""
         self._teardown = ("teardown", hook)
 
-    async def call_sync(self, function: Callable[[], object], timeout_s: float) -> object:
+    async def call_sync(
+        self, what: str, function: Callable[[], object], timeout_s: float
+    ) -> object:
         """Run on the episode's thread; TimeoutError if the call goes on alone."""
+        self._doing = f"{self._name}: {what}"
         if self._thread is None:
             self._thread = EpisodeThread(f"agentrl-{self._name}")
         return await self._thread.call(function, timeout_s)
@@ -60,7 +65,7 @@ class World:
         if inspect.iscoroutinefunction(hook):
             return await self._in_loop(what, hook)
         try:
-            result = await self.call_sync(guarded, self._hook_timeout_s)
+            result = await self.call_sync(what, guarded, self._hook_timeout_s)
         except TimeoutError:
             raise self._late(what) from None
         if inspect.isawaitable(result):
@@ -81,7 +86,7 @@ class World:
         if not thread.abandon(self._on_return):
             return True
         self.abandoned = True
-        self._census.abandon(self._name)
+        self._census.abandon(self._doing)
         return False
 
     async def close(self) -> None:
@@ -138,14 +143,14 @@ class World:
     def _on_return(self) -> None:
         """On the abandoned thread, after its call came back."""
         asyncio.run(self._close_here())
-        self._census.come_back(self._name)
+        self._census.come_back(self._doing)
 
     async def _close_here(self) -> None:
         while step := self._next_step():
             try:
                 await _here(step[0], step[1])
             except EpisodeError as fault:
-                _log.warning("%s, after a tool that hung: %s", self._name, fault)
+                _log.warning("%s, after it hung: %s", self._doing, fault)
 
 
 async def _here(what: str, hook: Hook) -> object:

@@ -28,7 +28,9 @@ class ToolHangs(EpisodeError):
 class SyncCaller(Protocol):
     """Runs sync code of an episode on the thread of that episode."""
 
-    async def call_sync(self, function: Callable[[], object], timeout_s: float) -> object:
+    async def call_sync(
+        self, what: str, function: Callable[[], object], timeout_s: float
+    ) -> object:
         """The function's result; TimeoutError if it goes on alone."""
         ...
 
@@ -62,7 +64,7 @@ async def run_tool(
 
     if not spec.is_async:
         try:
-            return await caller.call_sync(call, limit_s)
+            return await caller.call_sync(f"tool {spec.name}", call, limit_s)
         except TimeoutError:
             raise ToolHangs(f"tool {spec.name} did not end within {limit_s:g} s") from None
     return await _run_async(spec, cast("Coroutine[object, object, object]", call()), limit_s)
