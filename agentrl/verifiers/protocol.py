@@ -64,6 +64,8 @@ def score_range(verifier: object) -> tuple[float, float]:
         case (numbers.Real() as low, numbers.Real() as high):
             if math.isfinite(low) and math.isfinite(high) and low < high:
                 return float(low), float(high)
+        case _:
+            pass
     raise ConfigError(
         f"verifier {name_of(verifier)} declares score_range {declared!r}; expected two finite "
         "numbers, the smaller first"

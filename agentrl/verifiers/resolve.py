@@ -92,7 +92,7 @@ def _check(verifier: object, label: str) -> None:
             f"function (task, answer), got a {type(verifier).__qualname__}"
         )
     score_range(verifier)
-    method = method_of(verifier)
+    method = method_of(cast("Verifier", verifier))
     _check_signature(method, isinstance(verifier, EpisodeVerifier), label)
     if not is_async(method) and not getattr(verifier, "in_process", False):
         _check_pickle(method, label)

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Final, cast
 
 from agentrl.errors import ConfigError
 from agentrl.types import Invalid, Outcome, Score
@@ -72,15 +72,15 @@ class Rubric:
 
 
 def _check(name: str, part: object) -> None:
-    match part:
-        case (_, int() | float() as weight) if not isinstance(weight, bool):
-            if not (math.isfinite(weight) and weight > 0):
-                raise ConfigError(
-                    f"rubric part {name} has weight {weight}, expected a finite number above 0; "
-                    "for a penalty, give a verifier with a negative score_range"
-                )
-        case _:
-            raise ConfigError(f"rubric part {name} is {part!r}, expected (verifier, weight)")
+    pair = cast("tuple[object, ...]", part) if isinstance(part, tuple) else ()
+    weight = pair[1] if len(pair) == 2 else None
+    if not isinstance(weight, int | float) or isinstance(weight, bool):
+        raise ConfigError(f"rubric part {name} is {part!r}, expected (verifier, weight)")
+    if not (math.isfinite(weight) and weight > 0):
+        raise ConfigError(
+            f"rubric part {name} has weight {weight}, expected a finite number above 0; "
+            "for a penalty, give a verifier with a negative score_range"
+        )
 
 
 def _named_parts(scores: Mapping[str, Score]) -> dict[str, float]:

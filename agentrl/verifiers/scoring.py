@@ -6,7 +6,7 @@ import math
 import numbers
 import re
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final, cast
 
@@ -75,10 +75,11 @@ def checked(value: object, allowed: tuple[float, float], name: str) -> Outcome:
     """The value as an outcome, if it is one."""
     if isinstance(value, Invalid):
         return value
+    parts: Mapping[str, float] = {}
     if isinstance(value, Score):
         number, parts = value.value, value.parts
-    elif isinstance(value, numbers.Real | np.bool_):
-        number, parts = _as_float(value), {}
+    elif isinstance(value, (numbers.Real, np.bool_)):
+        number = _as_float(cast("float", value))
     else:
         return _invalid(
             f"verifier {name} returned {_brief(value)}, expected a number, a bool, a Score or "
@@ -117,9 +118,9 @@ async def _awaited(
         raise
 
 
-def _as_float(value: object) -> float:
+def _as_float(value: float) -> float:
     try:
-        return float(cast("float", value))
+        return float(value)
     except OverflowError:
         return math.inf
 

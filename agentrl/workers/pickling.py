@@ -1,5 +1,8 @@
 """How calls and results travel: by reference where the other process can import, else by value."""
 
+# cloudpickle has no type information.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 import importlib.machinery
 import io
 import pickle

@@ -205,9 +205,9 @@ class WorkerPool:
                 self._discard(channel)
             while self._waiting:
                 place = self._waiting.popleft()
-                if place.set_running_or_notify_cancel():
-                    if self._hand_over(place, channel if fit else None):
-                        return
+                waits = place.set_running_or_notify_cancel()
+                if waits and self._hand_over(place, channel if fit else None):
+                    return
             if fit:
                 self._idle.append(channel)
 

@@ -46,7 +46,7 @@ class Spawner:
         self._spawned += 1
         ours, theirs = socket.socketpair()
         channel = Channel(ours, self._spawned, self._max_result_bytes)
-        message = {
+        message: dict[str, object] = {
             "do": "spawn",
             "number": channel.number,
             "path": _absolute(channel.path),

@@ -21,7 +21,8 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from types import FrameType
+from typing import Final, NoReturn, cast
 
 from agentrl.workers.worker import serve
 
@@ -67,7 +68,7 @@ class _Template:
         self._wake_end = wake_end
 
     def run(self) -> None:
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _do_nothing)
         signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
@@ -135,6 +136,10 @@ class _Template:
         self._kill_strays()
 
 
+def _do_nothing(signal_number: int, frame: FrameType | None) -> None:
+    """A handler that is there so that the signal wakes the loop."""
+
+
 def _become_worker(
     connection: socket.socket, message: dict[str, object], template: int
 ) -> NoReturn:
@@ -148,9 +153,8 @@ def _become_worker(
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _arrange_files(connection)
-        path, memory = message["path"], message["memory_bytes"]
-        if isinstance(path, list):
-            sys.path[:] = [str(entry) for entry in path]
+        sys.path[:] = cast("list[str]", message["path"])
+        memory = message["memory_bytes"]
         if isinstance(memory, int):
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         serve(connection, int(str(message["max_result_bytes"])))
@@ -169,8 +173,7 @@ def _arrange_files(connection: socket.socket) -> None:
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)
+    cast("io.TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
 
 
 def _reap_group(leader: int) -> int:

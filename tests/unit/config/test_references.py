@@ -65,9 +65,9 @@ def test_dataclasses_work_in_a_file(here: Path) -> None:
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
         "@dataclass\nclass D:\n    x: int = 3\n"
     )
-    cls = load_reference("d.py:D", "x")
-    assert callable(cls)
-    assert cls().x == 3
+    made = load_reference("d.py:D", "x")
+    assert isinstance(made, type)
+    assert repr(made()) == "D(x=3)"
 
 
 def test_module_in_the_current_directory(here: Path) -> None:
