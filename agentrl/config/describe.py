@@ -82,7 +82,7 @@ def _phrase(annotation: Any, metadata: Iterable[Any]) -> str:
         return _alternatives([_phrase(arg, metadata) for arg in args])
     if origin is Literal:
         return _alternatives([shown(arg) for arg in args])
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
+    if _is_a(annotation, Enum):
         return _alternatives([shown(member.value) for member in annotation])
     if annotation in (int, float, str):
         return _NAMES[annotation][0] + _limits(metadata)
@@ -92,14 +92,18 @@ def _phrase(annotation: Any, metadata: Iterable[Any]) -> str:
 def _container(kind: Any, args: tuple[Any, ...], metadata: Iterable[Any]) -> str:
     if kind in _NAMES:
         return _NAMES[kind][0]
-    if isinstance(kind, type) and issubclass(kind, Mapping):
+    if _is_a(kind, Mapping):
         return "a table of names and values"
     if kind is tuple and args and args[-1] is not Ellipsis:
         return f"a list of {len(args)} values"
-    if isinstance(kind, type) and issubclass(kind, Collection):
+    if _is_a(kind, Collection):
         item = f", each item {_phrase(args[0], ())}" if args else ""
         return f"a list{_limits(metadata, 'items')}{item}"
     return getattr(kind, "__name__", "a value")
+
+
+def _is_a(kind: object, base: type) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base)
 
 
 def _alternatives(phrases: Sequence[str]) -> str:
@@ -143,10 +147,10 @@ def _word(annotation: Any) -> str:
     for member in members(annotation):
         if get_origin(member) is Literal:
             words += [str(arg) for arg in get_args(member)]
-        elif isinstance(member, type) and issubclass(member, Enum):
+        elif _is_a(member, Enum):
             words += [str(item.value) for item in member]
         else:
-            kind = get_origin(member) or member
-            fallback = "TABLE" if isinstance(kind, type) and issubclass(kind, Mapping) else "LIST"
+            kind: Any = get_origin(member) or member
+            fallback = "TABLE" if _is_a(kind, Mapping) else "LIST"
             words.append(_NAMES[kind][1] if kind in _NAMES else fallback)
     return "|".join(dict.fromkeys(words))

@@ -7,7 +7,7 @@ flags ────┘   (a later layer wins)                           or proble
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -15,6 +15,7 @@ from agentrl.config.base import Config
 from agentrl.config.describe import accepts_only_bool, expected, shown
 from agentrl.config.flags import Flag, check_text, fits, flag_of, guess, value_of
 from agentrl.config.nearest import nearest
+from agentrl.config.plain import as_list, as_mapping
 from agentrl.config.problems import located, sentence
 from agentrl.config.schema import Schema, may_be_none, schema_of
 from agentrl.errors import ConfigError
@@ -118,20 +119,22 @@ class Draft(Generic[C]):
         return f"{origin}: {self.prefix}{key}" if origin else self.prefix + key
 
     def _add_section(self, key: str, value: object, origin: str) -> None:
-        if isinstance(value, Mapping):
-            self.add_mapping(_names(value), origin, key)
+        table = as_mapping(value)
+        if table is not None:
+            self.add_mapping(table, origin, key)
         elif value in (None, "none") and may_be_none(self.schema.sections[key]):
             self._put(key, None, origin)
         else:
             self._problem(f"{origin}: {self.prefix}{key}", f"got {shown(value)}, expected a table")
 
     def _add_tables(self, key: str, value: object, origin: str) -> None:
-        items: list[object] = list(value) if isinstance(value, (list, tuple)) else [value]
-        if isinstance(value, Mapping) or not all(isinstance(item, Mapping) for item in items):
+        items = as_list(value)
+        tables = [as_mapping(item) for item in items or ()]
+        if items is None or None in tables:
             name = self.prefix + key
             self._problem(f"{origin}: {name}", f"got {shown(value)}, expected [[{name}]] tables")
             return
-        self.rows[key] = [Row(_names(item), origin) for item in items if isinstance(item, Mapping)]
+        self.rows[key] = [Row(table, origin) for table in tables if table is not None]
 
     def _put(self, key: str, value: object, origin: str) -> None:
         field_info = self.schema.leaves.get(key) or self.schema.sections[key]
@@ -280,19 +283,12 @@ class Draft(Generic[C]):
         self.problems.append(f"{where}: {what}")
 
 
-def _names(value: Mapping[object, object]) -> dict[str, object]:
-    return {str(name): item for name, item in value.items()}
-
-
 def _nested(flat: Mapping[str, object]) -> dict[str, object]:
     nested: dict[str, object] = {}
     for key, value in flat.items():
         *sections, name = key.split(".")
-        at: dict[str, object] = nested
+        at = nested
         for section in sections:
-            below = at.setdefault(section, {})
-            if not isinstance(below, dict):
-                raise TypeError(f"{key} lies below a value")
-            at = below
+            at = cast("dict[str, object]", at.setdefault(section, {}))
         at[name] = value
     return nested

@@ -5,10 +5,12 @@ The text loads back to the same configuration. None is written as the text `none
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 from agentrl.config.draft import DEFAULT
 from agentrl.config.load import C, Loaded
+from agentrl.config.plain import as_mapping
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _HEAD = "# The effective configuration; after each value, where it came from.\n"
@@ -32,13 +34,19 @@ def toml_value(value: object) -> str:
         case str():
             # A JSON text is a TOML basic string, except for this one control character.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case Mapping():
-            items = (f"{_key(str(name))} = {toml_value(item)}" for name, item in value.items())
-            return f"{{{', '.join(items)}}}"
         case list() | tuple():
-            return f"[{', '.join(toml_value(item) for item in value)}]"
+            items = cast("Sequence[object]", value)
+            return f"[{', '.join(toml_value(item) for item in items)}]"
         case _:
-            raise TypeError(f"got {type(value).__name__}, expected a TOML value")
+            return _inline_table(value)
+
+
+def _inline_table(value: object) -> str:
+    table = as_mapping(value)
+    if table is None:
+        raise TypeError(f"got {type(value).__name__}, expected a TOML value")
+    items = (f"{_key(name)} = {toml_value(item)}" for name, item in table.items())
+    return f"{{{', '.join(items)}}}"
 
 
 def _section(
@@ -57,22 +65,19 @@ def _section(
         yield f"{_key(key)} = {toml_value(value)}  # {_comment(origin)}"
     for key, value in below:
         header = f"{name}{_key(key)}"
-        if isinstance(value, Mapping):
+        section = as_mapping(value)
+        if section is not None:
             yield f"\n[{header}]"
-            yield from _section(_names(value), f"{header}.", f"{path}{key}.", origins)
-        elif isinstance(value, list):
-            for i, row in enumerate(value):
-                yield f"\n[[{header}]]"
-                yield from _section(_names(row), f"{header}.", f"{path}{key}.{i}.", origins)
+            yield from _section(section, f"{header}.", f"{path}{key}.", origins)
+            continue
+        for i, row in enumerate(cast("list[object]", value)):
+            yield f"\n[[{header}]]"
+            yield from _section(as_mapping(row) or {}, f"{header}.", f"{path}{key}.{i}.", origins)
 
 
 def _is_below(value: object, path: str, origins: Mapping[str, str]) -> bool:
     """True for sections and lists of tables: the keys below them have origins."""
     return isinstance(value, (Mapping, list)) and any(key.startswith(path) for key in origins)
-
-
-def _names(value: object) -> dict[str, object]:
-    return {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {}
 
 
 def _key(name: str) -> str:

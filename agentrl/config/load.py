@@ -121,6 +121,5 @@ def _finished(draft: Draft[C]) -> Loaded[C]:
 
 
 def _nest(key: str, value: object) -> dict[str, object]:
-    for name in reversed(key.split(".")):
-        value = {name: value}
-    return value  # type: ignore[return-value]  # the loop ran at least once
+    first, _, rest = key.partition(".")
+    return {first: _nest(rest, value) if rest else value}

@@ -75,7 +75,8 @@ def _is_config(kind: Any) -> bool:
 
 
 def _walk(cls: type[Config], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in cls.model_fields.items():
+    for attribute, field in cls.model_fields.items():
+        name = field.alias or attribute
         yield prefix + name, field
         if section := section_class(field.annotation):
             yield from _walk(section, f"{prefix}{name}.")

@@ -86,7 +86,7 @@ SCHEMA = pa.schema(_COLUMNS, metadata={FORMAT_KEY: FORMAT})
 
 def nested(rows: Sequence[Sequence[NDArray[np.generic]]], kind: pa.DataType) -> "pa.Array[Any]":
     """One column of arrays, by row and segment, without a Python object per token."""
-    from_arrays: Any = pa.ListArray.from_arrays  # its stub knows fewer values than it takes
+    from_arrays: Any = getattr(pa.ListArray, "from_arrays")  # noqa: B009  # its stub is too narrow
     arrays = [array for row in rows for array in row]
     flat = np.concatenate(arrays) if arrays else np.zeros(0, kind.to_pandas_dtype())
     inner = from_arrays(_offsets(arrays), pa.array(flat, kind))

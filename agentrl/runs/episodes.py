@@ -51,7 +51,7 @@ class EpisodesWriter:
         """Write a step's episodes; a file of that step that is already there is replaced."""
         path = self.path(step, kind)
         table = to_table(episodes, run=self.run, step=step)
-        write_atomic(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+        write_atomic(path, lambda temporary: _write(table, temporary))
         return path
 
     def truncate_after(self, step: int) -> None:
@@ -72,7 +72,7 @@ def read_episodes(path: Path) -> list[Episode]:
             episode for file in sorted(path.glob("*.parquet")) for episode in read_episodes(file)
         ]
     try:
-        table = pq.read_table(path, partitioning=None)
+        table = pq.read_table(path, partitioning=None)  # pyright: ignore[reportUnknownMemberType]  # its stub is partial
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path}: cannot be read as Parquet: {error}") from error
     if (table.schema.metadata or {}).get(FORMAT_KEY) != FORMAT:
@@ -91,7 +91,11 @@ def to_table(episodes: Sequence[Episode], *, run: str, step: int) -> pa.Table:
             )
         elif name not in columns:
             columns[name] = [row[name] for row in rows]
-    return pa.table(columns, SCHEMA)
+    return pa.table(columns, SCHEMA)  # pyright: ignore[reportUnknownMemberType]  # its stub is partial
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    pq.write_table(table, path, compression="zstd")  # pyright: ignore[reportUnknownMemberType]  # its stub is partial
 
 
 def from_table(table: pa.Table) -> list[Episode]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self, SupportsFloat
+from typing import Self, SupportsFloat, cast
 
 import orjson
 
@@ -77,7 +77,8 @@ class MetricsWriter(LineWriter):
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Append the metrics of a step."""
-        self.append({"step": step, **metrics})
+        numbers = {n: x if isinstance(x, int) else float(x) for n, x in metrics.items()}
+        self.append({"step": step, **numbers})
 
     def truncate_after(self, step: int) -> None:
         """Drop the lines of later steps: a resumed run writes them again."""
@@ -111,5 +112,5 @@ def read_lines(path: Path) -> list[dict[str, object]]:
             raise RunError(f"{path}: line {number} is not JSON: {error}") from error
         if not isinstance(record, dict):
             raise RunError(f"{path}: line {number} is not a JSON object")
-        records.append(record)
+        records.append(cast("dict[str, object]", record))
     return records

@@ -115,7 +115,7 @@ def _encode_other(value: object) -> object:
         case Message():
             return {"$message": _encode(_message(value))}
         case np.generic():
-            return _encode(value.item())
+            return _encode(cast(object, value.item()))
         case Opaque():
             return {"$repr": value.text}
         case _:

@@ -357,34 +357,35 @@ def test_parse_params_names_the_origin_of_each_parameter() -> None:
 
 _NUMBERS = st.floats(min_value=1e-300, max_value=1e300)
 _TEXT = st.text(st.characters(codec="utf-8")).filter(lambda text: text != "none")
-_TREES = st.fixed_dictionaries(
-    {"model": _TEXT},
-    optional={
+_ROWS: st.SearchStrategy[dict[str, object]] = st.fixed_dictionaries(
+    {
+        "name": _TEXT,
+        "weight": _NUMBERS,
+        "code": _TEXT,
+        "shop": st.builds(dict[str, object], word=_TEXT),
+    }
+)
+_TRAINERS: st.SearchStrategy[dict[str, object]] = st.fixed_dictionaries(
+    {
+        "lr": _NUMBERS,
+        "limit": st.integers() | st.just("auto"),
+        "layers": st.lists(st.integers(-5, 5), max_size=3),
+        "kind": st.sampled_from(["fast", "slow"]),
+    }
+)
+_TREES: st.SearchStrategy[dict[str, object]] = st.fixed_dictionaries(
+    {
+        "model": _TEXT,
         "name": _TEXT | st.none(),
         "steps": st.integers(1, 2**70),
         "runs_dir": st.just("a b/\"c'"),
-        "trainer": st.fixed_dictionaries(
-            {"lr": _NUMBERS},
-            optional={
-                "limit": st.integers() | st.just("auto"),
-                "layers": st.lists(st.integers(-5, 5), max_size=3),
-                "kind": st.sampled_from(["fast", "slow"]),
-            },
+        "trainer": _TRAINERS,
+        "rollout": st.builds(
+            dict[str, object], weights=st.dictionaries(_TEXT, _NUMBERS, max_size=3)
         ),
-        "rollout": st.fixed_dictionaries({"weights": st.dictionaries(_TEXT, _NUMBERS)}),
-        "eval": st.none() | st.fixed_dictionaries({"every": st.integers(1, 9)}),
-        "env": st.lists(
-            st.fixed_dictionaries(
-                {"name": _TEXT},
-                optional={
-                    "weight": _NUMBERS,
-                    "code": _TEXT,
-                    "shop": st.fixed_dictionaries({"word": _TEXT}),
-                },
-            ),
-            max_size=3,
-        ).map(tuple),
-    },
+        "eval": st.none() | st.builds(dict[str, object], every=st.integers(1, 9)),
+        "env": st.lists(_ROWS, max_size=3),
+    }
 )
 
 

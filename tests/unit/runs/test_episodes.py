@@ -1,12 +1,14 @@
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from agentrl.errors import ConfigError, RecordMismatch
 from agentrl.runs import EpisodesWriter, read_episodes
@@ -77,23 +79,29 @@ def episode(**changes: Any) -> Episode:
 def assert_same(got: object, expected: object) -> None:
     """Equal, also in the arrays, their types and their shapes."""
     assert type(got) is type(expected)
-    if isinstance(got, Episode | Segment):
-        for field in fields(got):
-            assert_same(getattr(got, field.name), getattr(expected, field.name))
-    elif isinstance(got, np.ndarray) and isinstance(expected, np.ndarray):
-        assert got.dtype == expected.dtype
-        assert got.shape == expected.shape
-        assert got.tobytes() == expected.tobytes()
-    elif isinstance(got, tuple) and isinstance(expected, tuple):
-        assert len(got) == len(expected)
-        for one, other in zip(got, expected, strict=True):
-            assert_same(one, other)
-    elif isinstance(got, dict) and isinstance(expected, dict):
-        assert list(got) == list(expected)
-        for name in got:
-            assert_same(got[name], expected[name])
-    else:
+    if (parts := _parts(got)) is None:
         assert got == expected
+    else:
+        others = _parts(expected) or {}
+        assert list(parts) == list(others)
+        for name, part in parts.items():
+            assert_same(part, others[name])
+
+
+def _parts(value: object) -> dict[object, object] | None:
+    """What a composed value is made of; None for a simple one."""
+    if isinstance(value, Episode | Segment):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, np.ndarray):
+        array = cast("NDArray[np.generic]", value)
+        return {"dtype": array.dtype, "shape": array.shape, "bytes": array.tobytes()}
+    if isinstance(value, tuple):
+        return dict(enumerate(cast("tuple[object, ...]", value)))
+    return cast("dict[object, object]", value) if isinstance(value, dict) else None
+
+
+def read_table(path: Path) -> pa.Table:
+    return pq.read_table(path)  # pyright: ignore[reportUnknownMemberType]  # its stub is partial
 
 
 def test_an_episode_is_read_back_equal_and_verifies(tmp_path: Path) -> None:
@@ -120,7 +128,7 @@ def test_an_invalid_episode_has_a_reason_and_no_return(tmp_path: Path) -> None:
         turns=(),
     )
     path = EpisodesWriter(tmp_path, "r").write(1, [bad])
-    row = pq.read_table(path).to_pylist()[0]
+    row = read_table(path).to_pylist()[0]
     assert row["valid"] is False
     assert row["return"] is None
     assert row["score"] is None
@@ -131,7 +139,7 @@ def test_an_invalid_episode_has_a_reason_and_no_return(tmp_path: Path) -> None:
 def test_the_columns_are_plain_values(tmp_path: Path) -> None:
     path = EpisodesWriter(tmp_path, "calculator-001").write(3, [episode()], kind="eval")
     assert path.name == "eval-000003.parquet"
-    row = pq.read_table(path).to_pylist()[0]
+    row = read_table(path).to_pylist()[0]
     names = ("run", "step", "env", "group")
     assert [row[name] for name in names] == ["calculator-001", 3, "calculator", 3]
     assert row["return"] == 1.1
@@ -159,8 +167,9 @@ def test_a_resumed_run_drops_later_files(tmp_path: Path) -> None:
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("nonsense")
-    table = pq.read_table(EpisodesWriter(tmp_path, "r").write(1, []))
-    pq.write_table(table.replace_schema_metadata(), tmp_path / "y.parquet")
+    table = read_table(EpisodesWriter(tmp_path, "r").write(1, []))
+    bare = table.replace_schema_metadata()
+    pq.write_table(bare, tmp_path / "y.parquet")  # pyright: ignore[reportUnknownMemberType]  # partial
     reasons = {"x": "cannot be read", "y": "is not an episode file", "z": "cannot be read"}
     for name, reason in reasons.items():
         with pytest.raises(ConfigError, match=reason):

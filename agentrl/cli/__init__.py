@@ -1,0 +1,5 @@
+"""The command line: `agentrl VERB` and `agentrl NOUN VERB`; light until a command runs."""
+
+from agentrl.cli.dispatch import main
+
+__all__ = ["main"]

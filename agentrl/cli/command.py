@@ -1,0 +1,109 @@
+"""What a command declares, and how its arguments are taken apart."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from pydantic import Field
+
+from agentrl.config import Config, load_config
+from agentrl.config.flags import Flag, is_switch, split_flags
+from agentrl.config.schema import schema_of
+from agentrl.errors import ConfigError
+
+O = TypeVar("O", bound=Config)  # noqa: E741  # a command's options
+
+
+class JsonOption(Config):
+    """The options of a command that prints data."""
+
+    as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What is left of a command line when the command's own options are taken out."""
+
+    positional: tuple[str, ...]
+    flags: tuple[str, ...]
+    """Flags of the configuration, each as one `--key=value` or `--key`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command(Generic[O]):
+    """One command: its options, what else it takes, and the function that does it.
+
+    `config` is the configuration whose keys are flags of the command too; `short` are their short
+    names. `takes` names the positional arguments; a name in brackets may be left out.
+    """
+
+    name: str
+    summary: str
+    examples: Sequence[str]
+    options: type[O]
+    run: Callable[[O, Arguments], int]
+    takes: Sequence[str] = ()
+    config: type[Config] | None = None
+    short: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def invoke(command: Command[O], argv: Sequence[str]) -> int:
+    """Run a command with the arguments after its name.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+    before = argv[: list(argv).index("--")] if "--" in argv else argv
+    if "--help" in before or "-h" in before:
+        from agentrl.cli.help import render
+
+        print(render(command))
+        return 0
+    options, arguments = parse(command, argv)
+    return command.run(options, arguments)
+
+
+def parse(command: Command[O], argv: Sequence[str]) -> tuple[O, Arguments]:
+    """Split arguments into the command's own options and the rest.
+
+    Raises:
+        ConfigError: an option is wrong, or there are too few or too many positional arguments.
+    """
+    own = schema_of(command.options)
+    switches = is_switch(own, {})
+    if command.config is not None:
+        more = is_switch(schema_of(command.config), command.short)
+        positional, flags = split_flags(argv, lambda key: switches(key) or more(key))
+    else:
+        positional, flags = split_flags(argv, switches)
+    mine = [flag for flag in flags if command.config is None or flag.key in own.leaves]
+    rest = [flag for flag in flags if flag not in mine]
+    options = load_config(command.options, flags=_tokens(mine)).config
+    _check_count(command, positional)
+    return options, Arguments(positional=tuple(positional), flags=_tokens(rest))
+
+
+def _tokens(flags: Sequence[Flag]) -> tuple[str, ...]:
+    return tuple(f.name if f.text is None else f"{f.name}={f.text}" for f in flags)
+
+
+def _check_count(command: Command[O], positional: Sequence[str]) -> None:
+    needed = [name for name in command.takes if not name.startswith("[")]
+    if len(positional) < len(needed):
+        raise ConfigError(
+            f"{command.name}: got no {needed[len(positional)]}, expected one;"
+            f" for example: {command.examples[0]}"
+        )
+    if len(positional) > len(command.takes):
+        extra = positional[len(command.takes)]
+        wanted = " ".join(command.takes) or "none"
+        raise ConfigError(f'{command.name}: got the argument "{extra}", expected {wanted}')
+
+
+def print_json(data: object) -> None:
+    """Print data for programs."""
+    import json
+
+    json.dump(data, sys.stdout, indent=2, ensure_ascii=False, default=str)
+    print()

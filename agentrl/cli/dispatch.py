@@ -1,0 +1,105 @@
+"""From an argument list to a command's module, and from an exception to an exit code.
+
+Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from agentrl.errors import AgentrlError, ConfigError
+
+COMMANDS: Mapping[str, str] = {
+    "train": "train a model on an environment by reinforcement learning",
+    "sft": "warm-start a model on an environment's scripted demonstrations",
+    "eval": "play held-out tasks with a model",
+    "env list": "list the built-in environments",
+    "env check": "check an environment before training on it",
+    "doctor": "show versions, devices, engines and sandboxes",
+}
+"""Every command with what it is for; `env list` lives in `agentrl.cli.env_list`."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; every mistake in the input gives 2."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except ConfigError as error:
+        _complain(error)
+        return 2
+    except AgentrlError as error:
+        _complain(error)
+        return 1
+    except KeyboardInterrupt as error:
+        print(f"\nagentrl: {str(error) or 'interrupted'}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has closed it (`| head`); there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"agentrl {version('agentrl')}")
+        return 0
+    if len(arguments) == 2 and arguments[1] in ("-h", "--help") and _below(arguments[0]):
+        print(overview(_below(arguments[0])))
+        return 0
+    name, rest = _command(arguments)
+    module = importlib.import_module(f"agentrl.cli.{name.replace(' ', '_')}")
+    from agentrl.cli.command import invoke
+
+    return invoke(module.COMMAND, rest)
+
+
+def _command(arguments: list[str]) -> tuple[str, list[str]]:
+    """The longest command that the arguments begin with, and the rest of them."""
+    for length in (2, 1):
+        name = " ".join(arguments[:length])
+        if name in COMMANDS:
+            return name, arguments[length:]
+    from agentrl.config.nearest import nearest
+
+    first = arguments[0]
+    verbs = [name.split()[1] for name in _below(first)]
+    if not verbs:
+        raise ConfigError(f"{first}: unknown command, {nearest(first, COMMANDS)}")
+    if len(arguments) == 1:
+        raise ConfigError(f"{first}: which one? There is {first} {f', {first} '.join(verbs)}")
+    raise ConfigError(f"{first} {arguments[1]}: unknown command, {nearest(arguments[1], verbs)}")
+
+
+def _below(noun: str) -> dict[str, str]:
+    return {name: what for name, what in COMMANDS.items() if name.startswith(f"{noun} ")}
+
+
+def overview(commands: Mapping[str, str] = COMMANDS) -> str:
+    """The text of `agentrl --help`."""
+    width = max(len(name) for name in commands)
+    lines = [f"  {name:{width}}  {purpose}" for name, purpose in commands.items()]
+    return "\n".join(
+        [
+            "usage: agentrl COMMAND [ARGUMENTS]",
+            "",
+            "Trains language-model agents by reinforcement learning.",
+            "",
+            *lines,
+            "",
+            "agentrl COMMAND --help shows every key of a command. For example:",
+            "",
+            "  agentrl train --env calculator",
+        ]
+    )
+
+
+def _complain(error: Exception) -> None:
+    for line in str(error).splitlines():
+        print(f"agentrl: error: {line}", file=sys.stderr)

@@ -1,0 +1,65 @@
+"""Shows a run while it goes on: plain lines, or a live picture on a terminal."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from agentrl.cli.lines import Eta, step_line
+from agentrl.orchestration.display import Display
+
+_ROUTINE = frozenset({"rollout", "train", "publish", "eval", "checkpoint"})
+"""The phases of every step; a plain log does not mention them."""
+
+
+def make_display(name: str, total: int, stream: TextIO | None = None) -> Display:
+    """The display that fits a stream: live on a terminal, else plain.
+
+    Args:
+        name: what is shown as the title.
+        total: steps of the whole run.
+        stream: where to write; standard output by default.
+    """
+    out = stream or sys.stdout
+    if out.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        from agentrl.cli.live import LiveDisplay
+
+        return LiveDisplay(name, total, out)
+    return PlainDisplay(total, out)
+
+
+class PlainDisplay:
+    """One line per step and nothing that only a terminal understands."""
+
+    def __init__(
+        self, total: int, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._total = total
+        self._stream = stream or sys.stdout
+        self._clock = clock
+        self._eta = Eta(total, clock())
+
+    def phase(self, name: str) -> None:
+        """A line for what is not part of every step."""
+        if name not in _ROUTINE:
+            self._write(f"{name} ...")
+            self._eta = Eta(self._total, self._clock())
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The step's line."""
+        self._write(step_line(step, self._total, metrics, self._eta.after(step, self._clock())))
+
+    def note(self, text: str) -> None:
+        """A line."""
+        self._write(text)
+
+    def warn(self, text: str) -> None:
+        """A line that begins with "warning"."""
+        self._write(f"warning: {text}")
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _write(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)

@@ -1,0 +1,128 @@
+"""`agentrl doctor`: what this machine has."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+
+from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.config.plain import as_mapping
+from agentrl.runs.disk import free_bytes
+from agentrl.sandboxes import probe_sandboxes
+
+_PACKAGES = ("agentrl", "torch", "transformers", "gymnasium", "numpy", "pydantic", "tokenizers")
+_ENGINES: Mapping[str, tuple[str, ...]] = {
+    "local": ("torch", "transformers"),
+    "scripted": (),
+    "sglang": ("sglang",),
+}
+_TORCH = """
+import json, torch
+found = {"cpu": 1}
+if torch.accelerator.is_available():
+    found[torch.accelerator.current_accelerator().type] = torch.accelerator.device_count()
+print(json.dumps({"devices": found, "threads": torch.get_num_threads()}))
+"""
+
+
+def _run(options: JsonOption, arguments: Arguments) -> int:
+    report = examine()
+    if options.as_json:
+        print_json(report)
+    else:
+        print(render(report))
+    return 0
+
+
+COMMAND = Command(
+    name="doctor",
+    summary="Show versions, devices, engines and sandboxes of this machine.",
+    examples=["agentrl doctor", "agentrl doctor --json"],
+    options=JsonOption,
+    run=_run,
+)
+
+
+def examine() -> dict[str, dict[str, object]]:
+    """Everything that `doctor` shows, by section."""
+    return {
+        "versions": {"python": platform.python_version(), **{p: _version(p) for p in _PACKAGES}},
+        "machine": _machine(),
+        "torch": _torch(),
+        "engines": {name: _engine(needs) for name, needs in _ENGINES.items()},
+        "sandboxes": {probe.name: asdict(probe) for probe in probe_sandboxes()},
+        "places": _places(),
+    }
+
+
+def render(report: Mapping[str, Mapping[str, object]]) -> str:
+    """The report for people: one line per fact."""
+    lines: list[str] = []
+    for section, facts in report.items():
+        lines.append(section)
+        lines += [f"  {name:13} {_shown(fact)}" for name, fact in facts.items()]
+    return "\n".join(lines)
+
+
+def _shown(fact: object) -> str:
+    table = as_mapping(fact)
+    if table is None:
+        return "not installed" if fact is None else str(fact)
+    if "works" in table:
+        return f"{'works' if table['works'] else 'not found'}: {table['detail']}"
+    return ", ".join(f"{name} ({count})" for name, count in table.items())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _machine() -> dict[str, object]:
+    memory = psutil.virtual_memory()
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": f"{memory.available / 1e9:.1f} GB of {memory.total / 1e9:.1f} GB available",
+    }
+
+
+def _torch() -> dict[str, object]:
+    """Ask torch in a child process: importing a broken installation may kill the importer."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=60, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": "importing torch took more than 60 s"}
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        return {"error": said[-1] if said else f"importing torch ended with {done.returncode}"}
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _engine(needs: tuple[str, ...]) -> dict[str, object]:
+    missing = [name for name in needs if importlib.util.find_spec(name) is None]
+    detail = f"needs {', '.join(missing)}" if missing else "ready"
+    return {"works": not missing, "detail": detail}
+
+
+def _places() -> dict[str, object]:
+    from agentrl.engine.local.models.resolve import default_cache_dir
+
+    cache, here = default_cache_dir(), Path.cwd()
+    return {
+        "cache": f"{cache} ({free_bytes(cache) / 1e9:.1f} GB free)",
+        "runs": f"{here / 'runs'} ({free_bytes(here) / 1e9:.1f} GB free)",
+    }

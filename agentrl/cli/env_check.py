@@ -1,0 +1,89 @@
+"""`agentrl env check`: is an environment fit for training?"""
+
+import json
+from dataclasses import asdict
+
+from pydantic import Field
+
+from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.config import Config, load_config
+from agentrl.config.load import parse_params
+from agentrl.envs import resolve_env
+from agentrl.envs.check import CheckReport, check_env_class
+from agentrl.orchestration.config import EnvEntry
+from agentrl.tokens import Tokenizer
+from agentrl.verifiers import resolve_verifier
+
+
+class CheckOptions(JsonOption):
+    """How to check."""
+
+    tasks: int = Field(default=8, ge=1, description="Tasks that each scripted agent plays.")
+    split: str = Field(default="train", description="Where the tasks come from.")
+    verifier: str | None = Field(
+        default=None, description="Verifier instead of the environment's own: a name or reference."
+    )
+    model: str | None = Field(
+        default=None, description="Count the prompt in this model's tokens: a name or folder."
+    )
+
+
+class EnvFlags(Config):
+    """The environment's own parameters, as for `train`."""
+
+    env: tuple[EnvEntry, ...] = Field(default=(), description="The environment.")
+
+
+def _run(options: CheckOptions, arguments: Arguments) -> int:
+    flags = [f"--env={arguments.positional[0]}", *arguments.flags]
+    loaded = load_config(
+        EnvFlags, flags=flags, parameters={"env": lambda name: resolve_env(name).Config}
+    )
+    (entry,) = loaded.config.env
+    env_class = resolve_env(entry.name)
+    report = check_env_class(
+        env_class,
+        config=parse_params(env_class.Config, entry.params, "env"),
+        verifier=None if options.verifier is None else resolve_verifier(options.verifier),
+        tokenizer=None if options.model is None else _tokenizer(options.model),
+        split=options.split,
+        num_tasks=options.tasks,
+    )
+    if options.as_json:
+        tools = [schema.to_json() for schema in report.schemas]
+        rows = [asdict(row) for row in report.rows]
+        print_json({"env": report.env, "ok": report.ok, "rows": rows, "tools": tools})
+    else:
+        print(render(report))
+    return 0 if report.ok else 1
+
+
+def render(report: CheckReport) -> str:
+    """The report for people, with the tools as the model sees them."""
+    lines = report.lines()
+    for schema in report.schemas:
+        lines.append(json.dumps(schema.to_json(), ensure_ascii=False))
+    failed = sum(not row.ok for row in report.rows)
+    verdict = f"{failed} of {len(report.rows)} checks failed" if failed else "fit for training"
+    return "\n".join([*lines, f"{report.env}: {verdict}"])
+
+
+def _tokenizer(model: str) -> Tokenizer:
+    from agentrl.engine.local.models.resolve import resolve_model
+
+    return Tokenizer.load(resolve_model(model))
+
+
+COMMAND = Command(
+    name="env check",
+    summary="Let scripted agents play an environment and report what is wrong with it.",
+    examples=[
+        "agentrl env check calculator",
+        "agentrl env check calculator --env.digits 3 --json",
+        "agentrl env check examples/my_first_env/env.py:MyEnv --tasks 20",
+    ],
+    options=CheckOptions,
+    run=_run,
+    takes=["ENV"],
+    config=EnvFlags,
+)

@@ -1,0 +1,44 @@
+"""`agentrl eval`: how good a model is, without training it."""
+
+from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.cli.run_config import FILE, load
+from agentrl.orchestration.config import SHORT_NAMES, RunConfig
+from agentrl.orchestration.evaluate import EvalResult
+
+
+def _run(options: JsonOption, arguments: Arguments) -> int:
+    from agentrl.orchestration import jobs
+
+    result, _ = jobs.evaluate(load(arguments).config)
+    if options.as_json:
+        print_json(result.to_json())
+    else:
+        print(render(result))
+    return 0
+
+
+def render(result: EvalResult) -> str:
+    """The result for people."""
+    lines = [f"{result.tasks} {result.split} tasks, {result.episodes} episodes"]
+    for k, found in result.pass_at.items():
+        lines.append(f"pass@{k:<4} {found.value:6.1%}  (95 %: {found.low:.1%} to {found.high:.1%})")
+    lines.append(f"reward   {result.reward:6.3f}")
+    lines.append(f"turns    {result.turns:6.2f}")
+    if result.invalid:
+        lines.append(f"invalid  {result.invalid:6}  episodes without a score, left out above")
+    return "\n".join(lines)
+
+
+COMMAND = Command(
+    name="eval",
+    summary="Play held-out tasks with a model; no trainer is loaded.",
+    examples=[
+        "agentrl eval --env calculator --model runs/last/model",
+        "agentrl eval --env calculator --eval.tasks 512 --eval.samples 4 --json",
+    ],
+    options=JsonOption,
+    run=_run,
+    takes=[FILE],
+    config=RunConfig,
+    short=SHORT_NAMES,
+)

@@ -1,0 +1,91 @@
+"""The text of `agentrl COMMAND --help`, made from the fields of the command's configuration."""
+
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from agentrl.cli.command import Command
+from agentrl.config.describe import accepts_only_bool, bounds, placeholder
+from agentrl.config.dump import toml_value
+from agentrl.config.flags import flag_of
+from agentrl.config.plain import plain
+from agentrl.config.schema import Schema, schema_of
+
+_INDENT = 30
+
+
+def render(command: Command[Any]) -> str:
+    """Usage, examples, then every flag: the command's own, the short names, all keys."""
+    flags = " [--KEY VALUE ...]" if command.config else ""
+    takes = "".join(f" {name}" for name in command.takes)
+    lines = [f"usage: agentrl {command.name}{takes}{flags}", "", command.summary]
+    lines += ["", "examples:", *(f"  {example}" for example in command.examples)]
+    lines += ["", "options:", *_keys(schema_of(command.options), {})]
+    lines += _entry("--help", "Show this.")
+    if command.config is not None:
+        schema = schema_of(command.config)
+        if command.short:
+            lines += ["", "common keys:", *_short(schema, command.short)]
+        lines += ["", "all keys (in a file as [section] and key):"]
+        lines += _keys(schema, command.short)
+    return "\n".join(lines)
+
+
+def _short(schema: Schema, short: Mapping[str, str]) -> Iterator[str]:
+    for name, key in short.items():
+        if key in schema.tables:
+            yield from _entry(f"--{name} NAME", f"One [[{key}]] table; its keys are --{key}.KEY.")
+            continue
+        alias = "" if key == name.replace("-", "_") else f"Short for {flag_of(key)}. "
+        yield from _entry(
+            _flag(f"--{name}", schema.leaves[key]), alias + _about(schema.leaves[key])
+        )
+
+
+def _keys(schema: Schema, short: Mapping[str, str]) -> Iterator[str]:
+    """Every key that is not already shown under the same name."""
+    shown = {key for name, key in short.items() if key == name.replace("-", "_")}
+    for key, field in schema.leaves.items():
+        if key not in shown:
+            yield from _entry(_flag(flag_of(key), field), _about(field))
+    for key, table in schema.tables.items():
+        for name, field in schema_of(table).leaves.items():
+            if name != "name":
+                yield from _entry(_flag(flag_of(f"{key}.{name}"), field), _about(field))
+        if table.model_config.get("extra") == "allow":
+            yield from _entry(f"--{key}.KEY VALUE", f"A parameter of the {key} itself.")
+
+
+def _flag(name: str, field: FieldInfo) -> str:
+    return name if accepts_only_bool(field.annotation) else f"{name} {placeholder(field)}"
+
+
+def _about(field: FieldInfo) -> str:
+    facts = [bounds(field)]
+    if field.is_required():
+        facts.append("required")
+    elif field.get_default(call_default_factory=True) not in (None, False, "", ()):
+        facts.append(f"default {_default(field)}")
+    listed = "; ".join(fact for fact in facts if fact)
+    text = (field.description or "").rstrip(".")
+    described = f"{text[0].upper()}{text[1:]}." if text else ""
+    return f"{described} {f'({listed})' if listed else ''}".strip()
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    return value if isinstance(value, str) else toml_value(plain(value)).strip('"')
+
+
+def _entry(flag: str, text: str) -> list[str]:
+    """One flag with its description beside it, or below it where the flag is long."""
+    width = max(shutil.get_terminal_size((100, 24)).columns, 60)
+    body = textwrap.wrap(text, width - _INDENT) or [""]
+    head = f"  {flag}"
+    if len(head) > _INDENT - 2:
+        return [head, *(" " * _INDENT + line for line in body)]
+    first, *rest = body
+    return [f"{head:{_INDENT}}{first}".rstrip(), *(" " * _INDENT + line for line in rest)]

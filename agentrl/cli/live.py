@@ -1,0 +1,115 @@
+"""The live picture of a run on a terminal."""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.cli.lines import Eta, duration, gap, phase_times, sparkline, summary
+
+_REFRESH_HZ = 4
+
+
+class LiveDisplay:
+    """Draws a few lines again and again; notes and warnings scroll away above them."""
+
+    def __init__(self, name: str, total: int, stream: TextIO) -> None:
+        self._name = name
+        self._total = total
+        self._step = 0
+        self._phase = "starting"
+        self._phase_began = time.monotonic()
+        self._metrics: Mapping[str, float] = {}
+        self._rewards: list[float] = []
+        self._success: list[float] = []
+        self._eta = Eta(total, time.monotonic())
+        self._left: float | None = None
+        self._asked = time.monotonic()
+        self._console = Console(file=stream)
+        self._live = Live(
+            get_renderable=self._picture, console=self._console, refresh_per_second=_REFRESH_HZ
+        )
+        self._live.start()
+
+    def phase(self, name: str) -> None:
+        """Show what is going on now."""
+        if self._step == 0:
+            self._eta = Eta(self._total, time.monotonic())
+        self._phase, self._phase_began = name, time.monotonic()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show the step's numbers."""
+        self._step = step
+        self._metrics = {**_evaluated(self._metrics), **metrics}
+        self._rewards.append(metrics.get("reward", math.nan))
+        self._success.append(metrics.get("success", math.nan))
+        self._asked = time.monotonic()
+        self._left = self._eta.after(step, self._asked)
+
+    def note(self, text: str) -> None:
+        """Print a line above the picture."""
+        self._console.print(Text(text))
+
+    def warn(self, text: str) -> None:
+        """Print a line above the picture, in a colour."""
+        self._console.print(Text(f"warning: {text}", style="yellow"))
+
+    def close(self) -> None:
+        """Leave the last picture standing; doing it twice is fine."""
+        if self._live.is_started:
+            self._phase = "done" if self._step >= self._total else "stopped"
+            self._phase_began = time.monotonic()
+            self._live.stop()
+
+    def _picture(self) -> RenderableType:
+        return Group(self._head(), self._body())
+
+    def _head(self) -> RenderableType:
+        head = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=self._total, completed=self._step, width=30)
+        seconds = time.monotonic() - self._phase_began
+        doing = f"{self._phase} {duration(seconds)}" if seconds >= 1 else self._phase
+        left = ""
+        if self._left is not None and self._phase != "stopped":
+            left = f"eta {duration(self._left - (time.monotonic() - self._asked))}"
+        title = Text(self._name, style="bold")
+        head.add_row(title, f"step {self._step}/{self._total}", bar, left, Text(doing, style="dim"))
+        return head
+
+    def _body(self) -> RenderableType:
+        shown, metrics = summary(self._metrics), self._metrics
+        body = Table.grid(padding=(0, 2))
+        width = max(10, min(60, self._console.width - 24))
+        for label, values in (("reward", self._rewards), ("success", self._success)):
+            if label in shown:
+                body.add_row(f"  {label}", shown[label], self._spark(values, width))
+        if "held-out" in shown:
+            body.add_row("  held-out", shown["held-out"], "")
+        if "len" in shown:
+            body.add_row("  length", shown["len"], f"tokens, {metrics.get('turns', 0):.1f} turns")
+        if gap(metrics):
+            mean, highest = gap(metrics).split("/")
+            verified = shown.get("verified", "?")
+            text = f"mean, {highest} max; {verified} of trained tokens verified"
+            body.add_row("  gap", mean, text)
+        if "tok/s" in shown:
+            seconds = f"{metrics.get('step_s', 0):.1f}s per step: {phase_times(metrics)}"
+            body.add_row("  tokens/s", shown["tok/s"], seconds)
+        if "invalid" in shown:
+            body.add_row("  invalid", Text(shown["invalid"], style="yellow"), "episodes")
+        return body
+
+    def _spark(self, values: list[float], width: int) -> Text:
+        unicode = self._console.encoding.lower().startswith("utf")
+        return Text(sparkline(values, width, unicode=unicode), style="green")
+
+
+def _evaluated(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The results of the last evaluation stay until the next one."""
+    return {key: value for key, value in metrics.items() if key.startswith("eval/")}

@@ -1,0 +1,52 @@
+"""What the commands that take a run's configuration have in common."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl.cli.command import Arguments
+from agentrl.config import Loaded
+from agentrl.config.flags import key_of
+from agentrl.errors import ConfigError
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.load import load_run_config
+from agentrl.runs.directory import RunDirectory
+
+FILE = "[run.toml]"
+
+
+def load(arguments: Arguments) -> Loaded[RunConfig]:
+    """The configuration of a command line: its file and its flags."""
+    file = Path(arguments.positional[0]) if arguments.positional else None
+    return load_run_config(file=file, flags=arguments.flags)
+
+
+def load_resumed(arguments: Arguments, run: str) -> Loaded[RunConfig]:
+    """The configuration that a run was started with, with the flags on top.
+
+    Args:
+        arguments: the command line; it may hold flags, but no file.
+        run: a name, a path or `last`.
+
+    Raises:
+        ConfigError: there is no such run, or a file was given too.
+    """
+    if arguments.positional:
+        raise ConfigError(
+            f"--resume: got {arguments.positional[0]} too, expected no file:"
+            " the run's own configuration is used"
+        )
+    directory = RunDirectory.open(Path(_runs_dir(arguments.flags)), run)
+    if not directory.config.exists():
+        raise ConfigError(f"{directory.path}: has no config.toml, so there is nothing to resume")
+    kept = [flag for flag in arguments.flags if not _sets(flag, "runs_dir", "name")]
+    place = [f"--runs-dir={directory.path.parent}", f"--name={directory.name}"]
+    return load_run_config(file=directory.config, flags=[*kept, *place])
+
+
+def _runs_dir(flags: Sequence[str]) -> str:
+    given = [flag.partition("=")[2] for flag in flags if _sets(flag, "runs_dir")]
+    return given[0] if given else str(RunConfig.model_fields["runs_dir"].default)
+
+
+def _sets(flag: str, *keys: str) -> bool:
+    return key_of(flag.partition("=")[0]) in keys

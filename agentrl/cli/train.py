@@ -1,0 +1,87 @@
+"""`agentrl train`: reinforcement learning."""
+
+import sys
+
+from pydantic import Field
+
+from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.cli.display import make_display
+from agentrl.cli.run_config import FILE, load, load_resumed
+from agentrl.config import Loaded, dump_config
+from agentrl.orchestration.config import SHORT_NAMES, RunConfig
+
+
+class TrainOptions(JsonOption):
+    """The options of `train` that are no part of a run's configuration."""
+
+    dry_run: bool = Field(
+        default=False, description="Check everything, show the configuration, train nothing."
+    )
+    resume: str | None = Field(
+        default=None, description="Go on with a run: its name, its path, or the word last."
+    )
+
+
+def _run(options: TrainOptions, arguments: Arguments) -> int:
+    resumed = options.resume is not None
+    loaded = load_resumed(arguments, options.resume) if options.resume else load(arguments)
+    return _dry_run(loaded, options) if options.dry_run else _train(loaded, options, resumed)
+
+
+def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
+    from agentrl.orchestration.plan import make_plan
+
+    plan = make_plan(loaded.config)
+    if options.as_json:
+        print_json(plan.to_json())
+    else:
+        print(dump_config(loaded), end="")
+        print(f"# Everything is in order; tools: {', '.join(plan.tool_names) or 'none'}.")
+    return 0
+
+
+def _train(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> int:
+    from agentrl.orchestration import jobs
+
+    config = loaded.config
+    title = config.name or ", ".join(env.name for env in config.env) or "train"
+    display = make_display(title, config.steps, sys.stderr if options.as_json else sys.stdout)
+    try:
+        result = jobs.train(loaded, resume=resumed, display=display)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            "interrupted; the last checkpoint is kept, go on with: agentrl train --resume last"
+        ) from None
+    finally:
+        display.close()
+    if options.as_json:
+        print_json(
+            {
+                "path": result.path,
+                "model": result.model,
+                "steps": result.steps,
+                "metrics": dict(result.metrics),
+                "eval": result.eval.to_json() if result.eval else None,
+            }
+        )
+    else:
+        print(f"run    {result.path}")
+        print(f"model  {result.model}")
+    return 0
+
+
+COMMAND = Command(
+    name="train",
+    summary="Train a model on an environment by reinforcement learning.",
+    examples=[
+        "agentrl train --env calculator",
+        "agentrl train run.toml --lr 3e-4 --trainer.clip.high 0.28",
+        "agentrl train --env calculator --dry-run",
+        "agentrl train --resume last",
+    ],
+    options=TrainOptions,
+    run=_run,
+    takes=[FILE],
+    config=RunConfig,
+    short=SHORT_NAMES,
+)
