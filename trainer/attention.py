@@ -20,7 +20,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from agentrl.errors import ConfigError
 
-NAME = "agentrl_rows"
+NAME = "agentrl_packed"
 _MOST_PADDING = 0.1
 
 
@@ -103,8 +103,8 @@ def _attend(
             f"{type(module).__name__} uses soft-capped, sink or sliding-window attention, which "
             "the trainer does not compute; choose a model with plain causal attention"
         )
-    heads = [_tokens_first(states) for states in (query, key, value)]
-    outputs = [_attend_bucket(*heads, bucket, scaling) for bucket in row_buckets]
+    query, key, value = _tokens_first(query), _tokens_first(key), _tokens_first(value)
+    outputs = [_attend_bucket(query, key, value, bucket, scaling) for bucket in row_buckets]
     return torch.cat(outputs).unsqueeze(0), None
 
 
@@ -116,19 +116,23 @@ def _attend_bucket(
     query: Tensor, key: Tensor, value: Tensor, bucket: Bucket, scaling: float | None
 ) -> Tensor:
     """[tokens, heads, width] of the bucket's rows."""
-    rows = [_to_rows(states[bucket.start : bucket.stop], bucket) for states in (query, key, value)]
     output = functional.scaled_dot_product_attention(
-        *rows, is_causal=True, scale=scaling, enable_gqa=True
+        _to_rows(query, bucket),
+        _to_rows(key, bucket),
+        _to_rows(value, bucket),
+        is_causal=True,
+        scale=scaling,
+        enable_gqa=True,
     )
     flat = output.transpose(1, 2).reshape(-1, *output.shape[1::2])
-    return flat if bucket.places is None else _Gather.apply(flat, bucket.places)
+    return flat if bucket.places is None else _gather(flat, bucket.places)
 
 
 def _to_rows(states: Tensor, bucket: Bucket) -> Tensor:
     """[rows, heads, longest, width], with zeros behind the shorter rows."""
-    num_padded = bucket.num_rows * bucket.longest
+    states = states[bucket.start : bucket.stop]
     if bucket.places is not None:
-        states = _Scatter.apply(states, bucket.places, num_padded)
+        states = _scatter(states, bucket.places, bucket.num_rows * bucket.longest)
     return states.view(bucket.num_rows, bucket.longest, *states.shape[1:]).transpose(1, 2)
 
 
@@ -160,6 +164,16 @@ class _Gather(torch.autograd.Function):
         (places,) = ctx.saved_tensors
         grad = grads[0]
         return grad.new_zeros(ctx.num_padded, *grad.shape[1:]).index_copy_(0, places, grad), None
+
+
+def _scatter(states: Tensor, places: Tensor, num_padded: int) -> Tensor:
+    padded: Tensor = _Scatter.apply(states, places, num_padded)  # type: ignore[no-untyped-call]  # torch's
+    return padded
+
+
+def _gather(padded: Tensor, places: Tensor) -> Tensor:
+    states: Tensor = _Gather.apply(padded, places)  # type: ignore[no-untyped-call]  # torch's
+    return states
 
 
 AttentionInterface.register(NAME, _attend)

@@ -32,11 +32,11 @@ def check_model(model: PreTrainedModel) -> None:
     Raises ConfigError if they differ, as they do where logits are scaled or capped after the head.
     """
     ids = torch.arange(11, device=model.device) % _head(model).weight.shape[0]
-    lengths = (7, 4)
+    lengths = [7, 4]
     with torch.no_grad():
-        hidden = _hidden_of(model, ids, torch.cat([torch.arange(n) for n in lengths]), lengths)
+        hidden = _hidden_of(model, ids, torch.cat([torch.arange(n) for n in lengths]), (7, 4))
         packed = _head(model)(hidden)
-        own = torch.cat([model(input_ids=row[None]).logits[0] for row in ids.split(lengths)])
+        own = torch.cat([model(input_ids=row[None]).logits[0] for row in torch.split(ids, lengths)])
     difference = float((packed - own).abs().max())
     if not difference <= 1e-3 * max(1.0, float(own.abs().max())):
         raise ConfigError(
@@ -66,7 +66,7 @@ def _hidden_of(
 
 
 def _head(model: PreTrainedModel) -> nn.Linear:
-    head = model.get_output_embeddings()
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers'
     if not isinstance(head, nn.Linear):
         raise ConfigError(
             f"{type(model).__name__} has no linear output head; train a causal language model"
@@ -83,7 +83,9 @@ def _head_logprobs(
     pieces = [
         # Only the piece in work has its logits in memory; backward computes them again.
         checkpoint(_piece, head, hidden, targets, temperature, use_reentrant=False)
-        for hidden, targets in zip(hidden_KD.split(size), targets_K.split(size), strict=True)
+        for hidden, targets in zip(
+            torch.split(hidden_KD, size), torch.split(targets_K, size), strict=True
+        )
     ]
     return torch.cat(pieces)
 

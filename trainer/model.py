@@ -31,9 +31,10 @@ def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
     """The reference: the weights as they are now, never trained."""
-    reference = copy.deepcopy(model)
-    reference.requires_grad_(False)
-    return reference.eval()
+    reference: PreTrainedModel = copy.deepcopy(model)
+    for parameter in reference.parameters():
+        parameter.requires_grad = False
+    return reference
 
 
 def _refuse_dropout(model: PreTrainedModel) -> None:

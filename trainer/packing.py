@@ -72,7 +72,7 @@ def plan(batch: Batch, rows: NDArray[np.int64], token_budget: int) -> list[list[
     """Split the rows into micro-batches of at most `token_budget` tokens that are read.
 
     Rows stay whole; one that is longer than the budget gets its own micro-batch. Rows are taken by
-    falling length, so that neighbours are about equally long, and the split depends on nothing else.
+    falling length, so that neighbours are about equally long; the split depends on nothing else.
     """
     lengths = {r: num_read(batch, r) for r in rows.tolist()}
     split: list[list[int]] = []

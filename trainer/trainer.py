@@ -54,8 +54,8 @@ class _Applied:
 class Trainer:
     """Owns the float32 weights, the optimizer and the step counter.
 
-    The reference of the KL penalty is a copy of the weights at construction, or the one given: build
-    the trainer from the starting weights, then load a checkpoint into it.
+    The reference of the KL penalty is a copy of the weights at construction, or the one given:
+    build the trainer from the starting weights, then load a checkpoint into it.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Trainer:
         )
 
     def supervised_update(self, batch: Batch) -> SupervisedStats:
-        """One cross-entropy update on the same masks, weights and temperature; no ratio, no gate."""
+        """One cross-entropy update on the same masks and weights; no ratio, no gate."""
         started = time.perf_counter()
         num_verified = verify_batch(batch)
         result = self._accumulate(batch, SupervisedObjective())
@@ -166,7 +166,7 @@ class Trainer:
                     logprobs_K = policy_logprobs(self.model, packed, batch.temperature)
                     share = objective.loss(packed, logprobs_K) / count
                 if backward:
-                    share.backward()
+                    torch.autograd.backward(share)
                 loss += float(share.detach())
                 logprobs_N[packed.source_K] = logprobs_K.detach().cpu().numpy()
                 used_N[packed.source_K] = True
@@ -198,8 +198,8 @@ class Trainer:
         reason = f"the loss is {loss} and the gradient norm {grad_norm}, not finite"
         if self._skipped_in_a_row >= self.config.max_skipped_steps:
             raise RunError(
-                f"{reason}, for {self._skipped_in_a_row} updates in a row; the weights are as after "
-                f"step {self.step}: lower the learning rate or look at the last batches"
+                f"{reason}, for {self._skipped_in_a_row} updates in a row; the weights are "
+                f"those of step {self.step}: lower the learning rate or look at the last batches"
             )
         return _Applied(grad_norm=grad_norm, lr=lr, skipped=reason)
 

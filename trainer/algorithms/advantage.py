@@ -29,14 +29,16 @@ def group_advantages(
     np.maximum.at(high_G, index_E, rewards_E)
     # Rewards relative to the group's lowest: equal ones are exactly 0, whatever their size.
     above_E = rewards_E - low_G[index_E]
-    centered_E = above_E - (np.bincount(index_E, above_E, len(size_G)) / size_G)[index_E]
+    mean_G = np.bincount(index_E, above_E, len(size_G)) / size_G
+    centered_E: NDArray[np.float64] = above_E - mean_G[index_E]
     if not scale_by_std:
         return centered_E
     # Relative to the group's range, so that squares of tiny or huge rewards stay in range.
     range_G = np.where(high_G > low_G, high_G - low_G, 1.0)
     unit_E = centered_E / range_G[index_E]
     std_G = np.sqrt(np.bincount(index_E, unit_E**2, len(size_G)) / size_G)
-    return unit_E / np.where(std_G > 0, std_G, 1.0)[index_E]
+    scaled_E: NDArray[np.float64] = unit_E / np.where(std_G > 0, std_G, 1.0)[index_E]
+    return scaled_E
 
 
 def token_advantages(batch: Batch, advantages_E: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl.tokens import TokenRecord, seal
@@ -28,7 +28,8 @@ def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCau
         initializer_range=0.2,
     )
     model = LlamaForCausalLM(config)
-    return model.to(dtype)
+    nn.Module.to(model, dtype)
+    return model
 
 
 def segment(

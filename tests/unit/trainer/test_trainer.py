@@ -1,25 +1,20 @@
 """One update: against the slow reference, for any split; what is refused; what is skipped."""
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from agentrl.trainer import ClipConfig, RatioBandConfig, StepStats, TrainerConfig
+from agentrl.trainer.trainer import Trainer
+from agentrl.types import Batch
 from tests.unit.trainer.batches import (
     batch_of,
     on_policy,
     plain_logprobs,
     random_segments,
-    segment,
     tiny_model,
 )
-from torch import Tensor
-from transformers import LlamaForCausalLM
-
-from agentrl.errors import ConfigError, RecordMismatch, RunError
-from agentrl.trainer import ClipConfig, KlConfig, RatioBandConfig, StepStats, TrainerConfig
-from agentrl.trainer.trainer import Trainer
-from agentrl.types import Batch
 
 WIDE = RatioBandConfig(mean=1e9, max=1e9)
 LENGTHS = (20, 7, 19, 3, 18, 33, 4, 4)
@@ -57,7 +52,7 @@ def reference_gradients(
                 total = total - weight * torch.minimum(ratio * advantage, clipped * advantage)
                 count += weight
     model.zero_grad()
-    (total / count).backward()
+    torch.autograd.backward(total / count)
     result = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return result
