@@ -16,14 +16,15 @@ from typing import Self
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.engine.config import EngineConfig
-from agentrl.engine.local import weights as weights_
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.stepper import Request, Stepper
+from agentrl.engine.local.weights import inference_model, update
 from agentrl.engine.protocol import Health, WeightSource
-from agentrl.errors import EngineError
+from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens.seal import seal
 from agentrl.types import Completion, Sampling, Session
 
@@ -51,13 +52,14 @@ class LocalEngine:
         longest: int = model.config.max_position_embeddings
         self.context_length = min(config.context_length or longest, longest)
         self._timeout_s = config.timeout_s
-        self._model = weights_.inference_model(model, dtype, share=self.shares_weights)
+        self._model = inference_model(model, dtype, share=self.shares_weights)
         self._stepper = Stepper(
             self._model, slots=config.slots, prefill_tokens=config.prefill_tokens
         )
         self._stepper.version = version
         self._inbox = SimpleQueue[Callable[[], None]]()
         self._outbox: list[tuple[_Waiter, BaseException | None]] = []
+        self._calls: set[_Waiter] = set()
         self._paused = False
         self._dead: EngineError | None = None
         self._thread = threading.Thread(
@@ -66,9 +68,7 @@ class LocalEngine:
         self._thread.start()
 
     @classmethod
-    def load(
-        cls, folder: Path, config: EngineConfig | None = None, *, device: str = "cpu"
-    ) -> Self:
+    def load(cls, folder: Path, config: EngineConfig | None = None, *, device: str = "cpu") -> Self:
         """An engine over a model folder, for sampling without a trainer."""
         config = config or EngineConfig()
         model = load_model(folder, config.dtype, device=device)
@@ -102,7 +102,9 @@ class LocalEngine:
 
     async def update_weights(self, weights: WeightSource, version: int) -> None:
         """Take new weights between two steps; all keys and values of the old ones are forgotten."""
-        await self._call(lambda: self._update(weights, version))
+        # Here, not on the engine's thread: what the source raises is its caller's.
+        tensors = list(weights.named_tensors())
+        await self._call(lambda: self._update(tensors, version))
 
     async def pause(self) -> None:
         """Stop sampling: when this returns, no step runs and the weights may be written to."""
@@ -169,12 +171,12 @@ class LocalEngine:
                 "max_tokens must be at least 1 and the temperature at least 0"
             )
 
-    def _update(self, weights: WeightSource, version: int) -> None:
+    def _update(self, tensors: Sequence[tuple[str, Tensor]], version: int) -> None:
         if version <= self._stepper.version:
             raise EngineError(
                 f"got weights of version {version}, expected one above {self._stepper.version}"
             )
-        weights_.update(self._model, weights)
+        update(self._model, tensors)
         self._stepper.invalidate()
         self._stepper.version = version
 
@@ -191,13 +193,15 @@ class LocalEngine:
         waiter: _Waiter = asyncio.get_running_loop().create_future()
 
         def run() -> None:
+            error = None
             try:
                 function()
             except EngineError as e:
-                self._outbox.append((waiter, e))
-            else:
-                self._outbox.append((waiter, None))
+                error = e
+            self._calls.discard(waiter)
+            self._outbox.append((waiter, error))
 
+        self._calls.add(waiter)
         self._post(run)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -233,6 +237,8 @@ class LocalEngine:
         while not self._inbox.empty():
             self._inbox.get()()
         self._stepper.fail(error)
+        self._outbox += [(waiter, error) for waiter in self._calls]
+        self._calls.clear()
 
     def _deliver(self) -> None:
         """Wake each event loop once for all its futures that are settled."""
@@ -260,7 +266,7 @@ def _shares(config: EngineConfig, theirs: torch.dtype, ours: torch.dtype) -> boo
     if config.share_weights == "auto":
         return theirs == ours
     if config.share_weights and theirs != ours:
-        raise EngineError(
+        raise ConfigError(
             f"engine.share_weights is on, but the model is {theirs} and the engine {ours}; set "
             "engine.dtype to auto or let the engine keep a copy"
         )

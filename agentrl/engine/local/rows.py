@@ -10,7 +10,7 @@ from agentrl.engine.local.cache import RowCache
 
 _KEEP_STEPS = 32
 """A new session takes the row of one that was idle for so many steps, or if nothing runs."""
-_WORTH_WAITING = 16
+_WORTH_WAITING = 4
 """A request waits for a running prefill of its prefix if that saves so many tokens."""
 
 
@@ -40,7 +40,9 @@ class Rows:
         """
         row = self._row_of.get(session)
         if row is not None:
-            cached = min(_common(self.tokens_RP[row], ids_P, int(self.known_R[row])), len(ids_P) - 1)
+            cached = min(
+                _common(self.tokens_RP[row], ids_P, int(self.known_R[row])), len(ids_P) - 1
+            )
             cached = min(cached, int(self.filled_R[row]))
         else:
             donor, cached = self._donor(ids_P[:-1])

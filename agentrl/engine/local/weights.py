@@ -1,19 +1,17 @@
 """The engine's model: the trainer's parameters or a copy, and the transaction that updates it."""
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentrl.engine.local.attention import ATTENTION
-from agentrl.engine.protocol import WeightSource
 from agentrl.errors import ConfigError, EngineError
 
 
-def inference_model(
-    model: PreTrainedModel, dtype: torch.dtype, *, share: bool
-) -> PreTrainedModel:
+def inference_model(model: PreTrainedModel, dtype: torch.dtype, *, share: bool) -> PreTrainedModel:
     """A second set of modules over the model's own parameters, or over a cast copy of them.
 
     The modules, their buffers (never cast) and the configuration are copies, so that neither the
@@ -35,7 +33,8 @@ def inference_model(
 
 def _check_served(model: PreTrainedModel) -> None:
     config = model.config
-    kinds: set[str] = set(getattr(config, "layer_types", None) or ["full_attention"])
+    plain = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    kinds: set[str] = set(getattr(config, "layer_types", None) or [plain])
     if kinds != {"full_attention"}:
         raise ConfigError(
             f"the local engine serves dense models with full attention, but {config.model_type} has "
@@ -43,14 +42,13 @@ def _check_served(model: PreTrainedModel) -> None:
         )
 
 
-def update(model: nn.Module, source: WeightSource) -> None:
-    """Write every tensor of the source into the model, or none of them.
+def update(model: nn.Module, theirs: Sequence[tuple[str, Tensor]]) -> None:
+    """Write every named tensor into the model, or none of them.
 
-    Parameters that the source gives as they are here (shared ones) are left alone. Nothing is
-    allocated: values are cast while they are written in place.
+    Parameters that are given as they are here (shared ones) are left alone. Nothing is allocated:
+    values are cast while they are written in place.
     """
     ours = dict(model.named_parameters())
-    theirs = list(source.named_tensors())
     _check_names([name for name, _ in theirs], set(ours))
     for name, tensor in theirs:
         _check_tensor(name, tensor, ours[name])
@@ -65,7 +63,10 @@ def _check_names(names: list[str], expected: set[str]) -> None:
     for what, wrong in (
         ("lack", expected - got),
         ("hold the unknown", got - expected),
-        ("repeat", {name for name in got if names.count(name) > 1} if len(names) > len(got) else set()),
+        (
+            "repeat",
+            {name for name in got if names.count(name) > 1} if len(names) > len(got) else set(),
+        ),
     ):
         if wrong:
             raise EngineError(

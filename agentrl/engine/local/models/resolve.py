@@ -8,12 +8,15 @@ import os
 import shutil
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import cast
 
 from agentrl.errors import ConfigError
 
+TINY = "tiny"
+SMOLLM2 = "smollm2-135m"
 _PROBE_TIMEOUT_S = 3.0
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
@@ -27,16 +30,27 @@ def default_cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "agentrl"
 
 
-def resolve_model(name: str, *, cache_dir: Path | None = None) -> Path:
+def check_model(name: str) -> None:
+    """Raise ConfigError if `resolve_model` could not succeed; makes and fetches nothing."""
+    folder = Path(name).expanduser()
+    if name in (TINY, SMOLLM2) or (not folder.exists() and _looks_like_hub_name(name)):
+        return
+    check_folder(folder)
+
+
+def resolve_model(name: str, *, seed: int = 0, cache_dir: Path | None = None) -> Path:
     """The folder of a model: `tiny`, `smollm2-135m`, a path, or `owner/name` on the hub.
+
+    `seed` draws the weights of `tiny`.
 
     What must be made or fetched is, once, into the cache directory. Raises ConfigError, with one
     sentence, where that cannot be done or the folder is not a usable model.
     """
     cache = cache_dir or default_cache_dir()
-    if name == "tiny":
-        return make_once(cache / "models" / "tiny-0", _make_tiny, needs_bytes=20_000_000)
-    if name == "smollm2-135m":
+    if name == TINY:
+        folder = cache / "models" / f"tiny-{seed}"
+        return make_once(folder, partial(_make_tiny, seed), needs_bytes=20_000_000)
+    if name == SMOLLM2:
         from agentrl.engine.local.models.smollm2 import make_smollm2
 
         return make_once(cache / "models" / name, make_smollm2, needs_bytes=1_200_000_000)
@@ -104,10 +118,10 @@ def _publish(made: Path, folder: Path) -> None:
             raise
 
 
-def _make_tiny(folder: Path) -> None:
+def _make_tiny(seed: int, folder: Path) -> None:
     from agentrl.engine.local.models.tiny import make_tiny
 
-    make_tiny(folder, 0)
+    make_tiny(folder, seed)
 
 
 def _check_config(path: Path) -> None:
@@ -130,7 +144,9 @@ def _has_chat_template(folder: Path) -> bool:
         content: object = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(content, dict) and bool(cast("dict[str, object]", content).get("chat_template"))
+    return isinstance(content, dict) and bool(
+        cast("dict[str, object]", content).get("chat_template")
+    )
 
 
 def _looks_like_hub_name(name: str) -> bool:

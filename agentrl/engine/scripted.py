@@ -1,0 +1,144 @@
+"""`ScriptedEngine`: an agent's turns as completions, for tests, demonstrations and evaluation.
+
+What it returns went through the same rendering, loop and record as a model's tokens.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from agentrl.engine.protocol import Health, WeightSource
+from agentrl.errors import EngineError
+from agentrl.tokens.seal import seal
+from agentrl.types import (
+    Agent,
+    AssistantTurn,
+    Completion,
+    EpisodeView,
+    Sampling,
+    Session,
+    StopReason,
+)
+
+
+class TurnRenderer(Protocol):
+    """What turns an assistant's turn into the ids that a model would have sampled."""
+
+    def assistant(self, turn: AssistantTurn) -> list[int]:
+        """The ids of the turn, the stop token included."""
+        ...
+
+
+class ScriptedEngine:
+    """Lets an agent (or a function) play the policy's part; every logprob is 0.
+
+    `latency_s` is waited for before each answer.
+    """
+
+    honours_seeds = True
+
+    def __init__(
+        self,
+        agent: Agent | Callable[[EpisodeView], AssistantTurn],
+        renderer: TurnRenderer,
+        *,
+        vocab_size: int = 2**31 - 1,
+        context_length: int = 2**20,
+        latency_s: float = 0.0,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.context_length = context_length
+        self._act = agent.act if isinstance(agent, Agent) else agent
+        self._renderer = renderer
+        self._latency_s = latency_s
+        self._version = 0
+        self._sampled = 0
+        self._closed = False
+        self._going = asyncio.Event()
+        self._going.set()
+        self._stops: dict[str, asyncio.Event] = {}
+
+    async def generate(
+        self, ids: Sequence[int], sampling: Sampling, session: Session
+    ) -> Completion:
+        """The agent's next turn, given the session's view of the conversation."""
+        self._check(session)
+        stop = self._stops.setdefault(session.key, asyncio.Event())
+        try:
+            aborted = await self._wait(stop)
+        finally:
+            self._stops.pop(session.key, None)
+        self._check(session)
+        if aborted:
+            return seal([], [], [], StopReason.ABORT)
+        limit = min(sampling.max_tokens, self.context_length - len(ids))
+        return self._answer(session, sampling.stop_ids, limit)
+
+    async def end_session(self, session: Session) -> None:
+        """Nothing is kept for sessions."""
+
+    async def update_weights(self, weights: WeightSource, version: int) -> None:
+        """Take the version; there are no weights."""
+        if version <= self._version:
+            raise EngineError(
+                f"got weights of version {version}, expected one above {self._version}"
+            )
+        self._version = version
+
+    async def pause(self) -> None:
+        """Let answers wait."""
+        self._going.clear()
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        self._going.set()
+
+    async def abort(self, session: Session) -> None:
+        """End the session's waiting request without a token."""
+        if session.key in self._stops:
+            self._stops[session.key].set()
+
+    async def health(self) -> Health:
+        """State and counters."""
+        return Health(
+            alive=not self._closed,
+            version=self._version,
+            running=len(self._stops),
+            sampled_tokens=self._sampled,
+        )
+
+    async def aclose(self) -> None:
+        """Stop; waiting requests raise EngineError."""
+        self._closed = True
+        self._going.set()
+        for stop in self._stops.values():
+            stop.set()
+
+    async def _wait(self, stop: asyncio.Event) -> bool:
+        """Wait for the latency and while paused; true if aborted meanwhile."""
+        if self._latency_s:
+            try:
+                async with asyncio.timeout(self._latency_s):
+                    await stop.wait()
+            except TimeoutError:
+                pass
+        await self._going.wait()
+        return stop.is_set()
+
+    def _check(self, session: Session) -> None:
+        if self._closed:
+            raise EngineError("the engine was closed")
+        if session.view is None:
+            raise EngineError(
+                f"session {session.key!r} has no view, but a scripted engine answers from the "
+                "conversation; give Session(view=...)"
+            )
+
+    def _answer(self, session: Session, stop_ids: frozenset[int], limit: int) -> Completion:
+        assert session.view is not None
+        ids = self._renderer.assistant(self._act(session.view()))
+        end = next((i + 1 for i, token in enumerate(ids) if token in stop_ids), None)
+        reason = StopReason.LENGTH if end is None or end > limit else StopReason.STOP
+        ids = ids[: min(limit, end or len(ids))]
+        self._sampled += len(ids)
+        return seal(ids, [0.0] * len(ids), [self._version] * len(ids), reason)

@@ -1,0 +1,235 @@
+"""Tokens per second of the local engine beside transformers' `generate`, in one run.
+
+    python benchmarks/engine.py [--quick] [--model smollm2-135m] [--threads 2]
+
+Three comparisons, each repeated in turns; medians and spread are printed. Equal lengths: a batch of
+prompts, each with the same number of new tokens. Ragged: 64 episodes of 1 to 4 turns of 8 to 96
+tokens over 16 slots, prompts of 226 tokens shared in groups of 8, results of 25 tokens; `generate`
+takes 16 ready turns at a time, left-padded. Floor: the matrix products of one decoding step alone.
+Exits with 1 where a ratio is below its bar.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.local.engine import LocalEngine
+from agentrl.engine.local.models.load import load_model, quiet
+from agentrl.engine.local.models.resolve import resolve_model
+from agentrl.types import Sampling, Session
+
+BARS = {1: 1.0, 16: 1.5, 64: 1.5}
+RAGGED_BAR = 2.5
+PROMPT, RESULT, GROUP, SLOTS = 226, 25, 8, 16
+
+
+@dataclass(frozen=True)
+class Result:
+    """Tokens per second of both sides, one figure for each repetition."""
+
+    name: str
+    bar: float
+    theirs: list[float]
+    ours: list[float]
+    floor: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Median of the ratios of neighbouring repetitions."""
+        return median(b / a for a, b in zip(self.theirs, self.ours, strict=True))
+
+    def line(self) -> str:
+        """One row of the table."""
+        share = f"{median(self.ours) / self.floor:5.0%}" if self.floor else "    -"
+        floor = f"{self.floor:7.0f}" if self.floor else "      -"
+        verdict = "ok" if self.ratio >= self.bar else "BELOW"
+        return (
+            f"{self.name:<10} {_spread(self.theirs)} {_spread(self.ours)} {floor} {share}"
+            f"   {self.ratio:5.2f}x   {self.bar:.1f}x {verdict}"
+        )
+
+
+@dataclass
+class Episode:
+    """One episode of the ragged workload: what it was, and is, given."""
+
+    ids: list[int]
+    turns: list[int]
+    results: list[list[int]]
+
+
+def main() -> int:
+    """Run the comparisons; 1 if one is below its bar."""
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    with quiet():
+        model = load_model(resolve_model(args.model), "bfloat16")
+    print(f"{args.model}, bfloat16, {args.threads} threads; tokens/s: median (lowest-highest)")
+    print(f"{'':<10} {'generate':<19} {'agentrl':<19} {'floor':>7} {'share':>5}    ratio   bar")
+    repeats, new = (2, 24) if args.quick else (args.repeats, 64)
+    results = [_equal(model, batch, new, repeats) for batch in BARS]
+    results.append(_ragged(model, 24 if args.quick else 64, repeats))
+    return int(any(result.ratio < result.bar for result in results))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter runs")
+    parser.add_argument("--model", default="smollm2-135m", help="name or folder of the model")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads of both sides")
+    parser.add_argument("--repeats", type=int, default=5, help="repetitions of each comparison")
+    return parser.parse_args()
+
+
+def _equal(model: PreTrainedModel, batch: int, new: int, repeats: int) -> Result:
+    """A batch of different prompts, `new` tokens for each."""
+    rng = random.Random(batch)
+    prompts = [_ids(model, rng, 64) for _ in range(batch)]
+
+    async def ours(engine: LocalEngine) -> None:
+        jobs = [
+            _turn(engine, prompt, new, Session(str(index))) for index, prompt in enumerate(prompts)
+        ]
+        await asyncio.gather(*jobs)
+        # Nothing is kept for the next repetition, as `generate` keeps nothing.
+        await asyncio.gather(*(engine.end_session(Session(str(i))) for i in range(batch)))
+
+    rates = _compare(
+        model, batch, batch * new, repeats, lambda: _generate(model, prompts, new), ours
+    )
+    return _print(Result(f"batch {batch}", BARS[batch], *rates, floor=_floor(model, batch)))
+
+
+def _ragged(model: PreTrainedModel, num: int, repeats: int) -> Result:
+    """Whole episodes: the prompt, then turns and the results of tools."""
+    episodes = _episodes(model, num)
+    tokens = sum(sum(episode.turns) for episode in episodes)
+
+    async def ours(engine: LocalEngine) -> None:
+        free = asyncio.Semaphore(SLOTS)
+        await asyncio.gather(
+            *(_play(engine, free, index, episode) for index, episode in enumerate(episodes))
+        )
+
+    rates = _compare(model, SLOTS, tokens, repeats, lambda: _generate_turns(model, episodes), ours)
+    return _print(Result("ragged", RAGGED_BAR, *rates, floor=_floor(model, SLOTS)))
+
+
+def _compare(
+    model: PreTrainedModel,
+    slots: int,
+    tokens: int,
+    repeats: int,
+    theirs: Callable[[], None],
+    ours: Callable[[LocalEngine], Coroutine[None, None, None]],
+) -> tuple[list[float], list[float]]:
+    """Tokens/s of both sides, one repetition after the other, after one that does not count."""
+    rates: tuple[list[float], list[float]] = ([], [])
+    engine = LocalEngine(model, EngineConfig(slots=slots))
+    with asyncio.Runner() as runner:
+        for repeat in range(repeats + 1):
+            for side, run in zip(rates, (theirs, lambda: runner.run(ours(engine))), strict=True):
+                start = time.perf_counter()
+                run()
+                if repeat:
+                    side.append(tokens / (time.perf_counter() - start))
+        runner.run(engine.aclose())
+    return rates
+
+
+async def _play(engine: LocalEngine, free: asyncio.Semaphore, index: int, episode: Episode) -> None:
+    async with free:
+        ids, session = list(episode.ids), Session(f"episode {index}")
+        for num, result in zip(episode.turns, episode.results, strict=True):
+            ids += [*await _turn(engine, ids, num, session), *result]
+        await engine.end_session(session)
+
+
+async def _turn(engine: LocalEngine, ids: list[int], num: int, session: Session) -> list[int]:
+    completion = await engine.generate(ids, Sampling(max_tokens=num), session)
+    return completion.ids_T.tolist()
+
+
+def _generate_turns(model: PreTrainedModel, episodes: list[Episode]) -> None:
+    """Per-turn `generate`: always the next 16 turns that are ready, each with its whole history."""
+    ready = deque((list(episode.ids), episode, 0) for episode in episodes)
+    while ready:
+        batch = [ready.popleft() for _ in range(min(SLOTS, len(ready)))]
+        longest = max(episode.turns[turn] for _, episode, turn in batch)
+        sampled = _generate(model, [ids for ids, _, _ in batch], longest)
+        for (ids, episode, turn), new in zip(batch, sampled, strict=True):
+            if turn + 1 < len(episode.turns):
+                ids += new[: episode.turns[turn]] + episode.results[turn]
+                ready.append((ids, episode, turn + 1))
+
+
+@torch.inference_mode()
+def _generate(model: PreTrainedModel, prompts: list[list[int]], new: int) -> list[list[int]]:
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    output = model.generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=new,
+        min_new_tokens=new,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        pad_token_id=0,
+    )
+    return output[:, longest:].tolist()
+
+
+@torch.inference_mode()
+def _floor(model: PreTrainedModel, batch: int) -> float:
+    """Tokens/s if a decoding step were its matrix products and nothing else."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    inputs = [torch.randn(batch, layer.in_features).to(model.dtype) for layer in layers]
+    seconds: list[float] = []
+    for _ in range(8):
+        start = time.perf_counter()
+        for layer, value in zip(layers, inputs, strict=True):
+            layer(value)
+        seconds.append(time.perf_counter() - start)
+    return batch / median(seconds[1:])
+
+
+def _episodes(model: PreTrainedModel, num: int) -> list[Episode]:
+    rng = random.Random(0)
+    prompts = [_ids(model, rng, PROMPT) for _ in range(num // GROUP)]
+    episodes: list[Episode] = []
+    for index in range(num):
+        turns = [rng.randint(8, 96) for _ in range(rng.randint(1, 4))]
+        results = [_ids(model, rng, RESULT) for _ in turns]
+        episodes.append(Episode(prompts[index // GROUP], turns, results))
+    return episodes
+
+
+def _ids(model: PreTrainedModel, rng: random.Random, num: int) -> list[int]:
+    return [rng.randrange(3, model.config.vocab_size) for _ in range(num)]
+
+
+def _spread(rates: list[float]) -> str:
+    return f"{median(rates):6.0f} ({min(rates):.0f}-{max(rates):.0f})".ljust(19)
+
+
+def _print(result: Result) -> Result:
+    print(result.line(), flush=True)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())
