@@ -8,6 +8,7 @@ cut off (length)    -> nothing runs               -> the end
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from gymnasium.error import ResetNeeded
@@ -47,7 +48,9 @@ class Rules:
     owner: object
     """The environment: the `self` of its tools."""
     tools: Mapping[str, ToolSpec]
-    reply: Callable[[str], Hook] | None
+    setup: Hook | None
+    teardown: Hook | None
+    reply: Callable[[str], object] | None
     state_key: Hook | None
     score: Callable[[Any], object]
     max_turns: int
@@ -86,8 +89,12 @@ class Play:
         self._errors: list[str] = []
         self._tally: _Tally | None = None
 
-    def begin(self) -> None:
-        """The world is set up: turns may be played."""
+    async def start(self, seed: int) -> None:
+        """Set up the world; then turns may be played. The environment has taken the seed itself."""
+        if self._rules.teardown is not None:
+            self.world.owe_teardown(self._rules.teardown)
+        if self._rules.setup is not None:
+            await self.world.call_hook("setup", self._rules.setup)
         self.stop = None
 
     @property
@@ -203,7 +210,7 @@ class Play:
         """A turn without calls: the next user message, or the end."""
         reply: object = None
         if self._rules.reply is not None:
-            reply = await self.world.call_hook("reply", self._rules.reply(text))
+            reply = await self.world.call_hook("reply", partial(self._rules.reply, text))
         if self._is_finished():
             return EpisodeStop.FINISHED
         if reply is None:

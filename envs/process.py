@@ -70,9 +70,7 @@ class EnvProcess:
             process = asyncio.create_task(pool.call(serve, address, birth, timeout_s=_DAY_S))
             try:
                 either: set[asyncio.Future[Any]] = {process, connected}
-                await asyncio.wait(
-                    either, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait(either, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
                 if not connected.done():
                     if process.done():
                         await process

@@ -38,12 +38,16 @@ class RemotePlay:
 
     def __init__(
         self,
-        task: Task,
-        messages: tuple[Message, ...],
+        birth: Birth,
+        pool: WorkerPool,
         limits: RemoteLimits,
         tokenizer: TextTokenizer | None,
+        task: Task,
+        messages: tuple[Message, ...],
     ) -> None:
         self._view = EpisodeView(task=task, messages=messages, stop=EpisodeStop.INVALID)
+        self._birth = birth
+        self._pool = pool
         self._limits = limits
         self._tokenizer = tokenizer
         self._process: EnvProcess | None = None
@@ -68,12 +72,12 @@ class RemotePlay:
         """The episode so far."""
         return self._view
 
-    async def start(self, birth: Birth, pool: WorkerPool, seed: int) -> None:
+    async def start(self, seed: int) -> None:
         """Start the process and begin the episode there."""
         limits = self._limits
         coarse = {"max_tool_tokens": _COARSE * limits.max_tool_tokens, "isolation": "none"}
-        birth = replace(birth, attributes={**birth.attributes, **coarse})
-        self._process = await EnvProcess.start(birth, pool, limits.hook_s)
+        birth = replace(self._birth, attributes={**self._birth.attributes, **coarse})
+        self._process = await EnvProcess.start(birth, self._pool, limits.hook_s)
         await self._ask("areset", limits.hook_s, seed=seed, options={"task": self.task})
 
     async def advance(self, turn: AssistantTurn) -> Transition:

@@ -2,15 +2,13 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar, Literal
 
-import gymnasium
 import numpy as np
 from gymnasium.error import ResetNeeded
 
 from agentrl.config import Config as BaseConfig
-from agentrl.envs.bridge import SyncBridge
+from agentrl.envs.begin import new_play
 from agentrl.envs.declaration import (
     declaration,
     make_config,
@@ -18,25 +16,20 @@ from agentrl.envs.declaration import (
     require_scoring,
     task_source,
 )
-from agentrl.envs.play import Play, Rules
-from agentrl.envs.process import Birth
-from agentrl.envs.remote import RemoteLimits, RemotePlay
+from agentrl.envs.gym_side import GymSide, Info, text_of
+from agentrl.envs.play import Play
+from agentrl.envs.remote import RemotePlay
 from agentrl.envs.resources import Resources
-from agentrl.envs.scoring import outcome_error
 from agentrl.envs.services import EnvServices, default_services
-from agentrl.envs.spaces import TextSpace
 from agentrl.envs.tasks import Tasks
 from agentrl.envs.transition import Transition
-from agentrl.envs.world import Hook, World
 from agentrl.errors import ConfigError, EpisodeError
-from agentrl.tokens.formats.hermes import Hermes
 from agentrl.tools import TextTokenizer
 from agentrl.types import (
     Agent,
     AssistantTurn,
     EpisodeStop,
     EpisodeView,
-    Invalid,
     Message,
     Outcome,
     Score,
@@ -47,11 +40,8 @@ from agentrl.verifiers import resolve_verifier, score_with
 
 _log = logging.getLogger(__name__)
 
-Info = dict[str, Any]
-Step = tuple[str, float, bool, bool, Info]
 
-
-class ToolEnv(gymnasium.Env[str, str]):
+class ToolEnv(GymSide):
     """The world of one episode: its tasks, its tools, its rules and its score.
 
     A subclass sets attributes, marks methods with `@tool` and defines the hooks that it needs; each
@@ -59,8 +49,6 @@ class ToolEnv(gymnasium.Env[str, str]):
     `make_task(rng, split) -> Task`, which may take the `config` as a third argument. The score
     comes from `verifier` or from `score`. The docstring is documentation; the prompt is `system`.
     """
-
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (Gymnasium's declaration)
 
     system: str = ""
     """The system prompt; empty: none."""
@@ -106,19 +94,16 @@ class ToolEnv(gymnasium.Env[str, str]):
         Raises:
             ConfigError: The class or a parameter is wrong.
         """
+        super().__init__()
         cls = type(self)
         self._declared = declaration(cls)
         require_scoring(cls, verifier)
         self._verifier = self._declared.verifier if verifier is None else resolve_verifier(verifier)
         self.config = make_config(cls, config)
-        self.action_space = TextSpace()
-        self.observation_space = TextSpace()
         self._tokenizer = tokenizer
         self._services = services or default_services()
         self._play: Play | RemotePlay | None = None
-        self._is_open = False
         self._outcome: Outcome | None = None
-        self._bridge = SyncBridge()
 
     # Hooks: a subclass defines those that it needs.
 
@@ -233,20 +218,21 @@ class ToolEnv(gymnasium.Env[str, str]):
             EnvironmentFault: `setup` raised; what it had opened is closed.
         """
         await self.aclose()
-        super().reset(seed=seed)
+        self.seed_rng(seed)
         task = self._chosen_task(options or {})
         first = (Message(role="system", content=self.system),) if self.system else ()
         messages = (*first, *task.messages())
         self._outcome = None
-        self._is_open = True
+        self.is_open = True
         done = False
         try:
-            await self._begin(task, messages)
+            self._play = new_play(self, self._declared, self._tokenizer, task, messages)
+            await self._play.start(int(self.np_random.integers(1 << 62)) if seed is None else seed)
             done = True
         finally:
             if not done:
                 await self._close_quietly()
-        return _text(messages), {"messages": messages, "task_id": task.id}
+        return text_of(messages), {"messages": messages, "task_id": task.id}
 
     async def advance(self, turn: AssistantTurn) -> Transition:
         """Play one turn.
@@ -281,50 +267,9 @@ class ToolEnv(gymnasium.Env[str, str]):
         Raises:
             EnvironmentFault: `teardown` or a resource failed to close; the others are closed.
         """
-        if self._play is not None and self._is_open:
+        if self._play is not None and self.is_open:
             await self._play.close()
-            self._is_open = False
-
-    # Gymnasium.
-
-    async def astep(self, turn: AssistantTurn) -> Step:
-        """Play one turn; the last one's reward includes the score.
-
-        Raises:
-            EpisodeError: The world or the verifier failed: there is no reward.
-        """
-        transition = await self.advance(turn)
-        reward, outcome = transition.reward, None
-        if transition.stop is not None:
-            outcome = await self.ascore()
-            if isinstance(outcome, Invalid):
-                raise outcome_error(outcome)
-            reward += outcome.value
-        truncated = transition.stop is not None and transition.stop.truncated
-        terminated = transition.stop is not None and not truncated
-        info = {
-            "messages": transition.messages,
-            "stop": transition.stop,
-            "outcome": outcome,
-            "parts": dict(transition.parts),
-        }
-        return _text(transition.messages), reward, terminated, truncated, info
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, Info]:
-        """`areset` for code without an event loop."""
-        return self._bridge.run(self.areset(seed=seed, options=options))
-
-    def step(self, action: str) -> Step:
-        """Parse what a model wrote and play it; for code without an event loop."""
-        return self._bridge.run(self.astep(Hermes().parse_text(action, self.tool_schemas)))
-
-    def close(self) -> None:
-        """`aclose` for code without an event loop; a second call does nothing."""
-        if self._is_open:
-            self._bridge.run(self.aclose())
-        self._bridge.close()
+            self.is_open = False
 
     # Inside.
 
@@ -342,27 +287,6 @@ class ToolEnv(gymnasium.Env[str, str]):
             index = int(self.np_random.integers(self.num_tasks(split) or 1 << 31))
         return self.task_at(index, split=split, seed=0, config=self.config)
 
-    async def _begin(self, task: Task, messages: tuple[Message, ...]) -> None:
-        """Set up the world, here or in a process of its own."""
-        if self.isolation == "process":
-            remote = RemotePlay(task, messages, self._remote_limits(), self._tokenizer)
-            self._play = remote
-            seed = int(self.np_random.integers(1 << 62))
-            await remote.start(self._birth(), self.services.env_pool, seed)
-            return
-        world = World(
-            type(self).__name__,
-            self.services.census,
-            hook_timeout_s=self.hook_timeout_s,
-            grace_s=self.grace_s,
-        )
-        self._play = play = Play(self._rules(), world, task, messages)
-        if "teardown" in self._declared.hooks:
-            world.owe_teardown(self.teardown)
-        if "setup" in self._declared.hooks:
-            await world.call_hook("setup", self.setup)
-        play.begin()
-
     async def _close_quietly(self) -> None:
         """Close after a failure whose error is the one to be seen."""
         try:
@@ -370,42 +294,8 @@ class ToolEnv(gymnasium.Env[str, str]):
         except EpisodeError as error:
             _log.warning("%s, after its setup failed: %s", type(self).__name__, error)
 
-    def _rules(self) -> Rules:
-        hooks = self._declared.hooks
-        return Rules(
-            owner=self,
-            tools=self._declared.tools,
-            reply=self._reply if "reply" in hooks else None,
-            score=self.score,
-            state_key=self.state_key if "state_key" in hooks else None,
-            max_turns=self.max_turns,
-            tool_timeout_s=self.tool_timeout_s,
-            max_tool_tokens=self.max_tool_tokens,
-            tokenizer=self._tokenizer,
-            pool=lambda: self.services.tool_pool,
-        )
-
-    def _birth(self) -> Birth:
-        kept = ("max_turns", "tool_timeout_s", "hook_timeout_s", "grace_s", "system")
-        attributes = {name: getattr(self, name) for name in kept}
-        return Birth(env_class=type(self), config=self.config, attributes=attributes)
-
-    def _remote_limits(self) -> RemoteLimits:
-        timeouts = (spec.timeout_s or self.tool_timeout_s for spec in self._declared.tools.values())
-        asks_in_turn = sum(hook in self._declared.hooks for hook in ("reply", "state_key"))
-        return RemoteLimits(
-            hook_s=self.hook_timeout_s,
-            turn_hooks_s=asks_in_turn * self.hook_timeout_s,
-            tool_s=max(timeouts, default=0.0),
-            grace_s=self.grace_s,
-            max_tool_tokens=self.max_tool_tokens,
-        )
-
-    def _reply(self, text: str) -> Hook:
-        return partial(self.reply, text)
-
     def _episode(self) -> Play | RemotePlay:
-        if self._play is None or not self._is_open:
+        if self._play is None or not self.is_open:
             raise ResetNeeded("there is no episode; call reset first")
         return self._play
 
@@ -415,8 +305,3 @@ class ToolEnv(gymnasium.Env[str, str]):
         if not isinstance(play, Play):
             raise ResetNeeded("the episode is in a process of its own, out of reach from here")
         return play
-
-
-def _text(messages: Sequence[Message]) -> str:
-    """Messages as the observation of a text environment."""
-    return "\n".join(message.content for message in messages)

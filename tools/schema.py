@@ -109,9 +109,6 @@ class _Untitled(GenerateJsonSchema):
     def typed_dict_schema(self, schema: Any) -> JsonSchemaValue:
         return _without(super().typed_dict_schema(schema), "title", "additionalProperties")
 
-    def enum_schema(self, schema: Any) -> JsonSchemaValue:
-        return _without(super().enum_schema(schema), "title", "description")
-
 
 def _without(schema: JsonSchemaValue, *keys: str) -> JsonSchemaValue:
     return {key: value for key, value in schema.items() if key not in keys}
@@ -128,7 +125,7 @@ def _inlined(node: Any, definitions: Mapping[str, Any], *, depth: int) -> Any:
     mapping = cast("dict[str, Any]", node)
     reference = mapping.get("$ref")
     if isinstance(reference, str):
-        target = definitions[reference.removeprefix("#/$defs/")]
+        target = _without(definitions[reference.removeprefix("#/$defs/")], "title", "description")
         return _inlined(target, definitions, depth=depth + 1)
     return {key: _inlined(value, definitions, depth=depth + 1) for key, value in mapping.items()}
 

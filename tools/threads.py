@@ -63,9 +63,8 @@ class EpisodeThread:
 
     def __init__(self, name: str):
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._idle = threading.Event()
-        self._idle.set()
         self._lock = threading.Lock()
+        self._num_calls = 0
         self._abandoned = False
         self._on_return: Callable[[], None] | None = None
         # A daemon, so that a hanging tool cannot keep the interpreter from ending.
@@ -80,7 +79,7 @@ class EpisodeThread:
     @property
     def busy(self) -> bool:
         """True while a call runs; after a timeout that means: still hangs."""
-        return not self._idle.is_set()
+        return self._num_calls > 0
 
     async def call(
         self, function: Callable[P, T], timeout_s: float, *args: P.args, **kwargs: P.kwargs
@@ -94,7 +93,7 @@ class EpisodeThread:
         future: asyncio.Future[T] = loop.create_future()
         work = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
         with self._lock:
-            self._idle.clear()
+            self._num_calls += 1
             self._jobs.put(functools.partial(_run_into, loop, future, work))
         async with asyncio.timeout(timeout_s):
             return await future
@@ -128,8 +127,7 @@ class EpisodeThread:
         while (job := self._jobs.get()) is not None:
             job()
             with self._lock:
-                if self._jobs.empty():
-                    self._idle.set()
+                self._num_calls -= 1
                 if self._abandoned:
                     break
         if self._on_return is not None:

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from agentrl.config import Config as BaseConfig
 from agentrl.envs import EnvServices, ToolEnv, Transition
+from agentrl.envs.tasks import Tasks
 from agentrl.errors import BreakerTripped, ConfigError, EnvironmentFault, ToolError
 from agentrl.tools import LoopWatch, ThreadCensus, tool
 from agentrl.types import (
@@ -61,14 +62,14 @@ async def play(env: ToolEnv, *turns: AssistantTurn, seed: int = 0) -> list[Trans
 class Base(ToolEnv):
     """This docstring is documentation."""
 
-    tasks = ({"prompt": "Go.", "answer": "yes"},)
+    tasks: ClassVar[Tasks | None] = ({"prompt": "Go.", "answer": "yes"},)
     grace_s = 0.05
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.log: list[str] = []
 
-    def score(self, answer: Any) -> Score:
+    def score(self, answer: Any) -> Score | float:
         self.log.append("score")
         return Score(value=float(answer == "yes"))
 
@@ -149,7 +150,10 @@ async def test_reply_is_the_next_user_message() -> None:
 
 async def test_finish_ends_the_episode_and_later_calls_do_not_run() -> None:
     env = Base()
-    items = (ToolCall(name=n, arguments={"text": "late"} if n == "note" else {}) for n in ("done", "note"))
+    items = (
+        ToolCall(name=n, arguments={"text": "late"} if n == "note" else {})
+        for n in ("done", "note")
+    )
     (transition,) = await play(env, calls(*items))
     assert transition.stop is EpisodeStop.FINISHED
     assert env.log == []
@@ -489,7 +493,7 @@ async def test_an_abandoned_thread_closes_the_resources_when_it_returns() -> Non
     assert env.log == []
     Hanging.gate.set()
     async with asyncio.timeout(5):
-        while services.census.count:
+        while services.census.count:  # noqa: ASYNC110 (another thread ends it)
             await asyncio.sleep(0.01)
     assert env.log == ["teardown", "closed"]
 
@@ -802,7 +806,7 @@ def test_parameters_are_checked_and_frozen(config: Mapping[str, int], message: s
     with pytest.raises(ConfigError, match=message):
         Numbers(config)
     with pytest.raises(ValueError, match="frozen"):
-        Numbers().config.limit = 7  # type: ignore[misc]
+        Numbers().config.limit = 7
 
 
 async def test_everything_random_follows_from_the_seed() -> None:

@@ -1,0 +1,100 @@
+"""The Gymnasium side of a text environment, over the typed core that the agent loop uses."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+
+from agentrl.envs.bridge import SyncBridge
+from agentrl.envs.scoring import outcome_error
+from agentrl.envs.spaces import TextSpace
+from agentrl.envs.transition import Transition
+from agentrl.tokens.formats.hermes import Hermes
+from agentrl.types import AssistantTurn, Invalid, Message, Outcome, ToolSchema
+
+Info = dict[str, Any]
+Step = tuple[str, float, bool, bool, Info]
+
+
+class GymSide(gymnasium.Env[str, str]):
+    """`reset`, `step` and `close`, sync and async; a subclass plays the episode."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (Gymnasium's declaration)
+
+    def __init__(self) -> None:
+        self.action_space = TextSpace()
+        self.observation_space = TextSpace()
+        self.is_open = False
+        """True from reset to teardown."""
+        self._bridge = SyncBridge()
+
+    @property
+    def tool_schemas(self) -> tuple[ToolSchema, ...]:
+        """The tools as the model sees them."""
+        raise NotImplementedError
+
+    async def areset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        """Begin an episode."""
+        raise NotImplementedError
+
+    async def advance(self, turn: AssistantTurn) -> Transition:
+        """Play one turn."""
+        raise NotImplementedError
+
+    async def ascore(self) -> Outcome:
+        """Score the stopped episode."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Tear down the episode, if there is one."""
+        raise NotImplementedError
+
+    async def astep(self, turn: AssistantTurn) -> Step:
+        """Play one turn; the last one's reward includes the score.
+
+        Raises:
+            EpisodeError: The world or the verifier failed: there is no reward.
+        """
+        transition = await self.advance(turn)
+        reward, outcome = transition.reward, None
+        if transition.stop is not None:
+            outcome = await self.ascore()
+            if isinstance(outcome, Invalid):
+                raise outcome_error(outcome)
+            reward += outcome.value
+        truncated = transition.stop is not None and transition.stop.truncated
+        terminated = transition.stop is not None and not truncated
+        info = {
+            "messages": transition.messages,
+            "stop": transition.stop,
+            "outcome": outcome,
+            "parts": dict(transition.parts),
+        }
+        return text_of(transition.messages), reward, terminated, truncated, info
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, Info]:
+        """`areset` for code without an event loop."""
+        return self._bridge.run(self.areset(seed=seed, options=options))
+
+    def step(self, action: str) -> Step:
+        """Parse what a model wrote and play it; for code without an event loop."""
+        return self._bridge.run(self.astep(Hermes().parse_text(action, self.tool_schemas)))
+
+    def close(self) -> None:
+        """`aclose` for code without an event loop; a second call does nothing."""
+        if self.is_open:
+            self._bridge.run(self.aclose())
+        self._bridge.close()
+
+    def seed_rng(self, seed: int | None) -> None:
+        """Seed `np_random` as Gymnasium does; None leaves the generator as it is."""
+        super().reset(seed=seed)
+
+
+def text_of(messages: Sequence[Message]) -> str:
+    """Messages as the observation of a text environment."""
+    return "\n".join(message.content for message in messages)

@@ -1,0 +1,78 @@
+import time
+from typing import Any
+
+import pytest
+
+from agentrl.envs import ToolEnv, resolve_env
+from agentrl.envs.check import check_env_class
+from agentrl.tokens import Tokenizer
+from agentrl.tools import tool
+
+
+class Sound(ToolEnv):
+    tasks = ({"prompt": "p"},)
+
+    def score(self, answer: Any) -> float:
+        return float(answer == "yes")
+
+
+@pytest.mark.parametrize("name", ["calculator", "number_guess"])
+def test_the_built_in_environments_are_sound(name: str, tokenizer: Tokenizer) -> None:
+    report = check_env_class(resolve_env(name), tokenizer=tokenizer, num_tasks=3)
+    assert report.ok, report.lines()
+    rows = {row.name: row.detail for row in report.rows}
+    assert "mean return 1" in rows["expert"]
+    assert "tokens" in rows["prompt"]
+    assert "reset" in rows["time"]
+    assert "step" in rows["time"]
+
+
+def test_an_environment_without_expert_or_tokenizer_is_fine() -> None:
+    report = check_env_class(Sound, num_tasks=2)
+    assert report.ok, report.lines()
+    assert "characters" in "\n".join(report.lines())
+
+
+class Timely(Sound):
+    @tool
+    async def now(self) -> float:
+        """Look at the clock."""
+        return time.perf_counter()
+
+
+class Leaky(Sound):
+    def setup(self) -> None:
+        leaked.append(open(__file__))  # noqa: PTH123, SIM115
+
+
+class Crashing(Sound):
+    async def reply(self, text: str) -> str | None:
+        raise KeyError("lost")
+
+
+class Careless(Sound):
+    async def setup(self) -> None:
+        self.reward(1.0)
+
+
+leaked: list[Any] = []
+
+
+@pytest.mark.parametrize(
+    ("env_class", "row", "detail"),
+    [
+        (Timely, "determinism", "went differently; use self.rng"),
+        (Leaky, "leaks", "more open files"),
+        (Crashing, "null agent", "episodes invalid: reply raised KeyError"),
+        (Careless, "gymnasium", "reward was called outside of a turn"),
+    ],
+)
+def test_each_fault_has_its_row(env_class: type[ToolEnv], row: str, detail: str) -> None:
+    report = check_env_class(env_class, num_tasks=8)
+    for file in leaked:
+        file.close()
+    leaked.clear()
+    assert not report.ok
+    found = {r.name: r for r in report.rows}[row]
+    assert not found.ok
+    assert detail in found.detail
