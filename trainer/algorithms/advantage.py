@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from agentrl.errors import RunError
 from agentrl.types import Batch
 
+_ROUNDING = 1e-12
+"""Rewards that differ by less, relative to their size, are equal: sums in another order."""
+
 
 def group_advantages(
     rewards_E: NDArray[np.float64], group_E: NDArray[np.integer], *, scale_by_std: bool = True
@@ -19,7 +22,8 @@ def group_advantages(
 
     The deviation is the population's (two members are at -1 and 1). Without `scale_by_std` this is
     Dr. GRPO (arXiv:2503.20783). A group of one, and a group whose rewards are all equal, gets
-    exactly 0. Raises RunError for a reward that is not finite: such an episode has no score.
+    exactly 0, also where they differ by rounding only. Raises RunError for a reward that is not
+    finite: such an episode has no score.
     """
     rewards_E = np.asarray(rewards_E, dtype=np.float64)
     _check_finite(rewards_E)
@@ -29,13 +33,14 @@ def group_advantages(
     np.maximum.at(high_G, index_E, rewards_E)
     # Rewards relative to the group's lowest: equal ones are exactly 0, whatever their size.
     above_E = rewards_E - low_G[index_E]
+    range_G = high_G - low_G
+    equal_G = range_G <= _ROUNDING * np.maximum(np.abs(low_G), np.abs(high_G))
     mean_G = np.bincount(index_E, above_E, len(size_G)) / size_G
-    centered_E: NDArray[np.float64] = above_E - mean_G[index_E]
+    centered_E = np.where(equal_G[index_E], 0.0, above_E - mean_G[index_E])
     if not scale_by_std:
         return centered_E
     # Relative to the group's range, so that squares of tiny or huge rewards stay in range.
-    range_G = np.where(high_G > low_G, high_G - low_G, 1.0)
-    unit_E = centered_E / range_G[index_E]
+    unit_E = centered_E / np.where(equal_G, 1.0, range_G)[index_E]
     std_G = np.sqrt(np.bincount(index_E, unit_E**2, len(size_G)) / size_G)
     scaled_E: NDArray[np.float64] = unit_E / np.where(std_G > 0, std_G, 1.0)[index_E]
     return scaled_E

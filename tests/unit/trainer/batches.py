@@ -14,8 +14,10 @@ from agentrl.types import Batch, Segment, StopReason
 VOCAB = 31
 
 
-def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-    """Two layers, grouped-query attention, tied embeddings, an odd vocabulary."""
+def tiny_model(
+    seed: int = 0, dtype: torch.dtype = torch.float32, *, tied: bool = True
+) -> LlamaForCausalLM:
+    """Two layers, grouped-query attention, an odd vocabulary."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -24,7 +26,7 @@ def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCau
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         initializer_range=0.2,
     )
     model = LlamaForCausalLM(config)

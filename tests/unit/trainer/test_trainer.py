@@ -1,11 +1,15 @@
 """One update: against the slow reference, for any split; what is refused; what is skipped."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from agentrl.trainer import ClipConfig, RatioBandConfig, StepStats, TrainerConfig
+from agentrl.errors import ConfigError, RecordMismatch, RunError
+from agentrl.trainer import ClipConfig, KlConfig, RatioBandConfig, StepStats, TrainerConfig
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Batch
 from tests.unit.trainer.batches import (
@@ -13,6 +17,7 @@ from tests.unit.trainer.batches import (
     on_policy,
     plain_logprobs,
     random_segments,
+    segment,
     tiny_model,
 )
 
@@ -101,3 +106,191 @@ def test_on_policy_update_reports_a_ratio_of_one_and_learns() -> None:
     change = (plain_logprobs(model, batch).detach() - before).numpy()
     assert batch.advantages_N is not None
     assert (change * batch.advantages_N).sum() > 0
+
+
+def test_the_result_does_not_depend_on_idle_rows() -> None:
+    """Rows without an advantage have no gradient and still count, also in the statistics."""
+    model = tiny_model()
+    segments = random_segments((12, 9, 15, 11))
+    batch = on_policy(model, segments, advantages=(1, 0, 0, -1))
+    backward: list[int] = []
+    model.lm_head.register_full_backward_hook(lambda *_: backward.append(1))
+    config = TrainerConfig(token_budget=1, max_grad_norm=1e9)
+    got = gradients(model, batch, config)
+    expected = reference_gradients(tiny_model(), batch, low=0.2, high=0.2)
+    assert len(backward) == 2
+    for name, grad in got.items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_supervised_update_is_cross_entropy_and_lowers_it() -> None:
+    model = tiny_model()
+    batch = batch_of(random_segments((12, 9, 15, 11)))
+    expected = -plain_logprobs(model, batch)[batch.mask_N].mean().item()
+    trainer = Trainer(model, TrainerConfig(lr=1e-2, token_budget=20), total_steps=20)
+    losses = [trainer.supervised_update(batch).loss for _ in range(20)]
+    assert losses[0] == pytest.approx(expected, rel=1e-5)
+    assert losses[-1] < 0.5 * losses[0]
+    assert trainer.step == 20
+
+
+def test_batches_of_lengths_ten_and_two_weigh_by_tokens() -> None:
+    """Mean of means would weigh the short row's tokens five times as much."""
+    model = tiny_model(dtype=torch.float64)
+    batch = batch_of([segment([1], [(range(10), [])]), segment([1], [([3, 4], [])])])
+    trainer = Trainer(model, TrainerConfig(token_budget=1), total_steps=1)
+    expected = -plain_logprobs(model, batch)[batch.mask_N].mean().item()
+    assert trainer.supervised_update(batch).loss == pytest.approx(expected, rel=1e-9)
+
+
+def unchanged(trainer: Trainer, before: dict[str, Tensor]) -> bool:
+    return all(torch.equal(t, before[n]) for n, t in trainer.weights().named_tensors())
+
+
+def snapshot(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.weights().named_tensors()}
+
+
+def test_nothing_to_train_is_zero_and_says_why() -> None:
+    trainer = Trainer(tiny_model(), TrainerConfig(weight_decay=0.1), total_steps=5)
+    before = snapshot(trainer)
+    masked = batch_of(random_segments((9, 12)), advantages=(1, -1), weights=(0, 0))
+    stats = trainer.update(masked)
+    assert (stats.loss, stats.grad_norm, stats.step) == (0, 0, 0)
+    assert stats.skipped == "no token of the batch is trained"
+    equal = on_policy(trainer_model(trainer), random_segments((9, 12)), advantages=(0, 0))
+    stats = trainer.update(equal)
+    assert (stats.loss, stats.step) == (0, 0)
+    assert stats.skipped is not None
+    assert "every advantage is 0" in stats.skipped
+    assert 0 < stats.gap_max < 1e-4
+    assert unchanged(trainer, before)
+
+
+def trainer_model(trainer: Trainer) -> LlamaForCausalLM:
+    assert isinstance(trainer.model, LlamaForCausalLM)
+    return trainer.model
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone() -> None:
+    model = tiny_model()
+    trainer = Trainer(model, TrainerConfig(max_skipped_steps=3), total_steps=9)
+    batch = on_policy(model, random_segments((9, 12)), advantages=(1, -1))
+    trainer.update(batch)
+    before = snapshot(trainer)
+    poison = model.lm_head.register_full_backward_hook(
+        lambda _, grads, __: tuple(g * float("nan") for g in grads)
+    )
+    for count in (1, 2):
+        stats = trainer.update(batch)
+        assert stats.skipped is not None
+        assert "not finite" in stats.skipped
+        assert (trainer.num_skipped, stats.step) == (count, 1)
+    poison.remove()
+    assert unchanged(trainer, before)
+    assert trainer.update(batch).skipped is None
+    model.lm_head.register_full_backward_hook(
+        lambda _, grads, __: tuple(g * float("inf") for g in grads)
+    )
+    for _ in range(2):
+        assert trainer.update(batch).skipped is not None
+    with pytest.raises(RunError, match="for 3 updates in a row"):
+        trainer.update(batch)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("field", ["ids_N", "mask_N", "logprobs_N", "versions_N"])
+def test_a_record_that_changed_is_refused(field: str) -> None:
+    trainer = Trainer(tiny_model(), TrainerConfig(ratio_band=WIDE), total_steps=1)
+    batch = batch_of(random_segments((9, 12)), advantages=(1, -1))
+    before = snapshot(trainer)
+    values = getattr(batch, field).copy()
+    where = int(np.flatnonzero(batch.mask_N)[-1])
+    values[where] = not values[where] if field == "mask_N" else values[where] + 1
+    with pytest.raises(RecordMismatch, match="episode-1: token"):
+        trainer.update(replace(batch, **{field: values}))
+    with pytest.raises(RecordMismatch, match="episode-1: token"):
+        trainer.supervised_update(replace(batch, **{field: values}))
+    assert unchanged(trainer, before)
+
+
+def test_the_first_update_must_be_on_policy() -> None:
+    model = tiny_model()
+    trainer = Trainer(model, TrainerConfig(), total_steps=2)
+    before = snapshot(trainer)
+    batch = on_policy(model, random_segments((9, 12)), advantages=(1, -1))
+    with pytest.raises(RunError, match="before the first update"):
+        trainer.update(replace(batch, temperature=0.5))
+    assert unchanged(trainer, before)
+    trainer.update(batch)
+    assert trainer.update(replace(batch, temperature=0.5)).ratio_deviation_mean > 0.05
+
+
+def test_the_penalty_pulls_back_to_the_starting_weights() -> None:
+    def drift(coef: float) -> float:
+        model = tiny_model()
+        batch = on_policy(model, random_segments((9, 12)), advantages=(1, -1))
+        before = plain_logprobs(model, batch).detach()
+        config = TrainerConfig(lr=1e-3, kl=KlConfig(coef=coef), clip=ClipConfig(high=9, low=1))
+        trainer = Trainer(model, config, total_steps=9)
+        stats = [trainer.update(batch) for _ in range(9)]
+        assert stats[0].kl == pytest.approx(0, abs=1e-6)
+        assert (stats[-1].kl > 1e-4) == (coef > 0)
+        return float((plain_logprobs(model, batch).detach() - before).abs().mean())
+
+    assert drift(10.0) < 0.5 * drift(0.0)
+
+
+def test_gradients_are_clipped_and_the_rate_follows_the_schedule() -> None:
+    model = tiny_model()
+    batch = on_policy(model, random_segments((9, 12)), advantages=(1, -1))
+    config = TrainerConfig(lr=1e-6, warmup_steps=2, schedule="linear", max_grad_norm=1e-3)
+    trainer = Trainer(model, config, total_steps=4)
+    norms: list[float] = []
+    trainer.optimizer.register_step_pre_hook(
+        lambda *_: norms.append(
+            sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
+            ** 0.5
+        )
+    )
+    rates = [trainer.update(batch).lr for _ in range(4)]
+    assert rates == pytest.approx([5e-7, 1e-6, 1e-6, 5e-7])
+    assert norms == pytest.approx([1e-3] * 4, rel=1e-3)
+
+
+def test_dropout_is_refused() -> None:
+    model = tiny_model()
+    model.model.layers[0].mlp.add_module("extra", nn.Dropout(0.1))
+    with pytest.raises(ConfigError, match=r"extra\.p=0\.1"):
+        Trainer(model, TrainerConfig(), total_steps=1)
+    model = tiny_model()
+    model.config.attention_dropout = 0.2
+    with pytest.raises(ConfigError, match=r"config\.attention_dropout=0\.2"):
+        Trainer(model, TrainerConfig(), total_steps=1)
+
+
+def test_low_precision_masters_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"expected torch\.float32"):
+        Trainer(tiny_model(dtype=torch.bfloat16), TrainerConfig(), total_steps=1)
+
+
+def test_batches_that_cannot_be_trained_on_are_refused() -> None:
+    trainer = Trainer(tiny_model(), TrainerConfig(ratio_band=WIDE), total_steps=1)
+    batch = batch_of(random_segments((9, 12)), advantages=(1, -1))
+    with pytest.raises(RunError, match="has no advantages"):
+        trainer.update(replace(batch, advantages_N=None))
+    with pytest.raises(RunError, match=r"temperature 0\.0, expected above 0"):
+        trainer.update(replace(batch, temperature=0.0))
+    assert batch.advantages_N is not None
+    batch.advantages_N[3] = float("nan")
+    with pytest.raises(RunError, match="advantage of token 3"):
+        trainer.update(batch)
+
+
+def test_tied_weights_are_named_once() -> None:
+    trainer = Trainer(tiny_model(), TrainerConfig(), total_steps=1)
+    names = [name for name, _ in trainer.weights().named_tensors()]
+    assert len(names) == len(set(names))
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+    assert not any(t.requires_grad for _, t in trainer.weights().named_tensors())

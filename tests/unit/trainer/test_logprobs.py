@@ -1,0 +1,162 @@
+"""The packed pass against the model's own, one row at a time."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from agentrl.errors import ConfigError
+from agentrl.trainer import logprobs as module
+from agentrl.trainer.attention import buckets
+from agentrl.trainer.logprobs import check_model, policy_logprobs
+from agentrl.trainer.packing import pack
+from agentrl.types import Batch
+from tests.unit.trainer.batches import (
+    VOCAB,
+    batch_of,
+    plain_logprobs,
+    random_segments,
+    segment,
+    tiny_model,
+)
+
+
+def packed_logprobs(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+    packed = pack(batch, range(batch.num_rows))
+    result = torch.zeros(batch.num_tokens, dtype=model.dtype)
+    result[torch.from_numpy(packed.source_K)] = policy_logprobs(model, packed, batch.temperature)
+    return result
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+@pytest.mark.parametrize("lengths", [(9, 9, 9), (20, 19, 8, 7, 3), (3,), (5, 40, 6, 40, 12)])
+def test_equals_one_row_at_a_time(lengths: tuple[int, ...], temperature: float) -> None:
+    model = tiny_model(dtype=torch.float64)
+    batch = batch_of(random_segments(lengths), temperature=temperature)
+    expected = plain_logprobs(model, batch)
+    torch.testing.assert_close(packed_logprobs(model, batch), expected, rtol=1e-10, atol=1e-12)
+
+
+def bigram_model() -> LlamaForCausalLM:
+    """Logits of the next token depend on the current one only, by a table written by hand."""
+    model = tiny_model(tied=False)
+    table = torch.full((VOCAB, VOCAB), -20.0)
+    for token in range(VOCAB):
+        table[token, (token + 1) % VOCAB] = 0.0
+        table[token, (token + 2) % VOCAB] = -1.0
+    width = model.config.hidden_size
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        # The last norm makes a unit vector of `width` entries sqrt(width) long.
+        model.model.embed_tokens.weight.copy_(torch.eye(VOCAB, width))
+        model.lm_head.weight[:, :VOCAB] = table.T / width**0.5
+    return model
+
+
+def test_each_logprob_is_of_its_own_token() -> None:
+    batch = batch_of([segment([4, 5], [([6, 8], [1]), ([2], [])])])
+    got = packed_logprobs(bigram_model(), batch)
+    norm = np.log(1 + np.exp(-1))
+    expected = [0, 0, -norm, -1 - norm, 0, -norm]
+    np.testing.assert_allclose(got.detach().numpy(), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [lambda t: t, lambda t: t - 2, lambda t: t + 1])
+def test_a_shift_that_is_off_by_one_is_seen(
+    wrong: Callable[[object], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.trainer.packing.shift", wrong)
+    batch = batch_of([segment([4, 5], [([6, 8], [1]), ([2], [])]), segment([4, 5, 6], [([7], [])])])
+    try:
+        got = packed_logprobs(bigram_model(), batch)
+    except IndexError:
+        return
+    assert got.min() < -5
+
+
+def test_logits_exist_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(dtype=torch.float64)
+    batch = batch_of(random_segments((20, 19, 8)))
+    torch.autograd.backward(packed_logprobs(model, batch).sum())
+    expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+
+    sizes: list[int] = []
+    model.lm_head.register_forward_hook(lambda *args: sizes.append(args[2].numel()))
+    monkeypatch.setattr(module, "MAX_LOGITS", 4 * VOCAB)
+    torch.autograd.backward(packed_logprobs(model, batch).sum())
+    # Twice each: forward keeps no logits, backward computes them again.
+    assert max(sizes) <= 4 * VOCAB
+    assert sum(sizes) == 2 * batch.num_trained * VOCAB
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-10, atol=1e-12)
+
+
+def test_logits_are_computed_for_trained_tokens_only() -> None:
+    model = tiny_model()
+    batch = batch_of(random_segments((20, 19, 8)))
+    sizes: list[int] = []
+    model.lm_head.register_forward_hook(lambda *args: sizes.append(args[2].numel()))
+    packed_logprobs(model, batch)
+    assert sum(sizes) == batch.num_trained * VOCAB < batch.num_tokens * VOCAB
+
+
+def test_the_model_attends_as_before_afterwards() -> None:
+    model = tiny_model()
+    before = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage]
+    packed_logprobs(model, batch_of(random_segments((9,))))
+    assert model.config._attn_implementation == before  # pyright: ignore[reportPrivateUsage]
+    ids = torch.arange(6)[None]
+    assert model(input_ids=ids).logits.shape == (1, 6, VOCAB)
+
+
+def test_buckets_pad_little() -> None:
+    result = buckets((100, 99, 92, 60, 60, 5), torch.device("cpu"))
+    assert [(b.num_rows, b.longest, b.places is None) for b in result] == [
+        (3, 100, False),
+        (2, 60, True),
+        (1, 5, True),
+    ]
+    assert [(b.start, b.stop) for b in result] == [(0, 291), (291, 411), (411, 416)]
+
+
+def test_a_model_whose_logits_are_changed_after_the_head_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_model()
+    plain = model.forward
+
+    def scaled(input_ids: Tensor) -> object:
+        output = plain(input_ids=input_ids)
+        assert output.logits is not None
+        output.logits = output.logits * 2
+        return output
+
+    check_model(model)
+    monkeypatch.setattr(model, "forward", scaled)
+    with pytest.raises(ConfigError, match="differs from the model's own"):
+        check_model(model)
+
+
+def test_sliding_windows_shorter_than_a_row_are_refused() -> None:
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=16,
+    )
+    model = MistralForCausalLM(config)
+    check_model(model)
+    packed = pack(batch_of([segment(list(range(20)), [([1], [])])]), [0])
+    with pytest.raises(ConfigError, match="sliding-window"):
+        policy_logprobs(model, packed, 1.0)
