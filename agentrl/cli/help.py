@@ -67,11 +67,11 @@ def _about(field: FieldInfo) -> str:
     facts = [bounds(field)]
     if field.is_required():
         facts.append("required")
-    elif field.get_default(call_default_factory=True) not in (None, False, "", ()):
-        facts.append(f"default {_default(field)}")
+    elif (default := _default(field)) not in ("none", "false", "", "[]", "{}"):
+        facts.append(f"default {default}")
     listed = "; ".join(fact for fact in facts if fact)
     text = (field.description or "").rstrip(".")
-    described = f"{text[0].upper()}{text[1:]}." if text else ""
+    described = f"{text}." if text else ""
     return f"{described} {f'({listed})' if listed else ''}".strip()
 
 

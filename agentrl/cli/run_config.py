@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.cli.command import Arguments
+from agentrl.cli.command import Arguments, print_json
 from agentrl.config import Loaded
 from agentrl.config.flags import key_of
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.load import load_run_config
+from agentrl.orchestration.run import RunResult
 from agentrl.runs.directory import RunDirectory
 
 FILE = "[run.toml]"
@@ -41,6 +42,27 @@ def load_resumed(arguments: Arguments, run: str) -> Loaded[RunConfig]:
     kept = [flag for flag in arguments.flags if not _sets(flag, "runs_dir", "name")]
     place = [f"--runs-dir={directory.path.parent}", f"--name={directory.name}"]
     return load_run_config(file=directory.config, flags=[*kept, *place])
+
+
+def title(config: RunConfig) -> str:
+    """What a display shows as the name of a run: its own, or its environments'."""
+    return config.name or ", ".join(env.name for env in config.env)
+
+
+def show_result(result: RunResult, *, as_json: bool) -> None:
+    """Print where a run and its model are, with the last numbers for programs."""
+    if not as_json:
+        print(f"run    {result.path}\nmodel  {result.model}")
+        return
+    print_json(
+        {
+            "path": result.path,
+            "model": result.model,
+            "steps": result.steps,
+            "metrics": dict(result.metrics),
+            "eval": result.eval.to_json() if result.eval else None,
+        }
+    )
 
 
 def _runs_dir(flags: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from agentrl.cli.command import Arguments, Command, JsonOption, print_json
 from agentrl.cli.display import make_display
-from agentrl.cli.run_config import FILE, load, load_resumed
+from agentrl.cli.run_config import FILE, load, load_resumed, show_result, title
 from agentrl.config import Loaded, dump_config
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 
@@ -43,9 +43,8 @@ def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
 def _train(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> int:
     from agentrl.orchestration import jobs
 
-    config = loaded.config
-    title = config.name or ", ".join(env.name for env in config.env) or "train"
-    display = make_display(title, config.steps, sys.stderr if options.as_json else sys.stdout)
+    stream = sys.stderr if options.as_json else sys.stdout
+    display = make_display(title(loaded.config), loaded.config.steps, stream)
     try:
         result = jobs.train(loaded, resume=resumed, display=display)
     except KeyboardInterrupt:
@@ -54,19 +53,7 @@ def _train(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> i
         ) from None
     finally:
         display.close()
-    if options.as_json:
-        print_json(
-            {
-                "path": result.path,
-                "model": result.model,
-                "steps": result.steps,
-                "metrics": dict(result.metrics),
-                "eval": result.eval.to_json() if result.eval else None,
-            }
-        )
-    else:
-        print(f"run    {result.path}")
-        print(f"model  {result.model}")
+    show_result(result, as_json=options.as_json)
     return 0
 
 

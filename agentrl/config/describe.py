@@ -33,8 +33,8 @@ def placeholder(field: FieldInfo) -> str:
 
 def bounds(field: FieldInfo) -> str:
     """The limits of a field alone, such as "at least 1"; empty where there are none."""
-    phrase = expected(field)
-    plain = _phrase(field.annotation, ())
+    phrase = expected(field).removesuffix(" or none")
+    plain = _phrase(field.annotation, ()).removesuffix(" or none")
     return phrase.removeprefix(plain).removeprefix(" of").strip() if phrase != plain else ""
 
 

@@ -164,16 +164,21 @@ def _checked(name: str) -> str:
 
 def _find(root: Path, run: str) -> Path:
     if run == _LAST:
-        path = (root / _LAST).resolve()
+        path = _target(root / _LAST)
         if not path.is_dir() or path.name == _LAST:
             raise ConfigError(f"{root}: has no last run yet; start one or name one")
         return path
     if Path(run).name == run and (root / run).is_dir() and run not in (".", ".."):
         return root / run
-    path = Path(run)
+    path = _target(Path(run))
     if any((path / file).exists() for file in ("config.toml", "run.lock")):
         return path
     raise ConfigError(f"{run}: no such run in {root}, {nearest(run, run_names(root))}")
+
+
+def _target(path: Path) -> Path:
+    """Where a link points, in the same folder; so that a run has its own name."""
+    return path.parent / path.readlink().name if path.is_symlink() else path
 
 
 def _link_last(path: Path) -> None:

@@ -115,7 +115,7 @@ def test_help_shows_every_key(
         "  --env NAME                  One [[env]] table; its keys are --env.KEY.",
         "  --model TEXT                The model. (required)",
         "  --trainer.fast",
-        "  --env.weight NUMBER         Share of the tasks. (above 0; default 1.0)",
+        "  --env.weight NUMBER         share of the tasks. (above 0; default 1.0)",
         "  --env.KEY VALUE             A parameter of the env itself.",
     ):
         assert line in lines

@@ -61,6 +61,7 @@ def test_a_field_in_words(name: str, phrase: str, word: str) -> None:
 
 def test_bounds_are_the_rest_of_the_phrase() -> None:
     assert bounds(Everything.model_fields["share"]) == "above 0 and at most 1"
+    assert bounds(Everything.model_fields["limited"]) == "below 2"
     assert bounds(Everything.model_fields["plain"]) == ""
 
 

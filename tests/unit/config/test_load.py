@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ConfigDict, Field, model_validator
 
@@ -390,6 +390,7 @@ _TREES: st.SearchStrategy[dict[str, object]] = st.fixed_dictionaries(
 
 
 @given(tree=_TREES)
+@settings(max_examples=25, deadline=None)
 def test_a_dumped_configuration_loads_back_equal(
     tree: dict[str, object], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_run_is_found_by_name_path_and_last(tmp_path: Path) -> None:
     assert RunDirectory.open(tmp_path, "last").name == "second"
     RunDirectory.open(tmp_path, "first", write=True).close()
     assert RunDirectory.open(tmp_path, "last").name == "first"
+    assert RunDirectory.open(Path("elsewhere"), str(tmp_path / "last")).name == "first"
     assert (tmp_path / "last" / "config.toml").read_text() == "x = 1\n"
 
 
