@@ -166,11 +166,7 @@ class Renderer:
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         bos = self._tokenizer.bos_token
-        if bos is None:
-            return ids
-        if ids[:2] == [bos.id, bos.id]:
-            return ids[1:]
-        if self._tokenizer.adds_bos and ids[:1] != [bos.id]:
+        if bos and self._tokenizer.adds_bos and ids[:1] != [bos.id]:
             return [bos.id, *ids]
         return ids
 

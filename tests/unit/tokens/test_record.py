@@ -197,7 +197,7 @@ COLUMNS = {
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_flipped_bit_of_a_token_is_refused_by_name(data: st.DataObject) -> None:
     batch = to_batch([two_turns(channels=True), two_turns(channels=True)])
     column = data.draw(st.sampled_from(sorted(COLUMNS)))
@@ -211,7 +211,7 @@ def test_any_flipped_bit_of_a_token_is_refused_by_name(data: st.DataObject) -> N
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_flipped_bit_of_a_channel_is_refused_by_name(data: st.DataObject) -> None:
     batch = to_batch([two_turns(channels=True), two_turns(channels=True)])
     name, bits, width = data.draw(st.sampled_from([("experts", 8, 3), ("entropy", 64, 1)]))
@@ -221,6 +221,33 @@ def test_any_flipped_bit_of_a_channel_is_refused_by_name(data: st.DataObject) ->
     position = index // width % 13
     with pytest.raises(RecordMismatch, match=rf"token {position} \(turn"):
         verify_batch(replace(batch, channels=channels))
+
+
+def test_a_channel_changed_together_with_its_marks_is_refused() -> None:
+    good = two_turns(channels=True)
+    values = good.channels["experts"]
+    renamed = {"Experts": values, "entropy": good.channels["entropy"]}
+    for channels in (
+        {**good.channels, "experts": changed(values, 13, 0)},
+        {**good.channels, "experts": values.view(np.uint8)},
+        renamed,
+    ):
+        broken = replace(good, channels=channels)
+        broken = replace(broken, marks_T=marks(pack(fields_of(broken))))
+        with pytest.raises(RecordMismatch, match="digest of the hash chain differs"):
+            verify_segment(broken, "e")
+
+
+def fields_of(segment: Segment) -> Fields:
+    return Fields(
+        ids=segment.ids_T,
+        mask=segment.mask_T,
+        logprobs=segment.logprobs_T,
+        sources=segment.sources_T,
+        turns=segment.turns_T,
+        versions=segment.versions_T,
+        channels=segment.channels,
+    )
 
 
 @given(row=st.integers(0, 1), byte=st.integers(0, 15), bit=st.integers(0, 7))
@@ -268,7 +295,7 @@ def test_tokens_swapped_between_rows_with_their_marks_are_refused() -> None:
 def test_wrong_shapes_and_types_are_refused() -> None:
     batch = to_batch([two_turns(), two_turns()])
     with pytest.raises(RecordMismatch, match="int64"):
-        verify_batch(replace(batch, ids_N=batch.ids_N.astype(np.int64)))  # type: ignore[arg-type]
+        verify_batch(replace(batch, ids_N=batch.ids_N.astype(np.int64)))
     with pytest.raises(RecordMismatch, match="mask have shape"):
         verify_batch(replace(batch, mask_N=batch.mask_N[:-1]))
     with pytest.raises(RecordMismatch, match="row offsets"):
@@ -301,17 +328,7 @@ def test_a_record_made_elsewhere_must_follow_the_rules() -> None:
     def forged(changes: dict[str, Any]) -> Segment:
         """A segment whose marks and digest were computed after the change."""
         segment = replace(good, **changes)
-        packed = pack(
-            Fields(
-                ids=segment.ids_T,
-                mask=segment.mask_T,
-                logprobs=segment.logprobs_T,
-                sources=segment.sources_T,
-                turns=segment.turns_T,
-                versions=segment.versions_T,
-                channels=segment.channels,
-            )
-        )
+        packed = pack(fields_of(segment))
         digest = chain_digest(packed, segment.appends_A.tolist())
         return replace(segment, marks_T=marks(packed), digest=digest)
 

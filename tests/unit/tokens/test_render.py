@@ -1,0 +1,398 @@
+"""Rendering against transformers, suffix by suffix, and with hostile content."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from agentrl.errors import ConfigError
+from agentrl.tokens import Hermes, Renderer, Tokenizer
+from agentrl.types import AssistantTurn, Message, StopReason, ToolCall, ToolSchema
+
+MakeFolder = Callable[..., Path]
+same_fixture = settings(
+    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+load = cache(Tokenizer.load)
+
+
+@cache
+def oracle(folder: Path) -> PreTrainedTokenizerFast:
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(str(folder))
+    return tokenizer
+
+
+def as_dict(message: Message) -> dict[str, Any]:
+    entry: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        entry["tool_calls"] = [
+            {"type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}}
+            for c in message.tool_calls
+        ]
+    return entry
+
+
+def expected_ids(
+    folder: Path, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
+) -> list[int]:
+    ids: object = oracle(folder).apply_chat_template(
+        [as_dict(message) for message in messages],
+        tools=[tool.to_json() for tool in tools] or None,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=False,
+    )
+    assert isinstance(ids, list)
+    return ids
+
+
+def user(content: str) -> Message:
+    return Message(role="user", content=content)
+
+
+def result(content: str, index: int = 0) -> Message:
+    return Message(role="tool", content=content, name="add", tool_call_id=f"call_{index}")
+
+
+def add(a: int, b: int, index: int = 0) -> ToolCall:
+    return ToolCall(name="add", arguments={"a": a, "b": b}, id=f"call_{index}")
+
+
+def of_assistant(content: str, *calls: ToolCall) -> Message:
+    return Message(role="assistant", content=content, tool_calls=calls)
+
+
+CONVERSATIONS = [
+    [user("What is 12 plus 345?")],
+    [
+        Message(role="system", content="  Be exact.\n"),
+        user(" Hi \n\n"),
+        of_assistant("Hello."),
+        user("?"),
+    ],
+    [
+        user("Zähle 😀"),
+        of_assistant("\n eins\n"),
+        user("a < b |> c"),
+        of_assistant("ok"),
+        user("end"),
+    ],
+]
+TOOL_CONVERSATIONS = [
+    [user("Add."), of_assistant("", add(1, 2)), result("3"), of_assistant("3."), user("Thanks")],
+    [
+        Message(role="system", content="Use tools."),
+        user("Add twice."),
+        of_assistant("Both:", add(1, 2), add(3, 4, 1)),
+        result("3"),
+        result(' {"value": "ü"}\n', 1),
+        of_assistant("", add(5, 6)),
+        result("11"),
+    ],
+]
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+def test_conversations_have_the_ids_of_transformers(folder: Path, messages: list[Message]) -> None:
+    assert Renderer(load(folder)).prompt(messages) == expected_ids(folder, messages)
+
+
+@pytest.mark.parametrize("messages", TOOL_CONVERSATIONS)
+def test_tool_conversations_have_the_ids_of_transformers(
+    qwen_like: Path, tools: Sequence[ToolSchema], messages: list[Message]
+) -> None:
+    renderer = Renderer(load(qwen_like), tools)
+    assert renderer.tools_in_template
+    assert renderer.prompt(messages) == expected_ids(qwen_like, messages, tools)
+
+
+@given(contents=st.lists(st.text(max_size=12), min_size=1, max_size=5))
+@same_fixture
+def test_any_text_without_control_tokens_has_the_ids_of_transformers(
+    qwen_like: Path, contents: list[str]
+) -> None:
+    assume(not load(qwen_like).control_pattern.search("|".join(contents)))
+    messages = [user(c) if i % 2 == 0 else of_assistant(c) for i, c in enumerate(contents)]
+    renderer = Renderer(load(qwen_like))
+    assert renderer.prompt(messages) == expected_ids(qwen_like, messages)
+
+
+def play(renderer: Renderer, steps: Sequence[tuple[AssistantTurn, list[Message]]]) -> list[int]:
+    """The ids that a record would hold after these turns."""
+    ids = renderer.prompt([user("Begin.")])
+    for turn, messages in steps:
+        ids += renderer.assistant(turn)
+        ids += renderer.observation(messages)
+    return ids
+
+
+def test_five_turns_by_suffix_are_the_whole_conversation(
+    folder: Path, tools: Sequence[ToolSchema]
+) -> None:
+    renderer = Renderer(load(folder), tools)
+    steps: list[tuple[AssistantTurn, list[Message]]] = [
+        (AssistantTurn(text="Let me see.", calls=(add(1, 2),)), [result("3")]),
+        (AssistantTurn(calls=(add(1, 2), add(3, 4, 1))), [result("3"), result("7", 1)]),
+        (AssistantTurn(text="So what?"), [user("Go on.")]),
+        (AssistantTurn(calls=(add(1, 2),)), [result("3"), user("Hurry.")]),
+        (AssistantTurn(text="Done."), [user("Bye.")]),
+    ]
+    conversation = [user("Begin.")]
+    for turn, messages in steps:
+        conversation += [turn.message(), *messages]
+    by_suffix = play(renderer, steps)
+    assert by_suffix == renderer.prompt(conversation)
+    stop, newline = load(folder).controls["<|im_end|>"], load(folder).encode("\n", specials=False)
+    stops = [i for i, number in enumerate(by_suffix) if number == stop]
+    assert len(stops) >= 11
+    assert all(by_suffix[i + 1 : i + 2] == newline for i in stops)
+
+
+def test_two_results_are_one_user_turn(folder: Path, tools: Sequence[ToolSchema]) -> None:
+    tokenizer = load(folder)
+    text = tokenizer.decode(Renderer(tokenizer, tools).observation([result("3"), result("7", 1)]))
+    assert text.startswith("\n<|im_start|>user\n")
+    assert text.count("<|im_start|>user") == 1
+    assert text.count("<tool_response>") == 2
+    assert text.index("3") < text.index("7")
+    assert text.endswith("<|im_start|>assistant\n")
+
+
+def test_what_a_model_samples_parses_back(folder: Path, tools: Sequence[ToolSchema]) -> None:
+    tokenizer = load(folder)
+    turn = AssistantTurn(
+        text="Now I write.",
+        reasoning="Which tool? write.",
+        calls=(
+            ToolCall(name="write", arguments={"text": 'a "<tool_call>" é\n'}, id="call_0"),
+            add(-1, 2, 1),
+        ),
+    )
+    ids = Renderer(tokenizer, tools).assistant(turn)
+    assert ids[-1] == tokenizer.controls["<|im_end|>"]
+    parsed = Hermes(tokenizer).parse(ids, tokenizer.decode(ids), StopReason.STOP, tools)
+    assert parsed == turn
+
+
+def test_a_turn_cut_off_has_no_stop_token(qwen_like: Path) -> None:
+    renderer = Renderer(load(qwen_like))
+    whole = renderer.assistant(AssistantTurn(text="The answer is 5"))
+    cut = renderer.assistant(AssistantTurn(text="The answer is 5", stop_reason=StopReason.LENGTH))
+    assert whole[:-1] == cut
+    assert whole[-1] in renderer.stop_ids
+
+
+def test_stop_ids_are_found_in_the_template(folder: Path, make_folder: MakeFolder) -> None:
+    assert Renderer(load(folder)).stop_ids == {2}
+    other = make_folder(TERSE.replace("STOP", "<|im_end|>"), eos_token="<|endoftext|>")
+    assert Renderer(load(other)).stop_ids == {0, 2}
+    by_eos = make_folder(TERSE.replace("STOP", ""), eos_token="<|endoftext|>")
+    assert Renderer(load(by_eos)).stop_ids == {0}
+    assert Renderer(load(by_eos)).assistant(AssistantTurn(text="a"))[-1] == 0
+    neither = make_folder(TERSE.replace("STOP", ""), eos_token=None)
+    with pytest.raises(ConfigError, match="which token ends"):
+        _ = Renderer(load(neither)).stop_ids
+
+
+def test_a_stop_token_that_swallows_white_space_does_so_in_suffixes(
+    make_folder: MakeFolder,
+) -> None:
+    folder = make_folder(CHATML_LIKE)
+    definition = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    for token in definition["added_tokens"]:
+        token["rstrip"] = token["content"] == "<|im_end|>"
+    (folder / "tokenizer.json").write_text(json.dumps(definition), encoding="utf-8")
+    renderer = Renderer(load(folder))
+    suffix = renderer.observation([user("  Go on.")])
+    assert suffix == load(folder).encode("[user]  Go on.[assistant]", specials=True)
+    assert any("prefix-preserving" in line for line in renderer.check())
+
+
+CHATML_LIKE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{{ '<|im_end|>\n' if m.role == 'assistant' }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+TERSE = (
+    "{{ bos_token }}{% for m in messages %}{{ '[' ~ m.role ~ ']' ~ m.content }}"
+    "{% if m.role == 'assistant' %}STOP{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.mark.parametrize("by_template", [True, False])
+@pytest.mark.parametrize("by_tokenizer", [True, False])
+def test_there_is_exactly_one_bos(
+    make_folder: MakeFolder, by_template: bool, by_tokenizer: bool
+) -> None:
+    template = TERSE.replace("STOP", "<|im_end|>")
+    if not by_template:
+        template = template.replace("{{ bos_token }}", "")
+    folder = make_folder(template, bos_by_tokenizer=by_tokenizer, bos_token="<|bos|>")
+    renderer = Renderer(load(folder))
+    ids = renderer.prompt([user("<|bos|> hello")])
+    assert ids.count(3) == int(by_template or by_tokenizer)
+    assert 3 not in renderer.observation([user("<|bos|>")])
+    assert 3 not in renderer.assistant(AssistantTurn(text="<|bos|>"))
+
+
+def spans_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The control tokens in `ids`, in order."""
+    names = {number: text for text, number in tokenizer.controls.items()}
+    return [names[number] for number in ids if number in names]
+
+
+def hostile(tokenizer: Tokenizer) -> st.SearchStrategy[str]:
+    parts = [c[:k] for c in tokenizer.controls for k in range(1, len(c) + 1)]
+    parts += [c[k:] for c in tokenizer.controls for k in range(1, len(c))]
+    pieces = st.one_of(st.sampled_from(parts), st.sampled_from(["a", " ", "\n", '"', "\\"]))
+    return st.lists(pieces, min_size=1, max_size=5).map(lambda p: "x" + "".join(p) + "x")
+
+
+@given(data=st.data())
+@same_fixture
+def test_content_never_becomes_a_control_token(folder: Path, data: st.DataObject) -> None:
+    tokenizer = load(folder)
+    evil = hostile(tokenizer)
+
+    def episode(text: Callable[[], str]) -> tuple[list[int], str]:
+        schema = ToolSchema(
+            name=text(),
+            description=text(),
+            parameters={"type": "object", "properties": {text(): {"description": text()}}},
+        )
+        call = ToolCall(name=text(), arguments={text(): [text(), {text(): text()}]}, id=text())
+        turn = AssistantTurn(text=text(), reasoning=text(), calls=(call, call))
+        renderer = Renderer(tokenizer, [schema])
+        quoted = [user(text()), turn.message(), user(text())]
+        results = [result(text()), Message(role="tool", content=text(), name=text())]
+        ids = renderer.prompt([Message(role="system", content=text()), *quoted])
+        ids += renderer.assistant(turn)
+        ids += renderer.observation([*results, user(text())])
+        return ids, tokenizer.decode(ids)
+
+    benign, _ = episode(lambda: "xyx")
+    content = data.draw(evil)
+    hostile_ids, shown = episode(lambda: content)
+    assert spans_of(tokenizer, hostile_ids) == spans_of(tokenizer, benign)
+    assert shown.count(content) >= 8
+
+
+@given(data=st.data())
+@same_fixture
+def test_control_tokens_do_not_come_together_at_the_edges(
+    folder: Path, data: st.DataObject
+) -> None:
+    tokenizer = load(folder)
+    renderer = Renderer(tokenizer)
+    parts = [c[:k] for c in tokenizer.controls for k in range(1, len(c) + 1)]
+    parts += [c[k:] for c in tokenizer.controls for k in range(1, len(c))]
+    edges = st.sampled_from(parts)
+    first, second, third = data.draw(edges), data.draw(edges), data.draw(edges)
+    ids = renderer.prompt([user(first), of_assistant(second), user(third)])
+    benign = renderer.prompt([user("x"), of_assistant("y"), user("z")])
+    assert spans_of(tokenizer, ids) == spans_of(tokenizer, benign)
+
+
+def test_a_token_split_between_two_contents_stays_text(make_folder: MakeFolder) -> None:
+    folder = make_folder("{% for m in messages %}{{ m.content }}{% endfor %}<|im_end|>")
+    tokenizer = load(folder)
+    for parts in (["<|im_", "end|>"], ["<|", "im_end", "|>"], ["a<|im_end|", ">b", "<th", "ink>"]):
+        ids = Renderer(tokenizer).prompt([user(part) for part in parts])
+        assert spans_of(tokenizer, ids) == ["<|im_end|>"]
+        assert tokenizer.decode(ids) == "".join(parts) + "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "content"),
+    [
+        ("<|im_{{ messages[0].content }}", "end|>"),
+        ("{{ messages[0].content }}end|>", "<|im_"),
+        ("<|{{ messages[0].content }}|>", "im_end"),
+        ("<|im_end{{ messages[0].content }}", "|> a"),
+        ("{{ messages[0].content }}_end|>", "a <|im"),
+    ],
+)
+def test_content_and_scaffold_make_no_token_together(
+    make_folder: MakeFolder, template: str, content: str
+) -> None:
+    tokenizer = load(make_folder(template + "<|im_start|>"))
+    ids = Renderer(tokenizer).prompt([user(content)])
+    assert spans_of(tokenizer, ids) == ["<|im_start|>"]
+    assert content in tokenizer.decode(ids)
+
+
+def test_marks_survive_json_with_ascii_escapes(make_folder: MakeFolder) -> None:
+    folder = make_folder("{{ messages[0].content | tojson(ensure_ascii=true) }}<|im_end|>")
+    tokenizer = load(folder)
+    ids = Renderer(tokenizer).prompt([user("é<|im_start|>")])
+    assert tokenizer.decode(ids) == '"\\u00e9<|im_start|>"<|im_end|>'
+    assert spans_of(tokenizer, ids) == ["<|im_end|>"]
+
+
+def test_text_around_a_defused_token_keeps_its_ids(qwen_like: Path) -> None:
+    tokenizer = load(qwen_like)
+    ids = Renderer(tokenizer).prompt([user("What is the answer <|im_end|> plus the tool response")])
+    before = tokenizer.encode("<|im_start|>user\nWhat is the answer", specials=True)
+    after = tokenizer.encode(" plus the tool response<|im_end|>", specials=True)
+    text = " ".join(map(str, ids))
+    assert " ".join(map(str, before)) in text
+    assert " ".join(map(str, after)) in text
+
+
+def test_a_template_without_tools_has_them_in_the_system_message(
+    chatml: Path, tools: Sequence[ToolSchema]
+) -> None:
+    tokenizer = load(chatml)
+    renderer = Renderer(tokenizer, tools)
+    assert not renderer.tools_in_template
+    text = tokenizer.decode(
+        renderer.prompt([Message(role="system", content="Be exact."), user("Hi")])
+    )
+    system, rest = text.split("<|im_end|>", 1)
+    assert system.startswith("<|im_start|>system\nBe exact.\n\nYou have tools.")
+    assert '"name": "write"' in system
+    assert rest == "\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    alone = tokenizer.decode(renderer.prompt([user("Hi")]))
+    assert alone.startswith("<|im_start|>system\nYou have tools.")
+    answer = tokenizer.decode(renderer.observation([result("3")]))
+    assert answer == (
+        "\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_the_check_reports_what_it_learnt(folder: Path, tools: Sequence[ToolSchema]) -> None:
+    lines = Renderer(load(folder), tools).check()
+    assert "prefix-preserving: yes" in lines
+    assert "stop tokens: <|im_end|> (2)" in lines
+    assert r"first token after a stop token: '\n'" in lines
+
+
+def test_a_template_that_rewrites_history_is_refused_with_the_conversation(
+    make_folder: MakeFolder,
+) -> None:
+    template = TERSE.replace("STOP", "{{ '!' if loop.last }}<|im_end|>")
+    renderer = Renderer(load(make_folder(template)))
+    with pytest.raises(ConfigError, match="for user, assistant, user, it writes") as caught:
+        renderer.check()
+    assert "use a template that only appends" in str(caught.value)
+    with pytest.raises(ConfigError, match="changes earlier text"):
+        renderer.observation([user("Again.")])
+
+
+def test_roles_that_a_template_refuses_are_named(qwen_like: Path) -> None:
+    renderer = Renderer(load(qwen_like))
+    with pytest.raises(ConfigError, match=r"conversation of user, developer \(no such role\)"):
+        renderer.prompt([user("a"), Message(role="developer", content="b")])
+    with pytest.raises(ValueError, match="at least one"):
+        renderer.observation([])

@@ -1,0 +1,140 @@
+"""Loading a folder, and text that stays text."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as RawTokenizer
+
+from agentrl.errors import ConfigError
+from agentrl.tokens import Tokenizer
+
+MakeFolder = Callable[..., Path]
+same_fixture = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+load = cache(Tokenizer.load)
+
+
+def hostile(tokenizer: Tokenizer) -> st.SearchStrategy[str]:
+    """Texts made of control tokens, parts of them and anything else."""
+    parts = [c[:k] for c in tokenizer.controls for k in range(1, len(c) + 1)]
+    parts += [c[k:] for c in tokenizer.controls for k in range(1, len(c))]
+    return st.lists(st.one_of(st.sampled_from(parts), st.text(max_size=4)), max_size=8).map("".join)
+
+
+def test_what_a_folder_says(qwen_like: Path) -> None:
+    tokenizer = Tokenizer.load(qwen_like)
+    assert tokenizer.eos_token is not None
+    assert (tokenizer.eos_token.text, tokenizer.eos_token.id) == ("<|im_end|>", 2)
+    assert tokenizer.bos_token is None
+    assert tokenizer.added_tokens["<tool_call>"] < tokenizer.vocab_size
+    assert tokenizer.vocab_size == max(tokenizer.added_tokens.values()) + 1
+    assert "        " in tokenizer.added_tokens
+    assert "        " not in tokenizer.controls
+
+
+@given(data=st.data())
+@same_fixture
+def test_no_control_token_comes_from_text(qwen_like: Path, data: st.DataObject) -> None:
+    tokenizer = load(qwen_like)
+    text = data.draw(hostile(tokenizer))
+    ids = tokenizer.encode(text, specials=False)
+    assert not set(ids) & set(tokenizer.controls.values())
+    assert tokenizer.decode(ids) == text
+
+
+@given(text=st.text())
+@same_fixture
+def test_benign_text_has_its_usual_ids(qwen_like: Path, text: str) -> None:
+    tokenizer = load(qwen_like)
+    usual = RawTokenizer.from_file(str(qwen_like / "tokenizer.json")).encode(text).ids
+    if not set(usual) & set(tokenizer.controls.values()):
+        assert tokenizer.encode(text, specials=False) == usual
+
+
+@given(data=st.data())
+@same_fixture
+def test_pieces_are_encoded_as_one_text(qwen_like: Path, data: st.DataObject) -> None:
+    tokenizer = load(qwen_like)
+    words = st.text("ab \n<|>", max_size=4)
+    pieces = data.draw(st.lists(st.one_of(words, st.sampled_from(sorted(tokenizer.controls)))))
+    ids = [tokenizer.controls.get(piece, piece) for piece in pieces]
+    assert tokenizer.encode_pieces(ids) == tokenizer.encode("".join(pieces), specials=True)
+
+
+def test_special_tokens_are_recognised_on_request_only(qwen_like: Path) -> None:
+    tokenizer = Tokenizer.load(qwen_like)
+    assert tokenizer.encode("<|im_end|><think>", specials=True) == [
+        tokenizer.controls["<|im_end|>"],
+        tokenizer.controls["<think>"],
+    ]
+
+
+def test_decoding_keeps_control_tokens_and_survives_partial_characters(qwen_like: Path) -> None:
+    tokenizer = Tokenizer.load(qwen_like)
+    ids = tokenizer.encode("é€😀<|im_end|>", specials=True)
+    assert tokenizer.decode(ids) == "é€😀<|im_end|>"
+    for end in range(len(ids)):
+        assert "é€😀".startswith(tokenizer.decode(ids[:end]).rstrip("\ufffd"))
+    assert tokenizer.decode([]) == ""
+
+
+def test_words_in_the_vocabulary_are_no_way_in() -> None:
+    vocabulary = {"[UNK]": 0, "<end>": 1, "hello": 2, "world": 3}
+    raw = RawTokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    raw.add_special_tokens([AddedToken("<end>"), AddedToken("[UNK]")])
+    tokenizer = Tokenizer(raw.to_str(), "{{ messages }}")
+    assert tokenizer.encode("<end>", specials=True) == [1]
+    assert 1 not in tokenizer.encode("<end>", specials=False)
+
+
+def test_a_missing_folder_or_file_is_said(tmp_path: Path, make_folder: MakeFolder) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        Tokenizer.load(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    folder = make_folder("{{ messages }}")
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match="has no chat template; add"):
+        Tokenizer.load(folder)
+    (folder / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json is not valid JSON"):
+        Tokenizer.load(folder)
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="has no model"):
+        Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["plain", [{"name": "rag", "template": "x"}, {"name": "default", "template": "plain"}]],
+)
+def test_a_template_in_the_configuration_counts(make_folder: MakeFolder, template: object) -> None:
+    folder = make_folder("", chat_template=template)
+    (folder / "chat_template.jinja").unlink()
+    assert Tokenizer.load(folder).template.source == "plain"
+
+
+def test_special_tokens_may_be_objects(make_folder: MakeFolder) -> None:
+    folder = make_folder("x", eos_token=None, bos_token={"content": "<|bos|>"})
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps({"eos_token": {"content": "<|im_end|>"}}), encoding="utf-8"
+    )
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    del config["eos_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.eos_token is not None
+    assert tokenizer.bos_token is not None
+    assert (tokenizer.bos_token.id, tokenizer.eos_token.id) == (3, 2)
+
+
+def test_a_broken_template_is_said(make_folder: MakeFolder) -> None:
+    with pytest.raises(ConfigError, match="cannot be compiled"):
+        Tokenizer.load(make_folder("{% if %}"))
