@@ -2,6 +2,10 @@
 
     python benchmarks/engine.py [--quick] [--model smollm2-135m] [--threads 2]
 
+Both sides get the model in `--dtype`; the engine computes in what its configuration's "auto" makes
+of that, which on a CPU without bfloat16 products is float32, or in `--engine-dtype`. On a shared
+machine, `--threads 1 --clock cpu` compares CPU seconds.
+
 Three comparisons, each repeated in turns; medians and spread are printed. Equal lengths: a batch of
 prompts, each with the same number of new tokens. Ragged: 64 episodes of 1 to 4 turns of 8 to 96
 tokens over 16 slots, prompts of 226 tokens shared in groups of 8, results of 25 tokens; `generate`
@@ -60,6 +64,49 @@ class Result:
         )
 
 
+@dataclass(frozen=True)
+class Sides:
+    """What is compared, and how."""
+
+    model: PreTrainedModel
+    engine: LocalEngine
+    runner: asyncio.Runner
+    clock: Callable[[], float]
+    repeats: int
+
+    def compare(
+        self,
+        tokens: int,
+        theirs: Callable[[], object],
+        ours: Callable[[], Coroutine[None, None, None]],
+    ) -> tuple[list[float], list[float]]:
+        """Tokens/s of both, one repetition after the other, after one that does not count."""
+        rates: tuple[list[float], list[float]] = ([], [])
+        for repeat in range(self.repeats + 1):
+            for side, run in zip(rates, (theirs, lambda: self.runner.run(ours())), strict=True):
+                start = self.clock()
+                run()
+                if repeat:
+                    side.append(tokens / (self.clock() - start))
+        return rates
+
+    def floor(self, batch: int) -> float:
+        """Tokens/s if a decoding step were its matrix products, in the engine's dtype, alone."""
+        layers = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
+        pairs = [
+            (torch.randn(batch, layer.in_features).to(self.engine.dtype), layer.weight)
+            for layer in layers
+        ]
+        pairs = [(value, weight.detach().to(self.engine.dtype)) for value, weight in pairs]
+        seconds: list[float] = []
+        for _ in range(6):
+            start = self.clock()
+            for value, weight in pairs:
+                nn.functional.linear(value, weight)
+            seconds.append(self.clock() - start)
+        return batch / median(seconds[1:])
+
+
 @dataclass
 class Episode:
     """One episode of the ragged workload: what it was, and is, given."""
@@ -74,12 +121,20 @@ def main() -> int:
     args = _arguments()
     torch.set_num_threads(args.threads)
     with quiet():
-        model = load_model(resolve_model(args.model), "bfloat16")
-    print(f"{args.model}, bfloat16, {args.threads} threads; tokens/s: median (lowest-highest)")
+        model = load_model(resolve_model(args.model), args.dtype)
+    engine = LocalEngine(model, EngineConfig(slots=max(BARS), dtype=args.engine_dtype))
+    clock = time.process_time if args.clock == "cpu" else time.perf_counter
+    repeats, new, num = (2, 16, 16) if args.quick else (args.repeats, 64, 64)
+    print(
+        f"{args.model}, generate in {args.dtype}, agentrl in {engine.dtype}, {args.threads} "
+        f"threads; tokens per {args.clock} second: median (lowest-highest)"
+    )
     print(f"{'':<10} {'generate':<19} {'agentrl':<19} {'floor':>7} {'share':>5}    ratio   bar")
-    repeats, new = (2, 24) if args.quick else (args.repeats, 64)
-    results = [_equal(model, batch, new, repeats) for batch in BARS]
-    results.append(_ragged(model, 24 if args.quick else 64, repeats))
+    with asyncio.Runner() as runner:
+        sides = Sides(model, engine, runner, clock, repeats)
+        results = [_equal(sides, batch, new) for batch in BARS]
+        results.append(_ragged(sides, num))
+        runner.run(engine.aclose())
     return int(any(result.ratio < result.bar for result in results))
 
 
@@ -88,64 +143,41 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter runs")
     parser.add_argument("--model", default="smollm2-135m", help="name or folder of the model")
     parser.add_argument("--threads", type=int, default=2, help="torch threads of both sides")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--engine-dtype", choices=("auto", "bfloat16", "float32"), default="auto")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--repeats", type=int, default=5, help="repetitions of each comparison")
     return parser.parse_args()
 
 
-def _equal(model: PreTrainedModel, batch: int, new: int, repeats: int) -> Result:
+def _equal(sides: Sides, batch: int, new: int) -> Result:
     """A batch of different prompts, `new` tokens for each."""
     rng = random.Random(batch)
-    prompts = [_ids(model, rng, 64) for _ in range(batch)]
+    prompts = [_ids(sides.model, rng, 64) for _ in range(batch)]
+    sessions = [Session(f"{batch}-{index}") for index in range(batch)]
 
-    async def ours(engine: LocalEngine) -> None:
-        jobs = [
-            _turn(engine, prompt, new, Session(str(index))) for index, prompt in enumerate(prompts)
-        ]
-        await asyncio.gather(*jobs)
+    async def ours() -> None:
+        jobs = zip(prompts, sessions, strict=True)
+        await asyncio.gather(*(_turn(sides.engine, prompt, new, s) for prompt, s in jobs))
         # Nothing is kept for the next repetition, as `generate` keeps nothing.
-        await asyncio.gather(*(engine.end_session(Session(str(i))) for i in range(batch)))
+        await asyncio.gather(*map(sides.engine.end_session, sessions))
 
-    rates = _compare(
-        model, batch, batch * new, repeats, lambda: _generate(model, prompts, new), ours
-    )
-    return _print(Result(f"batch {batch}", BARS[batch], *rates, floor=_floor(model, batch)))
+    rates = sides.compare(batch * new, lambda: _generate(sides.model, prompts, new), ours)
+    return _print(Result(f"batch {batch}", BARS[batch], *rates, floor=sides.floor(batch)))
 
 
-def _ragged(model: PreTrainedModel, num: int, repeats: int) -> Result:
+def _ragged(sides: Sides, num: int) -> Result:
     """Whole episodes: the prompt, then turns and the results of tools."""
-    episodes = _episodes(model, num)
+    episodes = _episodes(sides.model, num)
     tokens = sum(sum(episode.turns) for episode in episodes)
 
-    async def ours(engine: LocalEngine) -> None:
+    async def ours() -> None:
         free = asyncio.Semaphore(SLOTS)
-        await asyncio.gather(
-            *(_play(engine, free, index, episode) for index, episode in enumerate(episodes))
-        )
+        jobs = [_play(sides.engine, free, i, episode) for i, episode in enumerate(episodes)]
+        await asyncio.gather(*jobs)
 
-    rates = _compare(model, SLOTS, tokens, repeats, lambda: _generate_turns(model, episodes), ours)
-    return _print(Result("ragged", RAGGED_BAR, *rates, floor=_floor(model, SLOTS)))
-
-
-def _compare(
-    model: PreTrainedModel,
-    slots: int,
-    tokens: int,
-    repeats: int,
-    theirs: Callable[[], None],
-    ours: Callable[[LocalEngine], Coroutine[None, None, None]],
-) -> tuple[list[float], list[float]]:
-    """Tokens/s of both sides, one repetition after the other, after one that does not count."""
-    rates: tuple[list[float], list[float]] = ([], [])
-    engine = LocalEngine(model, EngineConfig(slots=slots))
-    with asyncio.Runner() as runner:
-        for repeat in range(repeats + 1):
-            for side, run in zip(rates, (theirs, lambda: runner.run(ours(engine))), strict=True):
-                start = time.perf_counter()
-                run()
-                if repeat:
-                    side.append(tokens / (time.perf_counter() - start))
-        runner.run(engine.aclose())
-    return rates
+    rates = sides.compare(tokens, lambda: _generate_turns(sides.model, episodes), ours)
+    return _print(Result("ragged", RAGGED_BAR, *rates, floor=sides.floor(SLOTS)))
 
 
 async def _play(engine: LocalEngine, free: asyncio.Semaphore, index: int, episode: Episode) -> None:
@@ -158,7 +190,8 @@ async def _play(engine: LocalEngine, free: asyncio.Semaphore, index: int, episod
 
 async def _turn(engine: LocalEngine, ids: list[int], num: int, session: Session) -> list[int]:
     completion = await engine.generate(ids, Sampling(max_tokens=num), session)
-    return completion.ids_T.tolist()
+    sampled: list[int] = completion.ids_T.tolist()
+    return sampled
 
 
 def _generate_turns(model: PreTrainedModel, episodes: list[Episode]) -> None:
@@ -179,7 +212,7 @@ def _generate(model: PreTrainedModel, prompts: list[list[int]], new: int) -> lis
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    output = model.generate(
+    output: torch.Tensor = model.generate(  # type: ignore[operator]  # untyped mixin
         ids,
         attention_mask=mask,
         max_new_tokens=new,
@@ -190,21 +223,8 @@ def _generate(model: PreTrainedModel, prompts: list[list[int]], new: int) -> lis
         top_p=1.0,
         pad_token_id=0,
     )
-    return output[:, longest:].tolist()
-
-
-@torch.inference_mode()
-def _floor(model: PreTrainedModel, batch: int) -> float:
-    """Tokens/s if a decoding step were its matrix products and nothing else."""
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    inputs = [torch.randn(batch, layer.in_features).to(model.dtype) for layer in layers]
-    seconds: list[float] = []
-    for _ in range(8):
-        start = time.perf_counter()
-        for layer, value in zip(layers, inputs, strict=True):
-            layer(value)
-        seconds.append(time.perf_counter() - start)
-    return batch / median(seconds[1:])
+    new_ids: list[list[int]] = output[:, longest:].tolist()
+    return new_ids
 
 
 def _episodes(model: PreTrainedModel, num: int) -> list[Episode]:

@@ -13,7 +13,8 @@ class EngineConfig(Config):
     kind: Literal["local"] = Field(default="local", description="which engine samples")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
-        description="number format of the weights; auto: that of the model",
+        description="number format of the weights; auto: that of the model, or float32 on a CPU "
+        "that cannot multiply bfloat16",
     )
     slots: int = Field(
         default=128,

@@ -1,8 +1,8 @@
 """Attention over the rows of a cache, as a function that transformers' model code calls.
 
-One forward pass takes a flat list of N new tokens without padding: first one token for each of the
-rows `0..D-1` (decoding), then pieces of prompts. Attention is one call for all decoding rows, cropped
-to the longest of them, and one call for each piece.
+One forward pass takes a flat list of N new tokens without padding: first one token for each of
+the rows `0..D-1` (decoding), then pieces of prompts. Attention is one call for all decoding rows,
+cropped to the longest of them, and one call for each piece.
 
 Suffixes: N new tokens, D decoding rows, H query heads, K key/value heads, L cached positions.
 """

@@ -46,13 +46,15 @@ class LocalEngine:
     ) -> None:
         """Build over `model`, which stays as it is."""
         config = config or EngineConfig()
-        dtype = model.dtype if config.dtype == "auto" else _DTYPES[config.dtype]
-        self.shares_weights = _shares(config, model.dtype, dtype)
-        self.vocab_size: int = model.get_input_embeddings().num_embeddings
+        self.dtype = _inference_dtype(config, model)
+        self.shares_weights = _shares(config, model.dtype, self.dtype)
+        embeddings = model.get_input_embeddings().weight
+        assert isinstance(embeddings, Tensor)
+        self.vocab_size = embeddings.shape[0]
         longest: int = model.config.max_position_embeddings
         self.context_length = min(config.context_length or longest, longest)
         self._timeout_s = config.timeout_s
-        self._model = inference_model(model, dtype, share=self.shares_weights)
+        self._model = inference_model(model, self.dtype, share=self.shares_weights)
         self._stepper = Stepper(
             self._model, slots=config.slots, prefill_tokens=config.prefill_tokens
         )
@@ -72,7 +74,7 @@ class LocalEngine:
         """An engine over a model folder, for sampling without a trainer."""
         config = config or EngineConfig()
         model = load_model(folder, config.dtype, device=device)
-        return cls(model, config.model_copy(update={"share_weights": True}))
+        return cls(model, config.model_copy(update={"share_weights": "auto"}))
 
     async def generate(
         self, ids: Sequence[int], sampling: Sampling, session: Session
@@ -167,8 +169,8 @@ class LocalEngine:
             )
         if sampling.max_tokens < 1 or sampling.temperature < 0:
             raise EngineError(
-                f"cannot sample {sampling.max_tokens} tokens at temperature {sampling.temperature}; "
-                "max_tokens must be at least 1 and the temperature at least 0"
+                f"cannot sample {sampling.max_tokens} tokens at temperature "
+                f"{sampling.temperature}; give at least 1 token and no negative temperature"
             )
 
     def _update(self, tensors: Sequence[tuple[str, Tensor]], version: int) -> None:
@@ -260,6 +262,16 @@ def _settle(settled: list[tuple[_Waiter, BaseException | None]]) -> None:
             waiter.set_result(None)
         else:
             waiter.set_exception(error)
+
+
+def _inference_dtype(config: EngineConfig, model: PreTrainedModel) -> torch.dtype:
+    """The model's own where it runs well: a CPU without bfloat16 products takes float32."""
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    if model.device.type != "cpu" or model.dtype != torch.bfloat16:
+        return model.dtype
+    found = [has for name, has in torch.cpu.get_capabilities().items() if "bf16" in name]
+    return torch.float32 if found and not any(found) else model.dtype
 
 
 def _shares(config: EngineConfig, theirs: torch.dtype, ours: torch.dtype) -> bool:

@@ -17,8 +17,8 @@ _WORTH_WAITING = 4
 class Rows:
     """The tokens of each row, and how many of them have keys and values.
 
-    `known_R` counts a row's tokens, `filled_R` those in the cache. A busy row has a running request;
-    an idle one keeps what it has for its session's next turn.
+    `known_R` counts a row's tokens, `filled_R` those in the cache. A busy row has a running
+    request; an idle one keeps what it has for its session's next turn.
     """
 
     def __init__(self, cache: RowCache, slots: int) -> None:
@@ -71,13 +71,13 @@ class Rows:
             self._empty(row)
 
     def invalidate(self) -> None:
-        """The weights changed: no key or value is worth anything, busy rows compute theirs again."""
+        """The weights changed: idle rows are emptied, busy ones compute theirs again."""
         self.filled_R[:] = 0
         for row in np.flatnonzero(~self.busy_R).tolist():
             self._empty(row)
 
     def compact(self) -> list[tuple[int, int]]:
-        """Move busy rows down until few idle ones lie between them; gives the pairs exchanged."""
+        """Move busy rows down until few idle ones lie between; gives the pairs exchanged."""
         moved: list[tuple[int, int]] = []
         while self.busy_R.any():
             top = int(np.flatnonzero(self.busy_R)[-1])

@@ -1,7 +1,7 @@
 """Draw tokens: by inverse CDF from counter-based random numbers, nothing truncated.
 
-Suffixes: B sequences, V vocabulary. The draw of a sequence depends on its seed, its position and its
-own distribution only, never on its neighbours in the batch.
+Suffixes: B sequences, V vocabulary. The draw of a sequence depends on its seed, its position and
+its own distribution only, never on its neighbours in the batch.
 """
 
 import numpy as np
@@ -37,8 +37,8 @@ def draw(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The drawn ids and their natural logprobs under the sampling distribution.
 
-    A temperature of 0 takes the most likely id and gives its logprob at temperature 1. A logprob that
-    is not finite says that the model's output was not.
+    A temperature of 0 takes the most likely id and gives its logprob at temperature 1. A logprob
+    that is not finite says that the model's output was not.
     """
     greedy_B = temperatures_B == 0
     scale_B = np.where(greedy_B, 1.0, temperatures_B).astype(np.float32)
@@ -60,8 +60,8 @@ def draw(
 def _invert_cdf(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """The first id at which the cumulative probability exceeds `uniform * total`.
 
-    Two levels, so that only one pass reads the whole vocabulary: the block of ids first, then the id
-    in its block; sums of blocks and the search are in float64.
+    Two levels, so that only one pass reads the whole vocabulary: the block of ids first, then the
+    id in its block; sums of blocks and the search are in float64.
     """
     batch, vocab = probs_BV.shape
     if vocab % _BLOCK:

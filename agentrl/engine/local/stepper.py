@@ -195,8 +195,8 @@ class Stepper:
         )
         if work.plan.calls != self._cache.num_layers:
             raise EngineError(
-                f"{type(self._model).__name__} called the engine's attention {work.plan.calls} times, "
-                f"expected {self._cache.num_layers}; this model cannot be served"
+                f"{type(self._model).__name__} called the engine's attention {work.plan.calls} "
+                f"times, expected {self._cache.num_layers}; this model cannot be served"
             )
         logits_SV: torch.Tensor = output.logits[0]
         return logits_SV

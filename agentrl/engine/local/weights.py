@@ -1,6 +1,7 @@
 """The engine's model: the trainer's parameters or a copy, and the transaction that updates it."""
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -25,7 +26,7 @@ def inference_model(model: PreTrainedModel, dtype: torch.dtype, *, share: bool) 
         else:
             memo[id(parameter)] = parameter
     ours: PreTrainedModel = copy.deepcopy(model, memo)
-    ours.eval()
+    ours.train(False)
     _check_served(ours)
     ours.set_attn_implementation(ATTENTION)
     return ours
@@ -37,8 +38,8 @@ def _check_served(model: PreTrainedModel) -> None:
     kinds: set[str] = set(getattr(config, "layer_types", None) or [plain])
     if kinds != {"full_attention"}:
         raise ConfigError(
-            f"the local engine serves dense models with full attention, but {config.model_type} has "
-            f"layers of kind {', '.join(sorted(kinds))}; use another engine for it"
+            f"the local engine serves dense models with full attention, but {config.model_type} "
+            f"has layers of kind {', '.join(sorted(kinds))}; use another engine for it"
         )
 
 
@@ -60,14 +61,13 @@ def update(model: nn.Module, theirs: Sequence[tuple[str, Tensor]]) -> None:
 
 def _check_names(names: list[str], expected: set[str]) -> None:
     got = set(names)
-    for what, wrong in (
+    repeated = {name for name, count in Counter(names).items() if count > 1}
+    faults = (
         ("lack", expected - got),
         ("hold the unknown", got - expected),
-        (
-            "repeat",
-            {name for name in got if names.count(name) > 1} if len(names) > len(got) else set(),
-        ),
-    ):
+        ("repeat", repeated),
+    )
+    for what, wrong in faults:
         if wrong:
             raise EngineError(
                 f"the new weights {what} {len(wrong)} of {len(expected)} tensors, first "

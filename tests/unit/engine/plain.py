@@ -1,5 +1,6 @@
 """A random Llama of a few thousand parameters, and a slow, plain reference for what engines say."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from agentrl.engine import Engine
 
 VOCAB = 97
 
@@ -27,7 +30,9 @@ def random_llama(seed: int = 0, *, tied: bool = True, kv_heads: int = 2) -> Llam
         bos_token_id=None,
         eos_token_id=None,
     )
-    return LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config)
+    model.train(False)
+    return model
 
 
 @dataclass(frozen=True)
@@ -50,3 +55,10 @@ def reference_logprobs(
         logits = model(input_ids=ids, use_cache=False).logits[0] / temperature
     logprobs = torch.log_softmax(logits.float(), dim=-1)[len(prompt) - 1 : -1]
     return logprobs.gather(1, torch.tensor(list(sampled))[:, None])[:, 0].numpy()
+
+
+async def sampled(engine: Engine, num: int) -> None:
+    """Wait until the engine has sampled so many tokens."""
+    async with asyncio.timeout(10):
+        while (await engine.health()).sampled_tokens < num:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)

@@ -14,7 +14,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.errors import EngineError
 from agentrl.types import Completion, Sampling, Session, StopReason
-from tests.unit.engine.plain import VOCAB, ModelWeights, random_llama, reference_logprobs
+from tests.unit.engine.plain import VOCAB, random_llama, reference_logprobs, sampled
 
 MEAN_GAP, MAX_GAP = 1e-5, 1e-3
 
@@ -48,7 +48,8 @@ def some_ids(rng: random.Random, num: int) -> list[int]:
 
 def gaps(model: PreTrainedModel, prompt: list[int], completion: Completion, t: float) -> np.ndarray:
     reference = reference_logprobs(model, prompt, completion.ids_T.tolist(), t)
-    return np.abs(reference - completion.logprobs_T)
+    gap: np.ndarray = np.abs(reference - completion.logprobs_T)
+    return gap
 
 
 async def episode(
@@ -213,8 +214,7 @@ async def test_abort_returns_what_was_sampled(llama: LlamaForCausalLM) -> None:
             asyncio.create_task(engine.generate([3, 4], Sampling(max_tokens=500), Session(key)))
             for key in ("running", "waiting")
         ]
-        while (await engine.health()).sampled_tokens < 3:
-            await asyncio.sleep(0.001)
+        await sampled(engine, 3)
         await engine.abort(Session("waiting"))
         await engine.abort(Session("running"))
         running, waiting = await asyncio.gather(*tasks)
@@ -227,8 +227,7 @@ async def test_abort_returns_what_was_sampled(llama: LlamaForCausalLM) -> None:
 async def test_a_cancelled_request_frees_its_slot(llama: LlamaForCausalLM) -> None:
     async with local(llama, slots=1) as engine:
         task = asyncio.create_task(engine.generate([3], Sampling(max_tokens=500), Session("a")))
-        while (await engine.health()).sampled_tokens < 3:
-            await asyncio.sleep(0.001)
+        await sampled(engine, 3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -249,8 +248,7 @@ async def test_a_request_ends_by_its_deadline(llama: LlamaForCausalLM) -> None:
 async def test_nothing_is_sampled_while_paused(llama: LlamaForCausalLM) -> None:
     async with local(llama) as engine:
         task = asyncio.create_task(engine.generate([3], Sampling(max_tokens=90), Session("a")))
-        while (await engine.health()).sampled_tokens < 3:
-            await asyncio.sleep(0.001)
+        await sampled(engine, 3)
         await engine.pause()
         before = (await engine.health()).sampled_tokens
         await asyncio.sleep(0.02)
@@ -271,7 +269,7 @@ async def test_closing_fails_what_runs(llama: LlamaForCausalLM) -> None:
         assert not (await engine.health()).alive
 
 
-class Breaking(LlamaForCausalLM):
+class Breaking(LlamaForCausalLM):  # type: ignore[no-untyped-call]
     def forward(self, input_ids: Tensor, **kwargs: Any) -> Any:
         if (input_ids == 13).any():
             raise RuntimeError("thirteen")
@@ -279,8 +277,7 @@ class Breaking(LlamaForCausalLM):
 
 
 async def test_a_dead_thread_fails_every_request() -> None:
-    model = Breaking(random_llama().config).eval()
-
+    model = Breaking(random_llama().config)
     async with local(model, slots=2) as engine:
         found = await asyncio.gather(
             engine.generate([3], Sampling(max_tokens=500), Session("running")),

