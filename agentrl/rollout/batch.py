@@ -1,11 +1,14 @@
 """Episodes into the flat arrays of one optimizer step."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.types import Batch, Episode, Segment
+
+S = TypeVar("S", bound=np.generic)
 
 
 def make_batch(episodes: Sequence[Episode], *, temperature: float) -> Batch:
@@ -39,12 +42,10 @@ def make_batch(episodes: Sequence[Episode], *, temperature: float) -> Batch:
 
 
 def _flat(
-    segments: Sequence[Segment],
-    part: Callable[[Segment], NDArray[np.generic]],
-    dtype: type[np.generic],
-) -> NDArray[np.generic]:
+    segments: Sequence[Segment], part: Callable[[Segment], NDArray[S]], dtype: type[S]
+) -> NDArray[S]:
     arrays = [part(segment) for segment in segments]
-    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype)
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
 
 
 def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:

@@ -125,8 +125,9 @@ class EpisodeRunner:
         await _within(limits.setup_s, env.areset(seed=spec.seed, options=options), "reset")
         renderer = self._codec.renderer(env.tool_schemas)
         running.record.append_prompt(renderer.prompt(env.conversation))
+        clock = asyncio.timeout(limits.wall_s)
         try:
-            async with asyncio.timeout(limits.wall_s) as clock:
+            async with clock:
                 while running.stop is None:
                     await self._turn(spec, env, renderer, running)
         except TimeoutError:
@@ -201,8 +202,9 @@ class EpisodeRunner:
 
 async def _within(seconds: float, work: Awaitable[T], what: str) -> T:
     """Wait for the environment's work, at most so long."""
+    clock = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds) as clock:
+        async with clock:
             return await work
     except TimeoutError as error:
         if not clock.expired():

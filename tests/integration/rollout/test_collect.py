@@ -198,7 +198,7 @@ async def test_a_verifier_that_fails_is_invalid_and_never_zero(
     codec: Codec, verifier: Callable[[Task, object], float], reason: str
 ) -> None:
     collector = Collector(engine=engine(codec), codec=codec, settings=settings(attempts=1))
-    played = jobs(1, verifier=verifier)  # type: ignore[arg-type]  # a plain function is a verifier
+    played = jobs(1, verifier=verifier)
     collected = await collector.collect(played, group_size=2, seed=0, step=1)
     assert collected.episodes == []
     for episode in collected.invalid:

@@ -1,0 +1,77 @@
+"""The first of the three levels of the Python API: one call per job.
+
+    result = agentrl.train("calculator", steps=50)
+    print(agentrl.evaluate("calculator", model=str(result.model)).pass_at[1])
+
+`agentrl.Run` is the second level, a run to iterate over; the public parts are the third.
+"""
+
+from collections.abc import Sequence
+
+from agentrl.config.load import Loaded
+from agentrl.envs import ToolEnv
+from agentrl.orchestration import jobs
+from agentrl.orchestration.bind import Objects
+from agentrl.orchestration.config import SHORT_NAMES, RunConfig
+from agentrl.orchestration.evaluate import EvalResult
+from agentrl.orchestration.load import load_run_config
+from agentrl.orchestration.run import RunResult
+from agentrl.types import Episode
+from agentrl.verifiers import Verifier
+
+EnvLike = str | type[ToolEnv]
+"""A short name, a reference, or a class."""
+
+
+def train(
+    env: EnvLike, *, verifier: str | Verifier | None = None, resume: bool = False, **keys: object
+) -> RunResult:
+    """Train a model on an environment.
+
+    Args:
+        env: the environment.
+        verifier: scores the episodes instead of the environment's own verifier.
+        resume: go on with the run called `name`.
+        keys: any key of the configuration by its short name (`steps=50`, `lr=1e-3`), or a section
+            as a mapping (`trainer={"clip": {"high": 0.28}}`).
+
+    Raises:
+        ConfigError: something given is wrong; nothing has been loaded yet.
+        RunError: the run cannot go on.
+    """
+    loaded, objects = _loaded(env, verifier, keys)
+    return jobs.train(loaded, objects=objects, resume=resume)
+
+
+def evaluate(env: EnvLike, *, verifier: str | Verifier | None = None, **keys: object) -> EvalResult:
+    """Play held-out tasks; arguments as for `train`."""
+    loaded, objects = _loaded(env, verifier, keys)
+    return jobs.evaluate(loaded.config, objects=objects)[0]
+
+
+def rollout(
+    env: EnvLike, *, verifier: str | Verifier | None = None, **keys: object
+) -> Sequence[Episode]:
+    """Play tasks and return the episodes; arguments as for `train`."""
+    loaded, objects = _loaded(env, verifier, keys)
+    return jobs.evaluate(loaded.config, objects=objects)[1].episodes
+
+
+def _loaded(
+    env: EnvLike, verifier: str | Verifier | None, keys: dict[str, object]
+) -> tuple[Loaded[RunConfig], Objects]:
+    """Split what was given into values for the configuration and objects beside it."""
+    envs = {} if isinstance(env, str) else {env.__name__: env}
+    name = env if isinstance(env, str) else env.__name__
+    values: dict[str, object] = {"env": [{"name": name}]}
+    objects = Objects(envs=envs)
+    if isinstance(verifier, str):
+        values["verifier"] = verifier
+    elif verifier is not None:
+        objects = Objects(envs=envs, verifier=verifier)
+    return load_run_config(defaults=values | _dotted(keys), objects=objects), objects
+
+
+def _dotted(keys: dict[str, object]) -> dict[str, object]:
+    short = {name.replace("-", "_"): key for name, key in SHORT_NAMES.items()}
+    return {short.get(name, name): value for name, value in keys.items()}

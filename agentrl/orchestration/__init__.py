@@ -1,0 +1,1 @@
+"""The controller: it wires configs to parts and holds the control loop."""

@@ -1,0 +1,56 @@
+"""Everything heavy that a run needs, behind one import: `Run` itself stays light."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.orchestration.controller import Controller, Estimator
+from agentrl.orchestration.display import Display
+from agentrl.orchestration.parts import Parts, build_parts
+from agentrl.orchestration.plan import Plan
+from agentrl.orchestration.store import RunStore
+from agentrl.orchestration.warm_start import prepare_model
+from agentrl.runs import RunDirectory
+from agentrl.trainer.checkpoint import export_hf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """The parts of a run, wired."""
+
+    parts: Parts
+    store: RunStore
+    controller: Controller
+    base_model: Path
+
+    def restore(self, runner: asyncio.Runner) -> int:
+        """Load the newest checkpoint into trainer and engine; the number of steps done."""
+        step = self.store.restore(self.parts.trainer)
+        if step:
+            runner.run(self.parts.engine.update_weights(self.parts.trainer.weights(), step))
+        return step
+
+    def export(self) -> Path:
+        """Write the model of now as a Hugging Face folder into the run directory."""
+        folder = self.store.directory.path / "model"
+        export_hf(self.parts.trainer.model, self.base_model, folder)
+        return folder
+
+
+def assemble(
+    plan: Plan,
+    directory: RunDirectory,
+    runner: asyncio.Runner,
+    display: Display,
+    estimator: Estimator | None,
+) -> Assembly:
+    """Prepare the model, load it, and wire engine, trainer and store."""
+    store = RunStore(directory, keep=plan.config.checkpoint.keep)
+    try:
+        base_model = prepare_model(plan, display, runner)
+        parts = build_parts(plan, base_model)
+    except BaseException:
+        store.close()
+        raise
+    controller = Controller(parts=parts, store=store, display=display, estimator=estimator)
+    return Assembly(parts=parts, store=store, controller=controller, base_model=base_model)

@@ -1,0 +1,150 @@
+"""From configuration to environments: names resolved, parameters checked, one instance tried."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agentrl.config import Config
+from agentrl.config.load import parse_params
+from agentrl.envs import EnvServices, ToolEnv, resolve_env
+from agentrl.errors import ConfigError
+from agentrl.orchestration.config import EnvEntry, RunConfig
+from agentrl.rollout import EnvSource, Job, TaskRef, derive_seed
+from agentrl.tokens import Tokenizer
+from agentrl.types import Agent, Task
+from agentrl.verifiers import Verifier, resolve_verifier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundEnv:
+    """An environment class with its parameters; makes tasks and instances."""
+
+    name: str
+    env_class: type[ToolEnv]
+    config: Config
+    weight: float
+    verifier: Verifier | None
+    max_turns: int | None
+    prototype: ToolEnv
+    """An instance that plays no episode; it knows the tools."""
+
+    def make(self, services: EnvServices, tokenizer: Tokenizer | None) -> ToolEnv:
+        """A fresh instance."""
+        env = self.env_class(
+            self.config, verifier=self.verifier, tokenizer=tokenizer, services=services
+        )
+        if self.max_turns is not None:
+            env.max_turns = self.max_turns
+        return env
+
+    @property
+    def expert(self) -> Agent | None:
+        """The scripted expert of the environment, if it has one."""
+        return self.env_class.expert()
+
+    def task(self, index: int, split: str, seed: int) -> Task:
+        """Task number `index` of a split."""
+        return self.env_class.task_at(index, split=split, seed=seed, config=self.config)
+
+    def source(self, split: str = "train") -> EnvSource:
+        """What the task sampler needs to know."""
+        return EnvSource(weight=self.weight, num_tasks=self.env_class.num_tasks(split))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objects:
+    """What a caller in Python gives as objects, where a configuration has names."""
+
+    envs: Mapping[str, type[ToolEnv]] = field(default_factory=dict[str, type[ToolEnv]])
+    verifier: Verifier | None = None
+
+    def env_class(self, name: str) -> type[ToolEnv]:
+        """The class that a configuration's name stands for."""
+        return self.envs[name] if name in self.envs else resolve_env(name)
+
+
+NO_OBJECTS = Objects()
+
+
+def bind_envs(config: RunConfig, objects: Objects) -> tuple[BoundEnv, ...]:
+    """Resolve and check all environments of a run.
+
+    Raises:
+        ConfigError: none is given, one cannot be imported, or its parameters do not fit.
+    """
+    if not config.env:
+        raise ConfigError("no environment is given: pass --env NAME or an [[env]] table")
+    verifier = objects.verifier
+    if config.verifier is not None:
+        verifier = resolve_verifier(config.verifier)
+    return tuple(
+        _bind(entry, objects.env_class(entry.name), verifier, config.rollout.max_turns)
+        for entry in config.env
+    )
+
+
+def _bind(
+    entry: EnvEntry, env_class: type[ToolEnv], verifier: Verifier | None, max_turns: int | None
+) -> BoundEnv:
+    config = parse_params(env_class.Config, entry.params, where="env")
+    return BoundEnv(
+        name=entry.name,
+        env_class=env_class,
+        config=config,
+        prototype=env_class(config, verifier=verifier),
+        weight=entry.weight,
+        verifier=verifier,
+        max_turns=max_turns,
+    )
+
+
+class JobMaker:
+    """Turns task references into jobs."""
+
+    def __init__(
+        self,
+        envs: Sequence[BoundEnv],
+        *,
+        services: EnvServices,
+        tokenizer: Tokenizer,
+        seed: int,
+    ) -> None:
+        self._envs = envs
+        self._services = services
+        self._tokenizer = tokenizer
+        self._seed = seed
+
+    def jobs(self, refs: Sequence[TaskRef], split: str) -> list[Job]:
+        """One job per reference, groups numbered in order."""
+        return [self._job(ref, split, group) for group, ref in enumerate(refs)]
+
+    def _job(self, ref: TaskRef, split: str, group: int) -> Job:
+        env = self._envs[ref.env]
+        return Job(
+            env=env.name,
+            make_env=self._maker(env),
+            task=env.task(ref.index, split, self._seed),
+            split=split,
+            group=group,
+        )
+
+    def _maker(self, env: BoundEnv) -> Callable[[], ToolEnv]:
+        return lambda: env.make(self._services, self._tokenizer)
+
+
+def eval_refs(envs: Sequence[BoundEnv], *, tasks: int, split: str, seed: int) -> list[TaskRef]:
+    """`tasks` references spread over the environments by weight; finite sets without repetition."""
+    weights = np.array([env.weight for env in envs])
+    shares = np.floor(tasks * weights / weights.sum()).astype(int)
+    shares[0] += tasks - shares.sum()
+    refs: list[TaskRef] = []
+    for i, (env, share) in enumerate(zip(envs, shares, strict=True)):
+        available = env.source(split).num_tasks
+        if available is None:
+            refs += [TaskRef(i, index) for index in range(share)]
+            continue
+        rng = np.random.default_rng(derive_seed(seed, "eval", i))
+        chosen = rng.permutation(available)[:share]
+        refs += [TaskRef(i, int(index)) for index in chosen]
+    return refs

@@ -1,0 +1,104 @@
+"""The configuration of a run: everything that `run.toml` and the flags can say."""
+
+from collections.abc import Mapping
+
+from pydantic import ConfigDict, Field
+
+from agentrl.config import Config
+from agentrl.engine.config import EngineConfig
+from agentrl.rollout.config import RolloutConfig
+from agentrl.trainer.config import TrainerConfig
+
+
+class EnvEntry(Config):
+    """One `[[env]]` table: which environment, how often, and its own parameters beside them."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = Field(description="Built-in name, pkg.mod:Name or path/file.py:Name.")
+    weight: float = Field(default=1.0, gt=0, description="Share of the tasks, relative.")
+
+    @property
+    def params(self) -> Mapping[str, object]:
+        """The environment's own parameters, as they were given."""
+        return self.model_extra or {}
+
+
+class EvalConfig(Config):
+    """Held-out evaluation."""
+
+    every: int = Field(default=0, ge=0, description="Evaluate every so many steps; 0: never.")
+    tasks: int = Field(default=128, ge=1, description="Held-out tasks per evaluation.")
+    samples: int = Field(default=1, ge=1, description="Episodes per task (k of pass@k).")
+    temperature: float = Field(default=1.0, ge=0, description="Sampling temperature; 0: greedy.")
+    split: str = Field(default="heldout", description="Which tasks: heldout or train.")
+
+
+class CheckpointConfig(Config):
+    """What a killed run can resume from."""
+
+    every: int = Field(default=10, ge=1, description="Checkpoint every so many steps.")
+    keep: int = Field(default=2, ge=1, description="Newest checkpoints to keep.")
+
+
+class WarmStartConfig(Config):
+    """Supervised training on an environment's scripted demonstrations."""
+
+    updates: int = Field(default=400, ge=1, description="Most optimizer steps.")
+    batch: int = Field(default=128, ge=1, description="Demonstrations per optimizer step.")
+    lr: float = Field(default=3e-3, gt=0, description="Learning rate.")
+    stop_at: float | None = Field(
+        default=None, gt=0, le=1, description="Stop when success on training tasks reaches this."
+    )
+    check_every: int = Field(default=10, ge=1, description="Updates between success checks.")
+    check_tasks: int = Field(default=128, ge=1, description="Training tasks per success check.")
+
+
+class RunConfig(Config):
+    """A whole run."""
+
+    name: str | None = Field(default=None, description="Name of the run; made up by default.")
+    runs_dir: str = Field(default="runs", description="Folder that holds the runs.")
+    model: str = Field(
+        default="tiny", description="tiny, smollm2-135m, a Hugging Face folder or a hub name."
+    )
+    env: tuple[EnvEntry, ...] = Field(default=(), description="The environments.")
+    verifier: str | None = Field(
+        default=None, description="Verifier instead of the environment's own: a name or reference."
+    )
+    tool_format: str | None = Field(
+        default=None, description="Tool-call format; chosen from the chat template by default."
+    )
+    steps: int = Field(default=100, ge=1, description="Optimizer steps.")
+    seed: int = Field(default=0, ge=0, description="Seed of everything random.")
+    deterministic: bool = Field(
+        default=False, description="Fix admission order and batch shapes: bit-identical runs."
+    )
+    threads: int = Field(default=0, ge=0, description="CPU threads of torch; 0: torch's choice.")
+    rollout: RolloutConfig = Field(default=RolloutConfig(), description="The sampling side.")
+    trainer: TrainerConfig = Field(default=TrainerConfig(), description="The gradient side.")
+    engine: EngineConfig = Field(default=EngineConfig(), description="The engine.")
+    eval: EvalConfig = Field(default=EvalConfig(), description="Held-out evaluation.")
+    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="Checkpoints.")
+    warm_start: WarmStartConfig = Field(
+        default=WarmStartConfig(), description="The warm start of `sft` and of the tiny model."
+    )
+
+
+SHORT_NAMES: Mapping[str, str] = {
+    "model": "model",
+    "env": "env",
+    "verifier": "verifier",
+    "steps": "steps",
+    "seed": "seed",
+    "name": "name",
+    "deterministic": "deterministic",
+    "lr": "trainer.lr",
+    "group-size": "rollout.group_size",
+    "tasks-per-step": "rollout.tasks_per_step",
+    "temperature": "rollout.temperature",
+    "max-turns": "rollout.max_turns",
+    "eval-every": "eval.every",
+    "threads": "threads",
+}
+"""The commonest keys by short names; the set is frozen by a test."""

@@ -1,0 +1,158 @@
+"""The control loop of synchronous training, one step at a time.
+
+    tasks ── collect ──▶ episodes ── batch, advantages ──▶ update ── publish ──▶ engine
+      ▲                     │                                │                     │
+    sampler            Parquet file                   gap, verified            version + 1
+
+Everything waits for the step before it: the engine never samples from weights older than the
+trainer's.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.orchestration.display import Display
+from agentrl.orchestration.evaluate import EvalResult, evaluate
+from agentrl.orchestration.parts import Parts
+from agentrl.orchestration.reports import unused_tools, why_untrained
+from agentrl.orchestration.store import RunStore
+from agentrl.rollout import Collected, TaskRef, episode_metrics, make_batch
+from agentrl.trainer.algorithms.advantage import group_advantages, token_advantages
+from agentrl.trainer.stats import StepStats
+from agentrl.types import Batch
+
+Estimator = Callable[[Batch], NDArray[np.float32]]
+"""Turns a batch's rewards into one advantage per token, [N]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step did."""
+
+    step: int
+    metrics: Mapping[str, float]
+    """Everything that `metrics.jsonl` holds of the step."""
+    collected: Collected
+    stats: StepStats
+    eval: EvalResult | None = None
+
+
+def grpo(batch: Batch, *, scale_by_std: bool = True) -> NDArray[np.float32]:
+    """Group-relative advantages of whole episodes, spread over their trained tokens."""
+    advantages_E = group_advantages(batch.rewards_E, batch.group_E, scale_by_std=scale_by_std)
+    return token_advantages(batch, advantages_E)
+
+
+class Controller:
+    """Runs steps with the parts of a run; what they leave behind goes into the store."""
+
+    def __init__(
+        self,
+        *,
+        parts: Parts,
+        store: RunStore,
+        display: Display,
+        estimator: Estimator | None = None,
+    ) -> None:
+        self._parts = parts
+        self._store = store
+        self._display = display
+        scale = parts.config.trainer.scale_by_std
+        self._estimator = estimator or (lambda batch: grpo(batch, scale_by_std=scale))
+
+    async def step(self, number: int, refs: Sequence[TaskRef]) -> StepResult:
+        """One optimizer step: collect, update, publish, write down."""
+        times: dict[str, float] = {}
+        started = time.perf_counter()
+        collected = await self._collect(number, refs)
+        times["rollout_s"] = time.perf_counter() - started
+        batch = self._batch(collected)
+        training = time.perf_counter()
+        await self._parts.engine.pause()  # it may sample with the very parameters that change now
+        stats = self._update(batch, collected, number)
+        times["train_s"] = time.perf_counter() - training
+        publishing = time.perf_counter()
+        await self._publish(number, stats)
+        times["publish_s"] = time.perf_counter() - publishing
+        times["step_s"] = time.perf_counter() - started
+        metrics = self._metrics(collected, stats, times)
+        result = StepResult(step=number, metrics=metrics, collected=collected, stats=stats)
+        result = await self._evaluate_if_due(result)
+        self._store.write_step(result.step, result.metrics, collected)
+        self._display.step(result.step, result.metrics)
+        return result
+
+    async def _collect(self, number: int, refs: Sequence[TaskRef]) -> Collected:
+        self._display.phase("rollout")
+        parts = self._parts
+        collected = await parts.collector.collect(
+            parts.jobs.jobs(refs, "train"),
+            group_size=parts.config.rollout.group_size,
+            seed=parts.config.seed,
+            step=number,
+        )
+        warning = unused_tools(collected, parts.tool_names)
+        if warning is not None:
+            self._display.warn(warning)
+        return collected
+
+    def _batch(self, collected: Collected) -> Batch:
+        temperature = self._parts.config.rollout.temperature
+        batch = make_batch(collected.episodes, temperature=temperature)
+        return replace(batch, advantages_N=self._estimator(batch))
+
+    def _update(self, batch: Batch, collected: Collected, number: int) -> StepStats:
+        self._display.phase("train")
+        stats = self._parts.trainer.update(batch)
+        if stats.skipped:
+            lines = why_untrained(collected)
+            shown = "\n  ".join([*lines[:8], f"... and {len(lines) - 8} more"][: len(lines)])
+            self._display.warn(f"step {number} changed nothing ({stats.skipped}):\n  {shown}")
+            self._store.event("nothing_trained", step=number, reason=stats.skipped, episodes=lines)
+        return stats
+
+    async def _publish(self, number: int, stats: StepStats) -> None:
+        if not stats.skipped:
+            await self._parts.engine.update_weights(self._parts.trainer.weights(), number)
+        await self._parts.engine.resume()
+
+    def _metrics(
+        self, collected: Collected, stats: StepStats, times: Mapping[str, float]
+    ) -> dict[str, float]:
+        metrics = episode_metrics(collected)
+        metrics |= {k: float(v) for k, v in asdict(stats).items() if isinstance(v, int | float)}
+        metrics |= {"verified": stats.verified_share, **times}
+        sampled = metrics.get("sampled_tokens", 0.0)
+        metrics["tokens_per_s"] = sampled / times["rollout_s"] if times["rollout_s"] else 0.0
+        return metrics
+
+    async def _evaluate_if_due(self, result: StepResult) -> StepResult:
+        every = self._parts.config.eval.every
+        if not every or result.step % every:
+            return result
+        evaluation = await self.evaluate(result.step)
+        metrics = dict(result.metrics) | {
+            "eval/success": evaluation.success,
+            "eval/reward": evaluation.reward,
+            "eval/turns": evaluation.turns,
+        }
+        return replace(result, metrics=metrics, eval=evaluation)
+
+    async def evaluate(self, step: int) -> EvalResult:
+        """Play the held-out tasks with the current weights and write the episodes down."""
+        self._display.phase("eval")
+        parts = self._parts
+        result, collected = await evaluate(
+            collector=parts.eval_collector,
+            jobs=parts.jobs,
+            envs=parts.envs,
+            config=parts.config.eval,
+            seed=parts.config.seed,
+            step=step,
+        )
+        self._store.write_eval(step, collected)
+        return result

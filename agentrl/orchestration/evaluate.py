@@ -1,0 +1,98 @@
+"""Evaluation: play held-out tasks with an engine; no trainer is needed."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentrl.orchestration.bind import BoundEnv, JobMaker, eval_refs
+from agentrl.orchestration.config import EvalConfig
+from agentrl.orchestration.intervals import Interval, pass_interval
+from agentrl.rollout import Collected, Collector, episode_metrics, succeeded
+from agentrl.types import Episode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalResult:
+    """What an evaluation found."""
+
+    split: str
+    tasks: int
+    episodes: int
+    invalid: int
+    pass_at: Mapping[int, Interval]
+    """pass@k for k = 1, 2, 4, ... up to the number of samples."""
+    reward: float
+    turns: float
+    metrics: Mapping[str, float]
+
+    @property
+    def success(self) -> float:
+        """pass@1."""
+        return self.pass_at[1].value
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values for `--json`."""
+        passes = {str(k): [i.value, i.low, i.high] for k, i in self.pass_at.items()}
+        return {
+            "split": self.split,
+            "tasks": self.tasks,
+            "episodes": self.episodes,
+            "invalid": self.invalid,
+            "pass_at": passes,
+            "reward": self.reward,
+            "turns": self.turns,
+            "metrics": dict(self.metrics),
+        }
+
+
+async def evaluate(
+    *,
+    collector: Collector,
+    jobs: JobMaker,
+    envs: Sequence[BoundEnv],
+    config: EvalConfig,
+    seed: int,
+    step: int,
+    on_episode: Callable[[Episode], None] = lambda _: None,
+) -> tuple[EvalResult, Collected]:
+    """Play `config.tasks` tasks of the split, each `config.samples` times.
+
+    The tasks are the same for every step of a run; seeds of the episodes differ by step.
+    """
+    refs = eval_refs(envs, tasks=config.tasks, split=config.split, seed=seed)
+    collected = await collector.collect(
+        jobs.jobs(refs, config.split),
+        group_size=config.samples,
+        seed=seed,
+        step=step,
+        on_episode=on_episode,
+    )
+    return summarise(collected, config), collected
+
+
+def summarise(collected: Collected, config: EvalConfig) -> EvalResult:
+    """pass@k with intervals, and the episode metrics."""
+    wins: Counter[int] = Counter()
+    plays: Counter[int] = Counter()
+    for episode in collected.episodes:
+        plays[episode.group] += 1
+        wins[episode.group] += succeeded(episode)
+    counts = [(wins[group], plays[group]) for group in sorted(plays)]
+    metrics = episode_metrics(collected)
+    return EvalResult(
+        split=config.split,
+        tasks=len(plays),
+        episodes=len(collected.episodes),
+        invalid=len(collected.invalid),
+        pass_at={k: pass_interval(counts, k) for k in _ks(config.samples)},
+        reward=metrics.get("reward", 0.0),
+        turns=metrics.get("turns", 0.0),
+        metrics=metrics,
+    )
+
+
+def _ks(samples: int) -> list[int]:
+    ks = [1]
+    while ks[-1] * 2 <= samples:
+        ks.append(ks[-1] * 2)
+    return ks if ks[-1] == samples else [*ks, samples]

@@ -1,0 +1,69 @@
+"""The jobs of the command line and of the Python API, each from a loaded configuration."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from agentrl.config.load import Loaded
+from agentrl.engine.local.models.resolve import resolve_model
+from agentrl.orchestration.bind import NO_OBJECTS, Objects
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.display import Display, Silent
+from agentrl.orchestration.evaluate import EvalResult
+from agentrl.orchestration.plan import make_plan
+from agentrl.orchestration.run import Run, RunResult
+from agentrl.rollout import Collected
+from agentrl.types import Episode
+
+if TYPE_CHECKING:
+    from agentrl.orchestration.controller import Estimator
+
+
+def train(
+    loaded: Loaded[RunConfig],
+    *,
+    objects: Objects = NO_OBJECTS,
+    resume: bool = False,
+    display: Display | None = None,
+    estimator: "Estimator | None" = None,
+) -> RunResult:
+    """Train to the end of `config.steps` and export the model."""
+    run = Run(loaded, objects=objects, resume=resume, display=display, estimator=estimator)
+    with run:
+        for _ in run:
+            pass
+        return run.result()
+
+
+def evaluate(
+    config: RunConfig,
+    *,
+    objects: Objects = NO_OBJECTS,
+    on_episode: Callable[[Episode], None] = lambda _: None,
+) -> tuple[EvalResult, Collected]:
+    """Play held-out tasks with a model; no trainer is loaded."""
+    from agentrl.orchestration.sampling import evaluate_once, sampling_parts
+
+    plan = make_plan(config, objects)
+    folder = resolve_model(config.model, seed=config.seed)
+
+    async def play() -> tuple[EvalResult, Collected]:
+        parts = sampling_parts(plan, folder)
+        try:
+            return await evaluate_once(plan, parts, on_episode)
+        finally:
+            await parts.aclose()
+
+    return asyncio.run(play())
+
+
+def sft(
+    loaded: Loaded[RunConfig],
+    *,
+    objects: Objects = NO_OBJECTS,
+    display: Display | None = None,
+) -> RunResult:
+    """Train on the experts' demonstrations and export the model."""
+    from agentrl.orchestration.supervised import supervised_run
+
+    return supervised_run(loaded, objects, display or Silent())

@@ -1,0 +1,51 @@
+"""A run's configuration from a file, flags and keywords, with the model's preset underneath."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentrl.config.load import Loaded, load_config
+from agentrl.orchestration.bind import NO_OBJECTS, Objects
+from agentrl.orchestration.config import SHORT_NAMES, RunConfig
+from agentrl.orchestration.plan import MODEL_PRESETS
+
+
+def load_run_config(
+    *,
+    file: Path | None = None,
+    flags: Sequence[str] = (),
+    defaults: Mapping[str, object] | None = None,
+    objects: Objects = NO_OBJECTS,
+) -> Loaded[RunConfig]:
+    """Load and check a run's configuration; later layers win: preset, defaults, file, flags.
+
+    Args:
+        file: a TOML file.
+        flags: command-line flags.
+        defaults: dotted keys with values, from a caller in Python.
+        objects: environments given as classes, by the names that the configuration uses.
+
+    Raises:
+        ConfigError: one line for each thing that is wrong.
+    """
+
+    def load(values: Mapping[str, object]) -> Loaded[RunConfig]:
+        return load_config(
+            RunConfig,
+            file=file,
+            flags=flags,
+            short=SHORT_NAMES,
+            defaults=values,
+            defaults_origin="keyword",
+            parameters={"env": lambda name: objects.env_class(name).Config},
+        )
+
+    given = dict(defaults or {})
+    first = load(given)
+    preset = MODEL_PRESETS.get(first.config.model, {})
+    missing = {key: value for key, value in preset.items() if first.origins[key] == "default"}
+    loaded = load(missing | given)
+    origins = {
+        key: f"{first.config.model} preset" if key in missing else origin
+        for key, origin in loaded.origins.items()
+    }
+    return Loaded(loaded.config, origins)

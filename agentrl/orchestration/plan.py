@@ -1,0 +1,98 @@
+"""The preflight: everything that can be known wrong in seconds, before any weight loads."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.engine.local.models.resolve import check_model
+from agentrl.errors import ConfigError
+from agentrl.orchestration.bind import NO_OBJECTS, BoundEnv, Objects, bind_envs
+from agentrl.orchestration.config import RunConfig
+from agentrl.types import Message
+
+FREE_BYTES_NEEDED = 1 << 30
+"""Room that a run must find on the disk of its directory: checkpoints and episodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A checked configuration and the environments that it names."""
+
+    config: RunConfig
+    envs: tuple[BoundEnv, ...]
+    tool_names: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """What `--dry-run` prints."""
+        envs = {env.name: env.config.model_dump() for env in self.envs}
+        return {"config": self.config.model_dump(), "envs": envs, "tools": list(self.tool_names)}
+
+
+def make_plan(config: RunConfig, objects: Objects = NO_OBJECTS) -> Plan:
+    """Check a configuration as far as it goes without loading weights.
+
+    Raises:
+        ConfigError: in one sentence, the first thing that is wrong.
+    """
+    envs = bind_envs(config, objects)
+    check_model(config.model)
+    _check_combinations(config)
+    _check_disk(Path(config.runs_dir))
+    names = [name for env in envs for name in _try_environment(env, config)]
+    return Plan(config=config, envs=envs, tool_names=tuple(dict.fromkeys(names)))
+
+
+def _check_combinations(config: RunConfig) -> None:
+    rollout = config.rollout
+    if rollout.max_episode_tokens and rollout.max_turn_tokens > rollout.max_episode_tokens:
+        raise ConfigError(
+            f"rollout.max_turn_tokens: got {rollout.max_turn_tokens}, expected at most "
+            f"rollout.max_episode_tokens ({rollout.max_episode_tokens})"
+        )
+
+
+def _check_disk(folder: Path) -> None:
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    if free < FREE_BYTES_NEEDED:
+        raise ConfigError(
+            f"{existing} has {free / 2**20:.0f} MiB free, expected at least "
+            f"{FREE_BYTES_NEEDED / 2**20:.0f} MiB: free some space or choose another runs_dir"
+        )
+
+
+def _try_environment(env: BoundEnv, config: RunConfig) -> list[str]:
+    """Make one task of each split that the run uses; the names of the environment's tools."""
+    for split in ("train", config.eval.split):
+        task = env.task(0, split, config.seed)
+        if not task.messages():
+            raise ConfigError(f"env {env.name}: task 0 of split {split} has an empty prompt")
+        _check_messages(env.name, task.messages())
+    return [schema.name for schema in env.prototype.tool_schemas]
+
+
+def _check_messages(name: str, messages: tuple[Message, ...]) -> None:
+    for message in messages:
+        content: object = message.content  # a task file may hold anything
+        if not isinstance(content, str):
+            raise ConfigError(
+                f"env {name}: a message's content is of type {type(content).__name__}, expected "
+                "text; images and other parts are not supported"
+            )
+
+
+MODEL_PRESETS: Mapping[str, Mapping[str, object]] = {
+    "tiny": {
+        "trainer.lr": 1e-3,
+        "rollout.max_turn_tokens": 64,
+        "rollout.max_episode_tokens": 512,
+    },
+    "smollm2-135m": {
+        "trainer.lr": 1e-5,
+        "engine.dtype": "bfloat16",
+    },
+}
+"""Defaults that depend on the model; they lie under the file and the flags."""

@@ -1,0 +1,112 @@
+"""Engine and collector without a trainer: for evaluation and for rollouts alone."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.engine import Engine
+from agentrl.engine.local.engine import LocalEngine
+from agentrl.engine.local.models.load import load_model
+from agentrl.engine.local.process import prepare_process
+from agentrl.envs import EnvServices
+from agentrl.errors import ConfigError
+from agentrl.orchestration.bind import JobMaker
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.evaluate import EvalResult, evaluate
+from agentrl.orchestration.plan import Plan
+from agentrl.rollout import Codec, Collected, Collector, CollectSettings, Limits
+from agentrl.tokens import Tokenizer
+from agentrl.types import Episode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParts:
+    """What it takes to play episodes."""
+
+    codec: Codec
+    services: EnvServices
+    engine: Engine
+    jobs: JobMaker
+
+    async def aclose(self) -> None:
+        """Stop the engine and the workers."""
+        await self.engine.aclose()
+        self.services.close()
+
+
+def sampling_parts(
+    plan: Plan, model_folder: Path, engine: Callable[[Codec], Engine] | None = None
+) -> SamplingParts:
+    """Load the model for sampling; `engine` puts another engine in the local one's place."""
+    config = plan.config
+    prepare_process(threads=config.threads, deterministic=config.deterministic, seed=config.seed)
+    codec = Codec(Tokenizer.load(model_folder), format_name=config.tool_format)
+    return with_codec(plan, codec, engine(codec) if engine else _local(config, model_folder))
+
+
+def with_codec(plan: Plan, codec: Codec, engine: Engine) -> SamplingParts:
+    """The parts around an engine that is already there."""
+    services = EnvServices()
+    jobs = JobMaker(plan.envs, services=services, tokenizer=codec.tokenizer, seed=plan.config.seed)
+    return SamplingParts(codec=codec, services=services, engine=engine, jobs=jobs)
+
+
+def _local(config: RunConfig, folder: Path) -> Engine:
+    model = load_model(folder, dtype=config.engine.dtype)
+    return LocalEngine(model, config.engine)
+
+
+def make_limits(config: RunConfig, context_length: int) -> Limits:
+    """The budgets of an episode; with `deterministic` no clock ends one.
+
+    Raises:
+        ConfigError: the budget is larger than the context.
+    """
+    rollout = config.rollout
+    asked = rollout.max_episode_tokens or context_length
+    if asked > context_length:
+        raise ConfigError(
+            f"rollout.max_episode_tokens: got {asked}, expected at most {context_length}, "
+            "the context length of model and engine"
+        )
+    return Limits(
+        turn_tokens=rollout.max_turn_tokens,
+        episode_tokens=asked,
+        wall_s=None if config.deterministic else rollout.wall_s,
+        setup_s=rollout.setup_s,
+    )
+
+
+def make_collector(
+    engine: Engine, codec: Codec, config: RunConfig, temperature: float
+) -> Collector:
+    """A collector with the run's settings."""
+    rollout = config.rollout
+    settings = CollectSettings(
+        limits=make_limits(config, engine.context_length),
+        temperature=temperature,
+        concurrency=rollout.concurrency,
+        attempts=rollout.attempts,
+        max_invalid_share=rollout.max_invalid_share,
+        fixed_order=config.deterministic,
+    )
+    return Collector(engine=engine, codec=codec, settings=settings)
+
+
+async def evaluate_once(
+    plan: Plan,
+    parts: SamplingParts,
+    on_episode: Callable[[Episode], None] = lambda _: None,
+) -> tuple[EvalResult, Collected]:
+    """One evaluation as `config.eval` says."""
+    config = plan.config
+    collector = make_collector(parts.engine, parts.codec, config, config.eval.temperature)
+    return await evaluate(
+        collector=collector,
+        jobs=parts.jobs,
+        envs=plan.envs,
+        config=config.eval,
+        seed=config.seed,
+        step=0,
+        on_episode=on_episode,
+    )

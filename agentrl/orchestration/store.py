@@ -1,0 +1,64 @@
+"""What a run leaves on disk, in an order that a kill at any moment cannot spoil.
+
+    episodes of step k  →  metrics line k  →  checkpoint k (when due)
+
+A checkpoint is the last to appear, so all that it stands for is there. Resuming takes the newest
+valid checkpoint and removes what lies beyond it; those steps are done again from their start.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from agentrl.rollout import Collected
+from agentrl.runs import EpisodesWriter, EventsWriter, MetricsWriter, RunDirectory
+from agentrl.trainer.checkpoint import latest_valid, load_checkpoint, save_checkpoint
+from agentrl.trainer.trainer import Trainer
+
+
+class RunStore:
+    """Writes the files of one run."""
+
+    def __init__(self, directory: RunDirectory, *, keep: int) -> None:
+        self.directory = directory
+        self._keep = keep
+        self._metrics = MetricsWriter(directory.metrics)
+        self._events = EventsWriter(directory.events)
+        self._episodes = EpisodesWriter(directory.episodes, run=directory.name)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.directory.checkpoints
+
+    def write_step(self, step: int, metrics: Mapping[str, float], collected: Collected) -> None:
+        """The episodes of a step, scored and not, then its line of metrics."""
+        self._episodes.write(step, [*collected.episodes, *collected.invalid])
+        self._metrics.write(step, metrics)
+
+    def write_eval(self, step: int, collected: Collected) -> None:
+        """The episodes of an evaluation."""
+        self._episodes.write(step, [*collected.episodes, *collected.invalid], kind="eval")
+
+    def event(self, kind: str, **fields: object) -> None:
+        """A line of events.jsonl."""
+        self._events.write(kind, **fields)
+
+    def save(self, trainer: Trainer, step: int) -> None:
+        """A checkpoint of everything that the next step depends on."""
+        save_checkpoint(self.checkpoints, trainer, step=step, state={"step": step}, keep=self._keep)
+        self.event("checkpoint", step=step)
+
+    def restore(self, trainer: Trainer) -> int:
+        """Load the newest valid checkpoint, drop what lies beyond it; the step to go on from."""
+        newest = latest_valid(self.checkpoints)
+        step = 0 if newest is None else int(str(load_checkpoint(newest, trainer)["step"]))
+        self._metrics.truncate_after(step)
+        self._episodes.truncate_after(step)
+        self.event("resume", step=step)
+        return step
+
+    def close(self) -> None:
+        """Close the files and free the run directory."""
+        self._metrics.close()
+        self._events.close()
+        self.directory.close()

@@ -1,0 +1,68 @@
+"""A run of supervised training alone: what `agentrl sft` does."""
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+
+from agentrl.config.dump import dump_config
+from agentrl.config.load import Loaded
+from agentrl.engine.local.models.resolve import resolve_model
+from agentrl.errors import ConfigError
+from agentrl.orchestration.bind import Objects
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.display import Display
+from agentrl.orchestration.parts import Parts, build_parts
+from agentrl.orchestration.plan import Plan, make_plan
+from agentrl.orchestration.run import RunResult
+from agentrl.orchestration.warm_start import WarmStep, supervised_plan, warm_start
+from agentrl.runs import MetricsWriter, RunDirectory
+from agentrl.trainer.checkpoint import export_hf
+
+
+def supervised_run(loaded: Loaded[RunConfig], objects: Objects, display: Display) -> RunResult:
+    """Train as `warm_start` says, in a run directory of its own.
+
+    Raises:
+        ConfigError: an environment has no expert.
+    """
+    plan = make_plan(loaded.config, objects)
+    for env in plan.envs:
+        if env.expert is None:
+            raise ConfigError(
+                f"env {env.name} has no expert to learn from: define the class method `expert`"
+            )
+    config = loaded.config
+    prefix = f"sft-{Path(plan.envs[0].name.split(':')[0]).stem}"
+    with RunDirectory.create(Path(config.runs_dir), config.name, prefix=prefix) as directory:
+        directory.write_config(dump_config(loaded))
+        base = resolve_model(config.model, seed=config.seed)
+        return asyncio.run(_train(plan, base, directory, display))
+
+
+async def _train(plan: Plan, base: Path, directory: RunDirectory, display: Display) -> RunResult:
+    parts = build_parts(supervised_plan(plan), base)
+    try:
+        with MetricsWriter(directory.metrics) as metrics:
+            display.phase("demonstrations")
+            last: dict[str, float] = {}
+            async for step in warm_start(parts):
+                last = _numbers(step)
+                metrics.write(step.update, last)
+                display.step(step.update, last)
+        return _result(parts, base, directory, last)
+    finally:
+        await parts.aclose()
+
+
+def _result(parts: Parts, base: Path, directory: RunDirectory, last: dict[str, float]) -> RunResult:
+    folder = directory.path / "model"
+    export_hf(parts.trainer.model, base, folder)
+    return RunResult(
+        path=directory.path, model=folder, steps=parts.trainer.step, metrics=last, eval=None
+    )
+
+
+def _numbers(step: WarmStep) -> dict[str, float]:
+    numbers = {k: float(v) for k, v in asdict(step.stats).items() if isinstance(v, int | float)}
+    numbers |= {"verified": step.stats.verified_share, "step_s": step.stats.seconds}
+    return numbers if step.success is None else numbers | {"success": step.success}

@@ -1,0 +1,188 @@
+"""Warm start: supervised training on what an environment's scripted expert does.
+
+Demonstrations are episodes: the expert plays through the same loop and the same record as the
+policy, so what is trained and what is masked is the same as in reinforcement learning.
+"""
+
+import asyncio
+import hashlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import orjson
+
+from agentrl.engine.local.models.resolve import TINY, default_cache_dir, resolve_model
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.errors import ConfigError
+from agentrl.orchestration.bind import BoundEnv
+from agentrl.orchestration.config import EvalConfig, RunConfig
+from agentrl.orchestration.display import Display
+from agentrl.orchestration.evaluate import evaluate
+from agentrl.orchestration.parts import Parts, build_parts
+from agentrl.orchestration.plan import Plan
+from agentrl.orchestration.sampling import make_collector
+from agentrl.rollout import Collector, TaskRef, derive_seed, make_batch, task_stream
+from agentrl.trainer.checkpoint import export_hf
+from agentrl.trainer.stats import SupervisedStats
+from agentrl.types import Batch, Episode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStep:
+    """One supervised update; `success` where it was checked."""
+
+    update: int
+    stats: SupervisedStats
+    success: float | None = None
+
+
+def experts(envs: Sequence[BoundEnv]) -> list[BoundEnv]:
+    """The environments that have a scripted expert."""
+    return [env for env in envs if env.expert is not None]
+
+
+def prepare_model(plan: Plan, display: Display, runner: asyncio.Runner) -> Path:
+    """The folder of the run's model; `tiny` is warm-started where the environments have experts."""
+    folder = resolve_model(plan.config.model, seed=plan.config.seed)
+    if plan.config.model != TINY:
+        return folder
+    if len(experts(plan.envs)) < len(plan.envs):
+        display.warn(
+            "the tiny model starts from random weights, since not every environment has an "
+            "`expert` to learn the format from: give it one, or choose another --model"
+        )
+        return folder
+    return runner.run(_warm_tiny(plan, folder, display))
+
+
+async def _warm_tiny(plan: Plan, folder: Path, display: Display) -> Path:
+    """The warm-started tiny model, from the cache or made now."""
+    parts = build_parts(supervised_plan(plan), folder)
+    try:
+        target = default_cache_dir() / "warm" / await _cache_key(parts)
+        if target.exists():
+            return target
+        display.phase("warm start")
+        async for step in warm_start(parts):
+            if step.success is not None:
+                display.note(
+                    f"warm start: update {step.update}, loss {step.stats.loss:.3f}, "
+                    f"success {step.success:.0%}"
+                )
+        _export_once(parts, folder, target)
+        return target
+    finally:
+        await parts.aclose()
+
+
+def supervised_plan(plan: Plan) -> Plan:
+    """The plan of the warm start that precedes a run."""
+    warm = plan.config.warm_start
+    trainer = plan.config.trainer.model_copy(
+        update={"lr": warm.lr, "warmup_steps": 0, "schedule": "constant"}
+    )
+    config = plan.config.model_copy(update={"trainer": trainer, "steps": warm.updates})
+    return replace(plan, config=config)
+
+
+async def warm_start(parts: Parts) -> AsyncIterator[WarmStep]:
+    """Updates until `stop_at` is reached on training tasks, or `updates` are done."""
+    warm = parts.config.warm_start
+    demonstrations = Demonstrations(parts)
+    for update in range(1, warm.updates + 1):
+        stats = parts.trainer.supervised_update(await demonstrations.batch(update))
+        last = update == warm.updates
+        success: float | None = None
+        if last or (warm.stop_at is not None and update % warm.check_every == 0):
+            await parts.engine.update_weights(parts.trainer.weights(), update)
+            success = await _training_success(parts, update)
+        yield WarmStep(update=update, stats=stats, success=success)
+        if success is not None and warm.stop_at is not None and success >= warm.stop_at:
+            return
+
+
+async def _training_success(parts: Parts, update: int) -> float:
+    config = EvalConfig(tasks=parts.config.warm_start.check_tasks, split="train")
+    result, _ = await evaluate(
+        collector=parts.collector,
+        jobs=parts.jobs,
+        envs=parts.envs,
+        config=config,
+        seed=derive_seed(parts.config.seed, "warm check"),
+        step=update,
+    )
+    return result.success
+
+
+class Demonstrations:
+    """Batches of the experts' episodes."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._seed = derive_seed(parts.config.seed, "demonstrations")
+        self._collectors = [self._collector(env) for env in parts.envs]
+        self._stream = task_stream(
+            [env.source() for env in parts.envs],
+            tasks_per_step=parts.config.warm_start.batch,
+            seed=self._seed,
+        )
+
+    async def batch(self, update: int) -> Batch:
+        """The batch of one update."""
+        refs = next(self._stream)
+        episodes = [
+            episode
+            for i, collector in enumerate(self._collectors)
+            for episode in await self._play(collector, [r for r in refs if r.env == i], update)
+        ]
+        return make_batch(episodes, temperature=1.0)
+
+    async def _play(
+        self, collector: Collector, refs: Sequence[TaskRef], update: int
+    ) -> list[Episode]:
+        jobs = self._parts.jobs.jobs(refs, "train")
+        played = await collector.collect(jobs, group_size=1, seed=self._seed, step=update)
+        return played.episodes
+
+    def _collector(self, env: BoundEnv) -> Collector:
+        parts = self._parts
+        expert = env.expert
+        if expert is None:
+            raise ConfigError(
+                f"env {env.name} has no `expert`: define one, or train with reinforcement only"
+            )
+        instance = env.make(parts.services, parts.codec.tokenizer)
+        renderer = parts.codec.renderer(instance.tool_schemas)
+        instance.close()
+        engine = ScriptedEngine(expert, renderer)
+        return make_collector(engine, parts.codec, parts.config, 1.0)
+
+
+async def _cache_key(parts: Parts) -> str:
+    """Names a warm start by all that it is a function of: settings, weights, demonstrations."""
+    digest = hashlib.blake2b(digest_size=12)
+    config: RunConfig = parts.config
+    settings = config.model_dump(include={"warm_start", "trainer", "seed", "rollout"})
+    digest.update(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS))
+    for name, tensor in parts.trainer.weights().named_tensors():
+        digest.update(name.encode() + tensor.detach().float().numpy().tobytes())
+    batch = await Demonstrations(parts).batch(0)
+    digest.update(batch.ids_N.tobytes() + batch.mask_N.tobytes())
+    return f"{Path(parts.envs[0].name.split(':')[0]).stem}-{digest.hexdigest()}"
+
+
+def _export_once(parts: Parts, source: Path, target: Path) -> None:
+    """Write the model's folder so that a reader sees all of it or nothing."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".warm-", dir=target.parent))
+    try:
+        export_hf(parts.trainer.model, source, unfinished / "model")
+        (unfinished / "model").rename(target)
+    except OSError:
+        if not target.exists():  # another process was not faster
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,0 +1,140 @@
+"""Does it learn? Warm start, reinforcement, held-out success; a control with permuted rewards.
+
+For each seed: the warm-started model is evaluated on held-out tasks, trained with its rewards, and
+evaluated again; then the same is done with the rewards permuted, which must teach nothing. The
+exit code says whether every seed met the bar.
+
+Usage: python benchmarks/learning.py [--env calculator] [--seeds 0,1,2] [--no-control]
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.orchestration.controller import Estimator, grpo
+from agentrl.orchestration.intervals import Interval
+from agentrl.orchestration.load import load_run_config
+from agentrl.orchestration.run import Run
+from agentrl.types import Batch
+
+MOST_BEFORE = 0.5
+LEAST_AFTER = 0.95
+HELD_OUT_TASKS = 512
+WALL_BAR_S = {"calculator": 300.0, "number_guess": 600.0}
+CPU_BAR_S = {"calculator": 480.0, "number_guess": 960.0}
+BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One training run."""
+
+    warm: Interval
+    final: Interval
+    success: Sequence[float]
+    """Of the training episodes, per step."""
+    wall_s: float
+    cpu_s: float
+
+
+def learn(env: str, seed: int, runs: Path, *, control: bool) -> Curve:
+    """Train once; with `control` the rewards are permuted before they become advantages."""
+    wall, cpu = time.perf_counter(), cpu_seconds()
+    flags = ["--env", env, "--seed", str(seed), "--runs-dir", str(runs)]
+    flags += ["--name", f"{env}-{seed}{'-control' if control else ''}"]
+    flags += ["--eval.tasks", str(HELD_OUT_TASKS)]
+    loaded = load_run_config(flags=flags)
+    with Run(loaded, estimator=permuted(seed) if control else None) as run:
+        warm = run.evaluate()
+        success = [step.metrics["success"] for step in run]
+        final = run.evaluate()
+    return Curve(
+        warm=warm.pass_at[1],
+        final=final.pass_at[1],
+        success=success,
+        wall_s=time.perf_counter() - wall,
+        cpu_s=cpu_seconds() - cpu,
+    )
+
+
+def permuted(seed: int) -> Estimator:
+    """GRPO on rewards that were dealt out anew over all episodes of the batch."""
+    rng = np.random.default_rng(seed)
+
+    def estimate(batch: Batch) -> NDArray[np.float32]:
+        return grpo(replace(batch, rewards_E=rng.permutation(batch.rewards_E)))
+
+    return estimate
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of its children."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def passes(env: str, real: Curve, control: Curve | None) -> list[str]:
+    """What a seed fails; nothing if it meets the bar."""
+    failures: list[str] = []
+    if real.warm.value > MOST_BEFORE:
+        failures.append(f"the warm start has {real.warm.value:.3f}, at most {MOST_BEFORE} allowed")
+    if real.final.value < LEAST_AFTER:
+        failures.append(f"training reached {real.final.value:.3f}, at least {LEAST_AFTER} needed")
+    if real.wall_s > WALL_BAR_S[env] and real.cpu_s > CPU_BAR_S[env]:
+        failures.append(
+            f"it took {real.wall_s:.0f} s and {real.cpu_s:.0f} CPU s, "
+            f"at most {WALL_BAR_S[env]:.0f} s or {CPU_BAR_S[env]:.0f} CPU s allowed"
+        )
+    if control is not None and control.final.value > control.warm.high:
+        failures.append(
+            f"permuted rewards reached {control.final.value:.3f}, "
+            f"above the warm start's interval ({control.warm})"
+        )
+    return failures
+
+
+def show(name: str, curve: Curve) -> None:
+    """One line: held-out success before and after, time, and the curve."""
+    points = curve.success[:: max(1, len(curve.success) // 50)]
+    drawn = "".join(BARS[min(7, int(8 * value))] for value in points)
+    print(
+        f"{name:24s} held-out {curve.warm} -> {curve.final}   "
+        f"{curve.wall_s:4.0f} s, {curve.cpu_s:4.0f} CPU s   {drawn}",
+        flush=True,
+    )
+
+
+def main() -> int:
+    """Run the seeds; 0 if all of them meet the bar."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--env", default="calculator", choices=sorted(WALL_BAR_S))
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--no-control", action="store_true")
+    arguments = parser.parse_args()
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["AGENTRL_CACHE"] = f"{folder}/cache"  # so that the warm start is timed too
+        for seed in (int(text) for text in arguments.seeds.split(",")):
+            real = learn(arguments.env, seed, Path(folder), control=False)
+            show(f"{arguments.env} seed {seed}", real)
+            control = None
+            if not arguments.no_control:
+                control = learn(arguments.env, seed, Path(folder), control=True)
+                show("  permuted rewards", control)
+            for failure in passes(arguments.env, real, control):
+                failed = True
+                print(f"  below the bar: {failure}")
+    print("below the bar" if failed else "all seeds meet the bar")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
