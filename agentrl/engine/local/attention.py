@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from agentrl.engine.local.cache import RowCache
+from agentrl.engine.local.cache import LayerCache, RowCache
 
 ATTENTION = "agentrl_rows"
 """The name under which transformers finds `row_attention`."""
@@ -40,8 +40,8 @@ class Plan:
     """Where the new tokens of one forward pass belong and what they attend to."""
 
     cache: RowCache
-    rows_N: Tensor
-    positions_N: Tensor
+    index: Tensor
+    """Where their keys and values go in the flat cache, `[N * K]`."""
     num_decode: int
     decode_length: int
     decode_mask: Tensor | None
@@ -49,41 +49,43 @@ class Plan:
     calls: int = 0
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
-        """Store the new keys and values `[1, K, N, dim]`, attend with `query`: `[1, N, H, dim]`."""
+        """Store the new keys and values `[1, K, N, dim]`, attend with `query` `[1, H, N, dim]`."""
         self.calls += 1
-        keys, values = self.cache.data[layer].unbind(0)
-        keys[self.rows_N, :, self.positions_N] = key[0].transpose(0, 1)
-        values[self.rows_N, :, self.positions_N] = value[0].transpose(0, 1)
+        cached = self.cache.layers[layer]
+        dim = key.shape[-1]
+        # The projections are laid out token by token, so these transposed views copy nothing.
+        cached.flat_keys.index_copy_(0, self.index, key.transpose(1, 2).reshape(-1, dim))
+        cached.flat_values.index_copy_(0, self.index, value.transpose(1, 2).reshape(-1, dim))
         parts: list[Tensor] = []
         if self.num_decode:
-            parts.append(self._decode(query, keys, values, scale))
-        parts += [_prefill(piece, query, keys, values, scale) for piece in self.pieces]
+            parts.append(self._decode(query, cached, scale))
+        parts += [_prefill(piece, query, cached, scale) for piece in self.pieces]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _decode(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def _decode(self, query: Tensor, cached: LayerCache, scale: float) -> Tensor:
         rows, length = self.num_decode, self.decode_length
-        _, heads, _, dim = query.shape
+        _, heads, num, dim = query.shape
         # The query heads that share a key head become its query positions: no repeated keys.
-        grouped = query[0, :, :rows].transpose(0, 1).reshape(rows, keys.shape[1], -1, dim)
+        grouped = query.transpose(1, 2).reshape(num, cached.keys.shape[1], -1, dim)
         out = scaled_dot_product_attention(
-            grouped,
-            keys[:rows, :, :length],
-            values[:rows, :, :length],
+            grouped[:rows],
+            cached.keys[:rows, :, :length],
+            cached.values[:rows, :, :length],
             attn_mask=self.decode_mask,
             scale=scale,
         )
         return out.reshape(1, rows, heads, dim)
 
 
-def _prefill(piece: Piece, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def _prefill(piece: Piece, query: Tensor, cached: LayerCache, scale: float) -> Tensor:
     _, heads, _, dim = query.shape
     num = piece.stop - piece.start
     rows = slice(piece.row, piece.row + 1)
-    grouped = query[:, :, piece.start : piece.stop].reshape(1, keys.shape[1], -1, dim)
+    grouped = query[:, :, piece.start : piece.stop].reshape(1, cached.keys.shape[1], -1, dim)
     out = scaled_dot_product_attention(
         grouped,
-        keys[rows, :, : piece.length],
-        values[rows, :, : piece.length],
+        cached.keys[rows, :, : piece.length],
+        cached.values[rows, :, : piece.length],
         attn_mask=piece.mask,
         scale=scale,
     )
@@ -93,10 +95,11 @@ def _prefill(piece: Piece, query: Tensor, keys: Tensor, values: Tensor, scale: f
 def decode_mask(
     lengths_D: NDArray[np.int64], dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """Additive mask `[D, 1, 1, L]`: row d sees its first `lengths_D[d]` positions."""
-    if not len(lengths_D):
+    """Additive mask `[D, 1, 1, L]`: row d sees its first `lengths_D[d]` positions, or None: all."""
+    longest = int(lengths_D.max(initial=0))
+    if (lengths_D == longest).all():
         return None
-    hidden = np.arange(int(lengths_D.max())) >= lengths_D[:, None]
+    hidden = np.arange(longest) >= lengths_D[:, None]
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
     mask.masked_fill_(torch.from_numpy(hidden).to(device), -torch.inf)
     return mask[:, None, None, :]

@@ -1,7 +1,22 @@
 """Keys and values of many sequences in one tensor, a row each."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Views of one layer: by row, `[row, K, position, head_dim]`, and flat, `[..., head_dim]`."""
+
+    keys: Tensor
+    values: Tensor
+    flat_keys: Tensor
+    flat_values: Tensor
 
 
 class RowCache:
@@ -20,6 +35,7 @@ class RowCache:
         shape = (self.num_layers, 2, 0, kv_heads, 1, head_dim)
         # Zeros, since a masked position still takes part in 0 * value, which must not be NaN.
         self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.layers: list[LayerCache] = []
 
     def grow(self, rows: int, length: int) -> None:
         """Make room for `rows` rows of `length` positions; what is there stays."""
@@ -30,6 +46,17 @@ class RowCache:
         layers, two, _, kv_heads, _, head_dim = old.shape
         self.data = old.new_zeros(layers, two, self.rows, kv_heads, self.length + 1, head_dim)
         self.data[:, :, : used[0], :, : used[1]] = old[..., : used[1], :]
+        self.layers = [
+            LayerCache(keys, values, keys.view(-1, head_dim), values.view(-1, head_dim))
+            for keys, values in self.data
+        ]
+
+    def index(self, rows_N: NDArray[np.int64], positions_N: NDArray[np.int64]) -> Tensor:
+        """Where in the flat views the keys and values of new tokens go, `[N * K]`."""
+        kv_heads, stride = self.data.shape[3], self.length + 1
+        first_N = rows_N * (kv_heads * stride) + positions_N
+        index_NK = first_N[:, None] + np.arange(kv_heads) * stride
+        return torch.from_numpy(index_NK.reshape(-1)).to(self.data.device)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of a row."""

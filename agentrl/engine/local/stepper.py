@@ -160,8 +160,7 @@ class Stepper:
         rows_N, positions_N = np.concatenate(owners), np.concatenate(positions)
         plan = Plan(
             cache=self._cache,
-            rows_N=self._tensor(rows_N),
-            positions_N=self._tensor(np.concatenate(writes)),
+            index=self._cache.index(rows_N, np.concatenate(writes)),
             num_decode=num_decode,
             decode_length=int(positions[0].max()) + 1 if num_decode else 0,
             decode_mask=decode_mask(positions[0] + 1, self._dtype, self._device),

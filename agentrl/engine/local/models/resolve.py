@@ -180,6 +180,6 @@ def _probe_hub(name: str) -> None:
         socket.create_connection((address, int(port or 443)), timeout=_PROBE_TIMEOUT_S).close()
     except OSError as e:
         raise ConfigError(
-            f"model {name!r} is no local folder and {host} cannot be reached ({e}); give the folder "
-            "of a model, tiny or smollm2-135m"
+            f"model {name!r} is no local folder and {host} cannot be reached ({e}); give the "
+            "folder of a model, tiny or smollm2-135m"
         ) from e
