@@ -70,10 +70,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
+    # Jinja declares these tables by what it puts there itself.
     filters = cast("dict[str, Callable[..., object]]", environment.filters)
     filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    names = cast("dict[str, Callable[..., object]]", environment.globals)
+    names |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     return environment
 
 

@@ -50,14 +50,17 @@ class ContentGuard:
             marked += self._cut
         return marked
 
-    def mark_json(self, value: Json) -> Json:
-        """The same for every string and key in a JSON value, as plain lists and dicts."""
+    def mark_mapping(self, value: Mapping[str, Json]) -> dict[str, Json]:
+        """The same for every string and key in a JSON object, as plain lists and dicts."""
+        return {self.mark(key): self._mark_json(item) for key, item in value.items()}
+
+    def _mark_json(self, value: Json) -> Json:
         if isinstance(value, str):
             return self.mark(value)
         if isinstance(value, Mapping):
-            return {self.mark(key): self.mark_json(item) for key, item in value.items()}
+            return self.mark_mapping(value)
         if isinstance(value, Sequence):
-            return [self.mark_json(item) for item in value]
+            return [self._mark_json(item) for item in value]
         return value
 
     def encode(self, rendered: str) -> list[int]:

@@ -17,7 +17,6 @@ from agentrl.tokens.provenance import ContentGuard
 from agentrl.tokens.tokenizer import SpecialToken, Tokenizer
 from agentrl.types import (
     AssistantTurn,
-    Json,
     Message,
     StopReason,
     ToolCall,
@@ -94,7 +93,7 @@ class Renderer:
         tool = ToolSchema(name=self._probe, description="", parameters={"type": "object"})
         text = self._tokenizer.template.render(
             [self._plain_message(_USER)],
-            [_tool_dict(tool)],
+            [tool.to_json()],
             add_generation_prompt=True,
         )
         return self._probe in text
@@ -188,7 +187,7 @@ class Renderer:
         """
         if self.tools_in_template:
             dicts = [self._plain_message(m) for m in messages]
-            tools: Sequence[Mapping[str, object]] = [_tool_dict(tool) for tool in self._tools]
+            tools: Sequence[Mapping[str, object]] = [tool.to_json() for tool in self._tools]
         else:
             dicts, tools = self._without_tools(messages), []
         if sampled and messages[-1].reasoning and not self._reasoning_in_template:
@@ -216,7 +215,7 @@ class Renderer:
                     "id": mark(call.id),
                     "function": {
                         "name": mark(call.name),
-                        "arguments": self._guard.mark_json(call.arguments),
+                        "arguments": self._guard.mark_mapping(call.arguments),
                     },
                 }
                 for call in message.tool_calls
@@ -251,21 +250,15 @@ class Renderer:
         return {"role": message.role, "content": content}
 
     def _marked_call(self, call: ToolCall) -> ToolCall:
-        arguments = self._guard.mark_json(call.arguments)
-        marked = arguments if isinstance(arguments, Mapping) else {}
-        return ToolCall(name=self._guard.mark(call.name), arguments=marked)
+        arguments = self._guard.mark_mapping(call.arguments)
+        return ToolCall(name=self._guard.mark(call.name), arguments=arguments)
 
     def _marked_tool(self, tool: ToolSchema) -> ToolSchema:
-        parameters = self._guard.mark_json(tool.parameters)
         return ToolSchema(
             name=self._guard.mark(tool.name),
             description=self._guard.mark(tool.description),
-            parameters=parameters if isinstance(parameters, Mapping) else {},
+            parameters=self._guard.mark_mapping(tool.parameters),
         )
-
-
-def _tool_dict(tool: ToolSchema) -> dict[str, Json]:
-    return tool.to_json()
 
 
 def _add_to_system(dicts: list[dict[str, object]], instructions: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import tokenizers
 
@@ -190,7 +190,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON ({error}); restore the file") from error
-    return content if isinstance(content, dict) else {}
+    return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
 
 
 def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
@@ -199,8 +199,8 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
         return path.read_text(encoding="utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):
-        by_name = {entry["name"]: entry["template"] for entry in template}
-        template = by_name.get("default")
+        named = cast("list[dict[str, str]]", template)
+        template = {entry["name"]: entry["template"] for entry in named}.get("default")
     if not isinstance(template, str):
         raise ConfigError(
             f"model folder {folder} has no chat template; add a chat_template.jinja, or take an "
@@ -213,7 +213,7 @@ def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:
     """`{"bos_token": "<s>", ...}`: a token stands as text or as an object with its content."""
     texts: dict[str, str] = {}
     for key, value in config.items():
-        content = value.get("content") if isinstance(value, dict) else value
+        content = cast("dict[str, Any]", value).get("content") if isinstance(value, dict) else value
         if key.endswith("_token") and isinstance(content, str):
             texts[key] = content
     return texts

@@ -28,7 +28,7 @@ def verify_batch(batch: Batch) -> int:
 
     Raises RecordMismatch naming the episode and the first token that differs.
     """
-    names = [batch.episode_ids[e] for e in batch.episode_R.tolist()]
+    names = [batch.episode_ids[int(e)] for e in batch.episode_R]
     fields = Fields(
         ids=batch.ids_N,
         mask=batch.mask_N,

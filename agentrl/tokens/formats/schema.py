@@ -81,7 +81,7 @@ def _fit_any(value: Json, options: Sequence[Json], path: str) -> Json:
 
 def _fit_object(value: Mapping[str, Json], schema: Schema, path: str) -> Json:
     known = schema.get("properties", {})
-    properties = known if isinstance(known, Mapping) else {}
+    properties: Mapping[str, Json] = known if isinstance(known, Mapping) else {}
     rest = schema.get("additionalProperties", True)
     for key in _list(schema.get("required", [])):
         if key not in value:

@@ -97,8 +97,8 @@ def train() -> RawTokenizer:
         show_progress=False,
     )
     raw.train_from_iterator(CORPUS * 3, trainer)
-    raw.add_tokens([AddedToken(marker, normalized=False) for marker in MARKERS])
-    raw.add_tokens([AddedToken("        ", normalized=False)])
+    raw.add_tokens([AddedToken(marker, normalized=False) for marker in MARKERS])  # pyright: ignore[reportUnknownMemberType]
+    raw.add_tokens([AddedToken("        ", normalized=False)])  # pyright: ignore[reportUnknownMemberType]
     return raw
 
 

@@ -49,7 +49,7 @@ def called(text: str, tools: Sequence[ToolSchema] = (ANY,)) -> list[object]:
         'quotes " and \\ and \\" and {[}]',
         "def f():\n    if x < 3:\n        return '\\n'\n",
         "ü 😀 \u2028",
-        {"a": {"b": {"c": [1, 2.5, None, True, [{}]]}}},
+        {"a": {"b": {"c": [1, 2.5, None, True, [{"d": 4}]]}}},
         [{"x": 1}, {"x": 2}],
         "",
     ],
@@ -219,9 +219,9 @@ def test_a_prefix_never_holds_an_altered_call() -> None:
     ],
 )
 def test_nothing_takes_long(text: str) -> None:
-    begin = time.perf_counter()
+    begin = time.thread_time()
     parse(text)
-    assert time.perf_counter() - begin < 0.25
+    assert time.thread_time() - begin < 0.25
 
 
 PARTS = [

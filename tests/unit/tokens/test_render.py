@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -26,8 +26,8 @@ load = cache(Tokenizer.load)
 
 @cache
 def oracle(folder: Path) -> PreTrainedTokenizerFast:
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(str(folder))
-    return tokenizer
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder))  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+    return cast("PreTrainedTokenizerFast", tokenizer)
 
 
 def as_dict(message: Message) -> dict[str, Any]:
@@ -43,15 +43,14 @@ def as_dict(message: Message) -> dict[str, Any]:
 def expected_ids(
     folder: Path, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
 ) -> list[int]:
-    ids: object = oracle(folder).apply_chat_template(
+    ids = oracle(folder).apply_chat_template(  # pyright: ignore[reportUnknownMemberType]
         [as_dict(message) for message in messages],
         tools=[tool.to_json() for tool in tools] or None,
         add_generation_prompt=True,
         tokenize=True,
         return_dict=False,
     )
-    assert isinstance(ids, list)
-    return ids
+    return cast("list[int]", ids)
 
 
 def user(content: str) -> Message:

@@ -88,7 +88,7 @@ def test_decoding_keeps_control_tokens_and_survives_partial_characters(qwen_like
 def test_words_in_the_vocabulary_are_no_way_in() -> None:
     vocabulary = {"[UNK]": 0, "<end>": 1, "hello": 2, "world": 3}
     raw = RawTokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    raw.add_special_tokens([AddedToken("<end>"), AddedToken("[UNK]")])
+    raw.add_special_tokens([AddedToken("<end>"), AddedToken("[UNK]")])  # pyright: ignore[reportUnknownMemberType]
     tokenizer = Tokenizer(raw.to_str(), "{{ messages }}")
     assert tokenizer.encode("<end>", specials=True) == [1]
     assert 1 not in tokenizer.encode("<end>", specials=False)
