@@ -111,7 +111,7 @@ async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[CheckRow]:
     again = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
     echo = await _play_all(env, EchoAgent(), tasks)
     expert = await _expert_row(env, tasks, null)
-    after = _census()
+    after = await _settled_census(before)
     return [
         expert,
         _agent_row("null agent", null),
@@ -206,6 +206,17 @@ def _census() -> dict[str, int]:
         "processes": len(process.children(recursive=True)),
         "open files": process.num_fds(),
     }
+
+
+async def _settled_census(before: dict[str, int]) -> dict[str, int]:
+    """The census after threads and processes that are ending had a second to do so."""
+    after = _census()
+    for _ in range(20):
+        if all(after[kind] <= before[kind] for kind in before):
+            break
+        await asyncio.sleep(0.05)
+        after = _census()
+    return after
 
 
 def _leak_row(before: dict[str, int], after: dict[str, int]) -> CheckRow:

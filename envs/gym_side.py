@@ -9,7 +9,7 @@ from agentrl.envs.bridge import SyncBridge
 from agentrl.envs.scoring import outcome_error
 from agentrl.envs.spaces import TextSpace
 from agentrl.envs.transition import Transition
-from agentrl.tokens.formats.hermes import Hermes
+from agentrl.tokens import Hermes, ToolFormat
 from agentrl.types import AssistantTurn, Invalid, Message, Outcome, ToolSchema
 
 Info = dict[str, Any]
@@ -20,6 +20,9 @@ class GymSide(gymnasium.Env[str, str]):
     """`reset`, `step` and `close`, sync and async; a subclass plays the episode."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (Gymnasium's declaration)
+
+    text_format: ToolFormat = Hermes()
+    """How `step` finds the calls in what a model wrote."""
 
     def __init__(self) -> None:
         self.action_space = TextSpace()
@@ -82,7 +85,7 @@ class GymSide(gymnasium.Env[str, str]):
 
     def step(self, action: str) -> Step:
         """Parse what a model wrote and play it; for code without an event loop."""
-        return self._bridge.run(self.astep(Hermes().parse_text(action, self.tool_schemas)))
+        return self._bridge.run(self.astep(self.text_format.parse_text(action, self.tool_schemas)))
 
     def close(self) -> None:
         """`aclose` for code without an event loop; a second call does nothing."""

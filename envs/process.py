@@ -45,6 +45,10 @@ class Reply:
     error: AgentrlError | None = None
 
 
+class ProcessDied(EnvironmentFault):
+    """The process ended by itself: the environment crashed it, or something outside did."""
+
+
 class EnvProcess:
     """The near side: start it, ask it, kill it."""
 
@@ -66,18 +70,22 @@ class EnvProcess:
         server = await asyncio.start_unix_server(
             lambda reader, writer: connected.set_result((reader, writer)), address
         )
-        async with server:
-            process = asyncio.create_task(pool.call(serve, address, birth, timeout_s=_DAY_S))
-            try:
-                either: set[asyncio.Future[Any]] = {process, connected}
-                await asyncio.wait(either, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-                if not connected.done():
-                    if process.done():
-                        await process
-                    raise EnvironmentFault(f"its process did not come up within {limit_s:g} s")
-            except BaseException:
-                process.cancel()
-                raise
+        process = asyncio.create_task(pool.call(serve, address, birth, timeout_s=_DAY_S))
+        try:
+            either: set[asyncio.Future[Any]] = {process, connected}
+            await asyncio.wait(either, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if not connected.done():
+                if process.done():
+                    await process
+                raise EnvironmentFault(
+                    f"the environment's process did not come up within {limit_s:g} s"
+                )
+        except BaseException:
+            process.cancel()
+            raise
+        finally:
+            # Only the listening ends; `async with` would wait for the connection too.
+            server.close()
         return cls(process, connected.result())
 
     async def ask(self, method: str, limit_s: float, *args: object, **kwargs: object) -> Reply:
@@ -85,7 +93,7 @@ class EnvProcess:
 
         Raises:
             TimeoutError: No answer within `limit_s`; the process goes on with it.
-            EnvironmentFault: The process died.
+            ProcessDied: There is nobody to answer.
         """
         async with asyncio.timeout(limit_s):
             if self._pending is not None:
@@ -94,7 +102,7 @@ class EnvProcess:
             try:
                 return await asyncio.shield(self._pending)
             except (ConnectionError, EOFError) as error:
-                raise EnvironmentFault(f"its process died in {method}") from error
+                raise ProcessDied(f"the environment's process died in {method}") from error
 
     async def kill(self) -> None:
         """End the process, whatever it does; a second call does nothing."""

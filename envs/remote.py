@@ -7,11 +7,20 @@ even by its interpreter, costs the episode a timeout and the process its life.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.envs.process import Birth, EnvProcess
+from agentrl.envs.process import Birth, EnvProcess, ProcessDied
 from agentrl.envs.transition import Transition
 from agentrl.errors import EnvironmentFault
 from agentrl.tools import TextTokenizer, truncate_middle
-from agentrl.types import AssistantTurn, EpisodeStop, EpisodeView, Message, Outcome, Score, Task
+from agentrl.types import (
+    AssistantTurn,
+    EpisodeStop,
+    EpisodeView,
+    Invalid,
+    Message,
+    Outcome,
+    Score,
+    Task,
+)
 from agentrl.workers import WorkerPool
 
 _SLACK_S = 2.0
@@ -102,6 +111,8 @@ class RemotePlay:
 
     async def score(self) -> Outcome:
         """The environment's own score; 0 where the policy cost the process its life."""
+        if self._process is None and self._view.stop is EpisodeStop.INVALID:
+            return Invalid(reason="the environment's process died", blame="environment")
         if self._process is None:
             return Score(value=0.0)
         outcome: Outcome = await self._ask("ascore", self._limits.hook_s)
@@ -122,7 +133,12 @@ class RemotePlay:
         """The value of a method there; the view comes back with it."""
         if self._process is None:
             raise EnvironmentFault("the environment's process is gone")
-        reply = await self._process.ask(method, limit_s + _SLACK_S, *args, **kwargs)
+        try:
+            reply = await self._process.ask(method, limit_s + _SLACK_S, *args, **kwargs)
+        except ProcessDied:
+            await self._kill()
+            self._view = replace(self._view, stop=EpisodeStop.INVALID)
+            raise
         if reply.view is not None:
             known = self.messages
             new = tuple(self._cut(message) for message in reply.view.messages[len(known) :])

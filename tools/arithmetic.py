@@ -17,8 +17,8 @@ from agentrl.errors import ToolError
 Number: TypeAlias = int | float
 
 MAX_CHARS: Final = 256
-MAX_DIGITS: Final = 1000
-"""Longer results are refused."""
+MAX_RESULT_BITS: Final = 3000
+"""Larger results, of more than some 900 digits, are refused."""
 # No letters, so no names, calls, attributes or keywords ever reach the parser.
 _ALLOWED: Final = re.compile(r"[0-9.+\-*/%() \t]*")
 _MAX_DEPTH: Final = 64
@@ -107,6 +107,6 @@ def _text(value: Number) -> str:
     """Integers exactly, whole floats as integers, others by their shortest form."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)
-    if isinstance(value, int) and value.bit_length() > MAX_DIGITS * 3:
-        raise ToolError(f"the value has more than {MAX_DIGITS - 100} digits")
+    if isinstance(value, int) and value.bit_length() > MAX_RESULT_BITS:
+        raise ToolError("the value has more than 900 digits")
     return str(value)
