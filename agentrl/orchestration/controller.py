@@ -22,7 +22,7 @@ from agentrl.orchestration.reports import unused_tools, why_untrained
 from agentrl.orchestration.store import RunStore
 from agentrl.rollout import Collected, TaskRef, episode_metrics, make_batch
 from agentrl.trainer.algorithms.advantage import group_advantages, token_advantages
-from agentrl.trainer.stats import StepStats
+from agentrl.trainer.stats import StepStats, SupervisedStats
 from agentrl.types import Batch
 
 Estimator = Callable[[Batch], NDArray[np.float32]]
@@ -45,6 +45,14 @@ def grpo(batch: Batch, *, scale_by_std: bool = True) -> NDArray[np.float32]:
     """Group-relative advantages of whole episodes, spread over their trained tokens."""
     advantages_E = group_advantages(batch.rewards_E, batch.group_E, scale_by_std=scale_by_std)
     return token_advantages(batch, advantages_E)
+
+
+def stat_numbers(stats: SupervisedStats) -> dict[str, float]:
+    """The numbers of an update by the names that `metrics.jsonl` has them under."""
+    numbers = {k: float(v) for k, v in asdict(stats).items() if isinstance(v, int | float)}
+    numbers["updates"] = numbers.pop("step")
+    numbers["update_s"] = numbers.pop("seconds")
+    return numbers
 
 
 class Controller:
@@ -124,7 +132,7 @@ class Controller:
         self, collected: Collected, stats: StepStats, times: Mapping[str, float]
     ) -> dict[str, float]:
         metrics = episode_metrics(collected)
-        metrics |= {k: float(v) for k, v in asdict(stats).items() if isinstance(v, int | float)}
+        metrics |= stat_numbers(stats)
         metrics |= {"verified": stats.verified_share, **times}
         sampled = metrics.get("sampled_tokens", 0.0)
         metrics["tokens_per_s"] = sampled / times["rollout_s"] if times["rollout_s"] else 0.0

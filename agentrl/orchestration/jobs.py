@@ -44,7 +44,7 @@ def evaluate(
     """Play held-out tasks with a model; no trainer is loaded."""
     from agentrl.orchestration.sampling import evaluate_once, sampling_parts
 
-    plan = make_plan(config, objects)
+    plan = make_plan(config, objects, train=False)
     folder = resolve_model(config.model, seed=config.seed)
 
     async def play() -> tuple[EvalResult, Collected]:

@@ -29,8 +29,10 @@ class Plan:
         return {"config": self.config.model_dump(), "envs": envs, "tools": list(self.tool_names)}
 
 
-def make_plan(config: RunConfig, objects: Objects = NO_OBJECTS) -> Plan:
+def make_plan(config: RunConfig, objects: Objects = NO_OBJECTS, *, train: bool = True) -> Plan:
     """Check a configuration as far as it goes without loading weights.
+
+    Without `train` the run only evaluates.
 
     Raises:
         ConfigError: in one sentence, the first thing that is wrong.
@@ -39,7 +41,7 @@ def make_plan(config: RunConfig, objects: Objects = NO_OBJECTS) -> Plan:
     check_model(config.model)
     _check_combinations(config)
     _check_disk(Path(config.runs_dir))
-    names = [name for env in envs for name in _try_environment(env, config)]
+    names = [name for env in envs for name in _try_environment(env, config, train)]
     return Plan(config=config, envs=envs, tool_names=tuple(dict.fromkeys(names)))
 
 
@@ -64,9 +66,12 @@ def _check_disk(folder: Path) -> None:
         )
 
 
-def _try_environment(env: BoundEnv, config: RunConfig) -> list[str]:
+def _try_environment(env: BoundEnv, config: RunConfig, train: bool) -> list[str]:
     """Make one task of each split that the run uses; the names of the environment's tools."""
-    for split in ("train", config.eval.split):
+    splits = {"train"} if train else {config.eval.split}
+    if config.eval.every:
+        splits.add(config.eval.split)
+    for split in sorted(splits):
         task = env.task(0, split, config.seed)
         if not task.messages():
             raise ConfigError(f"env {env.name}: task 0 of split {split} has an empty prompt")

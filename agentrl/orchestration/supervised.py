@@ -1,7 +1,6 @@
 """A run of supervised training alone: what `agentrl sft` does."""
 
 import asyncio
-from dataclasses import asdict
 from pathlib import Path
 
 from agentrl.config.dump import dump_config
@@ -10,6 +9,7 @@ from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import Objects
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.controller import stat_numbers
 from agentrl.orchestration.display import Display
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan, make_plan
@@ -63,6 +63,8 @@ def _result(parts: Parts, base: Path, directory: RunDirectory, last: dict[str, f
 
 
 def _numbers(step: WarmStep) -> dict[str, float]:
-    numbers = {k: float(v) for k, v in asdict(step.stats).items() if isinstance(v, int | float)}
-    numbers |= {"verified": step.stats.verified_share, "step_s": step.stats.seconds}
+    numbers = stat_numbers(step.stats) | {
+        "verified": step.stats.verified_share,
+        "step_s": step.stats.seconds,
+    }
     return numbers if step.success is None else numbers | {"success": step.success}
