@@ -6,11 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from agentrl.cli.lines import Eta, step_line
+from agentrl.cli.lines import ROUTINE, Eta, step_line
 from agentrl.orchestration.display import Display
-
-_ROUTINE = frozenset({"rollout", "train", "publish", "eval", "checkpoint"})
-"""The phases of every step; a plain log does not mention them."""
 
 
 def make_display(name: str, total: int, stream: TextIO | None = None) -> Display:
@@ -39,11 +36,15 @@ class PlainDisplay:
         self._stream = stream or sys.stdout
         self._clock = clock
         self._eta = Eta(total, clock())
+        self._began = False
 
     def phase(self, name: str) -> None:
         """A line for what is not part of every step."""
-        if name not in _ROUTINE:
+        if name not in ROUTINE:
             self._write(f"{name} ...")
+        elif not self._began:
+            # The time that loading took says nothing about the steps.
+            self._began = True
             self._eta = Eta(self._total, self._clock())
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -4,6 +4,9 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+ROUTINE = frozenset({"rollout", "train", "publish", "eval", "checkpoint"})
+"""The phases of every step; a plain log does not mention them."""
+
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = "_.-=*#"
 _TIMES = {"rollout_s": "roll", "train_s": "train", "publish_s": "pub"}
@@ -30,6 +33,7 @@ def summary(metrics: Mapping[str, float]) -> dict[str, str]:
     shown = {
         "reward": _number(metrics, "reward", "{:.2f}"),
         "success": _number(metrics, "success", "{:.0%}"),
+        "loss": "" if "reward" in metrics else _number(metrics, "loss", "{:.3f}"),
         "len": _number(metrics, "length", "{:.0f}"),
         "gap": gap(metrics),
         "verified": verified(metrics),

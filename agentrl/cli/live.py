@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.lines import Eta, duration, gap, phase_times, sparkline, summary
+from agentrl.cli.lines import ROUTINE, Eta, duration, gap, phase_times, sparkline, summary
 
 _REFRESH_HZ = 4
 
@@ -29,6 +29,7 @@ class LiveDisplay:
         self._rewards: list[float] = []
         self._success: list[float] = []
         self._eta = Eta(total, time.monotonic())
+        self._began = False
         self._left: float | None = None
         self._asked = time.monotonic()
         self._console = Console(file=stream)
@@ -39,7 +40,8 @@ class LiveDisplay:
 
     def phase(self, name: str) -> None:
         """Show what is going on now."""
-        if self._step == 0:
+        if name in ROUTINE and not self._began:
+            self._began = True
             self._eta = Eta(self._total, time.monotonic())
         self._phase, self._phase_began = name, time.monotonic()
 
@@ -91,6 +93,8 @@ class LiveDisplay:
                 body.add_row(f"  {label}", shown[label], self._spark(values, width))
         if "held-out" in shown:
             body.add_row("  held-out", shown["held-out"], "")
+        if "loss" in shown:
+            body.add_row("  loss", shown["loss"], "")
         if "len" in shown:
             body.add_row("  length", shown["len"], f"tokens, {metrics.get('turns', 0):.1f} turns")
         if gap(metrics):

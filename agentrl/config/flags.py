@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from agentrl.config.describe import accepts_none, accepts_only_bool
+from agentrl.config.describe import accepts_only_bool
 from agentrl.config.plain import to_json
 from agentrl.config.schema import Schema
 from agentrl.errors import ConfigError
@@ -79,8 +79,7 @@ def is_switch(schema: Schema, short: Mapping[str, str]) -> Callable[[str], bool]
 
 def value_of(text: str, field: FieldInfo) -> object:
     """The value that a text stands for at a field, or the text where it fits no reading."""
-    readings = _readings(text, accepts_none(field.annotation))
-    return next((value for value in readings if fits(value, field)), text)
+    return next((value for value in _readings(text) if fits(value, field)), text)
 
 
 def fits(value: object, field: FieldInfo) -> bool:
@@ -120,9 +119,7 @@ def _is_value(token: str, switch: bool) -> bool:
     return token in ("true", "false") if switch else not token.startswith("--")
 
 
-def _readings(text: str, none: bool) -> Iterator[object]:
-    if none and text.lower() == "none":
-        yield None
+def _readings(text: str) -> Iterator[object]:
     yield text
     for read in (int, float):
         try:

@@ -33,6 +33,8 @@ def test_a_step_is_one_line() -> None:
         "step  12/100  reward  0.61  success  61%  len   38  gap 2.1e-06/3.0e-05"
         "  verified 100%  tok/s  9,120  1.9s (roll 1.1 train 0.7)  eta 2m51s"
     )
+    supervised = {"loss": 0.25, "num_trained": 9, "num_verified": 9}
+    assert step_line(1, 9, supervised, None) == "step 1/9  loss 0.250  verified 100%"
     more = {"reward": float("nan"), "eval/success": 0.9541, "invalid": 2.0}
     assert step_line(1, 9, more, None) == "step 1/9  held-out 95.4%  invalid 2"
 
@@ -76,7 +78,7 @@ def test_the_time_left_comes_from_the_last_steps() -> None:
 
 
 def test_the_plain_display_writes_plain_lines() -> None:
-    times: Iterator[float] = iter([0.0, 5.0, 7.0, 9.0])
+    times: Iterator[float] = iter([0.0, 100.0, 102.0, 104.0])
     out = io.StringIO()
     display = PlainDisplay(3, out, clock=lambda: next(times))
     display.phase("warm start")
