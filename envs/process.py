@@ -108,10 +108,10 @@ class EnvProcess:
         """End the process, whatever it does; a second call does nothing."""
         if self._pending is not None:
             self._pending.cancel()
+            await asyncio.gather(self._pending, return_exceptions=True)
         self._streams[1].close()
         self._process.cancel()
-        waiting = (self._process, self._pending) if self._pending else (self._process,)
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(self._process, return_exceptions=True)
 
     async def _exchange(self, request: object) -> Reply:
         await _send(self._streams[1], request)

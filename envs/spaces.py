@@ -4,7 +4,7 @@ Gymnasium's own Text space has a fixed alphabet and length; a policy writes what
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium import Space
@@ -76,12 +76,14 @@ class TokenSpace(Space[tuple[int, ...]]):
     def contains(self, x: Any) -> bool:
         """True for sequences and one-dimensional arrays of ids that exist."""
         if isinstance(x, np.ndarray):
-            return x.ndim == 1 and np.issubdtype(x.dtype, np.integer) and self._in_range(x)
+            array = cast("NDArray[np.generic]", x)
+            integers = np.issubdtype(array.dtype, np.integer)
+            return array.ndim == 1 and integers and self._in_range(array)
         if not isinstance(x, Sequence) or isinstance(x, str | bytes):
             return False
-        return all(
-            isinstance(i, int | np.integer) and not isinstance(i, bool) for i in x
-        ) and self._in_range(x)
+        ids = cast("Sequence[object]", x)
+        integers = all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids)
+        return integers and self._in_range(ids)
 
     def _in_range(self, ids: Any) -> bool:
         return all(0 <= i < self.vocab_size for i in ids)

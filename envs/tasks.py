@@ -39,7 +39,8 @@ class GeneratedTasks:
         """The task at `index`."""
         seeds = np.random.SeedSequence((seed, zlib.crc32(split.encode()), index))
         with user_code("make_task"):
-            task: object = self._make_task(np.random.Generator(np.random.PCG64(seeds)), split)
+            rng = np.random.Generator(np.random.PCG64(seeds))
+            task = cast("object", self._make_task(rng, split))
         if not isinstance(task, Task):
             raise EnvironmentFault(f"make_task returned a {type(task).__name__}, expected a Task")
         return task

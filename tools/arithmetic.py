@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from agentrl.errors import ToolError
 
@@ -23,7 +23,7 @@ MAX_RESULT_BITS: Final = 3000
 _ALLOWED: Final = re.compile(r"[0-9.+\-*/%() \t]*")
 _MAX_DEPTH: Final = 64
 
-_BINARY: Final[dict[type[ast.operator], Callable[[Number, Number], Number]]] = {
+_BINARY: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -32,7 +32,7 @@ _BINARY: Final[dict[type[ast.operator], Callable[[Number, Number], Number]]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-_UNARY: Final[dict[type[ast.unaryop], Callable[[Number], Number]]] = {
+_UNARY: Final[dict[type[ast.unaryop], Callable[[Any], Any]]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
@@ -76,7 +76,7 @@ def _value(node: ast.expr, max_bits: int | None, depth: int) -> Number:
         case ast.Constant(value=int() | float() as value):
             return value
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-            return _UNARY[type(op)](_value(operand, max_bits, depth + 1))
+            return _real(_UNARY[type(op)](_value(operand, max_bits, depth + 1)))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             a = _value(left, max_bits, depth + 1)
             b = _value(right, max_bits, depth + 1)

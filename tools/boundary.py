@@ -1,13 +1,13 @@
 """The border between our code and a user's: whatever a user's code raises gets an owner."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from agentrl.errors import AgentrlError, EnvironmentFault, ToolError
 
 
 @contextmanager
-def user_code(what: str, *, shows_tool_errors: bool = False) -> Iterator[None]:
+def user_code(what: str, *, shows_tool_errors: bool = False) -> Generator[None]:
     """Turn an exception of the user's code into an EnvironmentFault that says where it came from.
 
     Errors of agentrl keep their meaning. A ToolError is for the model to see, which only a tool can

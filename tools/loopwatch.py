@@ -60,7 +60,7 @@ class LoopWatch:
             if late_s > self.limit_s and beat_s != reported_s:
                 reported_s = beat_s
                 self.num_stalls += 1
-                frame = sys._current_frames().get(self._loop_thread)
+                frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]  # there is no public way
                 _log.warning(
                     "the event loop has stood still for %.1f s in %s; make that code async, or "
                     "run it in a thread or a process",

@@ -119,7 +119,8 @@ def _inlined(node: Any, definitions: Mapping[str, Any], *, depth: int) -> Any:
     if depth > 20:
         raise ConfigError("a tool has a parameter of a recursive type; JSON text needs an end")
     if isinstance(node, list):
-        return [_inlined(item, definitions, depth=depth + 1) for item in node]
+        items = cast("list[object]", node)
+        return [_inlined(item, definitions, depth=depth + 1) for item in items]
     if not isinstance(node, dict):
         return node
     mapping = cast("dict[str, Any]", node)

@@ -136,6 +136,7 @@ async def test_number_guess_answers_each_kind_of_guess() -> None:
     assert await guess("999") == "Reply with one number between 131 and 149."
     assert await guess("it is 140") == "Reply with one number between 131 and 149."
     assert await guess("139.5") == "Too low. It is between 140 and 149."
+    assert await guess("141.5") == "Too high. It is between 140 and 141."
     last = await env.advance(AssistantTurn(text=" 140\n"))
     assert last.stop is EpisodeStop.ANSWERED
     assert await env.ascore() == Score(value=1.0)

@@ -25,29 +25,41 @@ def make_task(cls: type, rng: Any, split: str) -> Task:
     return Task(prompt="p")
 
 
-@pytest.mark.parametrize(
-    ("attributes", "message"),
-    [
-        ({"max_turns": -1}, "Bad.max_turns is -1, expected a number above 0"),
-        ({"tool_timeout_s": 0}, "Bad.tool_timeout_s is 0"),
-        ({"max_tool_tokens": "9"}, "Bad.max_tool_tokens is '9'"),
-        ({"isolation": "docker"}, "Bad.isolation is 'docker', expected 'none' or 'process'"),
-        ({"make_task": classmethod(make_task)}, "Bad has both tasks and make_task"),
-        ({"tasks": None}, "Bad has no tasks"),
-        ({"tasks": None, "make_task": make_task}, "put @classmethod on it"),
-        ({"tasks": None, "make_task": classmethod(lambda cls: 0)}, "make_task takes 0 arguments"),
-        ({"tasks": []}, "no tasks in the split train"),
-        ({"tasks": [{"promt": "a"}]}, "task 0 of train has the unknown key promt"),
-        ({"tasks": [{"answer": "a"}]}, "task 0 of train has no prompt"),
-        ({"tasks": [{"prompt": 1}]}, "task 0 of train has a prompt that is neither text nor"),
-        ({"tasks": [7]}, "task 0 of train is a int"),
-        ({"tasks": "missing.jsonl"}, "missing.jsonl cannot be read"),
-        ({"verifier": None}, "Bad has no scoring"),
-        ({"score": lambda self, answer: 1.0}, "Bad has both verifier and score"),
-        ({"verifier": "exact_numbr"}, "verifier exact_numbr is unknown"),
-        ({"tools": (len,)}, "Bad.tools holds .* which is no @tool"),
-    ],
-)
+def make_nothing(cls: type) -> Task:
+    return Task(prompt="p")
+
+
+def make_none(cls: type, rng: Any, split: str) -> None:
+    return None
+
+
+def own_score(self: ToolEnv, answer: Any) -> float:
+    return 1.0
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"max_turns": -1}, "Bad.max_turns is -1, expected a number above 0"),
+    ({"tool_timeout_s": 0}, "Bad.tool_timeout_s is 0"),
+    ({"max_tool_tokens": "9"}, "Bad.max_tool_tokens is '9'"),
+    ({"isolation": "docker"}, "Bad.isolation is 'docker', expected 'none' or 'process'"),
+    ({"make_task": classmethod(make_task)}, "Bad has both tasks and make_task"),
+    ({"tasks": None}, "Bad has no tasks"),
+    ({"tasks": None, "make_task": make_task}, "put @classmethod on it"),
+    ({"tasks": None, "make_task": classmethod(make_nothing)}, "make_task takes 0 arguments"),
+    ({"tasks": []}, "no tasks in the split train"),
+    ({"tasks": [{"promt": "a"}]}, "task 0 of train has the unknown key promt"),
+    ({"tasks": [{"answer": "a"}]}, "task 0 of train has no prompt"),
+    ({"tasks": [{"prompt": 1}]}, "task 0 of train has a prompt that is neither text nor"),
+    ({"tasks": [7]}, "task 0 of train is a int"),
+    ({"tasks": "missing.jsonl"}, "missing.jsonl cannot be read"),
+    ({"verifier": None}, "Bad has no scoring"),
+    ({"score": own_score}, "Bad has both verifier and score"),
+    ({"verifier": "exact_numbr"}, "verifier exact_numbr is unknown"),
+    ({"tools": (len,)}, "Bad.tools holds .* which is no @tool"),
+]
+
+
+@pytest.mark.parametrize(("attributes", "message"), WRONG)
 def test_wrong_declarations_are_one_sentence(attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         variant(**attributes)()
@@ -78,7 +90,7 @@ def test_tasks_from_a_file(tmp_path: Path) -> None:
 
 
 def test_a_make_task_without_a_task_is_a_fault() -> None:
-    env_class = variant(tasks=None, make_task=classmethod(lambda cls, rng, split: None))
+    env_class = variant(tasks=None, make_task=classmethod(make_none))
     with pytest.raises(EnvironmentFault, match="make_task returned a NoneType, expected a Task"):
         env_class.task_at(0, split="train", seed=0)
 

@@ -135,17 +135,17 @@ async def slow() -> None:
     """Do it."""
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (hintless, "tool hintless has no type hint for parameter x"),
-        (undocumented, "tool undocumented does not describe parameter x"),
-        (silent, "tool silent has no docstring"),
-        (spread, r"tool spread takes \*x: int"),
-        (strange, "tool strange has a parameter that JSON cannot express"),
-        (unknown, "tool unknown has a type hint that cannot be resolved"),
-    ],
-)
+REFUSED: list[tuple[Any, str]] = [
+    (hintless, "tool hintless has no type hint for parameter x"),
+    (undocumented, "tool undocumented does not describe parameter x"),
+    (silent, "tool silent has no docstring"),
+    (spread, r"tool spread takes \*x: int"),
+    (strange, "tool strange has a parameter that JSON cannot express"),
+    (unknown, "tool unknown has a type hint that cannot be resolved"),
+]
+
+
+@pytest.mark.parametrize(("function", "message"), REFUSED)
 def test_what_a_schema_cannot_be_made_of_is_refused_in_one_sentence(
     function: Any, message: str
 ) -> None:

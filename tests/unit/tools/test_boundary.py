@@ -1,0 +1,32 @@
+import asyncio
+
+import pytest
+
+from agentrl.errors import EnvironmentFault, SandboxError, ToolError
+from agentrl.tools import user_code
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(1), StopIteration()])
+def test_what_user_code_raises_becomes_a_fault_with_its_cause(error: BaseException) -> None:
+    message = f"setup raised {type(error).__name__}"
+    with pytest.raises(EnvironmentFault, match=message) as caught, user_code("setup"):
+        raise error
+    assert caught.value.__cause__ is error
+
+
+def test_errors_of_agentrl_keep_their_meaning() -> None:
+    with pytest.raises(SandboxError), user_code("setup"):
+        raise SandboxError("gone")
+
+
+def test_a_tool_error_is_for_the_model_in_tools_only() -> None:
+    with pytest.raises(ToolError), user_code("tool t", shows_tool_errors=True):
+        raise ToolError("no")
+    with pytest.raises(EnvironmentFault, match="reply raised ToolError: no"), user_code("reply"):
+        raise ToolError("no")
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt()])
+def test_what_ends_the_program_or_the_task_goes_on(error: BaseException) -> None:
+    with pytest.raises(type(error)), user_code("setup"):
+        raise error
