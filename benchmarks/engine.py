@@ -13,6 +13,9 @@ takes 16 ready turns at a time, left-padded. Floor: the matrix products of one d
 Exits with 1 where a ratio is below its bar.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and transformers are not typed)
+
 import argparse
 import asyncio
 import random
@@ -22,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from statistics import median
+from typing import cast
 
 import torch
 from torch import nn
@@ -82,8 +86,9 @@ class Sides:
     ) -> tuple[list[float], list[float]]:
         """Tokens/s of both, one repetition after the other, after one that does not count."""
         rates: tuple[list[float], list[float]] = ([], [])
+        runs: list[Callable[[], object]] = [theirs, lambda: self.runner.run(ours())]
         for repeat in range(self.repeats + 1):
-            for side, run in zip(rates, (theirs, lambda: self.runner.run(ours())), strict=True):
+            for side, run in zip(rates, runs, strict=True):
                 start = self.clock()
                 run()
                 if repeat:
@@ -212,7 +217,7 @@ def _generate(model: PreTrainedModel, prompts: list[list[int]], new: int) -> lis
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    output: torch.Tensor = model.generate(  # type: ignore[operator, no-untyped-call]
+    output: torch.Tensor = model.generate(  # type: ignore[operator]
         ids,
         attention_mask=mask,
         max_new_tokens=new,
@@ -223,8 +228,7 @@ def _generate(model: PreTrainedModel, prompts: list[list[int]], new: int) -> lis
         top_p=1.0,
         pad_token_id=0,
     )
-    new_ids: list[list[int]] = output[:, longest:].tolist()
-    return new_ids
+    return cast("list[list[int]]", output[:, longest:].tolist())
 
 
 def _episodes(model: PreTrainedModel, num: int) -> list[Episode]:

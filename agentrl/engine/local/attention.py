@@ -7,6 +7,9 @@ cropped to the longest of them, and one call for each piece.
 Suffixes: N new tokens, D decoding rows, H query heads, K key/value heads, L cached positions.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and transformers are not typed)
+
 from dataclasses import dataclass
 from typing import Any
 

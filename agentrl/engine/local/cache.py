@@ -1,5 +1,8 @@
 """Keys and values of many sequences in one tensor, a row each."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and transformers are not typed)
+
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,6 +4,9 @@ Suffixes: B sequences, V vocabulary. The draw of a sequence depends on its seed,
 its own distribution only, never on its neighbours in the batch.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and transformers are not typed)
+
 import numpy as np
 import torch
 from numpy.typing import NDArray

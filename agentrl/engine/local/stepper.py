@@ -7,6 +7,9 @@ prompts of others, flat in one pass.
 Suffixes: N new tokens of a step, R rows, S sequences for which a token is drawn.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and transformers are not typed)
+
 import math
 from collections import deque
 from collections.abc import Callable, Iterator

@@ -1,5 +1,8 @@
 """The engine's model: the trainer's parameters or a copy, and the transaction that updates it."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and transformers are not typed)
+
 import copy
 from collections import Counter
 from collections.abc import Sequence

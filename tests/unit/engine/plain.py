@@ -1,5 +1,8 @@
 """A random Llama of a few thousand parameters, and a slow, plain reference for what engines say."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and transformers are not typed)
+
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,12 +1,11 @@
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from agentrl.engine import Engine
@@ -27,7 +26,7 @@ async def local(
     timeout_s: float = 20.0,
     context_length: int = 0,
     share_weights: bool = False,
-) -> AsyncIterator[LocalEngine]:
+) -> AsyncGenerator[LocalEngine]:
     config = EngineConfig(
         slots=slots,
         prefill_tokens=prefill_tokens,
@@ -270,10 +269,10 @@ async def test_closing_fails_what_runs(llama: LlamaForCausalLM) -> None:
 
 
 class Breaking(LlamaForCausalLM):  # type: ignore[no-untyped-call]
-    def forward(self, input_ids: Tensor, **kwargs: Any) -> Any:
-        if (input_ids == 13).any():
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if (kwargs["input_ids"] == 13).any():
             raise RuntimeError("thirteen")
-        return super().forward(input_ids=input_ids, **kwargs)
+        return super().forward(*args, **kwargs)
 
 
 async def test_a_dead_thread_fails_every_request() -> None:

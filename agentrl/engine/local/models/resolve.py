@@ -3,6 +3,9 @@
 Nothing here needs torch: what is wrong with a name is said before anything heavy is imported.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and transformers are not typed)
+
 import json
 import os
 import shutil

