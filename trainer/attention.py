@@ -8,10 +8,13 @@ result is exact and needs no mask.
 Suffixes: P packed tokens, F padded tokens of one bucket.
 """
 
-from collections.abc import Iterator
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch and transformers are typed in part only.
+
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +74,7 @@ def _bucket(lengths: tuple[int, ...], start: int, device: torch.device) -> Bucke
 
 
 @contextmanager
-def row_attention(model: PreTrainedModel) -> Iterator[None]:
+def row_attention(model: PreTrainedModel) -> Generator[None, None, None]:
     """Let the model attend by rows inside, and as before afterwards: an engine may share it."""
     # transformers offers a public way to set the implementation, none to ask for it.
     before = str(model.config._attn_implementation)  # pyright: ignore[reportPrivateUsage]
@@ -167,13 +170,13 @@ class _Gather(torch.autograd.Function):
 
 
 def _scatter(states: Tensor, places: Tensor, num_padded: int) -> Tensor:
-    padded: Tensor = _Scatter.apply(states, places, num_padded)  # type: ignore[no-untyped-call]  # torch's
-    return padded
+    padded = _Scatter.apply(states, places, num_padded)  # type: ignore[no-untyped-call]  # torch's
+    return cast(Tensor, padded)
 
 
 def _gather(padded: Tensor, places: Tensor) -> Tensor:
-    states: Tensor = _Gather.apply(padded, places)  # type: ignore[no-untyped-call]  # torch's
-    return states
+    states = _Gather.apply(padded, places)  # type: ignore[no-untyped-call]  # torch's
+    return cast(Tensor, states)
 
 
 AttentionInterface.register(NAME, _attend)

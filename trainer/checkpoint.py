@@ -6,11 +6,14 @@ A checkpoint is written beside its final name, brought to the disk and renamed. 
 the size and hash of every file; a checkpoint whose files differ from it is not loaded.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch and transformers are typed in part only.
+
 import logging
 import random
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedModel
 
+from agentrl.engine.local.models.load import quiet
 from agentrl.errors import RunError
 from agentrl.runs.disk import free_bytes
 from agentrl.trainer.folders import (
@@ -107,7 +111,8 @@ def export_hf(model: PreTrainedModel, tokenizer_folder: Path, out: Path) -> Path
     for name, parameter in model.named_parameters():
         _refuse_non_finite(name, parameter)
     with unfinished_folder(out) as unfinished, _disk_errors(out):
-        model.save_pretrained(unfinished)
+        with quiet():
+            model.save_pretrained(unfinished)
         for name in _TOKENIZER_FILES:
             source = tokenizer_folder / name
             if source.exists():
@@ -150,7 +155,7 @@ def _tensors(trainer: Trainer) -> dict[str, Any]:
 
 
 @contextmanager
-def _single_process() -> Iterator[None]:
+def _single_process() -> Generator[None, None, None]:
     """DCP warns that there is no process group; there is none on purpose."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -158,7 +163,7 @@ def _single_process() -> Iterator[None]:
 
 
 @contextmanager
-def _disk_errors(target: Path) -> Iterator[None]:
+def _disk_errors(target: Path) -> Generator[None, None, None]:
     try:
         yield
     except (OSError, CheckpointException) as error:
@@ -179,7 +184,7 @@ def _random_states() -> dict[str, object]:
     # The legacy generator is what libraries draw from when they draw without asking.
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
-        "torch": bytes(torch.get_rng_state().tolist()).hex(),
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
         "numpy": [str(kind), np.asarray(keys).tolist(), position, has_gauss, gauss],
         "python": random.getstate(),
     }

@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class Manifest(Config):
 
 
 @contextmanager
-def unfinished_folder(target: Path) -> Iterator[Path]:
+def unfinished_folder(target: Path) -> Generator[Path, None, None]:
     """An empty folder beside `target`; what is left of it after an error is removed."""
     unfinished = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)

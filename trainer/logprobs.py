@@ -5,6 +5,9 @@ Logits are computed at the positions before trained tokens only, in bounded piec
 Suffixes: P packed tokens, K trained tokens, D hidden width, V vocabulary.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch and transformers are typed in part only.
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -80,7 +83,7 @@ def _head_logprobs(
     size = max(1, MAX_LOGITS // head.weight.shape[0])
     if len(hidden_KD) <= size:
         return _piece(head, hidden_KD, targets_K, temperature)
-    pieces = [
+    pieces: list[Tensor] = [
         # Only the piece in work has its logits in memory; backward computes them again.
         checkpoint(_piece, head, hidden, targets, temperature, use_reentrant=False)
         for hidden, targets in zip(

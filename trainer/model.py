@@ -1,5 +1,8 @@
 """What a model must be to be trained, and the optimizer over it."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch and transformers are typed in part only.
+
 import copy
 
 import torch

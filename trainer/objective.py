@@ -3,6 +3,9 @@
 Suffixes: N tokens of the batch, K trained tokens of a micro-batch, R rows.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch and transformers are typed in part only.
+
 from typing import Protocol
 
 import numpy as np

@@ -6,6 +6,9 @@
 Suffixes: N tokens of the batch, R rows.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch and transformers are typed in part only.
+
 import math
 import time
 from dataclasses import dataclass
@@ -110,6 +113,7 @@ class Trainer:
             grad_norm=applied.grad_norm,
             lr=applied.lr,
             entropy=_entropy(result),
+            row_probability=_row_probability(batch, result),
             num_trained=batch.num_trained,
             num_verified=num_verified,
             skipped=applied.skipped,
@@ -135,6 +139,7 @@ class Trainer:
             grad_norm=applied.grad_norm,
             lr=applied.lr,
             entropy=_entropy(result),
+            row_probability=_row_probability(batch, result),
             num_trained=batch.num_trained,
             num_verified=num_verified,
             skipped=applied.skipped,
@@ -215,3 +220,12 @@ def _why_nothing(rows: NDArray[np.int64], active: NDArray[np.bool_]) -> str | No
 def _entropy(result: _Pass) -> float:
     used = result.logprobs_N[result.used_N]
     return -float(used.mean()) if len(used) else 0.0
+
+
+def _row_probability(batch: Batch, result: _Pass) -> float:
+    logprobs_N = np.where(result.used_N, result.logprobs_N, 0.0)
+    if not batch.num_rows:
+        return 0.0
+    rows = np.flatnonzero(np.add.reduceat(result.used_N, batch.offsets_R1[:-1]) > 0)
+    sums_R = np.add.reduceat(logprobs_N, batch.offsets_R1[:-1])
+    return float(np.exp(sums_R[rows]).mean()) if len(rows) else 0.0

@@ -1,5 +1,8 @@
 """Small batches and models for the trainer's tests, made through `TokenRecord` like real ones."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch and transformers are typed in part only.
+
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,10 +1,12 @@
 """The packed pass against the model's own, one row at a time."""
 
-from collections.abc import Callable
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch and transformers are typed in part only.
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
@@ -49,9 +51,9 @@ def bigram_model() -> LlamaForCausalLM:
         table[token, (token + 2) % VOCAB] = -1.0
     width = model.config.hidden_size
     with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.zero_()
         # The last norm makes a unit vector of `width` entries sqrt(width) long.
         model.model.embed_tokens.weight.copy_(torch.eye(VOCAB, width))
         model.lm_head.weight[:, :VOCAB] = table.T / width**0.5
@@ -66,10 +68,11 @@ def test_each_logprob_is_of_its_own_token() -> None:
     np.testing.assert_allclose(got.detach().numpy(), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("wrong", [lambda t: t, lambda t: t - 2, lambda t: t + 1])
-def test_a_shift_that_is_off_by_one_is_seen(
-    wrong: Callable[[object], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("by", [0, -2, 1])
+def test_a_shift_that_is_off_by_one_is_seen(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(targets: NDArray[np.int64]) -> NDArray[np.int64]:
+        return targets + by
+
     monkeypatch.setattr("agentrl.trainer.packing.shift", wrong)
     batch = batch_of([segment([4, 5], [([6, 8], [1]), ([2], [])]), segment([4, 5, 6], [([7], [])])])
     try:
@@ -77,6 +80,13 @@ def test_a_shift_that_is_off_by_one_is_seen(
     except IndexError:
         return
     assert got.min() < -5
+
+
+def count_logits(model: LlamaForCausalLM, sizes: list[int]) -> None:
+    def count(_: object, __: object, logits: Tensor) -> None:
+        sizes.append(logits.numel())
+
+    model.lm_head.register_forward_hook(count)
 
 
 def test_logits_exist_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +97,7 @@ def test_logits_exist_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None
     model.zero_grad()
 
     sizes: list[int] = []
-    model.lm_head.register_forward_hook(lambda *args: sizes.append(args[2].numel()))
+    count_logits(model, sizes)
     monkeypatch.setattr(module, "MAX_LOGITS", 4 * VOCAB)
     torch.autograd.backward(packed_logprobs(model, batch).sum())
     # Twice each: forward keeps no logits, backward computes them again.
@@ -102,7 +112,7 @@ def test_logits_are_computed_for_trained_tokens_only() -> None:
     model = tiny_model()
     batch = batch_of(random_segments((20, 19, 8)))
     sizes: list[int] = []
-    model.lm_head.register_forward_hook(lambda *args: sizes.append(args[2].numel()))
+    count_logits(model, sizes)
     packed_logprobs(model, batch)
     assert sum(sizes) == batch.num_trained * VOCAB < batch.num_tokens * VOCAB
 
@@ -132,7 +142,7 @@ def test_a_model_whose_logits_are_changed_after_the_head_is_refused(
     model = tiny_model()
     plain = model.forward
 
-    def scaled(input_ids: Tensor) -> object:
+    def scaled(input_ids: torch.LongTensor) -> object:
         output = plain(input_ids=input_ids)
         assert output.logits is not None
         output.logits = output.logits * 2
