@@ -44,14 +44,16 @@ class CheckpointConfig(Config):
 class WarmStartConfig(Config):
     """Supervised training on an environment's scripted demonstrations."""
 
-    updates: int = Field(default=400, ge=1, description="Most optimizer steps.")
-    batch: int = Field(default=128, ge=1, description="Demonstrations per optimizer step.")
+    updates: int = Field(default=200, ge=1, description="Most optimizer steps.")
+    batch: int = Field(default=32, ge=1, description="Demonstrations per optimizer step.")
     lr: float = Field(default=3e-3, gt=0, description="Learning rate.")
+    warmup_steps: int = Field(default=10, ge=0, description="Steps until the rate is reached.")
     stop_at: float | None = Field(
-        default=None, gt=0, le=1, description="Stop when success on training tasks reaches this."
+        default=None,
+        gt=0,
+        le=1,
+        description="Stop when the policy would sample a demonstration with this mean probability.",
     )
-    check_every: int = Field(default=10, ge=1, description="Updates between success checks.")
-    check_tasks: int = Field(default=128, ge=1, description="Training tasks per success check.")
 
 
 class RunConfig(Config):

@@ -118,7 +118,7 @@ class Controller:
         stats = self._parts.trainer.update(batch)
         if stats.skipped:
             lines = why_untrained(collected)
-            shown = "\n  ".join([*lines[:8], f"... and {len(lines) - 8} more"][: len(lines)])
+            shown = "\n  ".join([*lines[:3], f"... and {len(lines) - 3} more in events.jsonl"])
             self._display.warn(f"step {number} changed nothing ({stats.skipped}):\n  {shown}")
             self._store.event("nothing_trained", step=number, reason=stats.skipped, episodes=lines)
         return stats

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 Z95 = 1.959963984540054
-BOOTSTRAP_DRAWS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class Interval:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def wilson(successes: int, trials: int) -> Interval:
+def wilson(successes: float, trials: float) -> Interval:
     """The score interval of a proportion (Wilson 1927); [0, 1] without trials."""
     if trials == 0:
         return Interval(0.0, 0.0, 1.0)
@@ -42,14 +41,18 @@ def pass_at_k(successes: int, samples: int, k: int) -> float:
 def pass_interval(successes_per_task: Sequence[tuple[int, int]], k: int) -> Interval:
     """pass@k over tasks given as (successes, samples); those with fewer than k are left out.
 
-    One sample per task: Wilson. More: a seeded bootstrap over tasks, since samples of one task
-    are alike.
+    Samples of one task are alike, so they count as fewer: Wilson's interval for as many independent
+    trials as have the variance seen between tasks, at least one per task.
     """
     usable = [(s, n) for s, n in successes_per_task if n >= k]
-    if all(n == 1 for _, n in usable):
-        return wilson(sum(s for s, _ in usable), len(usable))
+    if not usable:
+        return wilson(0, 0)
     values = np.array([pass_at_k(s, n, k) for s, n in usable])
-    rng = np.random.default_rng(0)
-    draws = rng.choice(values, size=(BOOTSTRAP_DRAWS, len(values))).mean(axis=1)
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return Interval(float(values.mean()), float(low), float(high))
+    mean, tasks = float(values.mean()), len(usable)
+    most = sum(n for _, n in usable) / k
+    variance = float(values.var(ddof=1)) / tasks if tasks > 1 else 0.0
+    if mean in (0.0, 1.0):
+        trials = float(tasks)
+    else:
+        trials = min(max(mean * (1 - mean) / max(variance, 1e-12), tasks), most)
+    return wilson(mean * trials, trials)

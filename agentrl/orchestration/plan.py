@@ -1,6 +1,5 @@
 """The preflight: everything that can be known wrong in seconds, before any weight loads."""
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from agentrl.engine.local.models.resolve import check_model
 from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import NO_OBJECTS, BoundEnv, Objects, bind_envs
 from agentrl.orchestration.config import RunConfig
+from agentrl.runs import check_disk
 from agentrl.types import Message
 
 FREE_BYTES_NEEDED = 1 << 30
@@ -40,7 +40,7 @@ def make_plan(config: RunConfig, objects: Objects = NO_OBJECTS, *, train: bool =
     envs = bind_envs(config, objects)
     check_model(config.model)
     _check_combinations(config)
-    _check_disk(Path(config.runs_dir))
+    check_disk(Path(config.runs_dir), FREE_BYTES_NEEDED)
     names = [name for env in envs for name in _try_environment(env, config, train)]
     return Plan(config=config, envs=envs, tool_names=tuple(dict.fromkeys(names)))
 
@@ -51,18 +51,6 @@ def _check_combinations(config: RunConfig) -> None:
         raise ConfigError(
             f"rollout.max_turn_tokens: got {rollout.max_turn_tokens}, expected at most "
             f"rollout.max_episode_tokens ({rollout.max_episode_tokens})"
-        )
-
-
-def _check_disk(folder: Path) -> None:
-    existing = folder.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    free = shutil.disk_usage(existing).free
-    if free < FREE_BYTES_NEEDED:
-        raise ConfigError(
-            f"{existing} has {free / 2**20:.0f} MiB free, expected at least "
-            f"{FREE_BYTES_NEEDED / 2**20:.0f} MiB: free some space or choose another runs_dir"
         )
 
 
@@ -91,9 +79,10 @@ def _check_messages(name: str, messages: tuple[Message, ...]) -> None:
 
 MODEL_PRESETS: Mapping[str, Mapping[str, object]] = {
     "tiny": {
-        "trainer.lr": 1e-3,
+        "trainer.lr": 3e-4,
         "rollout.max_turn_tokens": 64,
         "rollout.max_episode_tokens": 512,
+        "warm_start.stop_at": 0.3,
     },
     "smollm2-135m": {
         "trainer.lr": 1e-5,

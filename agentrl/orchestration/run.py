@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from agentrl.config.dump import dump_config
 from agentrl.config.load import Loaded
+from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import RunConfig
@@ -79,10 +80,11 @@ class Run:
         """Steps done."""
 
     def __enter__(self) -> Self:
-        from agentrl.orchestration.assembly import assemble
-
         plan = make_plan(self.config, self._objects)
+        resolve_model(self.config.model, seed=self.config.seed)  # before there is a directory
         directory = self._directory(plan)
+        from agentrl.orchestration.assembly import assemble  # torch, only now
+
         self._runner = asyncio.Runner()
         try:
             self._assembly: Assembly = assemble(

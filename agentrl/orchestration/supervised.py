@@ -14,7 +14,7 @@ from agentrl.orchestration.display import Display
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan, make_plan
 from agentrl.orchestration.run import RunResult
-from agentrl.orchestration.warm_start import WarmStep, supervised_plan, warm_start
+from agentrl.orchestration.warm_start import supervised_plan, warm_start
 from agentrl.runs import MetricsWriter, RunDirectory
 from agentrl.trainer.checkpoint import export_hf
 
@@ -45,10 +45,13 @@ async def _train(plan: Plan, base: Path, directory: RunDirectory, display: Displ
         with MetricsWriter(directory.metrics) as metrics:
             display.phase("demonstrations")
             last: dict[str, float] = {}
-            async for step in warm_start(parts):
-                last = _numbers(step)
-                metrics.write(step.update, last)
-                display.step(step.update, last)
+            async for number, stats in warm_start(parts):
+                last = stat_numbers(stats) | {
+                    "verified": stats.verified_share,
+                    "step_s": stats.seconds,
+                }
+                metrics.write(number, last)
+                display.step(number, last)
         return _result(parts, base, directory, last)
     finally:
         await parts.aclose()
@@ -60,11 +63,3 @@ def _result(parts: Parts, base: Path, directory: RunDirectory, last: dict[str, f
     return RunResult(
         path=directory.path, model=folder, steps=parts.trainer.step, metrics=last, eval=None
     )
-
-
-def _numbers(step: WarmStep) -> dict[str, float]:
-    numbers = stat_numbers(step.stats) | {
-        "verified": step.stats.verified_share,
-        "step_s": step.stats.seconds,
-    }
-    return numbers if step.success is None else numbers | {"success": step.success}

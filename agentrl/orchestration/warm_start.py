@@ -9,7 +9,7 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -18,9 +18,8 @@ from agentrl.engine.local.models.resolve import TINY, default_cache_dir, resolve
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import BoundEnv
-from agentrl.orchestration.config import EvalConfig, RunConfig
+from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.display import Display
-from agentrl.orchestration.evaluate import evaluate
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.sampling import make_collector
@@ -30,26 +29,12 @@ from agentrl.trainer.stats import SupervisedStats
 from agentrl.types import Batch, Episode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmStep:
-    """One supervised update; `success` where it was checked."""
-
-    update: int
-    stats: SupervisedStats
-    success: float | None = None
-
-
-def experts(envs: Sequence[BoundEnv]) -> list[BoundEnv]:
-    """The environments that have a scripted expert."""
-    return [env for env in envs if env.expert is not None]
-
-
 def prepare_model(plan: Plan, display: Display, runner: asyncio.Runner) -> Path:
     """The folder of the run's model; `tiny` is warm-started where the environments have experts."""
     folder = resolve_model(plan.config.model, seed=plan.config.seed)
     if plan.config.model != TINY:
         return folder
-    if len(experts(plan.envs)) < len(plan.envs):
+    if any(env.expert is None for env in plan.envs):
         display.warn(
             "the tiny model starts from random weights, since not every environment has an "
             "`expert` to learn the format from: give it one, or choose another --model"
@@ -66,12 +51,11 @@ async def _warm_tiny(plan: Plan, folder: Path, display: Display) -> Path:
         if target.exists():
             return target
         display.phase("warm start")
-        async for step in warm_start(parts):
-            if step.success is not None:
-                display.note(
-                    f"warm start: update {step.update}, loss {step.stats.loss:.3f}, "
-                    f"success {step.success:.0%}"
-                )
+        number, stats = [step async for step in warm_start(parts)][-1]
+        display.note(
+            f"warm start: {number} updates, loss {stats.loss:.3f}, a demonstration is sampled "
+            f"with probability {stats.row_probability:.2f}"
+        )
         _export_once(parts, folder, target)
         return target
     finally:
@@ -82,39 +66,21 @@ def supervised_plan(plan: Plan) -> Plan:
     """The plan of the warm start that precedes a run."""
     warm = plan.config.warm_start
     trainer = plan.config.trainer.model_copy(
-        update={"lr": warm.lr, "warmup_steps": 0, "schedule": "constant"}
+        update={"lr": warm.lr, "warmup_steps": warm.warmup_steps, "schedule": "constant"}
     )
     config = plan.config.model_copy(update={"trainer": trainer, "steps": warm.updates})
     return replace(plan, config=config)
 
 
-async def warm_start(parts: Parts) -> AsyncIterator[WarmStep]:
-    """Updates until `stop_at` is reached on training tasks, or `updates` are done."""
+async def warm_start(parts: Parts) -> AsyncIterator[tuple[int, SupervisedStats]]:
+    """Updates until `stop_at` is reached or `updates` are done; yields their number and stats."""
     warm = parts.config.warm_start
     demonstrations = Demonstrations(parts)
-    for update in range(1, warm.updates + 1):
-        stats = parts.trainer.supervised_update(await demonstrations.batch(update))
-        last = update == warm.updates
-        success: float | None = None
-        if last or (warm.stop_at is not None and update % warm.check_every == 0):
-            await parts.engine.update_weights(parts.trainer.weights(), update)
-            success = await _training_success(parts, update)
-        yield WarmStep(update=update, stats=stats, success=success)
-        if success is not None and warm.stop_at is not None and success >= warm.stop_at:
+    for number in range(1, warm.updates + 1):
+        stats = parts.trainer.supervised_update(await demonstrations.batch(number))
+        yield number, stats
+        if warm.stop_at is not None and stats.row_probability >= warm.stop_at:
             return
-
-
-async def _training_success(parts: Parts, update: int) -> float:
-    config = EvalConfig(tasks=parts.config.warm_start.check_tasks, split="train")
-    result, _ = await evaluate(
-        collector=parts.collector,
-        jobs=parts.jobs,
-        envs=parts.envs,
-        config=config,
-        seed=derive_seed(parts.config.seed, "warm check"),
-        step=update,
-    )
-    return result.success
 
 
 class Demonstrations:

@@ -1,9 +1,8 @@
 from numpy.random import Generator
 
 from agentrl.envs import ToolEnv
-from agentrl.errors import ToolError
 from agentrl.tools import tool
-from agentrl.types import Task
+from agentrl.types import AssistantTurn, EpisodeView, Task, ToolCall
 from agentrl.verifiers import ExactNumber
 
 
@@ -13,16 +12,19 @@ class MyEnv(ToolEnv):
 
     @classmethod
     def make_task(cls, rng: Generator, split: str) -> Task:
-        item, count = str(rng.choice(["nuts", "pens", "cups"])), int(rng.integers(10, 100))
-        return Task(prompt=f"How many {item}?", answer=count, data={"stock": {item: count}})
+        return Task(prompt="How many are left?", answer=int(rng.integers(10, 1000)))
 
     @tool
-    def look_up(self, item: str) -> str:
-        """Look up how many are left.
+    def stock(self) -> str:
+        """Look up how many are left."""
+        return str(self.task.answer)
 
-        Args:
-            item: the name of the item.
-        """
-        if item not in self.task.data["stock"]:
-            raise ToolError(f"there is no {item}")
-        return str(self.task.data["stock"][item])
+    @classmethod
+    def expert(cls) -> "type[MyEnv]":
+        return cls
+
+    @staticmethod
+    def act(view: EpisodeView) -> AssistantTurn:
+        if view.messages[-1].role == "tool":
+            return AssistantTurn(text=view.messages[-1].content)
+        return AssistantTurn(calls=(ToolCall(name="stock"),))

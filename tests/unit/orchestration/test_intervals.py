@@ -34,3 +34,29 @@ def test_several_samples_give_an_interval_over_tasks() -> None:
     interval = pass_interval([(4, 4)] * 50 + [(0, 4)] * 50, 1)
     assert interval.value == 0.5
     assert 0.35 < interval.low < 0.45 < 0.55 < interval.high < 0.65
+
+
+def test_the_ends_are_not_certain() -> None:
+    none = pass_interval([(0, 2)] * 8, 1)
+    assert none.value == none.low == 0.0
+    assert none.high == pytest.approx(wilson(0, 8).high)
+    assert pass_interval([(2, 2)] * 8, 1).low < 0.8
+
+
+def test_samples_that_agree_count_once_and_independent_ones_each() -> None:
+    alike = pass_interval([(8, 8)] * 20 + [(0, 8)] * 20, 1)
+    assert alike.high - alike.low == pytest.approx(
+        wilson(20, 40).high - wilson(20, 40).low, abs=0.01
+    )
+    even = pass_interval([(4, 8)] * 40, 1)
+    assert even.high - even.low == pytest.approx(
+        wilson(160, 320).high - wilson(160, 320).low, abs=0.01
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.just(4)), min_size=1, max_size=30))
+def test_pass_intervals_hold_their_estimate(counts: list[tuple[int, int]]) -> None:
+    for k in (1, 2, 4):
+        interval = pass_interval(counts, k)
+        assert 0.0 <= interval.low <= interval.value + 1e-12
+        assert interval.value - 1e-12 <= interval.high <= 1.0

@@ -1,0 +1,63 @@
+"""Every command in the documentation runs, in the order in which a reader meets it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "examples/*.md", "examples/*/*.md")
+    for path in ROOT.glob(pattern)
+)
+ELSEWHERE = {
+    "make demo": "tests/e2e/test_learning.py runs what it runs",
+    "make test": "this very run",
+    "make venv": "this run's own environment",
+    "make nightly": "benchmarks that take an hour; each starts in a test of its own",
+    "pip install -e '.[train]'": "a part of make venv",
+    ". .venv/bin/activate": "the tests run with that environment's commands",
+}
+BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> list[str]:
+    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    return [line.removeprefix("$ ") for line in lines]
+
+
+def with_commands() -> list[Path]:
+    return [page for page in PAGES if set(commands(page)) - ELSEWHERE.keys()]
+
+
+def test_pages_are_found() -> None:
+    names = {page.name for page in with_commands()}
+    assert {"README.md", "cli.md", "configuration.md"} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", with_commands(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    for name in ("examples", "benchmarks", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "2"}
+    for command in commands(page):
+        if command in ELSEWHERE:
+            continue
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
