@@ -7,7 +7,6 @@ then it is bounded: at most 256 characters, so at most 128 operations on operand
 
 import ast
 import math
-import operator
 import re
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
@@ -24,17 +23,17 @@ _ALLOWED: Final = re.compile(r"[0-9.+\-*/%() \t]*")
 _MAX_DEPTH: Final = 64
 
 _BINARY: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,
+    ast.Pow: lambda a, b: a**b,
 }
 _UNARY: Final[dict[type[ast.unaryop], Callable[[Any], Any]]] = {
-    ast.UAdd: operator.pos,
-    ast.USub: operator.neg,
+    ast.UAdd: lambda a: +a,
+    ast.USub: lambda a: -a,
 }
 
 
