@@ -1,6 +1,38 @@
-"""agentrl trains language-model agents by reinforcement learning in environments with tools."""
+"""agentrl trains language-model agents by reinforcement learning in environments with tools.
+
+Importing it is light: it registers the built-in environments with Gymnasium, and the names below
+are loaded when they are first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from gymnasium.envs.registration import register
+
+if TYPE_CHECKING:
+    from agentrl.api import evaluate, rollout, train
+    from agentrl.envs import ToolEnv
+    from agentrl.orchestration.load import load_run_config
+    from agentrl.orchestration.run import Run
+
+__all__ = ["Run", "ToolEnv", "evaluate", "load_run_config", "rollout", "train"]
+
+_HOMES = {
+    "Run": "agentrl.orchestration.run",
+    "ToolEnv": "agentrl.envs",
+    "evaluate": "agentrl.api",
+    "load_run_config": "agentrl.orchestration.load",
+    "rollout": "agentrl.api",
+    "train": "agentrl.api",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from its home."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
+
 
 register("agentrl/Calculator-v0", entry_point="agentrl.envs.calculator:Calculator")
 register("agentrl/NumberGuess-v0", entry_point="agentrl.envs.number_guess:NumberGuess")

@@ -45,12 +45,8 @@ def assemble(
     estimator: Estimator | None,
 ) -> Assembly:
     """Prepare the model, load it, and wire engine, trainer and store."""
-    store = RunStore(directory, keep=plan.config.checkpoint.keep)
-    try:
-        base_model = prepare_model(plan, display, runner)
-        parts = build_parts(plan, base_model)
-    except BaseException:
-        store.close()
-        raise
+    base_model = prepare_model(plan, display, runner)
+    parts = build_parts(plan, base_model)
+    store = RunStore(directory, keep=plan.config.checkpoint.keep)  # last: a failure leaves no files
     controller = Controller(parts=parts, store=store, display=display, estimator=estimator)
     return Assembly(parts=parts, store=store, controller=controller, base_model=base_model)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Self
 
 from agentrl.config.dump import dump_config
 from agentrl.config.load import Loaded
-from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import RunConfig
@@ -81,7 +80,6 @@ class Run:
 
     def __enter__(self) -> Self:
         plan = make_plan(self.config, self._objects)
-        resolve_model(self.config.model, seed=self.config.seed)  # before there is a directory
         directory = self._directory(plan)
         from agentrl.orchestration.assembly import assemble  # torch, only now
 
@@ -90,6 +88,8 @@ class Run:
             self._assembly: Assembly = assemble(
                 plan, directory, self._runner, self.display, self._estimator
             )
+            if not self._resume:
+                directory.write_config(dump_config(self._loaded))
             if self._resume:
                 self.step = self._assembly.restore(self._runner)
                 self.display.note(f"resumed {directory.name} after step {self.step}")
@@ -153,6 +153,4 @@ class Run:
                 raise ConfigError("resuming needs the run's name: got none, pass name=...")
             return RunDirectory.open(root, config.name, write=True)
         prefix = Path(plan.envs[0].name.split(":")[0]).stem
-        directory = RunDirectory.create(root, config.name, prefix=prefix)
-        directory.write_config(dump_config(self._loaded))
-        return directory
+        return RunDirectory.create(root, config.name, prefix=prefix)

@@ -20,6 +20,7 @@ from agentrl.rollout.codec import Codec
 from agentrl.rollout.episode import EpisodeRunner, EpisodeSpec, Generate, Limits
 from agentrl.rollout.lockstep import Lockstep
 from agentrl.rollout.seeds import derive_seed
+from agentrl.tools import LoopWatch
 from agentrl.types import Episode, Invalid, Session, Task
 
 T = TypeVar("T")
@@ -104,7 +105,8 @@ class Collector:
                 if gate is not None:
                     gate.leave()
 
-        played = await _together([play(job, m) for job in jobs for m in range(group_size)])
+        async with LoopWatch():  # it names whoever blocks the loop
+            played = await _together([play(job, m) for job in jobs for m in range(group_size)])
         collected.episodes = [episode for episode in played if episode is not None]
         return collected
 

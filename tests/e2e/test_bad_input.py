@@ -1,0 +1,131 @@
+"""Bad input: one clear sentence and exit code 2, before torch is even imported."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+MODULES = {
+    "no_import.py": "import not_there_at_all\n\nclass MyEnv: ...\n",
+    "no_hint.py": (
+        "from agentrl.envs import ToolEnv\nfrom agentrl.tools import tool\n\n"
+        "class MyEnv(ToolEnv):\n    verifier = 'exact_match'\n    tasks = ()\n\n"
+        "    @tool\n    def look(self, where) -> str:\n"
+        '        """Look.\n\n        Args:\n            where: a place.\n        """\n'
+        '        return ""\n'
+    ),
+    "no_docstring.py": (
+        "from agentrl.envs import ToolEnv\nfrom agentrl.tools import tool\n\n"
+        "class MyEnv(ToolEnv):\n    verifier = 'exact_match'\n    tasks = ()\n\n"
+        "    @tool\n    def look(self, where: str) -> str:\n        return where\n"
+    ),
+    "no_tasks.py": (
+        "from agentrl.envs import ToolEnv\n\nclass MyEnv(ToolEnv):\n    verifier = 'exact_match'\n"
+    ),
+    "image.py": (
+        "from agentrl.envs import ToolEnv\nfrom agentrl.types import Message, Task\n\n"
+        "class MyEnv(ToolEnv):\n    verifier = 'exact_match'\n"
+        "    image = Message(role='user', content=[{'type': 'image'}])\n"
+        "    tasks = [Task(prompt=(image,), answer=1)]\n"
+    ),
+    "rules.py": "class NoScore: ...\n",
+    "broken.toml": "steps = = 3\n",
+    "typo.toml": "[trainer.clip]\nhihg = 0.3\n",
+}
+CALCULATOR = ["--env", "calculator"]
+
+
+@dataclass(frozen=True)
+class Case:
+    arguments: list[str]
+    said: list[str]
+
+
+CASES = {
+    "unknown flag": Case([*CALCULATOR, "--trainer.lrr", "1"], ["--trainer.lrr", "trainer.lr"]),
+    "unknown key": Case(["typo.toml", *CALCULATOR], ["trainer.clip.hihg", "did you mean high"]),
+    "not TOML": Case(["broken.toml"], ["broken.toml", "line 1"]),
+    "no file": Case(["nowhere.toml"], ["nowhere.toml"]),
+    "no environment": Case([], ["--env"]),
+    "unknown environment": Case(["--env", "calclator"], ["did you mean calculator"]),
+    "environment not importable": Case(
+        ["--env", "no_import.py:MyEnv"],
+        ["no_import.py", "ModuleNotFoundError: No module named 'not_there_at_all'", "line 1"],
+    ),
+    "class not there": Case(["--env", "no_import_.py:MyEnv"], ["no_import_.py"]),
+    "tool without a hint": Case(["--env", "no_hint.py:MyEnv"], ["look", "where"]),
+    "tool without a docstring": Case(["--env", "no_docstring.py:MyEnv"], ["look", "docstring"]),
+    "environment without tasks": Case(["--env", "no_tasks.py:MyEnv"], ["MyEnv", "tasks"]),
+    "image part": Case(["--env", "image.py:MyEnv"], ["list", "text"]),
+    "unknown parameter": Case([*CALCULATOR, "--env.digit", "3"], ["digit", "digits"]),
+    "wrong parameter": Case([*CALCULATOR, "--env.digits", "-1"], ["digits", "-1", "at least 1"]),
+    "negative budget": Case([*CALCULATOR, "--rollout.max-turn-tokens", "-5"], ["-5", "at least 1"]),
+    "budget beyond the episode's": Case(
+        [*CALCULATOR, "--rollout.max-turn-tokens", "64", "--rollout.max-episode-tokens", "32"],
+        ["rollout.max_turn_tokens", "64", "32"],
+    ),
+    "no model folder": Case([*CALCULATOR, "--model", "/no/such/model"], ["/no/such/model"]),
+    "no chat template": Case([*CALCULATOR, "--model", "untemplated"], ["chat template"]),
+    "no verifier": Case([*CALCULATOR, "--verifier", "rules.py:Missing"], ["Missing", "NoScore"]),
+    "verifier without score": Case([*CALCULATOR, "--verifier", "rules.py:NoScore"], ["score"]),
+    "run directory in use": Case([*CALCULATOR, "--name", "taken"], ["taken", "--name"]),
+    "nothing to resume": Case(["--resume", "nothing"], ["nothing"]),
+    "disk full": Case([*CALCULATOR, "DISK"], ["free"]),
+}
+DRIVER = """
+import contextlib, io, json, sys
+from agentrl.cli import main
+from agentrl.orchestration import plan
+found = []
+for arguments in json.load(sys.stdin):
+    needed = plan.FREE_BYTES_NEEDED
+    if arguments[-1:] == ["DISK"]:
+        arguments.pop()
+        plan.FREE_BYTES_NEEDED = 1 << 60
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["train", *arguments])
+    plan.FREE_BYTES_NEEDED = needed
+    found.append([code, out.getvalue(), err.getvalue(), "torch" in sys.modules])
+json.dump(found, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str, bool]]:
+    folder = tmp_path_factory.mktemp("bad")
+    for name, text in MODULES.items():
+        (folder / name).write_text(text)
+    model = folder / "untemplated"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    (model / "tokenizer.json").write_text("{}")
+    (folder / "runs" / "taken").mkdir(parents=True)
+    (folder / "runs" / "taken" / "config.toml").write_text("steps = 1\n")
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER],
+        cwd=folder,
+        input=json.dumps([case.arguments for case in CASES.values()]),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(CASES, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_said_in_one_sentence(
+    name: str, answers: dict[str, tuple[int, str, str, bool]]
+) -> None:
+    code, out, err, torch_loaded = answers[name]
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("agentrl: error: ")
+    assert err.count("\n") == 1, err
+    for words in CASES[name].said:
+        assert words in err
+    assert not torch_loaded
