@@ -1,12 +1,15 @@
 """`Codec`: the tokenizer, the tool-call format and one renderer per set of tools."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.tokens import Renderer, Tokenizer, choose_format
-from agentrl.types import AssistantTurn, StopReason, ToolSchema
+from agentrl.types import AssistantTurn, Message, StopReason, ToolSchema
+
+PROMPTS_KEPT = 256
 
 
 class Codec:
@@ -15,7 +18,8 @@ class Codec:
     def __init__(self, tokenizer: Tokenizer, *, format_name: str | None = None) -> None:
         self.tokenizer = tokenizer
         self.format = choose_format(tokenizer, format_name)
-        self._renderers: dict[tuple[ToolSchema, ...] | str, Renderer] = {}
+        self._renderers: dict[str, Renderer] = {}
+        self._prompts: OrderedDict[tuple[Renderer, str], list[int]] = OrderedDict()
 
     def renderer(self, tools: Sequence[ToolSchema]) -> Renderer:
         """The renderer for these tools; made and checked once per set of tools."""
@@ -25,6 +29,16 @@ class Codec:
             renderer = self._renderers[key] = Renderer(self.tokenizer, tools)
             renderer.check()
         return renderer
+
+    def prompt(self, renderer: Renderer, messages: Sequence[Message]) -> list[int]:
+        """The ids of a first prompt; a group shares its prompt, so the last ones are kept."""
+        key = (renderer, repr(messages))
+        ids = self._prompts.get(key)
+        if ids is None:
+            ids = self._prompts[key] = renderer.prompt(messages)
+            if len(self._prompts) > PROMPTS_KEPT:
+                self._prompts.popitem(last=False)
+        return ids
 
     def parse(
         self, ids: NDArray[np.int32], stop_reason: StopReason, tools: Sequence[ToolSchema]

@@ -124,7 +124,7 @@ class EpisodeRunner:
         options = {"task": spec.task, "split": spec.split}
         await _within(limits.setup_s, env.areset(seed=spec.seed, options=options), "reset")
         renderer = self._codec.renderer(env.tool_schemas)
-        running.record.append_prompt(renderer.prompt(env.conversation))
+        running.record.append_prompt(self._codec.prompt(renderer, env.conversation))
         clock = asyncio.timeout(limits.wall_s)
         try:
             async with clock:

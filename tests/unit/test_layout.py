@@ -37,6 +37,7 @@ def test_folders_are_imported_as_agentrl_only(name: str, tmp_path: Path) -> None
     ["agentrl", "agentrl.envs", "agentrl.rollout", "agentrl.orchestration.config", "agentrl.cli"],
 )
 def test_light_modules_load_neither_torch_nor_ray(module: str, tmp_path: Path) -> None:
-    code = f"import sys, {module}; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
+    heavy = "('torch', 'transformers', 'ray')"
+    code = f"import sys, {module}; print([m for m in {heavy} if m in sys.modules])"
     result = python(code, tmp_path)
     assert result.stdout.strip() == "[]", result.stderr

@@ -99,8 +99,8 @@ def _write_model(folder: Path, tokenizer: Tokenizer, seed: int) -> None:
     stop, end = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
-        hidden_size=128,
-        intermediate_size=256,
+        hidden_size=96,
+        intermediate_size=192,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=4,
@@ -130,7 +130,7 @@ def _weights(config: LlamaConfig, seed: int) -> dict[str, torch.Tensor]:
         if parameter.dim() == 1:  # the norms
             weights[name] = torch.ones(parameter.shape)
         else:
-            scale = 0.02 if "embed" in name else parameter.shape[1] ** -0.5
+            scale = 0.1 if "embed" in name else parameter.shape[1] ** -0.5
             weights[name] = torch.randn(parameter.shape, generator=generator) * scale
     return weights
 
