@@ -23,10 +23,18 @@ MAX_LOGITS = 2**24
 
 def policy_logprobs(model: PreTrainedModel, rows: PackedRows, temperature: float) -> Tensor:
     """[K] Natural logs of softmax(logits / temperature) at the trained tokens."""
+    return policy_scores(model, rows, temperature)[0]
+
+
+def policy_scores(model: PreTrainedModel, rows: PackedRows, temperature: float) -> Tensor:
+    """[2, K] The logprobs of the trained tokens, and the mean logprob over the vocabulary there.
+
+    The second is what a uniform target would score, for label smoothing.
+    """
     hidden_PD = _hidden(model, rows)
     predictors_K = torch.from_numpy(rows.predictors_K).to(model.device)
     targets_K = torch.from_numpy(rows.targets_K).to(model.device)
-    return _head_logprobs(_head(model), hidden_PD[predictors_K], targets_K, temperature)
+    return _head_scores(_head(model), hidden_PD[predictors_K], targets_K, temperature)
 
 
 def check_model(model: PreTrainedModel) -> None:
@@ -77,7 +85,7 @@ def _head(model: PreTrainedModel) -> nn.Linear:
     return head
 
 
-def _head_logprobs(
+def _head_scores(
     head: nn.Linear, hidden_KD: Tensor, targets_K: Tensor, temperature: float
 ) -> Tensor:
     size = max(1, MAX_LOGITS // head.weight.shape[0])
@@ -90,7 +98,7 @@ def _head_logprobs(
             torch.split(hidden_KD, size), torch.split(targets_K, size), strict=True
         )
     ]
-    return torch.cat(pieces)
+    return torch.cat(pieces, dim=1)
 
 
 def _piece(head: nn.Linear, hidden_KD: Tensor, targets_K: Tensor, temperature: float) -> Tensor:
@@ -100,4 +108,5 @@ def _piece(head: nn.Linear, hidden_KD: Tensor, targets_K: Tensor, temperature: f
     if temperature != 1:
         logits_KV = logits_KV / temperature
     chosen_K = logits_KV.gather(1, targets_K[:, None]).squeeze(1)
-    return chosen_K - torch.logsumexp(logits_KV, dim=1)
+    scores_2K = torch.stack([chosen_K, logits_KV.mean(dim=1)])
+    return scores_2K - torch.logsumexp(logits_KV, dim=1)

@@ -30,21 +30,31 @@ class Objective(Protocol):
         """Which of the rows have a gradient; the others are only measured."""
         ...
 
-    def loss(self, rows: PackedRows, logprobs_K: Tensor) -> Tensor:
-        """The sum over the micro-batch's trained tokens, not divided by anything."""
+    def loss(self, rows: PackedRows, scores_2K: Tensor) -> Tensor:
+        """The sum over the micro-batch's trained tokens, not divided by anything.
+
+        `scores_2K` is what `policy_scores` gives.
+        """
         ...
 
 
 class SupervisedObjective:
-    """Cross-entropy of the trained tokens."""
+    """Cross-entropy of the trained tokens, with label smoothing (arXiv:1512.00567, section 7).
+
+    A share `smoothing` of each target is spread evenly over the vocabulary.
+    """
+
+    def __init__(self, smoothing: float = 0.0) -> None:
+        self._smoothing = smoothing
 
     def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """All rows."""
         return np.ones(len(rows), dtype=np.bool_)
 
-    def loss(self, rows: PackedRows, logprobs_K: Tensor) -> Tensor:
-        """Minus the weighted sum of logprobs."""
-        return supervised_loss(logprobs_K, _like(rows.weights_K, logprobs_K))
+    def loss(self, rows: PackedRows, scores_2K: Tensor) -> Tensor:
+        """Minus the weighted sum of logprobs under the smoothed targets."""
+        smoothed_K = torch.lerp(scores_2K[0], scores_2K[1], self._smoothing)
+        return supervised_loss(smoothed_K, _like(rows.weights_K, smoothed_K))
 
 
 class PolicyObjective:
@@ -67,8 +77,9 @@ class PolicyObjective:
         advantages = [self._advantages_N[self._batch.row(row)] for row in rows.tolist()]
         return np.array([a.any() for a in advantages], dtype=np.bool_)
 
-    def loss(self, rows: PackedRows, logprobs_K: Tensor) -> Tensor:
+    def loss(self, rows: PackedRows, scores_2K: Tensor) -> Tensor:
         """The micro-batch's sum."""
+        logprobs_K = scores_2K[0]
         weights_K = _like(rows.weights_K, logprobs_K)
         result = policy_loss(
             logprobs_K,

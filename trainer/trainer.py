@@ -22,7 +22,7 @@ from agentrl.errors import ConfigError, RunError
 from agentrl.tokens import verify_batch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.gate import check_first_update
-from agentrl.trainer.logprobs import policy_logprobs
+from agentrl.trainer.logprobs import policy_scores
 from agentrl.trainer.model import check_trainable, frozen_copy, make_optimizer
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
 from agentrl.trainer.packing import pack, plan, trained_rows, trained_weight
@@ -127,11 +127,14 @@ class Trainer:
             gap_max=ratios.gap_max,
         )
 
-    def supervised_update(self, batch: Batch) -> SupervisedStats:
-        """One cross-entropy update on the same masks and weights; no ratio, no gate."""
+    def supervised_update(self, batch: Batch, *, smoothing: float = 0.0) -> SupervisedStats:
+        """One cross-entropy update on the same masks and weights; no ratio, no gate.
+
+        `smoothing` is the share of each target that is spread evenly over the vocabulary.
+        """
         started = time.perf_counter()
         num_verified = verify_batch(batch)
-        result = self._accumulate(batch, SupervisedObjective())
+        result = self._accumulate(batch, SupervisedObjective(smoothing))
         applied = self._apply(result)
         return SupervisedStats(
             step=self.step,
@@ -168,12 +171,12 @@ class Trainer:
             for micro in plan(batch, chosen, self.config.token_budget):
                 packed = pack(batch, micro)
                 with torch.set_grad_enabled(backward):
-                    logprobs_K = policy_logprobs(self.model, packed, batch.temperature)
-                    share = objective.loss(packed, logprobs_K) / count
+                    scores_2K = policy_scores(self.model, packed, batch.temperature)
+                    share = objective.loss(packed, scores_2K) / count
                 if backward:
                     torch.autograd.backward(share)
                 loss += float(share.detach())
-                logprobs_N[packed.source_K] = logprobs_K.detach().cpu().numpy()
+                logprobs_N[packed.source_K] = scores_2K[0].detach().cpu().numpy()
                 used_N[packed.source_K] = True
         return _Pass(
             loss=loss, logprobs_N=logprobs_N, used_N=used_N, nothing=_why_nothing(rows, active)

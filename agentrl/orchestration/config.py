@@ -48,6 +48,12 @@ class WarmStartConfig(Config):
     batch: int = Field(default=32, ge=1, description="Demonstrations per optimizer step.")
     lr: float = Field(default=3e-3, gt=0, description="Learning rate.")
     warmup_steps: int = Field(default=10, ge=0, description="Steps until the rate is reached.")
+    smoothing: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Share of each target spread over the vocabulary: leaves room to explore.",
+    )
     stop_at: float | None = Field(
         default=None,
         gt=0,

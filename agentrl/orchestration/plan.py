@@ -79,14 +79,19 @@ def _check_messages(name: str, messages: tuple[Message, ...]) -> None:
 
 MODEL_PRESETS: Mapping[str, Mapping[str, object]] = {
     "tiny": {
-        "trainer.lr": 3e-4,
+        "threads": 1,
+        "trainer.lr": 5e-4,
+        "trainer.warmup_steps": 3,
+        "rollout.tasks_per_step": 32,
         "rollout.max_turn_tokens": 64,
         "rollout.max_episode_tokens": 512,
-        "warm_start.stop_at": 0.3,
+        "engine.slots": 256,
+        "warm_start.updates": 150,
+        "warm_start.smoothing": 0.05,
     },
     "smollm2-135m": {
         "trainer.lr": 1e-5,
-        "engine.dtype": "bfloat16",
+        "trainer.token_budget": 2048,
     },
 }
 """Defaults that depend on the model; they lie under the file and the flags."""

@@ -66,7 +66,7 @@ def supervised_plan(plan: Plan) -> Plan:
     """The plan of the warm start that precedes a run."""
     warm = plan.config.warm_start
     trainer = plan.config.trainer.model_copy(
-        update={"lr": warm.lr, "warmup_steps": warm.warmup_steps, "schedule": "constant"}
+        update={"lr": warm.lr, "warmup_steps": warm.warmup_steps, "schedule": "linear"}
     )
     config = plan.config.model_copy(update={"trainer": trainer, "steps": warm.updates})
     return replace(plan, config=config)
@@ -77,7 +77,8 @@ async def warm_start(parts: Parts) -> AsyncIterator[tuple[int, SupervisedStats]]
     warm = parts.config.warm_start
     demonstrations = Demonstrations(parts)
     for number in range(1, warm.updates + 1):
-        stats = parts.trainer.supervised_update(await demonstrations.batch(number))
+        batch = await demonstrations.batch(number)
+        stats = parts.trainer.supervised_update(batch, smoothing=warm.smoothing)
         yield number, stats
         if warm.stop_at is not None and stats.row_probability >= warm.stop_at:
             return

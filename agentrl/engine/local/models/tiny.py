@@ -130,7 +130,7 @@ def _weights(config: LlamaConfig, seed: int) -> dict[str, torch.Tensor]:
         if parameter.dim() == 1:  # the norms
             weights[name] = torch.ones(parameter.shape)
         else:
-            scale = 0.1 if "embed" in name else parameter.shape[1] ** -0.5
+            scale = 0.2 if "embed" in name else parameter.shape[1] ** -0.5
             weights[name] = torch.randn(parameter.shape, generator=generator) * scale
     return weights
 
