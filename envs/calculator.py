@@ -27,7 +27,7 @@ class Calculator(ToolEnv):
     class Config(BaseConfig):
         """Parameters of the tasks."""
 
-        digits: int = Field(default=2, ge=1, le=12, description="most digits of a number")
+        digits: int = Field(default=2, ge=1, le=12, description="digits of each number")
         operators: str = Field(
             default="+-*", pattern=r"^[+*-]+$", description="the operators that are asked for"
         )
@@ -74,7 +74,7 @@ class Calculator(ToolEnv):
 
 
 def _numbers(rng: np.random.Generator, digits: int) -> tuple[int, int]:
-    a, b = rng.integers(10**digits, size=2)
+    a, b = rng.integers(10 ** (digits - 1) if digits > 1 else 0, 10**digits, size=2)
     return int(a), int(b)
 
 

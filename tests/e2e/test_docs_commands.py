@@ -18,8 +18,6 @@ ELSEWHERE = {
     "make demo": "tests/e2e/test_learning.py runs what it runs",
     "make test": "this very run",
     "make venv": "this run's own environment",
-    "make nightly": "benchmarks that take an hour; each starts in a test of its own",
-    "pip install -e '.[train]'": "a part of make venv",
     ". .venv/bin/activate": "the tests run with that environment's commands",
 }
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)

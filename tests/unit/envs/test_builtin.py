@@ -1,4 +1,5 @@
 import asyncio
+import re
 import subprocess
 import sys
 import time
@@ -90,7 +91,8 @@ def test_calculator_parameters_shape_the_tasks() -> None:
         str(Calculator.task_at(i, split="train", seed=0, config=config).prompt) for i in range(50)
     ]
     assert all("*" in prompt for prompt in prompts)
-    assert any(len(word) == 3 for prompt in prompts for word in prompt[:-1].split()[2:])
+    numbers = [word for prompt in prompts for word in re.findall(r"\d+", prompt)]
+    assert {len(number) for number in numbers} == {3}
     with pytest.raises(ConfigError, match=r"Calculator\.digits: got 0"):
         Calculator({"digits": 0})
 

@@ -1,0 +1,77 @@
+"""The whole algorithm from public parts: rollout, advantages, update, publish.
+
+Usage: python examples/flat_loop/loop.py [MODEL_FOLDER] [STEPS]
+"""
+
+import asyncio
+import sys
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.local.engine import LocalEngine
+from agentrl.engine.local.models.load import load_model
+from agentrl.engine.local.models.resolve import resolve_model
+from agentrl.envs import EnvServices, ToolEnv
+from agentrl.envs.number_guess import NumberGuess
+from agentrl.rollout import (
+    Codec,
+    Collector,
+    CollectSettings,
+    EnvSource,
+    Job,
+    Limits,
+    episode_metrics,
+    make_batch,
+    task_stream,
+)
+from agentrl.tokens import Tokenizer
+from agentrl.trainer import TrainerConfig, group_advantages
+from agentrl.trainer.algorithms.advantage import token_advantages
+from agentrl.trainer.trainer import Trainer
+
+TASKS, GROUP_SIZE, SEED = 8, 4, 0
+
+
+async def main(folder: Path, steps: int) -> None:
+    """Train for some steps and print the reward of each."""
+    codec = Codec(Tokenizer.load(folder))
+    model = load_model(folder, dtype="float32")
+    engine = LocalEngine(model, EngineConfig())
+    trainer = Trainer(model, TrainerConfig(lr=5e-4), total_steps=steps)
+    services = EnvServices()
+    limits = Limits(turn_tokens=16, episode_tokens=512, wall_s=60.0, setup_s=10.0)
+    settings = CollectSettings(
+        limits=limits, temperature=1.0, concurrency=64, attempts=2, max_invalid_share=0.5
+    )
+    collector = Collector(engine=engine, codec=codec, settings=settings)
+
+    def make_env() -> ToolEnv:
+        return NumberGuess(tokenizer=codec.tokenizer, services=services)
+
+    def job(index: int, group: int) -> Job:
+        task = NumberGuess.task_at(index, split="train", seed=SEED)
+        return Job(env="number_guess", make_env=make_env, task=task, split="train", group=group)
+
+    stream = task_stream([EnvSource(1.0, None)], tasks_per_step=TASKS, seed=SEED)
+    for step, refs in enumerate(islice(stream, steps), start=1):
+        jobs = [job(ref.index, group) for group, ref in enumerate(refs)]
+        played = await collector.collect(jobs, group_size=GROUP_SIZE, seed=SEED, step=step)
+        batch = make_batch(played.episodes, temperature=1.0)
+        advantages_E = group_advantages(batch.rewards_E, batch.group_E)
+        await engine.pause()  # it samples with the parameters that change now
+        stats = trainer.update(replace(batch, advantages_N=token_advantages(batch, advantages_E)))
+        if not stats.skipped:
+            await engine.update_weights(trainer.weights(), step)
+        await engine.resume()
+        reward = episode_metrics(played)["reward"]
+        print(f"step {step}  reward {reward:.3f}  verified {stats.verified_share:.0%}")
+    await engine.aclose()
+    services.close()
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    model_folder = Path(given[0]) if given else resolve_model("tiny")
+    asyncio.run(main(model_folder, int(given[1]) if len(given) > 1 else 2))
