@@ -105,8 +105,12 @@ class Collector:
                 if gate is not None:
                     gate.leave()
 
-        async with LoopWatch():  # it names whoever blocks the loop
-            played = await _together([play(job, m) for job in jobs for m in range(group_size)])
+        try:
+            async with LoopWatch():  # it names whoever blocks the loop
+                played = await _together([play(job, m) for job in jobs for m in range(group_size)])
+        finally:
+            if gate is not None:
+                await gate.drain()
         collected.episodes = [episode for episode in played if episode is not None]
         return collected
 

@@ -16,12 +16,14 @@ from agentrl.engine import Engine
 from agentrl.types import Completion, Sampling, Session
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     ids: Sequence[int]
     sampling: Sampling
     session: Session
     answer: "asyncio.Future[Completion]"
+    call: "asyncio.Task[Completion] | None" = None
+    """The engine's work on it, once its round has begun."""
 
 
 class Lockstep:
@@ -47,9 +49,26 @@ class Lockstep:
     ) -> Completion:
         """As `Engine.generate`, answered with the whole round."""
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(ids, sampling, session, answer))
+        request = _Request(ids, sampling, session, answer)
+        self._waiting.append(request)
         self._start_round_if_full()
-        return await answer
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._withdraw(request)
+            raise
+
+    async def drain(self) -> None:
+        """Wait for what is left of a round whose episodes have gone."""
+        while self._running is not None:
+            await self._running
+
+    def _withdraw(self, request: _Request) -> None:
+        """Nobody waits for the answer any more."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+        elif request.call is not None:
+            request.call.cancel()
 
     def _start_round_if_full(self) -> None:
         if self._waiting and len(self._waiting) >= self._live and self._running is None:
@@ -58,14 +77,10 @@ class Lockstep:
 
     async def _round(self, requests: list[_Request]) -> None:
         requests.sort(key=lambda request: request.session.key)
-        await self._engine.pause()  # so that the engine's first batch already holds all of them
-        calls = [
-            asyncio.create_task(self._engine.generate(r.ids, r.sampling, r.session))
-            for r in requests
-        ]
-        await asyncio.sleep(0)
-        await self._engine.resume()
-        answers = await asyncio.gather(*calls, return_exceptions=True)
+        # Gathered for its errors: what stops the round is the answer to each of its requests.
+        [answers] = await asyncio.gather(self._answers(requests), return_exceptions=True)
+        if isinstance(answers, BaseException):
+            answers = [answers] * len(requests)
         self._running = None
         for request, answer in zip(requests, answers, strict=True):
             if request.answer.done():  # its episode was cancelled
@@ -75,3 +90,18 @@ class Lockstep:
             else:
                 request.answer.set_result(answer)
         self._start_round_if_full()
+
+    async def _answers(self, requests: list[_Request]) -> list[Completion | BaseException]:
+        await self._engine.pause()  # so that the engine's first batch already holds all of them
+        calls: list[asyncio.Task[Completion]] = []
+        try:
+            for request in requests:
+                call = self._engine.generate(request.ids, request.sampling, request.session)
+                request.call = asyncio.create_task(call)
+                calls.append(request.call)
+            await asyncio.sleep(0)
+            await self._engine.resume()
+            return await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            for one in calls:
+                one.cancel()  # those that are done stay as they are

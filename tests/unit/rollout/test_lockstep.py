@@ -3,7 +3,9 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
+from agentrl.errors import EngineError
 from agentrl.rollout.lockstep import Lockstep
 from agentrl.tokens import seal
 from agentrl.types import Completion, Sampling, Session, StopReason
@@ -61,3 +63,56 @@ async def test_the_order_of_arrival_does_not_depend_on_timing() -> None:
     rounds = ["e0", "e1", "e2", "e3", "e4", "e5", "e1", "e2", "e4", "e5", "e2", "e5"]
     assert [engine.arrivals for engine in engines] == [rounds] * 4
     assert all(all(engine.paused_arrivals) for engine in engines)
+
+
+async def test_an_engine_that_cannot_pause_fails_every_request_of_the_round() -> None:
+    class Dead(RecordingEngine):
+        async def pause(self) -> None:
+            raise EngineError("the engine's thread died")
+
+    gate = Lockstep(Dead(0))  # type: ignore[arg-type]  # the three methods that it uses
+    gate.join(2)
+    async with asyncio.timeout(1):
+        answers = await asyncio.gather(
+            *(gate.generate([1], SAMPLING, Session(f"e{i}")) for i in range(2)),
+            return_exceptions=True,
+        )
+    assert [str(answer) for answer in answers] == ["the engine's thread died"] * 2
+
+
+async def test_a_cancelled_request_takes_no_part_in_a_round() -> None:
+    engine = RecordingEngine(0)
+    gate = Lockstep(engine)  # type: ignore[arg-type]  # the three methods that it uses
+    gate.join(2)
+    gone = asyncio.create_task(gate.generate([1], SAMPLING, Session("gone")))
+    await asyncio.sleep(0)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    gate.leave()
+    await gate.generate([1], SAMPLING, Session("stays"))
+    assert engine.arrivals == ["stays"]
+
+
+async def test_a_request_that_is_cancelled_in_its_round_stops_in_the_engine() -> None:
+    stopped: list[str] = []
+
+    class Endless(RecordingEngine):
+        async def generate(
+            self, ids: Sequence[int], sampling: Sampling, session: Session
+        ) -> Completion:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                stopped.append(session.key)
+            raise AssertionError
+
+    gate = Lockstep(Endless(0))  # type: ignore[arg-type]  # the three methods that it uses
+    gate.join(1)
+    work = asyncio.create_task(gate.generate([1], SAMPLING, Session("e0")))
+    await asyncio.sleep(0.01)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    await gate.drain()
+    assert stopped == ["e0"]
