@@ -15,8 +15,12 @@ def make_batch(episodes: Sequence[Episode], *, temperature: float) -> Batch:
     """One row per segment, episodes in order; every episode must have been scored.
 
     The sum of an episode's token weights does not depend on how many segments it has: each row
-    weighs 1, and rewards are held once per episode.
+    weighs 1, and rewards are held once per episode. Raises ValueError for an episode without a
+    score.
     """
+    for episode in episodes:
+        if not episode.valid:
+            raise ValueError(f"episode {episode.id} has no score; leave it out of the batch")
     rows = [(e, segment) for e, episode in enumerate(episodes) for segment in episode.segments]
     segments = [segment for _, segment in rows]
     return Batch(
@@ -53,9 +57,14 @@ def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _channels(segments: Sequence[Segment]) -> dict[str, NDArray[np.generic]]:
-    """Side channels that the segments have; all segments of a batch have the same ones."""
-    names = {name for segment in segments for name in segment.channels}
+    """Side channels that the segments have; zero in segments in which nothing was sampled."""
+    empty = {name: a[:0] for segment in segments for name, a in segment.channels.items()}
     return {
-        name: np.concatenate([segment.channels[name] for segment in segments])
-        for name in sorted(names)
+        name: np.concatenate(
+            [
+                s.channels.get(name, np.zeros((s.num_tokens, *like.shape[1:]), like.dtype))
+                for s in segments
+            ]
+        )
+        for name, like in sorted(empty.items())
     }

@@ -75,8 +75,11 @@ class _Running:
     """What an episode has so far; kept outside the loop so that a failure loses nothing."""
 
     record: TokenRecord
+    env: ToolEnv | None = None
     turns: list[TurnRecord] = field(default_factory=list[TurnRecord])
     last: AssistantTurn | None = None
+    advancing_since: float | None = None
+    """When the environment began to answer the last turn; None once its answer is booked."""
     stop: EpisodeStop | None = None
     outcome: Outcome | None = None
     score_s: float = 0.0
@@ -103,20 +106,19 @@ class EpisodeRunner:
         """
         start = time.perf_counter()
         running = _Running(TokenRecord(self._codec.tokenizer.vocab_size))
-        env: ToolEnv | None = None
         try:
-            env = make_env()
-            await self._play(spec, env, running)
-            running.outcome = await self._score(env, running)
-        except RunError:
-            raise
-        except Exception as error:  # the one place where an episode's failure becomes data
-            running.outcome = _invalid(error)
+            failed = await _as_data(self._play_and_score(spec, make_env, running))
         finally:
-            closing = await self._close(env, running) if env is not None else None
-        if closing is not None:
-            running.outcome = closing
+            closing = await _as_data(self._close(running))
+        running.outcome = closing or failed or running.outcome
         return _episode(spec, running, wall_s=time.perf_counter() - start)
+
+    async def _play_and_score(
+        self, spec: EpisodeSpec, make_env: Callable[[], ToolEnv], running: _Running
+    ) -> None:
+        env = running.env = make_env()
+        await self._play(spec, env, running)
+        running.outcome = await self._score(env, running)
 
     async def _play(self, spec: EpisodeSpec, env: ToolEnv, running: _Running) -> None:
         """Take turns until `running.stop` is set."""
@@ -148,12 +150,12 @@ class EpisodeRunner:
         completion = await self._sample(spec, env, renderer, running, room)
         record.append_sampled(completion)
         sampled = time.perf_counter()
-        half = _sampled_turn(completion, sampled - started)
-        running.turns.append(half)  # already here, should the environment be cut off
+        # Already here, should the environment be cut off.
+        running.turns.append(_sampled_turn(completion, sampled - started))
         turn = self._codec.parse(completion.ids_T, completion.stop_reason, env.tool_schemas)
-        running.last = turn
+        running.last, running.advancing_since = turn, sampled
         transition = await env.advance(turn)
-        running.turns[-1] = _whole_turn(half, transition, time.perf_counter() - sampled)
+        _book(running, transition)
         running.stop = transition.stop
         if running.stop is None:
             ids = renderer.observation(transition.messages)
@@ -181,7 +183,9 @@ class EpisodeRunner:
 
     async def _truncate(self, env: ToolEnv, running: _Running, stop: EpisodeStop) -> None:
         running.stop = stop
-        await env.truncate(stop, running.last)
+        transition = await env.truncate(stop, running.last)
+        if running.advancing_since is not None:
+            _book(running, transition)
 
     async def _score(self, env: ToolEnv, running: _Running) -> Outcome:
         started = time.perf_counter()
@@ -189,15 +193,25 @@ class EpisodeRunner:
         running.score_s = time.perf_counter() - started
         return outcome
 
-    async def _close(self, env: ToolEnv, running: _Running) -> Invalid | None:
-        """Keep what the record needs, tear down; what that raises makes the episode invalid."""
+    async def _close(self, running: _Running) -> None:
+        """Keep what the record needs, then tear down."""
+        env = running.env
+        if env is None:
+            return
         if env.in_episode:
             running.messages, running.answer = env.conversation, env.answer
-        try:
-            await _within(self._limits.setup_s, env.aclose(), "teardown")
-        except EpisodeError as error:
-            return _invalid(error)
-        return None
+        await _within(self._limits.setup_s, env.aclose(), "teardown")
+
+
+async def _as_data(work: Awaitable[None]) -> Invalid | None:
+    """Do the work; what it raises makes the episode invalid, unless it is the run's end."""
+    try:
+        await work
+    except RunError:
+        raise
+    except Exception as error:  # the one place where an episode's failure becomes data
+        return _invalid(error)
+    return None
 
 
 async def _within(seconds: float, work: Awaitable[T], what: str) -> T:
@@ -228,16 +242,19 @@ def _sampled_turn(completion: Completion, seconds: float) -> TurnRecord:
     )
 
 
-def _whole_turn(half: TurnRecord, transition: Transition, seconds: float) -> TurnRecord:
-    return replace(
-        half,
+def _book(running: _Running, transition: Transition) -> None:
+    """Add to the last turn what the environment made of it."""
+    assert running.advancing_since is not None
+    running.turns[-1] = replace(
+        running.turns[-1],
         reward=transition.reward,
         parts=transition.parts,
         state_key=transition.state_key,
         num_calls=transition.num_calls,
         call_errors=transition.call_errors,
-        environment_s=seconds,
+        environment_s=time.perf_counter() - running.advancing_since,
     )
+    running.advancing_since = None
 
 
 def _episode(spec: EpisodeSpec, running: _Running, *, wall_s: float) -> Episode:

@@ -262,6 +262,63 @@ async def test_budgets_cut_and_the_episode_is_still_scored(codec: Codec) -> None
     assert (await stop(cut(wall_s=0.3), Slow)).stop is EpisodeStop.WALL_TIME
 
 
+async def test_what_the_wall_clock_cuts_off_keeps_its_rewards(codec: Codec) -> None:
+    class Slow(Calculator):
+        async def state_key(self) -> str:
+            self.reward(0.5, "early")
+            await asyncio.sleep(60)
+            return "never"
+
+    limits = Limits(turn_tokens=64, episode_tokens=512, wall_s=0.2, setup_s=5.0)
+    [episode, _] = await play(codec, jobs(1, Slow), limits=limits)
+    assert episode.stop is EpisodeStop.WALL_TIME
+    assert episode.reward == 0.5
+    assert [turn.num_calls for turn in episode.turns] == [1]
+    assert episode.turns[0].parts == {"early": 0.5}
+    assert episode.turns[0].environment_s > 0.1
+
+
+async def test_an_environment_that_cannot_close_makes_its_episode_invalid(codec: Codec) -> None:
+    class Sticks(Calculator):
+        async def aclose(self) -> None:
+            await super().aclose()
+            raise ValueError("stuck")
+
+    collector = Collector(engine=engine(codec), codec=codec, settings=settings(attempts=1))
+    collected = await collector.collect(jobs(1, Sticks), group_size=1, seed=0, step=1)
+    [episode] = collected.invalid
+    assert episode.outcome == Invalid(reason="ValueError: stuck", blame="environment")
+
+
+@pytest.mark.parametrize("fixed_order", [False, True])
+async def test_a_stopped_collection_leaves_no_work_behind(codec: Codec, fixed_order: bool) -> None:
+    class Fails(ScriptedEngine):
+        async def generate(
+            self, ids: Sequence[int], sampling: Sampling, session: Session
+        ) -> Completion:
+            if "-g0-" in session.key or "-g1-" in session.key or "-g2-" in session.key:
+                raise EngineError("the server answered 500")
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    failing = Fails(Calculator.expert(), codec.renderer(()))
+    chosen = settings(max_invalid_share=0.1, fixed_order=fixed_order, attempts=9)
+    collector = Collector(engine=failing, codec=codec, settings=chosen)
+    before = asyncio.all_tasks()
+    played = jobs(3 if fixed_order else 5)
+    with pytest.raises(BreakerTripped):
+        await collector.collect(played, group_size=2, seed=0, step=1)
+    assert asyncio.all_tasks() == before
+
+
+async def test_an_episode_without_a_score_never_enters_a_batch(codec: Codec) -> None:
+    collector = Collector(engine=engine(codec), codec=codec, settings=settings(attempts=1))
+    played = jobs(1, verifier=nan)
+    collected = await collector.collect(played, group_size=1, seed=0, step=1)
+    with pytest.raises(ValueError, match="train-s1-g0-m0-a0 has no score"):
+        make_batch(collected.invalid, temperature=1.0)
+
+
 async def test_cancelling_ends_everything(codec: Codec) -> None:
     closed: list[str] = []
 
