@@ -103,7 +103,7 @@ class Trainer:
             result.logprobs_N[result.used_N], batch.logprobs_N[result.used_N].astype(np.float64)
         )
         num_used = int(result.used_N.sum())
-        if not self._gate_passed and num_used and math.isfinite(ratios.mean):
+        if not self._gate_passed and num_used and not math.isnan(ratios.mean):
             check_first_update(ratios, self.config.ratio_band, num_used)
             self._gate_passed = True
         applied = self._apply(result)

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from agentrl.errors import ConfigError, RecordMismatch, RunError
+from agentrl.tokens import TokenRecord, seal
 from agentrl.trainer import ClipConfig, KlConfig, RatioBandConfig, StepStats, TrainerConfig
 from agentrl.trainer.trainer import Trainer
-from agentrl.types import Batch
+from agentrl.types import Batch, StopReason
 from tests.unit.trainer.batches import (
+    VOCAB,
     batch_of,
     on_policy,
     plain_logprobs,
@@ -235,6 +237,18 @@ def test_the_first_update_must_be_on_policy() -> None:
     assert unchanged(trainer, before)
     trainer.update(batch)
     assert trainer.update(replace(batch, temperature=0.5)).ratio_deviation_mean > 0.05
+
+
+def test_a_ratio_beyond_every_number_does_not_slip_past_the_gate() -> None:
+    model = tiny_model()
+    record = TokenRecord(VOCAB)
+    record.append_prompt([1, 2, 3])
+    record.append_sampled(seal([4, 5], [-2000.0, -3.0], [0, 0], StopReason.STOP))
+    trainer = Trainer(model, TrainerConfig(), total_steps=1)
+    before = snapshot(trainer)
+    with pytest.raises(RunError, match=r"before the first update .* mean inf"):
+        trainer.update(batch_of([record.close()], advantages=[1.0]))
+    assert unchanged(trainer, before)
 
 
 def test_the_penalty_pulls_back_to_the_starting_weights() -> None:
