@@ -22,12 +22,16 @@ class Codec:
         self._prompts: OrderedDict[tuple[Renderer, str], list[int]] = OrderedDict()
 
     def renderer(self, tools: Sequence[ToolSchema]) -> Renderer:
-        """The renderer for these tools; made and checked once per set of tools."""
+        """The renderer for these tools; made and checked once per set of tools.
+
+        Raises ConfigError, each time, if the chat template cannot be used.
+        """
         key = repr(tuple(tools))
         renderer = self._renderers.get(key)
         if renderer is None:
-            renderer = self._renderers[key] = Renderer(self.tokenizer, tools)
+            renderer = Renderer(self.tokenizer, tools)
             renderer.check()
+            self._renderers[key] = renderer
         return renderer
 
     def prompt(self, renderer: Renderer, messages: Sequence[Message]) -> list[int]:
