@@ -13,7 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from agentrl.envs import ToolEnv, Transition
-from agentrl.errors import EnvironmentFault, EpisodeError, RunError
+from agentrl.errors import (
+    EngineError,
+    EnvironmentFault,
+    EpisodeError,
+    RecordMismatch,
+    RunError,
+)
 from agentrl.rollout.codec import Codec
 from agentrl.tokens import Renderer, TokenRecord
 from agentrl.types import (
@@ -29,6 +35,7 @@ from agentrl.types import (
     Score,
     Segment,
     Session,
+    StopReason,
     Task,
     TurnRecord,
 )
@@ -148,7 +155,12 @@ class EpisodeRunner:
             return
         started = time.perf_counter()
         completion = await self._sample(spec, env, renderer, running, room)
-        record.append_sampled(completion)
+        if completion.stop_reason is StopReason.ABORT:
+            raise EngineError(f"the engine aborted the completion of turn {record.turn}")
+        try:
+            record.append_sampled(completion)
+        except RecordMismatch as error:
+            raise RecordMismatch(f"episode {spec.id}: {error}") from error
         sampled = time.perf_counter()
         # Already here, should the environment be cut off.
         running.turns.append(_sampled_turn(completion, sampled - started))

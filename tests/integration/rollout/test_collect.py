@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices, ToolEnv
 from agentrl.envs.calculator import Calculator
-from agentrl.errors import BreakerTripped, EngineError
+from agentrl.errors import BreakerTripped, EngineError, RecordMismatch
 from agentrl.rollout import Codec, Collector, CollectSettings, Job, Limits, make_batch
 from agentrl.tokens import Tokenizer, seal, verify_batch, verify_segment
 from agentrl.types import (
@@ -233,6 +234,35 @@ async def test_a_wrong_answer_of_the_engine_is_invalid(
     assert isinstance(episode.outcome, Invalid)
     assert episode.outcome.blame == "engine"
     assert reason in episode.outcome.reason
+
+
+async def test_an_aborted_completion_is_the_engines_fault(codec: Codec) -> None:
+    class Aborts(ScriptedEngine):
+        async def generate(
+            self, ids: Sequence[int], sampling: Sampling, session: Session
+        ) -> Completion:
+            return seal([1, 2], [-0.1, -0.1], [0, 0], StopReason.ABORT)
+
+    aborts = Aborts(Calculator.expert(), codec.renderer(()))
+    collector = Collector(engine=aborts, codec=codec, settings=settings(attempts=1))
+    [episode] = (await collector.collect(jobs(1), group_size=1, seed=0, step=1)).invalid
+    assert isinstance(episode.outcome, Invalid)
+    assert episode.outcome.blame == "engine"
+    assert episode.outcome.reason == "the engine aborted the completion of turn 0"
+
+
+async def test_a_completion_changed_after_its_seal_stops_the_run(codec: Codec) -> None:
+    class Flips(ScriptedEngine):
+        async def generate(
+            self, ids: Sequence[int], sampling: Sampling, session: Session
+        ) -> Completion:
+            completion = await super().generate(ids, sampling, session)
+            return replace(completion, logprobs_T=completion.logprobs_T - np.float32(1e-6))
+
+    flips = Flips(Calculator.expert(), codec.renderer(Calculator().tool_schemas))
+    collector = Collector(engine=flips, codec=codec, settings=settings())
+    with pytest.raises(RecordMismatch, match=r"episode train-s1-g0-m0-a0: .* of turn 0"):
+        await collector.collect(jobs(1), group_size=1, seed=0, step=1)
 
 
 async def test_budgets_cut_and_the_episode_is_still_scored(codec: Codec) -> None:
