@@ -55,6 +55,9 @@ def _declare(cls: "type[ToolEnv]") -> Declaration:
         value: object = getattr(cls, attribute)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise ConfigError(f"{name}.{attribute} is {value!r}, expected a number above 0")
+    system: object = cls.system
+    if system is not None and not isinstance(system, str):
+        raise ConfigError(f"{name}.system is {system!r}, expected text")
     if cls.isolation not in ("none", "process"):
         raise ConfigError(f"{name}.isolation is {cls.isolation!r}, expected 'none' or 'process'")
     if (cls.tasks is None) == (not hasattr(cls, "make_task")):

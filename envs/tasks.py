@@ -120,10 +120,13 @@ def _to_task(item: object, where: str) -> Task:
     if unknown or "prompt" not in fields:
         problem = f"has the unknown key {unknown[0]}" if unknown else "has no prompt"
         raise ConfigError(f"{where} {problem}; the keys are {', '.join(_KEYS)}")
+    data: object = fields.get("data")
+    if data is not None and not isinstance(data, Mapping):
+        raise ConfigError(f"{where} has data of type {type(data).__name__}, expected an object")
     return Task(
         prompt=_prompt(fields["prompt"], where),
         answer=fields.get("answer"),
-        data=fields.get("data") or {},
+        data=cast("Mapping[str, Any]", data or {}),
         id=str(fields.get("id") or ""),
     )
 

@@ -81,11 +81,14 @@ class Controller:
         batch = self._batch(collected)
         training = time.perf_counter()
         await self._parts.engine.pause()  # it may sample with the very parameters that change now
-        stats = self._update(batch, collected, number)
-        times["train_s"] = time.perf_counter() - training
-        publishing = time.perf_counter()
-        await self._publish(number, stats)
-        times["publish_s"] = time.perf_counter() - publishing
+        try:
+            stats = self._update(batch, collected, number)
+            times["train_s"] = time.perf_counter() - training
+            publishing = time.perf_counter()
+            await self._publish(number, stats)
+            times["publish_s"] = time.perf_counter() - publishing
+        finally:
+            await self._parts.engine.resume()
         times["step_s"] = time.perf_counter() - started
         metrics = self._metrics(collected, stats, times)
         result = StepResult(step=number, metrics=metrics, collected=collected, stats=stats)
@@ -118,7 +121,7 @@ class Controller:
         stats = self._parts.trainer.update(batch)
         if stats.skipped:
             lines = why_untrained(collected)
-            shown = "\n  ".join([*lines[:3], f"... and {len(lines) - 3} more in events.jsonl"])
+            shown = "\n  ".join([*lines[:3], "... all of them are in events.jsonl"])
             self._display.warn(f"step {number} changed nothing ({stats.skipped}):\n  {shown}")
             self._store.event("nothing_trained", step=number, reason=stats.skipped, episodes=lines)
         return stats
@@ -126,7 +129,6 @@ class Controller:
     async def _publish(self, number: int, stats: StepStats) -> None:
         if not stats.skipped:
             await self._parts.engine.update_weights(self._parts.trainer.weights(), number)
-        await self._parts.engine.resume()
 
     def _metrics(
         self, collected: Collected, stats: StepStats, times: Mapping[str, float]

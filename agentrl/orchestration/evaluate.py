@@ -65,6 +65,7 @@ async def evaluate(
         group_size=config.samples,
         seed=seed,
         step=step,
+        purpose="eval",
         on_episode=on_episode,
     )
     return summarise(collected, config), collected

@@ -79,16 +79,18 @@ def _check_messages(name: str, messages: tuple[Message, ...]) -> None:
 
 MODEL_PRESETS: Mapping[str, Mapping[str, object]] = {
     "tiny": {
+        "steps": 50,
         "threads": 1,
-        "trainer.lr": 6e-4,
+        "trainer.lr": 8e-4,
         "trainer.schedule": "linear",
         "trainer.warmup_steps": 3,
         "rollout.tasks_per_step": 32,
         "rollout.max_turn_tokens": 64,
         "rollout.max_episode_tokens": 512,
         "engine.slots": 256,
-        "warm_start.updates": 200,
-        "warm_start.smoothing": 0.05,
+        "warm_start.updates": 250,
+        "warm_start.lr": 4e-3,
+        "warm_start.smoothing": 0.04,
     },
     "smollm2-135m": {
         "trainer.lr": 1e-5,

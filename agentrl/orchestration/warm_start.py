@@ -23,7 +23,7 @@ from agentrl.orchestration.display import Display
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.sampling import make_collector
-from agentrl.rollout import Collector, TaskRef, derive_seed, make_batch, task_stream
+from agentrl.rollout import Collector, TaskRef, derive_seed, make_batch, succeeded, task_stream
 from agentrl.trainer.checkpoint import export_hf
 from agentrl.trainer.stats import SupervisedStats
 from agentrl.types import Batch, Episode
@@ -103,7 +103,8 @@ class Demonstrations:
         episodes = [
             episode
             for i, collector in enumerate(self._collectors)
-            for episode in await self._play(collector, [r for r in refs if r.env == i], update)
+            if (mine := [ref for ref in refs if ref.env == i])
+            for episode in await self._play(collector, mine, update)
         ]
         return make_batch(episodes, temperature=1.0)
 
@@ -111,8 +112,17 @@ class Demonstrations:
         self, collector: Collector, refs: Sequence[TaskRef], update: int
     ) -> list[Episode]:
         jobs = self._parts.jobs.jobs(refs, "train")
-        played = await collector.collect(jobs, group_size=1, seed=self._seed, step=update)
-        return played.episodes
+        played = await collector.collect(
+            jobs, group_size=1, seed=self._seed, step=update, purpose="demonstration"
+        )
+        shown = [episode for episode in played.episodes if succeeded(episode)]
+        if not shown:
+            first = played.episodes[0]
+            raise ConfigError(
+                f"the expert of env {first.env} solved none of {len(played.episodes)} tasks (the "
+                f"first one ended with {first.stop}): there is nothing to learn from"
+            )
+        return shown
 
     def _collector(self, env: BoundEnv) -> Collector:
         parts = self._parts
@@ -132,7 +142,13 @@ async def _cache_key(parts: Parts) -> str:
     """Names a warm start by all that it is a function of: settings, weights, demonstrations."""
     digest = hashlib.blake2b(digest_size=12)
     config: RunConfig = parts.config
-    settings = config.model_dump(include={"warm_start", "trainer", "seed", "rollout"})
+    settings = config.model_dump(
+        include={
+            "warm_start": True,
+            "seed": True,
+            "trainer": {"weight_decay", "beta1", "beta2", "max_grad_norm"},
+        }
+    )
     digest.update(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS))
     for name, tensor in parts.trainer.weights().named_tensors():
         digest.update(name.encode() + tensor.detach().float().numpy().tobytes())

@@ -79,9 +79,12 @@ class Collector:
         group_size: int,
         seed: int,
         step: int,
+        purpose: str = "train",
         on_episode: Callable[[Episode], None] = lambda _: None,
     ) -> Collected:
         """Play every job `group_size` times.
+
+        (`purpose`, `step`) must be used once in a run: ids and seeds of episodes derive from them.
 
         Raises:
             BreakerTripped: too large a share of the episodes was invalid.
@@ -99,7 +102,7 @@ class Collector:
             try:
                 async with places:
                     return await self._member(
-                        runner, job, member, (seed, step), collected, on_episode, total
+                        runner, job, member, (seed, purpose, step), collected, on_episode, total
                     )
             finally:
                 if gate is not None:
@@ -112,6 +115,7 @@ class Collector:
             if gate is not None:
                 await gate.drain()
         collected.episodes = [episode for episode in played if episode is not None]
+        self._check_lost(collected, total)
         return collected
 
     def _runner(self, generate: Generate) -> EpisodeRunner:
@@ -128,17 +132,17 @@ class Collector:
         runner: EpisodeRunner,
         job: Job,
         member: int,
-        seed_and_step: tuple[int, int],
+        origin: tuple[int, str, int],
         collected: Collected,
         on_episode: Callable[[Episode], None],
         total: int,
     ) -> Episode | None:
         """One member of a group: attempts until one is scored or none is left."""
-        seed, step = seed_and_step
+        seed, purpose, step = origin
         for attempt in range(self._settings.attempts):
-            parts = (seed, job.split, step, job.task.id, job.group, member, attempt)
+            parts = (seed, purpose, step, job.task.id, job.group, member, attempt)
             spec = EpisodeSpec(
-                id=f"{job.split}-s{step}-g{job.group}-m{member}-a{attempt}",
+                id=f"{purpose}-s{step}-g{job.group}-m{member}-a{attempt}",
                 env=job.env,
                 task=job.task,
                 split=job.split,
@@ -153,17 +157,27 @@ class Collector:
             if not isinstance(episode.outcome, Invalid):
                 return episode
             collected.invalid.append(episode)
-            self._check_breaker(collected.invalid, total)
+            self._check_attempts(collected.invalid, total)
             if not episode.outcome.retryable:
                 return None
         return None
 
-    def _check_breaker(self, invalid: Sequence[Episode], total: int) -> None:
-        allowed = max(BREAKER_MIN_EPISODES, self._settings.max_invalid_share * total)
-        if len(invalid) > allowed:
+    def _check_attempts(self, invalid: Sequence[Episode], total: int) -> None:
+        """Stop early where hardly any attempt succeeds."""
+        most = max(BREAKER_MIN_EPISODES, self._settings.attempts * total // 2)
+        if len(invalid) > most:
             raise BreakerTripped(
-                f"{len(invalid)} attempts at {total} episodes were invalid, at most "
-                f"{int(allowed)} are allowed (rollout.max_invalid_share):\n{reasons(invalid)}"
+                f"{len(invalid)} attempts at {total} episodes were invalid:\n{reasons(invalid)}"
+            )
+
+    def _check_lost(self, collected: Collected, total: int) -> None:
+        """Stop if too many episodes stayed without a score."""
+        lost = total - len(collected.episodes)
+        if lost > self._settings.max_invalid_share * total:
+            raise BreakerTripped(
+                f"{lost} of {total} episodes stayed without a score, at most a share of "
+                f"{self._settings.max_invalid_share:g} is allowed (rollout.max_invalid_share):\n"
+                f"{reasons(collected.invalid)}"
             )
 
 

@@ -120,7 +120,7 @@ class Episode:
     """The record of one episode: tokens, messages, rewards, timings, why it ended."""
 
     id: str
-    """Unique in a run: `s<step>-t<task index>-m<member>-a<attempt>`."""
+    """Unique in a run: `<purpose>-s<step>-g<group>-m<member>-a<attempt>`."""
     env: str
     task: Task
     split: str

@@ -41,6 +41,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_turns": -1}, "Bad.max_turns is -1, expected a number above 0"),
     ({"tool_timeout_s": 0}, "Bad.tool_timeout_s is 0"),
     ({"max_tool_tokens": "9"}, "Bad.max_tool_tokens is '9'"),
+    ({"system": 5}, "Bad.system is 5, expected text"),
     ({"isolation": "docker"}, "Bad.isolation is 'docker', expected 'none' or 'process'"),
     ({"make_task": classmethod(make_task)}, "Bad has both tasks and make_task"),
     ({"tasks": None}, "Bad has no tasks"),
