@@ -55,7 +55,7 @@ def _declare(cls: "type[ToolEnv]") -> Declaration:
         value: object = getattr(cls, attribute)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise ConfigError(f"{name}.{attribute} is {value!r}, expected a number above 0")
-    system: object = cls.system
+    system = cast("object", cls.system)
     if system is not None and not isinstance(system, str):
         raise ConfigError(f"{name}.system is {system!r}, expected text")
     if cls.isolation not in ("none", "process"):

@@ -52,6 +52,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tasks": [{"answer": "a"}]}, "task 0 of train has no prompt"),
     ({"tasks": [{"prompt": 1}]}, "task 0 of train has a prompt that is neither text nor"),
     ({"tasks": [7]}, "task 0 of train is a int"),
+    ({"tasks": [{"prompt": "a", "data": [1]}]}, "task 0 of train has data of type list"),
     ({"tasks": "missing.jsonl"}, "missing.jsonl cannot be read"),
     ({"verifier": None}, "Bad has no scoring"),
     ({"score": own_score}, "Bad has both verifier and score"),
