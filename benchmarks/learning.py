@@ -33,7 +33,11 @@ CPU_BAR_S = {"calculator": 480.0, "number_guess": 960.0}
 FLAGS = {
     "calculator": [],
     # A game forgives a few wrong tokens, so its warm start has to leave more of them.
-    "number_guess": ["--warm-start.smoothing", "0.06", "--warm-start.updates", "350"],
+    "number_guess": [
+        *("--steps", "70"),
+        *("--warm-start.smoothing", "0.06"),
+        *("--warm-start.updates", "350"),
+    ],
 }
 BARS = "▁▂▃▄▅▆▇█"
 

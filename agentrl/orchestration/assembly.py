@@ -25,10 +25,18 @@ class Assembly:
 
     def restore(self, runner: asyncio.Runner) -> int:
         """Load the newest checkpoint into trainer and engine; the number of steps done."""
-        step = self.store.restore(self.parts.trainer)
-        if step:
-            runner.run(self.parts.engine.update_weights(self.parts.trainer.weights(), step))
+        step, version = self.store.restore(self.parts.trainer)
+        if version:
+            runner.run(self.parts.engine.update_weights(self.parts.trainer.weights(), version))
+        self.controller.version = version
         return step
+
+    def close(self, runner: asyncio.Runner) -> None:
+        """Stop engine and workers, close the files."""
+        try:
+            runner.run(self.parts.aclose())
+        finally:
+            self.store.close()
 
     def export(self) -> Path:
         """Write the model of now as a Hugging Face folder into the run directory."""
@@ -47,6 +55,10 @@ def assemble(
     """Prepare the model, load it, and wire engine, trainer and store."""
     base_model = prepare_model(plan, display, runner)
     parts = build_parts(plan, base_model)
-    store = RunStore(directory, keep=plan.config.checkpoint.keep)  # last: a failure leaves no files
+    try:
+        store = RunStore(directory, keep=plan.config.checkpoint.keep)
+    except BaseException:
+        runner.run(parts.aclose())
+        raise
     controller = Controller(parts=parts, store=store, display=display, estimator=estimator)
     return Assembly(parts=parts, store=store, controller=controller, base_model=base_model)

@@ -70,6 +70,8 @@ class Controller:
         self._store = store
         self._display = display
         scale = parts.config.trainer.scale_by_std
+        self.version = 0
+        """The policy version that the engine serves: +1 for each published update."""
         self._estimator = estimator or (lambda batch: grpo(batch, scale_by_std=scale))
 
     async def step(self, number: int, refs: Sequence[TaskRef]) -> StepResult:
@@ -85,7 +87,7 @@ class Controller:
             stats = self._update(batch, collected, number)
             times["train_s"] = time.perf_counter() - training
             publishing = time.perf_counter()
-            await self._publish(number, stats)
+            await self._publish(stats)
             times["publish_s"] = time.perf_counter() - publishing
         finally:
             await self._parts.engine.resume()
@@ -106,7 +108,7 @@ class Controller:
             seed=parts.config.seed,
             step=number,
         )
-        warning = unused_tools(collected, parts.tool_names)
+        warning = unused_tools(collected, parts.envs)
         if warning is not None:
             self._display.warn(warning)
         return collected
@@ -126,9 +128,11 @@ class Controller:
             self._store.event("nothing_trained", step=number, reason=stats.skipped, episodes=lines)
         return stats
 
-    async def _publish(self, number: int, stats: StepStats) -> None:
+    async def _publish(self, stats: StepStats) -> None:
         if not stats.skipped:
-            await self._parts.engine.update_weights(self._parts.trainer.weights(), number)
+            weights = self._parts.trainer.weights()
+            await self._parts.engine.update_weights(weights, self.version + 1)
+            self.version += 1
 
     def _metrics(
         self, collected: Collected, stats: StepStats, times: Mapping[str, float]

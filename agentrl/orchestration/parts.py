@@ -9,12 +9,18 @@ from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.process import prepare_process
 from agentrl.envs import EnvServices
+from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import BoundEnv, JobMaker
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.plan import Plan
-from agentrl.orchestration.sampling import make_collector, with_codec
+from agentrl.orchestration.sampling import (
+    checked_codec,
+    context_length,
+    make_collector,
+    make_limits,
+    with_codec,
+)
 from agentrl.rollout import Codec, Collector
-from agentrl.tokens import Tokenizer
 from agentrl.trainer.trainer import Trainer
 
 
@@ -35,22 +41,28 @@ class Parts:
 
     async def aclose(self) -> None:
         """Stop the engine and the workers."""
-        await self.engine.aclose()
-        self.services.close()
+        try:
+            await self.engine.aclose()
+        finally:
+            self.services.close()
 
 
 def build_parts(plan: Plan, model_folder: Path) -> Parts:
     """Load the model and make engine and trainer around it.
 
     Raises:
-        ConfigError: an episode's budget is larger than the context.
+        ConfigError: the chat template cannot be used, an episode's budget is larger than the
+            context, or the engine cannot be deterministic.
     """
     config = plan.config
     prepare_process(threads=config.threads, deterministic=config.deterministic, seed=config.seed)
-    codec = Codec(Tokenizer.load(model_folder), format_name=config.tool_format)
+    codec = checked_codec(plan, model_folder)
     model = load_model(model_folder, dtype="float32")
+    make_limits(config, context_length(config, model_folder))  # its errors come before an engine
     trainer = Trainer(model, config.trainer, total_steps=config.steps)
     engine = LocalEngine(model, config.engine)
+    if config.deterministic and not engine.honours_seeds:
+        raise ConfigError("deterministic: got true, but this engine ignores seeds; use another one")
     sampling = with_codec(plan, codec, engine)
     return Parts(
         config=config,

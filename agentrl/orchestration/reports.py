@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 
+from agentrl.orchestration.bind import BoundEnv
 from agentrl.rollout import Collected
-from agentrl.types import Episode, Invalid
+from agentrl.types import CallErrorReason, Episode, Invalid
+
+UNREADABLE = frozenset(str(reason) for reason in CallErrorReason)
+"""Why a call never reached a tool; other errors are of tools that ran."""
 
 
 def why_untrained(collected: Collected) -> list[str]:
@@ -30,14 +34,20 @@ def _reason(episode: Episode) -> str:
     return f"{outcome.reason} ({outcome.blame})" if isinstance(outcome, Invalid) else "scored"
 
 
-def unused_tools(collected: Collected, tools: Sequence[str]) -> str | None:
-    """A warning if the environment has tools and no episode of the step called one."""
-    turns = [turn for episode in collected.episodes for turn in episode.turns]
-    if not tools or not turns or any(turn.num_calls for turn in turns):
-        return None
-    errors = sum(len(turn.call_errors) for turn in turns)
-    tried = f"; {errors} calls could not be read" if errors else ""
+def unused_tools(collected: Collected, envs: Sequence[BoundEnv]) -> str | None:
+    """A warning for each environment that has tools of which no episode of the step called one."""
+    lines = [_unused(env, [e for e in collected.episodes if e.env == env.name]) for env in envs]
+    return "\n".join(line for line in lines if line) or None
+
+
+def _unused(env: BoundEnv, episodes: Sequence[Episode]) -> str:
+    tools = [schema.name for schema in env.prototype.tool_schemas]
+    turns = [turn for episode in episodes for turn in episode.turns]
+    unreadable = sum(error in UNREADABLE for turn in turns for error in turn.call_errors)
+    if not tools or not turns or sum(turn.num_calls for turn in turns) > unreadable:
+        return ""
+    tried = f"; {unreadable} calls could not be read" if unreadable else ""
     return (
-        f"no episode of this step called a tool ({', '.join(tools)}){tried}: the policy does not "
-        "know the tool-call format, try `agentrl sft` first or another --tool_format"
+        f"no episode of env {env.name} called a tool ({', '.join(tools)}) in this step{tried}: the "
+        "policy does not know the tool-call format; try `agentrl sft` or another --tool-format"
     )

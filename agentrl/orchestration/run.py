@@ -9,6 +9,7 @@ Leaving the block stops the engine and the workers and frees the run directory.
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.display import Display, Silent
 from agentrl.orchestration.evaluate import EvalResult
+from agentrl.orchestration.load import check_resumable
 from agentrl.orchestration.plan import Plan, make_plan
 from agentrl.rollout import task_stream
 from agentrl.runs import RunDirectory
@@ -83,21 +85,23 @@ class Run:
         directory = self._directory(plan)
         from agentrl.orchestration.assembly import assemble  # torch, only now
 
-        self._runner = asyncio.Runner()
-        try:
+        with ExitStack() as undo:
+            undo.callback(directory.close)
+            self._runner = undo.enter_context(asyncio.Runner())
             self._assembly: Assembly = assemble(
                 plan, directory, self._runner, self.display, self._estimator
             )
-            if not self._resume:
-                directory.write_config(dump_config(self._loaded))
-            if self._resume:
-                self.step = self._assembly.restore(self._runner)
-                self.display.note(f"resumed {directory.name} after step {self.step}")
-        except BaseException:
-            self._runner.close()
-            directory.close()
-            raise
+            undo.callback(self._assembly.close, self._runner)
+            self._begin(directory)
+            self._undo = undo.pop_all()
         return self
+
+    def _begin(self, directory: RunDirectory) -> None:
+        if not self._resume:
+            directory.write_config(dump_config(self._loaded))
+            return
+        self.step = self._assembly.restore(self._runner)
+        self.display.note(f"resumed {directory.name} after step {self.step}")
 
     def __exit__(
         self,
@@ -105,12 +109,8 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            self._runner.run(self._assembly.parts.aclose())
-        finally:
-            self._runner.close()
-            self._assembly.store.close()
-            self.display.close()
+        self._undo.close()
+        self.display.close()
 
     def __iter__(self) -> "Iterator[StepResult]":
         """The steps that are left, each done when it is yielded."""
@@ -126,7 +126,7 @@ class Run:
             self._last_eval = self._last.eval or self._last_eval
             if number % self.config.checkpoint.every == 0 or number == self.config.steps:
                 self.display.phase("checkpoint")
-                assembly.store.save(assembly.parts.trainer, number)
+                assembly.store.save(assembly.parts.trainer, number, assembly.controller.version)
             self.step = number
             yield self._last
 
@@ -151,6 +151,8 @@ class Run:
         if self._resume:
             if config.name is None:
                 raise ConfigError("resuming needs the run's name: got none, pass name=...")
-            return RunDirectory.open(root, config.name, write=True)
+            directory = RunDirectory.open(root, config.name, write=True)
+            check_resumable(directory.config, config, self._objects)
+            return directory
         prefix = Path(plan.envs[0].name.split(":")[0]).stem
         return RunDirectory.create(root, config.name, prefix=prefix)

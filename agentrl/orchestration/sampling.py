@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
+
 from agentrl.engine import Engine
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
@@ -30,8 +32,10 @@ class SamplingParts:
 
     async def aclose(self) -> None:
         """Stop the engine and the workers."""
-        await self.engine.aclose()
-        self.services.close()
+        try:
+            await self.engine.aclose()
+        finally:
+            self.services.close()
 
 
 def sampling_parts(
@@ -40,8 +44,29 @@ def sampling_parts(
     """Load the model for sampling; `engine` puts another engine in the local one's place."""
     config = plan.config
     prepare_process(threads=config.threads, deterministic=config.deterministic, seed=config.seed)
-    codec = Codec(Tokenizer.load(model_folder), format_name=config.tool_format)
+    codec = checked_codec(plan, model_folder)
+    make_limits(config, context_length(config, model_folder))
     return with_codec(plan, codec, engine(codec) if engine else _local(config, model_folder))
+
+
+def checked_codec(plan: Plan, model_folder: Path) -> Codec:
+    """The model's codec, its chat template tried with the tools of every environment.
+
+    Raises:
+        ConfigError: the template cannot be used; no weight has been loaded yet.
+    """
+    codec = Codec(Tokenizer.load(model_folder), format_name=plan.config.tool_format)
+    for env in plan.envs:
+        codec.renderer(env.prototype.tool_schemas)
+    return codec
+
+
+def context_length(config: RunConfig, model_folder: Path) -> int:
+    """Most tokens of an episode that model and engine allow, from the model's config."""
+    settings: dict[str, object] = orjson.loads((model_folder / "config.json").read_bytes())
+    longest = settings.get("max_position_embeddings")
+    own = longest if isinstance(longest, int) else config.engine.context_length or 2**20
+    return min(config.engine.context_length or own, own)
 
 
 def with_codec(plan: Plan, codec: Codec, engine: Engine) -> SamplingParts:

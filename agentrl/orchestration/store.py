@@ -43,19 +43,24 @@ class RunStore:
         """A line of events.jsonl."""
         self._events.write(kind, **fields)
 
-    def save(self, trainer: Trainer, step: int) -> None:
+    def save(self, trainer: Trainer, step: int, version: int) -> None:
         """A checkpoint of everything that the next step depends on."""
-        save_checkpoint(self.checkpoints, trainer, step=step, state={"step": step}, keep=self._keep)
+        state = {"step": step, "version": version}
+        save_checkpoint(self.checkpoints, trainer, step=step, state=state, keep=self._keep)
         self.event("checkpoint", step=step)
 
-    def restore(self, trainer: Trainer) -> int:
-        """Load the newest valid checkpoint, drop what lies beyond it; the step to go on from."""
+    def restore(self, trainer: Trainer) -> tuple[int, int]:
+        """Load the newest valid checkpoint and drop what lies beyond it.
+
+        Returns the step to go on from and the policy version that it was sampled under.
+        """
         newest = latest_valid(self.checkpoints)
-        step = 0 if newest is None else int(str(load_checkpoint(newest, trainer)["step"]))
+        state = {} if newest is None else load_checkpoint(newest, trainer)
+        step, version = (int(str(state.get(key, 0))) for key in ("step", "version"))
         self._metrics.truncate_after(step)
         self._episodes.truncate_after(step)
         self.event("resume", step=step)
-        return step
+        return step, version
 
     def close(self) -> None:
         """Close the files and free the run directory."""

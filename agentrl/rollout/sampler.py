@@ -34,7 +34,7 @@ def task_stream(
     streams = [_indices(source, derive_seed(seed, "order", i)) for i, source in enumerate(sources)]
     while True:
         envs = rng.choice(len(sources), size=tasks_per_step, p=weights / weights.sum())
-        yield [TaskRef(int(env), next(streams[env])) for env in envs]
+        yield [TaskRef(int(env), next(streams[int(env)])) for env in envs]
 
 
 def _indices(source: EnvSource, seed: int) -> Iterator[int]:

@@ -92,7 +92,6 @@ class RunDirectory:
                 f"{path}: already holds a run ({held[0]}); choose another --name,"
                 f" or continue it with --resume {path.name}"
             )
-        _link_last(path)
         return cls(path, lock)
 
     @property
@@ -126,8 +125,9 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def write_config(self, text: str) -> None:
-        """Store the effective configuration."""
+        """Store the effective configuration; from now on this is the `last` run."""
         write_text_atomic(self.config, text)
+        _link_last(self.path)
 
     def close(self) -> None:
         """Give the lock back; doing it twice is fine."""
