@@ -1,5 +1,8 @@
 """The tiny model's folder: complete, small, deterministic, and tokenized as promised."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# safetensors and transformers are not fully typed.
+
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,6 +5,9 @@ weights are random; an environment's demonstrations give it its first skill. Eve
 function of the seed and of the library versions.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# safetensors, tokenizers and transformers are not fully typed.
+
 import json
 import shutil
 import tempfile
@@ -138,7 +141,7 @@ def _weights(config: LlamaConfig, seed: int) -> dict[str, torch.Tensor]:
 
 
 def _data(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return files("agentrl.engine.local.models").joinpath(name).read_text(encoding="utf-8")
 
 
 def _write_json(path: Path, value: dict[str, object]) -> None:
