@@ -7,7 +7,9 @@ are loaded when they are first used.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from gymnasium.envs.registration import register
+from gymnasium.envs.registration import (
+    register,  # pyright: ignore[reportUnknownVariableType]  # its kwargs are untyped
+)
 
 if TYPE_CHECKING:
     from agentrl.api import evaluate, rollout, train

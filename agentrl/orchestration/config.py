@@ -78,7 +78,7 @@ class RunConfig(Config):
         default=None, description="Tool-call format; chosen from the chat template by default."
     )
     steps: int = Field(default=100, ge=1, description="Optimizer steps.")
-    seed: int = Field(default=0, ge=0, description="Seed of everything random.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of everything random.")
     deterministic: bool = Field(
         default=False, description="Fix admission order and batch shapes: bit-identical runs."
     )

@@ -11,6 +11,7 @@ trainer's.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,10 +70,10 @@ class Controller:
         self._parts = parts
         self._store = store
         self._display = display
-        scale = parts.config.trainer.scale_by_std
         self.version = 0
         """The policy version that the engine serves: +1 for each published update."""
-        self._estimator = estimator or (lambda batch: grpo(batch, scale_by_std=scale))
+        scale = parts.config.trainer.scale_by_std
+        self._estimator: Estimator = estimator or partial(grpo, scale_by_std=scale)
 
     async def step(self, number: int, refs: Sequence[TaskRef]) -> StepResult:
         """One optimizer step: collect, update, publish, write down."""

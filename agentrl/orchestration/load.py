@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agentrl.config.load import Loaded, load_config
+from agentrl.config.load import Loaded, load_config, read_toml
 from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
@@ -42,14 +42,23 @@ def load_run_config(
 
     given = dict(defaults or {})
     first = load(given)
-    preset = MODEL_PRESETS.get(first.config.model, {})
+    preset = MODEL_PRESETS.get(base_name(first.config.model), {})
     missing = {key: value for key, value in preset.items() if first.origins[key] == "default"}
     loaded = load(missing | given)
     origins = {
-        key: f"{first.config.model} preset" if key in missing else origin
+        key: f"{base_name(first.config.model)} preset" if key in missing else origin
         for key, origin in loaded.origins.items()
     }
     return Loaded(loaded.config, origins)
+
+
+def base_name(model: str) -> str:
+    """The model that a run's model was trained from, so that its preset goes on to hold."""
+    config = Path(model).expanduser().parent / "config.toml"
+    if Path(model).name != "model" or not config.is_file():
+        return model
+    origin = read_toml(config).get("model")
+    return base_name(str(origin)) if origin != model else model
 
 
 FIXED = ("env", "model", "seed", "rollout.tasks_per_step", "rollout.group_size", "deterministic")

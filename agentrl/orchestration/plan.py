@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from agentrl.engine.local.models.resolve import check_model
 from agentrl.errors import ConfigError
@@ -69,7 +70,7 @@ def _try_environment(env: BoundEnv, config: RunConfig, train: bool) -> list[str]
 
 def _check_messages(name: str, messages: tuple[Message, ...]) -> None:
     for message in messages:
-        content: object = message.content  # a task file may hold anything
+        content = cast("object", message.content)  # a task file may hold anything
         if not isinstance(content, str):
             raise ConfigError(
                 f"env {name}: a message's content is of type {type(content).__name__}, expected "

@@ -9,10 +9,14 @@ valid checkpoint and removes what lies beyond it; those steps are done again fro
 from collections.abc import Mapping
 from pathlib import Path
 
+from agentrl.errors import RunError
 from agentrl.rollout import Collected
 from agentrl.runs import EpisodesWriter, EventsWriter, MetricsWriter, RunDirectory
 from agentrl.trainer.checkpoint import latest_valid, load_checkpoint, save_checkpoint
 from agentrl.trainer.trainer import Trainer
+from agentrl.types import Json
+
+NOTHING: Mapping[str, Json] = {}
 
 
 class RunStore:
@@ -55,7 +59,12 @@ class RunStore:
         Returns the step to go on from and the policy version that it was sampled under.
         """
         newest = latest_valid(self.checkpoints)
-        state = {} if newest is None else load_checkpoint(newest, trainer)
+        if newest is None and any(self.checkpoints.glob("step-*")):
+            raise RunError(
+                f"{self.checkpoints} holds checkpoints but none is whole; restore one from a copy "
+                "or remove the folder to begin again"
+            )
+        state: Mapping[str, Json] = load_checkpoint(newest, trainer) if newest else NOTHING
         step, version = (int(str(state.get(key, 0))) for key in ("step", "version"))
         self._metrics.truncate_after(step)
         self._episodes.truncate_after(step)

@@ -9,7 +9,9 @@ class RolloutConfig(Config):
     """How many episodes, and within which budgets."""
 
     tasks_per_step: int = Field(default=16, ge=1, description="Tasks (groups) per optimizer step.")
-    group_size: int = Field(default=8, ge=1, description="Episodes per task (G).")
+    group_size: int = Field(
+        default=8, ge=2, description="Episodes per task (G), compared with each other."
+    )
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature.")
     max_turn_tokens: int = Field(
         default=256, ge=1, description="Most tokens that the policy may sample in one turn."

@@ -133,7 +133,13 @@ class EpisodeRunner:
         options = {"task": spec.task, "split": spec.split}
         await _within(limits.setup_s, env.areset(seed=spec.seed, options=options), "reset")
         renderer = self._codec.renderer(env.tool_schemas)
-        running.record.append_prompt(self._codec.prompt(renderer, env.conversation))
+        prompt = self._codec.prompt(renderer, env.conversation)
+        if len(prompt) >= limits.episode_tokens:
+            raise EnvironmentFault(
+                f"the prompt has {len(prompt)} tokens, but an episode may have "
+                f"{limits.episode_tokens} in all; shorten it or raise rollout.max_episode_tokens"
+            )
+        running.record.append_prompt(prompt)
         clock = asyncio.timeout(limits.wall_s)
         try:
             async with clock:

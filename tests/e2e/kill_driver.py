@@ -16,17 +16,19 @@ from pathlib import Path
 import orjson
 import torch
 
-import agentrl.orchestration.assembly  # noqa: F401  (imported once, for all children)
 from agentrl.cli import main
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.orchestration import store
+from agentrl.orchestration.assembly import Assembly
 from agentrl.runs import EpisodesWriter, MetricsWriter, read_episodes
 from agentrl.trainer import checkpoint
 
 STEPS = 6
 ENV = f"{Path(__file__).parent / 'digits_env.py'}:Digits"
-FLAGS = ["--deterministic", "--threads", "1", "--checkpoint.every", "2", "--steps", str(STEPS)]
-FLAGS += ["--rollout.tasks-per-step", "5", "--group-size", "4", "--rollout.max-turn-tokens", "12"]
+FLAGS = [
+    *("--deterministic", "--threads", "1", "--checkpoint.every", "2", "--steps", str(STEPS)),
+    *("--rollout.tasks-per-step", "5", "--group-size", "4", "--rollout.max-turn-tokens", "12"),
+]
 
 
 def die(*_: object) -> None:
@@ -68,6 +70,9 @@ def at_random_time() -> None:
     signal.signal(signal.SIGALRM, die)
     signal.setitimer(signal.ITIMER_REAL, random.uniform(0.05, 2.5))
 
+
+IMPORTED = Assembly
+"""Loaded before the forks, which saves its time in each of them."""
 
 POINTS: dict[str, Callable[[], None]] = {
     "never": lambda: None,

@@ -8,4 +8,4 @@ def prepare_process(*, threads: int, deterministic: bool, seed: int) -> None:
     if threads:
         torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]  # typed in part
