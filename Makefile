@@ -23,7 +23,7 @@ lint: venv
 
 types: venv
 	$(VENV)/bin/mypy
-	$(VENV)/bin/pyright --warnings
+	$(VENV)/bin/pyright -p pyproject.toml
 
 layers: venv
 	$(VENV)/bin/lint-imports
