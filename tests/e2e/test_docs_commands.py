@@ -39,7 +39,7 @@ def test_pages_are_found() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", with_commands(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     for name in ("examples", "benchmarks", "docs"):
