@@ -2,7 +2,7 @@
 
 import sys
 
-from agentrl.cli import main
+from agentrl.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry())

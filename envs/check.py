@@ -98,7 +98,8 @@ def check_env_class(
     """
     env = env_class(config, verifier=verifier, tokenizer=tokenizer)
     tasks = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
-    rows = asyncio.run(_played_rows(env, tasks))
+    again = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
+    rows = [_tasks_row(tasks, again), *asyncio.run(_played_rows(env, tasks))]
     rows += [_prompt_row(env, tasks, tokenizer), _schema_row(env.tool_schemas), _gym_row(env)]
     env.close()
     return CheckReport(env=env_class.__name__, rows=tuple(rows), schemas=env.tool_schemas)
@@ -125,7 +126,13 @@ async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[CheckRow]:
 
 
 async def _play_all(env: ToolEnv, agent: Agent, tasks: Sequence[Task]) -> list[_Played]:
-    return [await _play(env, agent, task, seed) for seed, task in enumerate(tasks)]
+    """The agent's episodes up to the first invalid one: each may have waited for a time limit."""
+    played: list[_Played] = []
+    for seed, task in enumerate(tasks):
+        played.append(await _play(env, agent, task, seed))
+        if isinstance(played[-1].outcome, Invalid):
+            break
+    return played
 
 
 async def _play(env: ToolEnv, agent: Agent, task: Task, seed: int) -> _Played:
@@ -162,10 +169,19 @@ async def _expert_row(env: ToolEnv, tasks: Sequence[Task], null: list[_Played]) 
     return row
 
 
+def _tasks_row(first: Sequence[Task], second: Sequence[Task]) -> CheckRow:
+    for i, (a, b) in enumerate(zip(first, second, strict=True)):
+        if a.id != b.id:
+            detail = f"task {i} is another the second time; make_task must draw from its rng only"
+            return CheckRow(name="tasks", ok=False, detail=detail)
+    detail = f"{len(first)}, {len({task.id for task in first})} of them different; repeatable"
+    return CheckRow(name="tasks", ok=True, detail=detail)
+
+
 def _agent_row(name: str, played: list[_Played]) -> CheckRow:
     invalid = [p.outcome for p in played if isinstance(p.outcome, Invalid)]
     if invalid:
-        detail = f"{len(invalid)} of {len(played)} episodes invalid: {invalid[0].reason}"
+        detail = f"episode {len(played)} is invalid: {invalid[0].reason}"
         return CheckRow(name=name, ok=False, detail=detail)
     turns = sum(len(p.rewards) for p in played) / len(played)
     detail = f"{len(played)} episodes, mean return {_mean(played):.3g}, {turns:.1f} turns"
@@ -177,7 +193,7 @@ def _mean(played: list[_Played]) -> float:
 
 
 def _same_row(first: list[_Played], second: list[_Played]) -> CheckRow:
-    for i, (a, b) in enumerate(zip(first, second, strict=True)):
+    for i, (a, b) in enumerate(zip(first, second, strict=False)):
         if (a.messages, a.rewards, a.outcome) != (b.messages, b.rewards, b.outcome):
             detail = f"task {i} with the same seed and turns went differently; use self.rng"
             return CheckRow(name="determinism", ok=False, detail=detail)

@@ -1,5 +1,5 @@
 """The command line: `agentrl VERB` and `agentrl NOUN VERB`; light until a command runs."""
 
-from agentrl.cli.dispatch import main
+from agentrl.cli.dispatch import entry, main
 
-__all__ = ["main"]
+__all__ = ["entry", "main"]

@@ -6,9 +6,14 @@ Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
 import importlib
 import os
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from agentrl.errors import AgentrlError, ConfigError
+
+EXIT_GRACE_S = 5.0
+"""How long a finished process waits for threads that are no daemons."""
 
 COMMANDS: Mapping[str, str] = {
     "train": "train a model on an environment by reinforcement learning",
@@ -39,6 +44,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read the output has closed it (`| head`); there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
+
+
+def entry() -> int:
+    """`main` as a process: threads that user code left running do not keep it alive."""
+    code = main()
+    threading.Thread(target=_leave, args=(code,), daemon=True).start()
+    return code
+
+
+def _leave(code: int) -> None:
+    time.sleep(EXIT_GRACE_S)
+    left = [t.name for t in threading.enumerate() if not t.daemon and t.name != "MainThread"]
+    print(
+        f"agentrl: warning: ending although these threads still run: {', '.join(left)}; "
+        "start them as daemons, or join them in teardown",
+        file=sys.stderr,
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _run(arguments: list[str]) -> int:

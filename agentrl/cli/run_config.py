@@ -1,13 +1,17 @@
 """What the commands that take a run's configuration have in common."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl.cli.command import Arguments, print_json
+from agentrl.cli.display import make_display
 from agentrl.config import Loaded
 from agentrl.config.flags import key_of
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.display import Display
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.run import RunResult
 from agentrl.runs.directory import RunDirectory
@@ -36,10 +40,12 @@ def load_resumed(arguments: Arguments, run: str) -> Loaded[RunConfig]:
             f"--resume: got {arguments.positional[0]} too, expected no file:"
             " the run's own configuration is used"
         )
+    if any(_sets(flag, "name") for flag in arguments.flags):
+        raise ConfigError("--name: got one beside --resume, expected none: a run keeps its name")
     directory = RunDirectory.open(Path(_runs_dir(arguments.flags)), run)
     if not directory.config.exists():
         raise ConfigError(f"{directory.path}: has no config.toml, so there is nothing to resume")
-    kept = [flag for flag in arguments.flags if not _sets(flag, "runs_dir", "name")]
+    kept = [flag for flag in arguments.flags if not _sets(flag, "runs_dir")]
     place = [f"--runs-dir={directory.path.parent}", f"--name={directory.name}"]
     return load_run_config(file=directory.config, flags=[*kept, *place])
 
@@ -47,6 +53,16 @@ def load_resumed(arguments: Arguments, run: str) -> Loaded[RunConfig]:
 def title(config: RunConfig) -> str:
     """What a display shows as the name of a run: its own, or its environments'."""
     return config.name or ", ".join(env.name for env in config.env)
+
+
+@contextmanager
+def shown(config: RunConfig, total: int, *, as_json: bool) -> Iterator[Display]:
+    """The display of a run of `total` steps; standard output stays free for JSON."""
+    display = make_display(title(config), total, sys.stderr if as_json else sys.stdout)
+    try:
+        yield display
+    finally:
+        display.close()
 
 
 def show_result(result: RunResult, *, as_json: bool) -> None:

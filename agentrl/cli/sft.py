@@ -1,10 +1,7 @@
 """`agentrl sft`: supervised training on an environment's scripted demonstrations."""
 
-import sys
-
 from agentrl.cli.command import Arguments, Command, JsonOption
-from agentrl.cli.display import make_display
-from agentrl.cli.run_config import FILE, load, show_result, title
+from agentrl.cli.run_config import FILE, load, show_result, shown
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 
 
@@ -12,12 +9,9 @@ def _run(options: JsonOption, arguments: Arguments) -> int:
     from agentrl.orchestration import jobs
 
     loaded = load(arguments)
-    stream = sys.stderr if options.as_json else sys.stdout
-    display = make_display(title(loaded.config), loaded.config.warm_start.updates, stream)
-    try:
+    updates = loaded.config.warm_start.updates
+    with shown(loaded.config, updates, as_json=options.as_json) as display:
         result = jobs.sft(loaded, display=display)
-    finally:
-        display.close()
     show_result(result, as_json=options.as_json)
     return 0
 

@@ -1,12 +1,9 @@
 """`agentrl train`: reinforcement learning."""
 
-import sys
-
 from pydantic import Field
 
 from agentrl.cli.command import Arguments, Command, JsonOption, print_json
-from agentrl.cli.display import make_display
-from agentrl.cli.run_config import FILE, load, load_resumed, show_result, title
+from agentrl.cli.run_config import FILE, load, load_resumed, show_result, shown
 from agentrl.config import Loaded, dump_config
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 
@@ -31,7 +28,7 @@ def _run(options: TrainOptions, arguments: Arguments) -> int:
 def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
     from agentrl.orchestration.plan import make_plan
 
-    plan = make_plan(loaded.config)
+    plan = make_plan(loaded.config, resume=options.resume is not None)
     if options.as_json:
         print_json(plan.to_json())
     else:
@@ -43,16 +40,14 @@ def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
 def _train(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> int:
     from agentrl.orchestration import jobs
 
-    stream = sys.stderr if options.as_json else sys.stdout
-    display = make_display(title(loaded.config), loaded.config.steps, stream)
+    steps = loaded.config.steps
     try:
-        result = jobs.train(loaded, resume=resumed, display=display)
+        with shown(loaded.config, steps, as_json=options.as_json) as display:
+            result = jobs.train(loaded, resume=resumed, display=display)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             "interrupted; the last checkpoint is kept, go on with: agentrl train --resume last"
         ) from None
-    finally:
-        display.close()
     show_result(result, as_json=options.as_json)
     return 0
 

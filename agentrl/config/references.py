@@ -47,6 +47,8 @@ def load_file(path: Path, subject: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError(f"{subject} cannot be imported: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # its neighbours can be imported, as for a script
     vars(module)["__agentrl_file__"] = str(path)  # for whoever pickles what is in it
     sys.modules[name] = module
     try:

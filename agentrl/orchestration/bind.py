@@ -134,10 +134,11 @@ class JobMaker:
 
 
 def eval_refs(envs: Sequence[BoundEnv], *, tasks: int, split: str, seed: int) -> list[TaskRef]:
-    """`tasks` references spread over the environments by weight; finite sets without repetition."""
-    weights = np.array([env.weight for env in envs])
-    shares = np.floor(tasks * weights / weights.sum()).astype(int)
-    shares[0] += tasks - shares.sum()
+    """`tasks` references spread over the environments by weight; finite sets without repetition.
+
+    Each environment has one at least, as far as there are enough.
+    """
+    shares = spread([env.weight for env in envs], tasks)
     refs: list[TaskRef] = []
     for i, (env, share) in enumerate(zip(envs, shares, strict=True)):
         available = env.source(split).num_tasks
@@ -148,3 +149,13 @@ def eval_refs(envs: Sequence[BoundEnv], *, tasks: int, split: str, seed: int) ->
         chosen = rng.permutation(available)[:share]
         refs += [TaskRef(i, int(index)) for index in chosen]
     return refs
+
+
+def spread(weights: Sequence[float], total: int) -> list[int]:
+    """`total` dealt out one by one: to whoever has none yet, else to whoever is furthest behind."""
+    shares = [0] * len(weights)
+    for dealt in range(1, total + 1):
+        wanted = [w / sum(weights) * dealt for w in weights]
+        behind = [(shares[i] == 0, wanted[i] - shares[i]) for i in range(len(weights))]
+        shares[behind.index(max(behind))] += 1
+    return shares

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from agentrl.config.nearest import nearest
 from agentrl.engine.local.models.resolve import check_model
 from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import NO_OBJECTS, BoundEnv, Objects, bind_envs
 from agentrl.orchestration.config import RunConfig
-from agentrl.runs import check_disk
+from agentrl.runs import check_disk, check_new_run
+from agentrl.tokens.formats import FORMATS
 from agentrl.types import Message
 
 FREE_BYTES_NEEDED = 1 << 30
@@ -30,10 +32,12 @@ class Plan:
         return {"config": self.config.model_dump(), "envs": envs, "tools": list(self.tool_names)}
 
 
-def make_plan(config: RunConfig, objects: Objects = NO_OBJECTS, *, train: bool = True) -> Plan:
+def make_plan(
+    config: RunConfig, objects: Objects = NO_OBJECTS, *, train: bool = True, resume: bool = False
+) -> Plan:
     """Check a configuration as far as it goes without loading weights.
 
-    Without `train` the run only evaluates.
+    Without `train` the run only evaluates; with `resume` its directory is there already.
 
     Raises:
         ConfigError: in one sentence, the first thing that is wrong.
@@ -41,6 +45,8 @@ def make_plan(config: RunConfig, objects: Objects = NO_OBJECTS, *, train: bool =
     envs = bind_envs(config, objects)
     check_model(config.model)
     _check_combinations(config)
+    if train and not resume and config.name is not None:
+        check_new_run(Path(config.runs_dir), config.name)
     check_disk(Path(config.runs_dir), FREE_BYTES_NEEDED)
     names = [name for env in envs for name in _try_environment(env, config, train)]
     return Plan(config=config, envs=envs, tool_names=tuple(dict.fromkeys(names)))
@@ -52,6 +58,10 @@ def _check_combinations(config: RunConfig) -> None:
         raise ConfigError(
             f"rollout.max_turn_tokens: got {rollout.max_turn_tokens}, expected at most "
             f"rollout.max_episode_tokens ({rollout.max_episode_tokens})"
+        )
+    if config.tool_format is not None and config.tool_format not in FORMATS:
+        raise ConfigError(
+            f"tool_format: got {config.tool_format!r}, {nearest(config.tool_format, FORMATS)}"
         )
 
 

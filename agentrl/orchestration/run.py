@@ -81,7 +81,7 @@ class Run:
         """Steps done."""
 
     def __enter__(self) -> Self:
-        plan = make_plan(self.config, self._objects)
+        plan = make_plan(self.config, self._objects, resume=self._resume)
         directory = self._directory(plan)
         from agentrl.orchestration.assembly import assemble  # torch, only now
 
@@ -101,6 +101,11 @@ class Run:
             directory.write_config(dump_config(self._loaded))
             return
         self.step = self._assembly.restore(self._runner)
+        if self.step > self.config.steps:
+            raise ConfigError(
+                f"steps: got {self.config.steps}, but the run has done {self.step} already; "
+                "give a larger --steps to go on"
+            )
         self.display.note(f"resumed {directory.name} after step {self.step}")
 
     def __exit__(

@@ -40,7 +40,7 @@ def episode_metrics(collected: Collected) -> dict[str, float]:
     }
     stops = Counter(episode.stop for episode in episodes)
     metrics |= {f"stop/{stop}": stops[stop] / len(episodes) for stop in EpisodeStop if stops[stop]}
-    return metrics | _parts(episodes)
+    return metrics | _parts(episodes) | _by_env(episodes)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -55,6 +55,19 @@ def _parts(episodes: Sequence[Episode]) -> dict[str, float]:
             for name, value in episode.outcome.parts.items():
                 values.setdefault(f"part/{name}", []).append(value)
     return {name: _mean(numbers) for name, numbers in values.items()}
+
+
+def _by_env(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Reward and success of each environment, where there are several."""
+    by_env: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        by_env.setdefault(episode.env, []).append(episode)
+    metrics: dict[str, float] = {}
+    if len(by_env) > 1:
+        for name, own in by_env.items():
+            metrics[f"reward/{name}"] = _mean([e.reward for e in own])
+            metrics[f"success/{name}"] = _mean([float(succeeded(e)) for e in own])
+    return metrics
 
 
 def _groups(episodes: Sequence[Episode]) -> dict[int, list[Episode]]:

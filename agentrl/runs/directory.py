@@ -86,12 +86,11 @@ class RunDirectory:
     @classmethod
     def _claim(cls, path: Path) -> Self:
         lock = RunLock(path / "run.lock")
-        if held := sorted({p.name for p in path.iterdir()} - {"run.lock"}):
+        try:
+            _check_empty(path)
+        except ConfigError:
             lock.release()
-            raise ConfigError(
-                f"{path}: already holds a run ({held[0]}); choose another --name,"
-                f" or continue it with --resume {path.name}"
-            )
+            raise
         return cls(path, lock)
 
     @property
@@ -144,6 +143,32 @@ class RunDirectory:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def check_new_run(root: Path, name: str) -> None:
+    """Check that a new run could have this name; nothing is written.
+
+    Raises:
+        ConfigError: the name is no file name, its directory holds a run, or the folder of all runs
+            cannot be written.
+    """
+    path = root.absolute() / _checked(name)
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise ConfigError(
+            f"{root}: a run directory cannot be written there ({existing} is no folder that can be"
+            " written); choose another --runs-dir"
+        )
+    if path.is_dir():
+        _check_empty(root / name)
+
+
+def _check_empty(path: Path) -> None:
+    if held := sorted({p.name for p in path.iterdir()} - {"run.lock"}):
+        raise ConfigError(
+            f"{path}: already holds a run ({held[0]}); choose another --name,"
+            f" or continue it with --resume {path.name}"
+        )
 
 
 def run_names(root: Path) -> list[str]:

@@ -139,6 +139,26 @@ def completion_digest(
     return hasher.digest()
 
 
+def completion_marks(
+    ids: NDArray[np.int32],
+    logprobs: NDArray[np.float32],
+    versions: NDArray[np.int32],
+    channels: Mapping[str, NDArray[np.generic]],
+) -> NDArray[np.uint32]:
+    """The marks of an engine's answer, as if it were the first turn of a record."""
+    num = len(ids)
+    fields = Fields(
+        ids=ids,
+        mask=np.ones(num, dtype=np.bool_),
+        logprobs=logprobs,
+        sources=np.full(num, _MODEL, dtype=np.int8),
+        turns=np.zeros(num, dtype=np.int16),
+        versions=versions,
+        channels=channels,
+    )
+    return marks(pack(fields))
+
+
 def channel_header(channels: Mapping[str, NDArray[np.generic]]) -> bytes:
     """What the channels are, as bytes: sorted names with type and row shape."""
     shapes = [

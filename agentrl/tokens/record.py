@@ -20,7 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import EngineError, RecordMismatch
-from agentrl.tokens.chain import START, Fields, channel_header, completion_digest, link, marks, pack
+from agentrl.tokens.chain import (
+    START,
+    Fields,
+    channel_header,
+    completion_digest,
+    completion_marks,
+    link,
+    marks,
+    pack,
+)
 from agentrl.types import Completion, Segment, Source
 
 _NO_VERSION = -1
@@ -135,8 +144,8 @@ class TokenRecord:
         )
         if recomputed != completion.digest:
             raise RecordMismatch(
-                f"the completion of turn {self._turn} is not what the engine's adapter sealed; "
-                "append completions unchanged, as `seal` made them"
+                f"{_first_change(completion)} of the completion of turn {self._turn} is not what "
+                "the engine's adapter sealed; append completions unchanged, as `seal` made them"
             )
         if not len(completion.ids_T):
             raise EngineError(f"the completion of turn {self._turn} is empty; nothing to record")
@@ -180,6 +189,17 @@ class TokenRecord:
         self._parts.append(fields)
         self._sources.append(source)
         self._ids.extend(fields.ids.tolist())
+
+
+def _first_change(completion: Completion) -> str:
+    """What differs in a completion from what was sealed."""
+    marks_T = completion_marks(
+        completion.ids_T, completion.logprobs_T, completion.versions_T, completion.channels
+    )
+    if len(marks_T) != len(completion.marks_T):
+        return f"the number of tokens ({len(marks_T)})"
+    changed = np.flatnonzero(marks_T != completion.marks_T)
+    return f"token {changed[0]}" if len(changed) else "the stop reason"
 
 
 def _joined(parts: Sequence[Fields], channels: dict[str, NDArray[np.generic]]) -> Fields:

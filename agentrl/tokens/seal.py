@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import EngineError
-from agentrl.tokens.chain import completion_digest
+from agentrl.tokens.chain import completion_digest, completion_marks
 from agentrl.types import Completion, StopReason
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -51,6 +51,7 @@ def seal(
         channels=frozen,
         cached_tokens=cached_tokens,
         digest=completion_digest(ids_T, logprobs_T, versions_T, stop_reason, frozen),
+        marks_T=completion_marks(ids_T, logprobs_T, versions_T, frozen),
     )
 
 

@@ -72,6 +72,15 @@ CASES = {
     "verifier without score": Case([*CALCULATOR, "--verifier", "rules.py:NoScore"], ["score"]),
     "run directory in use": Case([*CALCULATOR, "--name", "taken"], ["taken", "--name"]),
     "nothing to resume": Case(["--resume", "nothing"], ["nothing"]),
+    "run directory in use, checked only": Case(
+        [*CALCULATOR, "--name", "taken", "--dry-run"], ["taken", "--name"]
+    ),
+    "no name for a folder": Case([*CALCULATOR, "--name", "a/b", "--dry-run"], ["a/b", "letters"]),
+    "runs in a file": Case(
+        [*CALCULATOR, "--runs-dir", "rules.py", "--name", "x", "--dry-run"], ["rules.py"]
+    ),
+    "unknown tool format": Case([*CALCULATOR, "--tool-format", "hermos"], ["hermos", "hermes"]),
+    "a name beside --resume": Case(["--resume", "taken", "--name", "other"], ["--name", "keeps"]),
     "disk full": Case([*CALCULATOR, "DISK"], ["free"]),
 }
 DRIVER = """

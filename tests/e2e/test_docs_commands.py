@@ -15,7 +15,7 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 ELSEWHERE = {
-    "make demo": "tests/e2e/test_learning.py runs what it runs",
+    "make demo": "tests/e2e/test_learning.py runs it without the control",
     "make test": "this very run",
     "make venv": "this run's own environment",
     ". .venv/bin/activate": "the tests run with that environment's commands",

@@ -261,7 +261,7 @@ async def test_a_completion_changed_after_its_seal_stops_the_run(codec: Codec) -
 
     flips = Flips(Calculator.expert(), codec.renderer(Calculator().tool_schemas))
     collector = Collector(engine=flips, codec=codec, settings=settings())
-    with pytest.raises(RecordMismatch, match=r"episode train-s1-g0-m0-a0: .* of turn 0"):
+    with pytest.raises(RecordMismatch, match=r"episode train-s1-g0-m0-a0: token 0 of .* turn 0 "):
         await collector.collect(jobs(1), group_size=1, seed=0, step=1)
 
 

@@ -60,6 +60,13 @@ def test_same_file_names_in_two_folders_are_two_modules(here: Path) -> None:
     assert load_reference("b/env.py:NAME", "x") == "b"
 
 
+def test_a_file_imports_its_neighbours(here: Path) -> None:
+    (here / "sub").mkdir()
+    (here / "sub/neighbour_of_mine.py").write_text("VALUE = 7\n")
+    (here / "sub/mine.py").write_text("from neighbour_of_mine import VALUE\n")
+    assert load_reference("sub/mine.py:VALUE", "x") == 7
+
+
 def test_dataclasses_work_in_a_file(here: Path) -> None:
     (here / "d.py").write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"

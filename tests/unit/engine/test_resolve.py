@@ -31,6 +31,19 @@ def test_a_folder_is_a_model(folder: Path) -> None:
     check_folder(folder)
 
 
+def test_another_recipe_of_tiny_is_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(seed: int, folder: Path) -> None:
+        folder.mkdir()
+
+    monkeypatch.setattr(resolve, "_make_tiny", make)
+    first = resolve_model("tiny", cache_dir=tmp_path)
+    assert resolve_model("tiny", cache_dir=tmp_path) == first
+    monkeypatch.setattr(resolve, "_tiny_recipe", lambda: "other")
+    assert resolve_model("tiny", cache_dir=tmp_path) != first
+
+
 def gone(folder: Path) -> None:
     shutil.rmtree(folder)
 

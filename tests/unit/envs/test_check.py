@@ -1,12 +1,15 @@
+import random
 import time
 from typing import Any
 
 import pytest
+from numpy.random import Generator
 
 from agentrl.envs import ToolEnv, resolve_env
 from agentrl.envs.check import check_env_class
 from agentrl.tokens import Tokenizer
 from agentrl.tools import tool
+from agentrl.types import Task
 
 
 class Sound(ToolEnv):
@@ -45,6 +48,15 @@ class Leaky(Sound):
         leaked.append(open(__file__))  # noqa: PTH123, SIM115
 
 
+class Unseeded(ToolEnv):
+    @classmethod
+    def make_task(cls, rng: Generator, split: str) -> Task:
+        return Task(prompt=str(random.random()))
+
+    def score(self, answer: Any) -> float:
+        return float(answer == "yes")
+
+
 class Crashing(Sound):
     async def reply(self, text: str) -> str | None:
         raise KeyError("lost")
@@ -62,8 +74,9 @@ leaked: list[Any] = []
     ("env_class", "row", "detail"),
     [
         (Timely, "determinism", "went differently; use self.rng"),
+        (Unseeded, "tasks", "make_task must draw from its rng only"),
         (Leaky, "leaks", "more open files"),
-        (Crashing, "null agent", "episodes invalid: reply raised KeyError"),
+        (Crashing, "null agent", "episode 1 is invalid: reply raised KeyError"),
         (Careless, "gymnasium", "reward was called outside of a turn"),
     ],
 )

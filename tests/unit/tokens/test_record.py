@@ -167,8 +167,17 @@ def changed(values: NDArray[np.generic], index: int, bit: int) -> NDArray[np.gen
     return flat
 
 
-@pytest.mark.parametrize("field", ["ids_T", "logprobs_T", "versions_T", "channel"])
-def test_a_completion_changed_after_sealing_is_refused(field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "named"),
+    [
+        ("ids_T", "token 1 "),
+        ("logprobs_T", "token 0 "),
+        ("versions_T", "token 0 "),
+        ("channel", r"token \d "),
+        ("stop_reason", "the stop reason "),
+    ],
+)
+def test_a_completion_changed_after_sealing_is_refused(field: str, named: str) -> None:
     completion = answer([10, 11, 2], channels=experts(3))
     if field == "channel":
         other = {**completion.channels, "experts": changed(completion.channels["experts"], 4, 1)}
@@ -177,11 +186,13 @@ def test_a_completion_changed_after_sealing_is_refused(field: str) -> None:
         completion = replace(completion, ids_T=np.array([10, 12, 2], dtype=np.int32))
     elif field == "logprobs_T":
         completion = replace(completion, logprobs_T=completion.logprobs_T * np.float32(0.5))
+    elif field == "stop_reason":
+        completion = replace(completion, stop_reason=StopReason.LENGTH)
     else:
         completion = replace(completion, versions_T=completion.versions_T + np.int32(1))
     record = TokenRecord(VOCAB)
     record.append_prompt([1])
-    with pytest.raises(RecordMismatch, match="turn 0"):
+    with pytest.raises(RecordMismatch, match=f"{named}of .* turn 0"):
         record.append_sampled(completion)
 
 

@@ -6,12 +6,13 @@ Nothing here needs torch: what is wrong with a name is said before anything heav
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch and transformers are not typed)
 
+import hashlib
 import json
 import os
 import shutil
 import socket
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import cast
@@ -49,14 +50,14 @@ def resolve_model(name: str, *, seed: int = 0, cache_dir: Path | None = None) ->
     What must be made or fetched is, once, into the cache directory. Raises ConfigError, with one
     sentence, where that cannot be done or the folder is not a usable model.
     """
-    cache = cache_dir or default_cache_dir()
+    root = cache_dir or default_cache_dir()
     if name == TINY:
-        folder = cache / "models" / f"tiny-{seed}"
+        folder = root / "models" / f"tiny-{seed}-{_tiny_recipe()}"
         return make_once(folder, partial(_make_tiny, seed), needs_bytes=20_000_000)
     if name == SMOLLM2:
         from agentrl.engine.local.models.smollm2 import make_smollm2
 
-        return make_once(cache / "models" / name, make_smollm2, needs_bytes=1_200_000_000)
+        return make_once(root / "models" / name, make_smollm2, needs_bytes=1_200_000_000)
     folder = Path(name).expanduser()
     if not folder.exists() and _looks_like_hub_name(name):
         folder = _from_hub(name)
@@ -125,6 +126,14 @@ def _make_tiny(seed: int, folder: Path) -> None:
     from agentrl.engine.local.models.tiny import make_tiny
 
     make_tiny(folder, seed)
+
+
+@cache
+def _tiny_recipe() -> str:
+    """A digest of what `tiny` is made by, so that another version does not take an old one."""
+    here = Path(__file__).parent
+    parts = [here / "tiny.py", here / "tiny_corpus.txt", here / "tiny_template.jinja"]
+    return hashlib.blake2b(b"".join(p.read_bytes() for p in parts), digest_size=6).hexdigest()
 
 
 def _check_config(path: Path) -> None:

@@ -1,0 +1,33 @@
+"""A finished process ends, whatever user code left running."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ENV = """
+import threading, time
+from agentrl.envs import ToolEnv
+
+class Forgetful(ToolEnv):
+    tasks = ({"prompt": "p"},)
+
+    async def setup(self):
+        threading.Thread(target=time.sleep, args=(600,), name="forgotten").start()
+
+    def score(self, answer):
+        return 0.0
+"""
+
+
+def test_a_forgotten_thread_does_not_keep_the_process(tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text(ENV)
+    command = [sys.executable, "-m", "agentrl", "env", "check", "env.py:Forgetful", "--tasks", "1"]
+    started = time.monotonic()
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 1  # the check itself names the leak
+    assert "more threads" in done.stdout
+    assert "forgotten" in done.stderr
+    assert time.monotonic() - started < 40
