@@ -56,7 +56,7 @@ def assemble(
     base_model = prepare_model(plan, display, runner)
     parts = build_parts(plan, base_model)
     try:
-        store = RunStore(directory, keep=plan.config.checkpoint.keep)
+        store = RunStore(directory, base_model=base_model, keep=plan.config.checkpoint.keep)
     except BaseException:
         runner.run(parts.aclose())
         raise

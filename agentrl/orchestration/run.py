@@ -9,7 +9,7 @@ Leaving the block stops the engine and the workers and frees the run directory.
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -87,18 +87,31 @@ class Run:
 
         with ExitStack() as undo:
             undo.callback(directory.close)
-            self._runner = undo.enter_context(asyncio.Runner())
-            self._assembly: Assembly = assemble(
-                plan, directory, self._runner, self.display, self._estimator
-            )
-            undo.callback(self._assembly.close, self._runner)
-            self._begin(directory)
+            with self._configured(directory):
+                self._runner = undo.enter_context(asyncio.Runner())
+                self._assembly: Assembly = assemble(
+                    plan, directory, self._runner, self.display, self._estimator
+                )
+                undo.callback(self._assembly.close, self._runner)
+                self._restore(directory)
             self._undo = undo.pop_all()
         return self
 
-    def _begin(self, directory: RunDirectory) -> None:
+    @contextmanager
+    def _configured(self, directory: RunDirectory) -> Iterator[None]:
+        """Write the configuration before the long preparations, so that a kill can be resumed."""
+        if self._resume:
+            yield
+            return
+        directory.write_config(dump_config(self._loaded))
+        try:
+            yield
+        except BaseException:
+            directory.forget()
+            raise
+
+    def _restore(self, directory: RunDirectory) -> None:
         if not self._resume:
-            directory.write_config(dump_config(self._loaded))
             return
         self.step = self._assembly.restore(self._runner)
         if self.step > self.config.steps:

@@ -6,10 +6,12 @@ A checkpoint is the last to appear, so all that it stands for is there. Resuming
 valid checkpoint and removes what lies beyond it; those steps are done again from their start.
 """
 
+import hashlib
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
-from agentrl.errors import RunError
+from agentrl.errors import ConfigError, RunError
 from agentrl.rollout import Collected
 from agentrl.runs import EpisodesWriter, EventsWriter, MetricsWriter, RunDirectory
 from agentrl.trainer.checkpoint import latest_valid, load_checkpoint, save_checkpoint
@@ -22,8 +24,10 @@ NOTHING: Mapping[str, Json] = {}
 class RunStore:
     """Writes the files of one run."""
 
-    def __init__(self, directory: RunDirectory, *, keep: int) -> None:
+    def __init__(self, directory: RunDirectory, *, base_model: Path, keep: int) -> None:
+        """`base_model` is the folder that the run starts from; a resumed run needs the same."""
         self.directory = directory
+        self._base_model = base_model
         self._keep = keep
         self._metrics = MetricsWriter(directory.metrics)
         self._events = EventsWriter(directory.events)
@@ -49,7 +53,7 @@ class RunStore:
 
     def save(self, trainer: Trainer, step: int, version: int) -> None:
         """A checkpoint of everything that the next step depends on."""
-        state = {"step": step, "version": version}
+        state: dict[str, Json] = {"step": step, "version": version, "model": self._model_digest}
         save_checkpoint(self.checkpoints, trainer, step=step, state=state, keep=self._keep)
         self.event("checkpoint", step=step)
 
@@ -65,11 +69,26 @@ class RunStore:
                 "or remove the folder to begin again"
             )
         state: Mapping[str, Json] = load_checkpoint(newest, trainer) if newest else NOTHING
+        if newest and state.get("model") != self._model_digest:
+            raise ConfigError(
+                f"model {self._base_model}: is not what the run was started from; a resumed run "
+                "needs it unchanged, for its tokenizer and its reference"
+            )
         step, version = (int(str(state.get(key, 0))) for key in ("step", "version"))
         self._metrics.truncate_after(step)
         self._episodes.truncate_after(step)
         self.event("resume", step=step)
         return step, version
+
+    @cached_property
+    def _model_digest(self) -> str:
+        """Of the base model's files: names, sizes, and how each begins."""
+        digest = hashlib.blake2b(digest_size=12)
+        for path in sorted(p for p in self._base_model.iterdir() if p.is_file()):
+            digest.update(f"{path.name}:{path.stat().st_size}:".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(1 << 20))
+        return digest.hexdigest()
 
     def close(self) -> None:
         """Close the files and free the run directory."""

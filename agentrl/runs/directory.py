@@ -26,6 +26,7 @@ class RunDirectory:
     def __init__(self, path: Path, lock: RunLock | None) -> None:
         self.path = path
         self._lock = lock
+        self._last_before: Path | None = None
 
     @classmethod
     def create(cls, root: Path, name: str | None = None, *, prefix: str = "run") -> Self:
@@ -125,8 +126,17 @@ class RunDirectory:
 
     def write_config(self, text: str) -> None:
         """Store the effective configuration; from now on this is the `last` run."""
+        last = self.path.parent / _LAST
+        self._last_before = last.readlink() if last.is_symlink() else None
         write_text_atomic(self.config, text)
         _link_last(self.path)
+
+    def forget(self) -> None:
+        """Undo `write_config`, for a run that could not begin: its name is free again."""
+        self.config.unlink(missing_ok=True)
+        (self.path.parent / _LAST).unlink(missing_ok=True)
+        if self._last_before is not None:
+            _link_last(self.path.parent / self._last_before)
 
     def close(self) -> None:
         """Give the lock back; doing it twice is fine."""

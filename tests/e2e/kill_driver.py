@@ -1,7 +1,7 @@
 """Runs training in forked children that kill themselves at chosen points, then resumes them.
 
 Usage: kill_driver.py FOLDER POINT [POINT ...]; prints one JSON object per point. Forking after the
-imports saves their time; nothing has started a thread by then.
+imports (of `assembly` too) saves their time; nothing has started a thread by then.
 """
 
 import os
@@ -18,8 +18,7 @@ import torch
 
 from agentrl.cli import main
 from agentrl.engine.local.engine import LocalEngine
-from agentrl.orchestration import store
-from agentrl.orchestration.assembly import Assembly
+from agentrl.orchestration import assembly, store
 from agentrl.runs import EpisodesWriter, MetricsWriter, read_episodes
 from agentrl.trainer import checkpoint
 
@@ -71,11 +70,9 @@ def at_random_time() -> None:
     signal.setitimer(signal.ITIMER_REAL, random.uniform(0.05, 2.5))
 
 
-IMPORTED = Assembly
-"""Loaded before the forks, which saves its time in each of them."""
-
 POINTS: dict[str, Callable[[], None]] = {
     "never": lambda: None,
+    "before the model is there": lambda: on_call(assembly, "build_parts", 1),
     "first step": lambda: on_call(MetricsWriter, "write", 1),
     "mid-checkpoint": lambda: on_call(checkpoint, "write_manifest", 2),
     "before the checkpoint's name": lambda: on_call(checkpoint, "replace_folder", 2),
@@ -109,7 +106,7 @@ def started(root: Path, point: str) -> int:
 
 
 def go_on(root: Path) -> int:
-    """Resume; a run that was killed before it had a configuration is simply started again."""
+    """Resume; a run killed at a random time before it had a directory is started again."""
     if (root / "run" / "config.toml").exists():
         return main(["train", "--resume", "run", "--runs-dir", str(root)])
     return started(root, "never")

@@ -115,3 +115,14 @@ def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         write_atomic(path, fail)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_that_could_not_begin_is_forgotten(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path, "good") as good:
+        good.write_config("steps = 1")
+    with RunDirectory.create(tmp_path, "bad") as bad:
+        bad.write_config("steps = 2")
+        assert (tmp_path / "last").readlink().name == "bad"
+        bad.forget()
+    assert (tmp_path / "last").readlink().name == "good"
+    RunDirectory.create(tmp_path, "bad").close()
