@@ -29,7 +29,7 @@ layers: venv
 	$(VENV)/bin/lint-imports
 
 unit: venv
-	$(PY) -m pytest tests/unit tests/contract -q
+	$(PY) -m pytest tests/unit -q
 
 test: lint types layers
 	$(PY) -m pytest
