@@ -1,10 +1,12 @@
 """Names the function that kept the event loop standing still."""
 
 import asyncio
+import itertools
 import logging
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -15,8 +17,8 @@ class LoopWatch:
     """While entered, logs a warning each time the running loop stood still for `limit_s`.
 
     A second thread looks at a clock that the loop keeps setting; when it is late, the innermost
-    frame of the loop's thread is the one that holds it. Code that holds the interpreter too is
-    found when it lets go.
+    call that lasts from one look to the next is the one that holds it. Code that holds the
+    interpreter too is found when it lets go, by the processor time that it used.
     """
 
     def __init__(self, limit_s: float = 1.0):
@@ -53,24 +55,66 @@ class LoopWatch:
         self._timer = loop.call_later(self.limit_s / 5, self._beat, loop)
 
     def _watch(self) -> None:
-        reported_s = 0.0
-        while not self._done.wait(self.limit_s / 4):
-            beat_s = self._beat_s
-            late_s = time.monotonic() - beat_s
+        pace_s = self.limit_s / 4
+        clock = time.pthread_getcpuclockid(self._loop_thread)
+        reported_s, before = 0.0, _Look((), 0.0, time.monotonic())
+        while not self._done.wait(pace_s):
+            stack = _stack(self._loop_thread)
+            now = _Look(stack, time.clock_gettime(clock), time.monotonic())
+            beat_s, late_s = self._beat_s, now.time_s - self._beat_s
             if late_s > self.limit_s and beat_s != reported_s:
-                reported_s = beat_s
-                self.num_stalls += 1
-                frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]  # there is no public way
-                _log.warning(
-                    "the event loop has stood still for %.1f s in %s; make that code async, or "
-                    "run it in a thread or a process",
-                    late_s,
-                    _name(frame),
-                )
+                holder = now.lasting(before) or now.computing(before, longer_than_s=2 * pace_s)
+                if holder is not None:
+                    reported_s = beat_s
+                    self._report(late_s, holder)
+            before = now
+
+    def _report(self, late_s: float, holder: FrameType) -> None:
+        self.num_stalls += 1
+        code = holder.f_code
+        _log.warning(
+            "the event loop has stood still for %.1f s in %s (%s:%d); make that code async, or "
+            "run it in a thread or a process",
+            late_s,
+            code.co_qualname,
+            code.co_filename,
+            holder.f_lineno,
+        )
 
 
-def _name(frame: FrameType | None) -> str:
-    if frame is None:
-        return "a thread that is gone"
-    code = frame.f_code
-    return f"{code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the loop's thread was doing at one moment; the outermost frame first."""
+
+    stack: tuple[FrameType, ...]
+    cpu_s: float
+    """Processor time that the thread has used."""
+    time_s: float
+
+    def lasting(self, before: "_Look") -> FrameType | None:
+        """The innermost call that has lasted since `before`, unless it is the loop's own.
+
+        A loop that is late without one has much to do or gets no processor: nobody is to blame.
+        """
+        pairs = zip(self.stack, before.stack, strict=False)
+        both = [pair[0] for pair in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs)]
+        return both[-1] if both and not _is_of_the_loop(both[-1]) else None
+
+    def computing(self, before: "_Look", *, longer_than_s: float) -> FrameType | None:
+        """The innermost call, if the thread computed for so long and let nobody look."""
+        computed = self.cpu_s - before.cpu_s > longer_than_s
+        return self.stack[-1] if computed and self.stack else None
+
+
+def _is_of_the_loop(frame: FrameType) -> bool:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0] in ("asyncio", "selectors", "threading", "runpy")
+
+
+def _stack(thread: int) -> tuple[FrameType, ...]:
+    frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]  # there is no public way
+    frames: list[FrameType] = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return tuple(reversed(frames))
