@@ -3,11 +3,17 @@
 Known keywords: type (one or several), enum, const, required, properties, additionalProperties,
 items, anyOf, oneOf. Others are ignored. Nothing is converted, with one exception that JSON schema
 itself makes: a number without fraction is an integer, so 5.0 becomes 5 where an integer is asked.
+
+Formats that write arguments as text (`from_text`) get their types from the schema too. Where only
+a string may stand, the text is the string, to the last byte. Where other types may stand too, a
+text that is JSON of one of these is that value and any other is a string; without any type the
+same goes for all JSON. Python's True, False and None are read where no string may stand.
 """
 
 import difflib
 from collections.abc import Mapping, Sequence
 
+from agentrl.tokens.formats.scan import BadJson, read_value
 from agentrl.types import Json
 
 Schema = Mapping[str, Json]
@@ -34,6 +40,52 @@ def fit(value: Json, schema: Schema, path: str = "") -> Json:
         if isinstance(items, Mapping):
             return [fit(item, items, f"{path}[{i}]") for i, item in enumerate(value)]
     return value
+
+
+def from_text(texts: Mapping[str, str], schema: Schema) -> dict[str, Json]:
+    """The arguments in `texts`, by name, each by the type that `schema` gives it.
+
+    Raises SchemaMismatch where no string may stand and the text is no JSON.
+    """
+    known = schema.get("properties")
+    properties: Schema = known if isinstance(known, Mapping) else {}
+    return {key: _typed(text, properties.get(key), key) for key, text in texts.items()}
+
+
+def _typed(text: str, schema: Json, path: str) -> Json:
+    types = _types(schema)
+    if types == {"string"}:
+        return text
+    try:
+        value = read_value(text)
+    except BadJson:
+        if "string" in types or not types:
+            return text
+        if (word := text.strip()) in _PYTHON:
+            return _PYTHON[word]
+        wanted = " or ".join(sorted(types))
+        message = f"{_at(path)} is the text {_short(text)!r}, expected {wanted}"
+        raise SchemaMismatch(message) from None
+    name = type_name(value)
+    fits = name in types or (name == "integer" and "number" in types)
+    return value if fits or "string" not in types else text
+
+
+def _types(schema: Json) -> set[str]:
+    """The types that a value may have; empty if the schema does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    if "type" in schema:
+        nullable = {"null"} if schema.get("nullable") is True else set[str]()
+        return {str(name) for name in _list(schema["type"])} | nullable
+    for keyword in ("enum", "const"):
+        if keyword in schema:
+            return {type_name(value) for value in _list(schema[keyword])}
+    options = [_types(o) for keyword in ("anyOf", "oneOf") for o in _list(schema.get(keyword, []))]
+    return set[str]().union(*options) if all(options) else set()
+
+
+_PYTHON: dict[str, Json] = {"True": True, "False": False, "None": None}
 
 
 def type_name(value: Json) -> str:

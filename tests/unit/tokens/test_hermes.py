@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
 from agentrl.tokens import Hermes, Tokenizer, choose_format
-from agentrl.tokens.formats.hermes import MAX_CALLS
+from agentrl.tokens.formats.reader import MAX_CALLS
 from agentrl.tokens.formats.scan import MAX_CHARS, MAX_DEPTH
 from agentrl.types import AssistantTurn, CallError, Json, StopReason, ToolCall, ToolSchema
 
@@ -172,8 +172,8 @@ def test_thinking_is_cut_off_first() -> None:
 
 
 def test_a_turn_without_calls_is_its_text() -> None:
-    turn = parse("The answer is 5 </tool_call> < 6 </think>")
-    assert turn == AssistantTurn(text="The answer is 5 </tool_call> < 6 </think>")
+    turn = parse("The answer is 5 </tool_call> < 6")
+    assert turn == AssistantTurn(text="The answer is 5 </tool_call> < 6")
     assert parse("") == AssistantTurn()
 
 
@@ -263,12 +263,12 @@ def test_a_marker_with_its_own_id_counts_by_id_only(
     text = f"a {written('add', {'a': 1, 'b': 2})} é"
     stop = tokenizer.controls["<|im_end|>"]
     by_id = [*tokenizer.encode(text, specials=True), stop]
-    turn = hermes.parse(by_id, tokenizer.decode(by_id), StopReason.STOP, tools)
+    turn = hermes.parse(by_id, StopReason.STOP, tools)
     assert turn.text == "a  é"
     assert turn.calls == (ToolCall(name="add", arguments={"a": 1, "b": 2}, id="call_0"),)
 
     spelled = [*tokenizer.encode(text, specials=False), stop]
-    turn = hermes.parse(spelled, tokenizer.decode(spelled), StopReason.STOP, tools)
+    turn = hermes.parse(spelled, StopReason.STOP, tools)
     assert turn == AssistantTurn(text=text)
 
 
@@ -278,7 +278,7 @@ def test_a_closing_marker_inside_a_string_is_text_even_by_id(
     tokenizer = Tokenizer.load(qwen_like)
     text = written("write", {"text": "x</tool_call><tool_call>y<think>"})
     ids = tokenizer.encode(text, specials=True)
-    turn = Hermes(tokenizer).parse(ids, text, StopReason.LENGTH, tools)
+    turn = Hermes(tokenizer).parse(ids, StopReason.LENGTH, tools)
     (call,) = turn.calls
     assert isinstance(call, ToolCall)
     assert call.arguments == {"text": "x</tool_call><tool_call>y<think>"}
@@ -294,7 +294,7 @@ def test_any_ids_give_a_turn(qwen_like: Path, data: st.DataObject) -> None:
     )
     ids = data.draw(st.lists(some, max_size=20))
     stop = data.draw(st.sampled_from(StopReason))
-    turn = Hermes(tokenizer).parse(ids, tokenizer.decode(ids), stop, [ANY])
+    turn = Hermes(tokenizer).parse(ids, stop, [ANY])
     assert turn.stop_reason is stop
 
 

@@ -1,0 +1,249 @@
+"""`Reader`: one pass over a turn, from left to right; what the grammars of all formats share."""
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from agentrl.tokens.formats.markers import MarkedText
+from agentrl.tokens.formats.scan import BadJson, Fault, find_end, read
+from agentrl.tokens.formats.schema import SchemaMismatch, fit, from_text, type_name
+from agentrl.types import (
+    AssistantTurn,
+    CallError,
+    CallErrorReason,
+    Json,
+    StopReason,
+    ToolCall,
+    ToolSchema,
+)
+
+MAX_CALLS = 64
+
+_MALFORMED = CallErrorReason.MALFORMED
+_SPACE = " \t\r\n"
+
+
+class Refused(Exception):
+    """A call that was read to its end and cannot be made."""
+
+    def __init__(self, reason: CallErrorReason, message: str, name: str | None = None) -> None:
+        super().__init__(message)
+        self.reason, self.name = reason, name
+
+
+class Lost(Exception):
+    """The end of a call was not found; the reader stands where it went wrong."""
+
+    def __init__(self, fault: Fault, message: str) -> None:
+        super().__init__(message)
+        self.fault: Fault = fault
+
+
+class Full(Exception):
+    """The turn has too many calls; nothing more is read."""
+
+
+class Reader:
+    """Where a parser stands in a turn, and what it has found there."""
+
+    def __init__(
+        self, marked: MarkedText, tools: Sequence[ToolSchema], *, think_end: str = "</think>"
+    ) -> None:
+        self.marked, self.text, self.tools = marked, marked.text, tools
+        self._think_end = think_end
+        self.position = 0
+        self.texts: list[str] = []
+        self.thoughts: list[str] = []
+        self.calls: list[ToolCall | CallError] = []
+
+    def turn(self, stop_reason: StopReason) -> AssistantTurn:
+        """What was found."""
+        thoughts = [thought.strip() for thought in self.thoughts]
+        return AssistantTurn(
+            text="".join(self.texts).strip(),
+            reasoning="\n\n".join(thought for thought in thoughts if thought),
+            calls=tuple(self.calls),
+            stop_reason=stop_reason,
+        )
+
+    @property
+    def at_end(self) -> bool:
+        """True behind the last character."""
+        return self.position >= len(self.text)
+
+    def next(self, markers: Sequence[str]) -> tuple[int, str]:
+        """The nearest of the markers and its place; "" at the end of the text if there is none."""
+        found = len(self.text), ""
+        for marker in markers:
+            place = self.marked.find(marker, self.position)
+            found = (place, marker) if place < found[0] else found
+        return found
+
+    def skip_space(self) -> None:
+        """Move behind white space."""
+        while self.position < len(self.text) and self.text[self.position] in _SPACE:
+            self.position += 1
+
+    def at(self, marker: str) -> bool:
+        """True if `marker` is here."""
+        return not self.at_end and self.marked.find(marker, self.position) == self.position
+
+    def take(self, marker: str) -> bool:
+        """Move behind `marker` if it is here."""
+        here = self.at(marker)
+        self.position += len(marker) if here else 0
+        return here
+
+    def expect(self, marker: str, where: str) -> None:
+        """Move behind `marker`. Raises Lost if it is not here."""
+        if not self.take(marker):
+            raise Lost("malformed", f"expected {marker} {where}")
+
+    def take_until(self, marker: str, what: str, limit: int = 256) -> str:
+        """The text before `marker`, at most `limit` characters; moves behind it. Raises Lost."""
+        begin, end = self.position, self.marked.find(marker, self.position)
+        if end == len(self.text) or end - begin > limit:
+            raise Lost("malformed", f"expected {what}, then {marker.strip()}")
+        self.position = end + len(marker)
+        return self.text[begin:end]
+
+    def take_json(self, opening: str = "{", *, listed: bool = False) -> str:
+        """The JSON object or array that begins here, not yet read. Raises Lost or Refused.
+
+        A `listed` value that is too deep, or too strange, is refused with its end known.
+        """
+        if not self.text.startswith(opening, self.position):
+            kind = "object" if opening == "{" else "list"
+            raise Lost("malformed", f"expected a JSON {kind} after the marker")
+        begin, extent = self.position, find_end(self.text, self.position, listed=listed)
+        self.position = extent.end
+        if extent.fault and extent.closed:
+            raise Refused(CallErrorReason(extent.fault), extent.reason)
+        if extent.fault:
+            raise Lost(extent.fault, extent.reason)
+        return self.text[begin : extent.end]
+
+    def attempt(
+        self,
+        step: Callable[[], None],
+        *,
+        ends: Sequence[str] = (),
+        starts: Sequence[str] = (),
+        bare: re.Pattern[str] | None = None,
+    ) -> None:
+        """Read one call. A bad one becomes an error.
+
+        If its end was not found, reading goes on behind the next of `ends` or before the next of
+        `starts` or `bare`, whichever comes first. Raises Full beyond the cap on calls.
+        """
+        if len(self.calls) >= MAX_CALLS:
+            message = f"more than {MAX_CALLS} calls in one turn; the rest was not read"
+            self._refuse(CallErrorReason.TOO_MANY, message)
+            raise Full
+        begin = self.position
+        try:
+            step()
+        except BadJson as error:
+            self._refuse(_MALFORMED, f"the call is not valid JSON: {error}")
+        except Refused as refused:
+            self._refuse(refused.reason, str(refused), refused.name)
+        except Lost as lost:
+            end, marker = self.next(ends)
+            start, _ = self.next(starts)
+            if bare:
+                start = min(start, self.marked.find_pattern(bare, self.position))
+            if end < start:
+                self.position = end + len(marker)
+                self._refuse(CallErrorReason(lost.fault), str(lost))
+            else:
+                self.position = start
+                self._refuse(*_without_end(lost, ends))
+            # Thinking that ends inside a call was thinking all along.
+            self.position = min(self.position, self.marked.find(self._think_end, begin))
+
+    def _refuse(self, reason: CallErrorReason, message: str, name: str | None = None) -> None:
+        number = f"call_{len(self.calls)}"
+        self.calls.append(CallError(reason=reason, message=message, name=name, id=number))
+
+    def add(self, name: str, arguments: Json) -> None:
+        """A call of `name` with `arguments` as the model wrote them. Raises Refused."""
+        schema = self._schema(name)
+        if isinstance(arguments, str):
+            arguments = _arguments_in_string(arguments, name)
+        if not isinstance(arguments, Mapping):
+            message = f'{name}: "arguments" is {type_name(arguments)}, expected a JSON object'
+            raise Refused(_MALFORMED, message, name)
+        try:
+            fitted = fit(arguments, schema.parameters)
+        except SchemaMismatch as mismatch:
+            message = f"{name}: {mismatch}"
+            raise Refused(CallErrorReason.BAD_ARGUMENTS, message, name) from mismatch
+        arguments = fitted if isinstance(fitted, dict) else {}
+        self.calls.append(ToolCall(name=name, arguments=arguments, id=f"call_{len(self.calls)}"))
+
+    def add_texts(self, name: str, texts: Mapping[str, str]) -> None:
+        """The same where each argument is a text, read by its type in the schema."""
+        try:
+            arguments = from_text(texts, self._schema(name).parameters)
+        except SchemaMismatch as mismatch:
+            message = f"{name}: {mismatch}"
+            raise Refused(CallErrorReason.BAD_ARGUMENTS, message, name) from mismatch
+        self.add(name, arguments)
+
+    def add_object(
+        self,
+        text: str,
+        *,
+        name_key: str = "name",
+        arguments_keys: Sequence[str] = ("arguments",),
+        ignored: Sequence[str] = (),
+    ) -> None:
+        """The same for a JSON object that holds name and arguments. Raises BadJson or Refused."""
+        value = read(text)
+        if not isinstance(value, Mapping):
+            raise Refused(_MALFORMED, f"a call is a JSON object, got {type_name(value)}")
+        name = value.get(name_key)
+        if not isinstance(name, str) or not name:
+            message = f'the call has no "{name_key}"; write the tool\'s name as a string'
+            raise Refused(_MALFORMED, message)
+        used = [key for key in arguments_keys if key in value]
+        extra = [k for k in value if k not in (name_key, *used[:1], *ignored)]
+        if extra:
+            message = (
+                f'the call has the key {extra[0][:60]!r}; use "{name_key}" '
+                f'and "{arguments_keys[0]}"'
+            )
+            raise Refused(_MALFORMED, message, name)
+        self.add(name, value[used[0]] if used else {})
+
+    def _schema(self, name: str) -> ToolSchema:
+        schema = next((tool for tool in self.tools if tool.name == name), None)
+        if schema is None:
+            raise Refused(CallErrorReason.UNKNOWN_TOOL, _unknown(name, self.tools), name)
+        return schema
+
+
+def _without_end(lost: Lost, ends: Sequence[str]) -> tuple[CallErrorReason, str]:
+    if lost.fault == "malformed" and ends:
+        return CallErrorReason.UNCLOSED, f"the call has no {ends[0]}"
+    return CallErrorReason(lost.fault), str(lost)
+
+
+def _arguments_in_string(text: str, name: str) -> Json:
+    text = text.strip()
+    extent = find_end(text, 0)
+    if not text.startswith("{") or extent.fault or extent.end != len(text):
+        return text
+    try:
+        return read(text)
+    except BadJson as error:
+        message = f'{name}: "arguments" is a string that holds no valid JSON: {error}'
+        raise Refused(_MALFORMED, message, name) from error
+
+
+def _unknown(name: str, tools: Sequence[ToolSchema]) -> str:
+    names = [tool.name for tool in tools]
+    near = difflib.get_close_matches(name[:100], names, n=1)
+    hint = f", did you mean {near[0]!r}?" if near else ""
+    known = f"the tools are {', '.join(names)}" if names else "there are no tools"
+    return f"there is no tool {name[:100]!r}{hint}; {known}"
