@@ -4,14 +4,42 @@ import difflib
 from collections.abc import Mapping
 
 from agentrl.errors import ConfigError
+from agentrl.tokens.formats.atem import Atem
 from agentrl.tokens.formats.base import ToolFormat
+from agentrl.tokens.formats.command_r7b import CommandR7B
+from agentrl.tokens.formats.deepseek import DeepSeek
+from agentrl.tokens.formats.gemma import Gemma
+from agentrl.tokens.formats.glm import Glm
+from agentrl.tokens.formats.harmony import Harmony
 from agentrl.tokens.formats.hermes import Hermes
+from agentrl.tokens.formats.kimi_k2 import KimiK2
+from agentrl.tokens.formats.llama3_json import Llama3Json
+from agentrl.tokens.formats.minimax_m2 import MiniMaxM2
+from agentrl.tokens.formats.mistral import Mistral
+from agentrl.tokens.formats.phi4_mini import Phi4Mini
+from agentrl.tokens.formats.pythonic import Pythonic
+from agentrl.tokens.formats.qwen3_coder import Qwen3Coder
+from agentrl.tokens.formats.xml import Xml
 from agentrl.tokens.tokenizer import Tokenizer
 
 __all__ = ["FORMATS", "Hermes", "ToolFormat", "choose_format"]
 
 FORMATS: Mapping[str, type[ToolFormat]] = {
     "hermes": Hermes,
+    "qwen3_coder": Qwen3Coder,
+    "llama3_json": Llama3Json,
+    "pythonic": Pythonic,
+    "mistral": Mistral,
+    "deepseek": DeepSeek,
+    "glm": Glm,
+    "kimi_k2": KimiK2,
+    "harmony": Harmony,
+    "xml": Xml,
+    "minimax_m2": MiniMaxM2,
+    "gemma": Gemma,
+    "phi4_mini": Phi4Mini,
+    "command_r7b": CommandR7B,
+    "atem": Atem,
 }
 
 

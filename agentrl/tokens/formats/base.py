@@ -51,6 +51,8 @@ class ToolFormat:
     inner: ClassVar[Sequence[str]] = ()
     """Further markers inside calls."""
     think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
+    title: ClassVar[str] = ""
+    """What stands before the reasoning itself."""
     manner: ClassVar[str] = "write its name and its arguments in this form"
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
@@ -132,13 +134,13 @@ class ToolFormat:
                 reader.attempt(
                     lambda: self.read_call(reader),
                     ends=self.ends,
-                    starts=self.starts,
+                    starts=(*self.starts, *self.noise),
                     bare=self.bare,
                 )
 
     def _read_thinking(self, reader: Reader) -> None:
         end, marker = reader.next(self.think[1:])
-        reader.thoughts.append(reader.text[reader.position : end])
+        reader.thoughts.append(reader.text[reader.position : end].removeprefix(self.title))
         reader.position = end + len(marker)
 
     def instructions(self, tools: Sequence[ToolSchema]) -> str:

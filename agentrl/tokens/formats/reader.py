@@ -107,6 +107,14 @@ class Reader:
         self.position = end + len(marker)
         return self.text[begin:end]
 
+    def take_match(self, pattern: re.Pattern[str], what: str) -> str:
+        """What `pattern` matches here; moves behind it. Raises Lost if that is nothing."""
+        match = pattern.match(self.text, self.position)
+        if not match:
+            raise Lost("malformed", f"expected {what}")
+        self.position = match.end()
+        return match[0]
+
     def take_json(self, opening: str = "{", *, listed: bool = False) -> str:
         """The JSON object or array that begins here, not yet read. Raises Lost or Refused.
 
@@ -130,10 +138,10 @@ class Reader:
         ends: Sequence[str] = (),
         starts: Sequence[str] = (),
         bare: re.Pattern[str] | None = None,
-    ) -> None:
-        """Read one call. A bad one becomes an error.
+    ) -> bool:
+        """Read one call. A bad one becomes an error. False if its end was not found.
 
-        If its end was not found, reading goes on behind the next of `ends` or before the next of
+        Then reading goes on behind the next of `ends` or before the next of
         `starts` or `bare`, whichever comes first. Raises Full beyond the cap on calls.
         """
         if len(self.calls) >= MAX_CALLS:
@@ -160,6 +168,20 @@ class Reader:
                 self._refuse(*_without_end(lost, ends))
             # Thinking that ends inside a call was thinking all along.
             self.position = min(self.position, self.marked.find(self._think_end, begin))
+            return False
+        return True
+
+    def attempt_list(self, read_one: Callable[[], None], *, markers: Sequence[str]) -> None:
+        """Read a list whose elements are calls; `markers` end it wherever one went wrong."""
+        self.expect("[", "before the calls")
+        self.skip_space()
+        while not self.take("]"):
+            if not self.attempt(read_one, starts=markers):
+                return
+            self.skip_space()
+            if not self.take(",") and not self.at("]"):
+                raise Lost("unclosed" if self.at_end else "malformed", "the list has no ]")
+            self.skip_space()
 
     def _refuse(self, reason: CallErrorReason, message: str, name: str | None = None) -> None:
         number = f"call_{len(self.calls)}"

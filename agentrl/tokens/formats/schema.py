@@ -68,7 +68,9 @@ def _typed(text: str, schema: Json, path: str) -> Json:
         raise SchemaMismatch(message) from None
     name = type_name(value)
     fits = name in types or (name == "integer" and "number" in types)
-    return value if fits or "string" not in types else text
+    if name == "string":
+        return text if "string" in types or not types else value
+    return text if "string" in types and not fits else value
 
 
 def _types(schema: Json) -> set[str]:
