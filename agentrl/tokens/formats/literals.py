@@ -1,4 +1,7 @@
-"""Literals as Python writes them, JSON's words among them: linear, bounded, nothing evaluated."""
+"""Literals as Python writes them, JSON's words among them: linear, bounded, nothing evaluated.
+
+A line break may stand in a string as it is, since chat templates write it so.
+"""
 
 import re
 from collections.abc import Callable
@@ -95,7 +98,7 @@ class _Literals:
         """The literal that begins here."""
         self._space()
         if depth > MAX_DEPTH:
-            raise BadJson(f"nested deeper than {MAX_DEPTH} levels")
+            raise BadJson(f"nested deeper than {MAX_DEPTH} levels", "too_large")
         opening = self.text[self.position : self.position + 1]
         if opening and opening in "[(":
             self.position += 1
@@ -121,8 +124,6 @@ class _Literals:
             raise BadJson("expected a string in quotes")
         self.position = end
         inside = self.text[begin + len(quote) : end - len(quote)]
-        if len(quote) == 1 and "\n" in inside.replace("\\\n", ""):
-            raise BadJson("a string holds a raw line break")
         text = _ESCAPE.sub(_unescaped, inside) if "\\" in inside else inside
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")

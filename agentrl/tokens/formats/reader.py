@@ -152,7 +152,7 @@ class Reader:
         try:
             step()
         except BadJson as error:
-            self._refuse(_MALFORMED, f"the call is not valid JSON: {error}")
+            self._refuse(CallErrorReason(error.fault), f"the call is not valid JSON: {error}")
         except Refused as refused:
             self._refuse(refused.reason, str(refused), refused.name)
         except Lost as lost:

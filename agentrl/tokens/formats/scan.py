@@ -32,7 +32,11 @@ class Extent:
 
 
 class BadJson(ValueError):
-    """Text that is not one plain JSON value."""
+    """Text that is not one plain value."""
+
+    def __init__(self, message: str, fault: Fault = "malformed") -> None:
+        super().__init__(message)
+        self.fault: Fault = fault
 
 
 def find_end(text: str, start: int, *, listed: bool = False) -> Extent:
@@ -111,7 +115,8 @@ def read_value(text: str) -> Json:
     if text[:1] in ("{", "["):
         extent = find_end(text, 0)
         if extent.fault or extent.end != len(text):
-            raise BadJson(extent.reason or "there is text behind the JSON")
+            reason = extent.reason or "there is text behind the JSON"
+            raise BadJson(reason, extent.fault or "malformed")
     return read(text)
 
 

@@ -7,7 +7,8 @@ itself makes: a number without fraction is an integer, so 5.0 becomes 5 where an
 Formats that write arguments as text (`from_text`) get their types from the schema too. Where only
 a string may stand, the text is the string, to the last byte. Where other types may stand too, a
 text that is JSON of one of these is that value and any other is a string; without any type the
-same goes for all JSON. Python's True, False and None are read where no string may stand.
+same goes for all JSON but strings, which nothing quotes. Python's True, False and None count as
+JSON's words, since templates write them.
 """
 
 import difflib
@@ -45,7 +46,8 @@ def fit(value: Json, schema: Schema, path: str = "") -> Json:
 def from_text(texts: Mapping[str, str], schema: Schema) -> dict[str, Json]:
     """The arguments in `texts`, by name, each by the type that `schema` gives it.
 
-    Raises SchemaMismatch where no string may stand and the text is no JSON.
+    Raises SchemaMismatch where no string may stand and the text is no JSON, BadJson where it is
+    nested too deep.
     """
     known = schema.get("properties")
     properties: Schema = known if isinstance(known, Mapping) else {}
@@ -56,13 +58,16 @@ def _typed(text: str, schema: Json, path: str) -> Json:
     types = _types(schema)
     if types == {"string"}:
         return text
+    word = text.strip()
+    if word in _PYTHON and type_name(_PYTHON[word]) in types:
+        return _PYTHON[word]
     try:
         value = read_value(text)
-    except BadJson:
+    except BadJson as error:
+        if error.fault == "too_large" and "string" not in types:
+            raise
         if "string" in types or not types:
             return text
-        if (word := text.strip()) in _PYTHON:
-            return _PYTHON[word]
         wanted = " or ".join(sorted(types))
         message = f"{_at(path)} is the text {_short(text)!r}, expected {wanted}"
         raise SchemaMismatch(message) from None
