@@ -44,7 +44,7 @@ class ToolFormat:
     """What begins a call, or a list of calls."""
     ends: ClassVar[Sequence[str]] = ()
     """What ends one; where a call went wrong, reading goes on behind it."""
-    bare: ClassVar[re.Pattern[str] | None] = None
+    bare: re.Pattern[str] | None = None
     """Calls that no marker announces begin where its first group does."""
     noise: ClassVar[Sequence[str]] = ()
     """Markers between the calls that say nothing."""
@@ -129,7 +129,7 @@ class ToolFormat:
             if marker == think:
                 self._read_thinking(reader)
             elif marker == think_end:
-                _all_was_thinking(reader, begin)
+                reader.all_was_thinking(begin)
             elif is_bare or marker in self.starts:
                 reader.attempt(
                     lambda: self.read_call(reader),
@@ -166,12 +166,6 @@ class ToolFormat:
     def render_results(self, results: Sequence[str]) -> str:
         """The results of one turn's calls as the text of a user message."""
         return "\n".join(f"<tool_response>\n{r}\n</tool_response>" for r in results)
-
-
-def _all_was_thinking(reader: Reader, end: int) -> None:
-    """Thinking was closed that nothing opened, so all before it was thinking."""
-    reader.thoughts = [reader.text[:end]]
-    reader.texts, reader.calls = [], []
 
 
 def to_json(value: Json) -> str:

@@ -102,10 +102,15 @@ class _Values:
         return items
 
     def _string(self) -> str | None:
-        for quote in _QUOTES:
-            if self.reader.take(quote):
-                return self.reader.take_until(quote, "a string", MAX_CHARS)
-        return None
+        reader = self.reader
+        quote = next(filter(reader.take, _QUOTES), None)
+        if quote is None:
+            return None
+        begin, (end, found) = reader.position, reader.next((quote,))
+        if not found:
+            raise Lost("unclosed", f"a string has no {quote} at its end")
+        reader.position = end + len(quote)
+        return reader.text[begin:end]
 
     def _closed(self, bracket: str) -> bool:
         self.reader.skip_space()

@@ -32,7 +32,8 @@ class Harmony(ToolFormat):
 
     def read(self, reader: Reader, thinking: bool) -> None:
         """See `ToolFormat.read`."""
-        if thinking and not reader.take(self.think[0]):
+        if thinking:
+            reader.take(self.think[0])
             reader.thoughts.append(self._body(reader))
         while not reader.at_end:
             begin, marker = reader.next((MESSAGE,))

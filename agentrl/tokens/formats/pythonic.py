@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from agentrl.tokens.formats.base import ToolFormat, plain
 from agentrl.tokens.formats.literals import find_close, read_keywords
 from agentrl.tokens.formats.reader import Lost, Reader
+from agentrl.tokens.tokenizer import Tokenizer
 from agentrl.types import ToolCall
 
 _NAME = re.compile(r"[^\W\d][\w.-]{0,255}")
@@ -16,7 +17,8 @@ _LINES = "<function_calls>"
 class Pythonic(ToolFormat):
     """A list of calls, or behind `<function_calls>` one call a line; values are literals.
 
-    Without a marker, a list of calls at the beginning of a line counts.
+    Without a marker, a list of calls at the beginning of a line counts, except where the tokenizer
+    has a token for it, as that of LFM 2.
     """
 
     name = "pythonic"
@@ -28,8 +30,16 @@ class Pythonic(ToolFormat):
         ("[func_name1(",),
     )
     starts = (*_LISTS, _LINES)
-    bare = re.compile(r"^[ \t]*(\[\s{0,8}[^\W\d][\w.-]{0,255}\()", re.MULTILINE)
+    bare: re.Pattern[str] | None = re.compile(
+        r"^[ \t]*(\[\s{0,8}[^\W\d][\w.-]{0,255}\()", re.MULTILINE
+    )
     noise = ("<|tool_call_end|>", "<|python_end|>", "</function_calls>")
+
+    def __init__(self, tokenizer: Tokenizer | None = None) -> None:
+        """See `ToolFormat`. A tokenizer with a token that begins calls needs no guesses."""
+        super().__init__(tokenizer)
+        if tokenizer and _LISTS[0] in tokenizer.added_tokens:
+            self.bare = None
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""

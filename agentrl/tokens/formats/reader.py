@@ -52,19 +52,25 @@ class Reader:
         self.marked, self.text, self.tools = marked, marked.text, tools
         self._think_end = think_end
         self.position = 0
+        self._thought = 0
         self.texts: list[str] = []
         self.thoughts: list[str] = []
         self.calls: list[ToolCall | CallError] = []
 
     def turn(self, stop_reason: StopReason) -> AssistantTurn:
         """What was found."""
-        thoughts = [thought.strip() for thought in self.thoughts]
+        thoughts = [t.strip() for t in (self.text[: self._thought], *self.thoughts)]
         return AssistantTurn(
             text="".join(self.texts).strip(),
             reasoning="\n\n".join(thought for thought in thoughts if thought),
             calls=tuple(self.calls),
             stop_reason=stop_reason,
         )
+
+    def all_was_thinking(self, end: int) -> None:
+        """Thinking ends at `end` that nothing opened: all before it was thinking."""
+        self._thought = end
+        self.texts, self.thoughts, self.calls = [], [], []
 
     @property
     def at_end(self) -> bool:
@@ -160,12 +166,15 @@ class Reader:
             start, _ = self.next(starts)
             if bare:
                 start = min(start, self.marked.find_pattern(bare, self.position))
+            reason, message = CallErrorReason(lost.fault), str(lost)
             if end < start:
                 self.position = end + len(marker)
-                self._refuse(CallErrorReason(lost.fault), str(lost))
             else:
                 self.position = start
-                self._refuse(*_without_end(lost, ends))
+                if lost.fault == "malformed" and (ends or self.at_end):
+                    reason = CallErrorReason.UNCLOSED
+                    message = f"the call has no {ends[0]}" if ends else message
+            self._refuse(reason, message)
             # Thinking that ends inside a call was thinking all along.
             self.position = min(self.position, self.marked.find(self._think_end, begin))
             return False
@@ -243,12 +252,6 @@ class Reader:
         if schema is None:
             raise Refused(CallErrorReason.UNKNOWN_TOOL, _unknown(name, self.tools), name)
         return schema
-
-
-def _without_end(lost: Lost, ends: Sequence[str]) -> tuple[CallErrorReason, str]:
-    if lost.fault == "malformed" and ends:
-        return CallErrorReason.UNCLOSED, f"the call has no {ends[0]}"
-    return CallErrorReason(lost.fault), str(lost)
 
 
 def _arguments_in_string(text: str, name: str) -> Json:

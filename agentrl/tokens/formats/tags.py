@@ -15,8 +15,8 @@ from agentrl.tokens.formats.reader import Lost, Reader, Refused
 from agentrl.tokens.formats.scan import MAX_CHARS
 from agentrl.types import CallErrorReason, Json
 
-MAX_NESTED = 8
-"""Quoted arguments inside one another."""
+MAX_TAGS = 1024
+"""Tags of arguments that a value may quote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +72,20 @@ class Tags:
     def _value(self, reader: Reader) -> str:
         begin, opened = reader.position, 1
         tags = (self.argument[0], self.argument_end)
-        while opened <= MAX_NESTED:
-            place, tag = reader.next(tags)
+        place, tag = reader.next(tags)
+        for _ in range(MAX_TAGS):
             if not tag or place - begin > MAX_CHARS:
                 break
             reader.position = place + len(tag)
             opened += 1 if tag == self.argument[0] else -1
             if opened <= 0 and self._follows(reader):
                 return self._without_lines(reader.text[begin:place])
-        too_large = len(reader.text) - begin > MAX_CHARS and opened <= MAX_NESTED
+            place, tag = reader.next(tags)
         reader.position = begin
-        if too_large:
-            raise Lost("too_large", f"an argument is longer than {MAX_CHARS} characters")
-        raise Lost("unclosed", f"an argument has no {self.argument_end}")
+        if not tag:
+            raise Lost("unclosed", f"an argument has no {self.argument_end}")
+        message = f"an argument is longer than {MAX_CHARS} characters or quotes {MAX_TAGS} tags"
+        raise Lost("too_large", message)
 
     def _follows(self, reader: Reader) -> bool:
         """True, behind the space, if the next argument or the end of the call is here."""
