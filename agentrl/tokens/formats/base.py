@@ -107,7 +107,7 @@ class ToolFormat:
         tools: Sequence[ToolSchema],
         thinking: bool,
     ) -> AssistantTurn:
-        reader = Reader(marked, tools, think_end=self.think[1])
+        reader = Reader(marked, tools)
         with contextlib.suppress(Full):
             self.read(reader, thinking)
         return reader.turn(stop_reason)
@@ -115,28 +115,30 @@ class ToolFormat:
     def read(self, reader: Reader, thinking: bool) -> None:
         """Read the whole turn; `thinking` as in `parse`. May raise Full."""
         think, think_end = self.think
+        bare = self.bare if reader.tools else None
         if thinking:
             reader.skip_space()
             reader.take(think)
             self._read_thinking(reader)
         while not reader.at_end:
-            begin, marker = reader.next((*self.starts, *self.think, *self.noise))
-            bare = self.bare and reader.marked.find_pattern(self.bare, reader.position)
-            is_bare = bare is not None and bare < begin
-            begin, marker = (bare, "") if bare is not None and is_bare else (begin, marker)
+            begin, marker = reader.next((*self.starts, *self.think, *self.noise), bare)
             reader.texts.append(reader.text[reader.position : begin])
             reader.position = begin + len(marker)
             if marker == think:
                 self._read_thinking(reader)
             elif marker == think_end:
                 reader.all_was_thinking(begin)
-            elif is_bare or marker in self.starts:
-                reader.attempt(
-                    lambda: self.read_call(reader),
-                    ends=self.ends,
-                    starts=(*self.starts, *self.noise),
-                    bare=self.bare,
-                )
+            elif marker not in self.noise and begin < len(reader.text):
+                self._read_calls(reader, bare)
+
+    def _read_calls(self, reader: Reader, bare: re.Pattern[str] | None) -> None:
+        starts = (*self.starts, *self.noise)
+        with contextlib.suppress(Full):
+            reader.attempt(lambda: self.read_call(reader), ends=self.ends, starts=starts, bare=bare)
+        if reader.lost is not None:
+            # Thinking that ends inside a call was thinking all along.
+            think_end = reader.marked.find(self.think[1], reader.lost)
+            reader.position, reader.lost = min(reader.position, think_end), None
 
     def _read_thinking(self, reader: Reader) -> None:
         end, marker = reader.next(self.think[1:])

@@ -18,6 +18,8 @@ from agentrl.types import (
 )
 
 MAX_CALLS = 64
+MAX_TRIES = 256
+"""Calls that are read in a turn, those among them that turn out to be drafts in thinking."""
 
 _MALFORMED = CallErrorReason.MALFORMED
 _SPACE = " \t\r\n"
@@ -46,12 +48,12 @@ class Full(Exception):
 class Reader:
     """Where a parser stands in a turn, and what it has found there."""
 
-    def __init__(
-        self, marked: MarkedText, tools: Sequence[ToolSchema], *, think_end: str = "</think>"
-    ) -> None:
+    def __init__(self, marked: MarkedText, tools: Sequence[ToolSchema]) -> None:
         self.marked, self.text, self.tools = marked, marked.text, tools
-        self._think_end = think_end
         self.position = 0
+        self._tries = 0
+        self.lost: int | None = None
+        """Where the last call begins whose end was not found."""
         self._thought = 0
         self.texts: list[str] = []
         self.thoughts: list[str] = []
@@ -77,9 +79,13 @@ class Reader:
         """True behind the last character."""
         return self.position >= len(self.text)
 
-    def next(self, markers: Sequence[str]) -> tuple[int, str]:
-        """The nearest of the markers and its place; "" at the end of the text if there is none."""
-        found = len(self.text), ""
+    def next(self, markers: Sequence[str], bare: re.Pattern[str] | None = None) -> tuple[int, str]:
+        """The nearest of the markers and its place.
+
+        That is "" where `bare` is nearer, and at the end of the text if there is nothing.
+        """
+        begin = self.marked.find_pattern(bare, self.position) if bare else len(self.text)
+        found = begin, ""
         for marker in markers:
             place = self.marked.find(marker, self.position)
             found = (place, marker) if place < found[0] else found
@@ -92,7 +98,8 @@ class Reader:
 
     def at(self, marker: str) -> bool:
         """True if `marker` is here."""
-        return not self.at_end and self.marked.find(marker, self.position) == self.position
+        here = self.text.startswith(marker, self.position)
+        return here and self.marked.find(marker, self.position) == self.position
 
     def take(self, marker: str) -> bool:
         """Move behind `marker` if it is here."""
@@ -150,9 +157,11 @@ class Reader:
         Then reading goes on behind the next of `ends` or before the next of
         `starts` or `bare`, whichever comes first. Raises Full beyond the cap on calls.
         """
-        if len(self.calls) >= MAX_CALLS:
+        self._tries += 1
+        if len(self.calls) >= MAX_CALLS or self._tries > MAX_TRIES:
             message = f"more than {MAX_CALLS} calls in one turn; the rest was not read"
             self._refuse(CallErrorReason.TOO_MANY, message)
+            self.lost, self.position = self.position, len(self.text)
             raise Full
         begin = self.position
         try:
@@ -163,9 +172,7 @@ class Reader:
             self._refuse(refused.reason, str(refused), refused.name)
         except Lost as lost:
             end, marker = self.next(ends)
-            start, _ = self.next(starts)
-            if bare:
-                start = min(start, self.marked.find_pattern(bare, self.position))
+            start, _ = self.next(starts, bare)
             reason, message = CallErrorReason(lost.fault), str(lost)
             if end < start:
                 self.position = end + len(marker)
@@ -175,8 +182,7 @@ class Reader:
                     reason = CallErrorReason.UNCLOSED
                     message = f"the call has no {ends[0]}" if ends else message
             self._refuse(reason, message)
-            # Thinking that ends inside a call was thinking all along.
-            self.position = min(self.position, self.marked.find(self._think_end, begin))
+            self.lost = begin
             return False
         return True
 

@@ -291,6 +291,17 @@ def test_a_close_that_nothing_opened_makes_reasoning_of_what_is_before(name: str
 
 
 @every_format
+def test_more_drafts_than_calls_may_be_made_are_reasoning_too(name: str) -> None:
+    if name in ("harmony", "atem"):
+        return
+    drafts = written(name, *[call({"s": "draft"})] * (MAX_CALLS + 5))
+    good = written(name, call({"i": 1}))
+    turn = parse(name, f"{drafts}{made(name).think[1]}\n{good}")
+    assert turn.calls == (call({"i": 1}),)
+    assert turn.reasoning == drafts
+
+
+@every_format
 def test_text_stays_text(name: str) -> None:
     for text in ("", "The answer is 5 < 6.", '{"a": [1]}', "[1, 2](x) `f(x)`", "a\n\n- b\n"):
         assert parse(name, text) == AssistantTurn(text=text.strip())

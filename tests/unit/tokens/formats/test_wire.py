@@ -290,6 +290,12 @@ def test_every_format_has_an_example() -> None:
     assert {name for name, *_ in WIRE} == set(FORMATS)
 
 
+@pytest.mark.parametrize("text", ['{"name": "Ada"}', "[f(x=1)]", 'functools[{"name": "f"}]'])
+def test_without_tools_what_no_marker_announces_is_text(text: str) -> None:
+    for name in ("llama3_json", "pythonic", "phi4_mini"):
+        assert FORMATS[name]().parse_text(text, ()) == AssistantTurn(text=text)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
