@@ -168,30 +168,23 @@ BAD: list[tuple[str, ToolCall, str]] = [
     ("too deep, untyped", call({"x": DEEP}, tool="open"), "too_large"),
     ("too large", call({"s": "x" * (MAX_CHARS + 1)}), "too_large"),
 ]
-bad_calls = pytest.mark.parametrize(
-    ("bad", "reason"), [(bad, reason) for _, bad, reason in BAD], ids=[title for title, *_ in BAD]
-)
 
 
 @every_format
-@bad_calls
-def test_a_bad_call_is_an_error_between_its_neighbours(
-    name: str, bad: ToolCall, reason: str
-) -> None:
+def test_a_bad_call_is_an_error_between_its_neighbours(name: str) -> None:
     first, last = call({"s": "first"}), call({"s": "last"}, 2)
-    turn = parse(name, written(name, first, bad, last))
-    if reason == "too_large" and verdicts(turn)[-1] == "too_large":
-        # Nothing marks the call behind one that is too large to be followed to its end.
-        assert name in UNMARKED
-        assert verdicts(turn) == [{"s": "first"}, "too_large"]
-        return
-    assert verdicts(turn) == [{"s": "first"}, reason, {"s": "last"}]
-    assert [found.id for found in turn.calls] == ["call_0", "call_1", "call_2"]
-    error = turn.calls[1]
-    assert isinstance(error, CallError)
-    assert error.message
-    assert error.name in (bad.name, None)
-    assert turn.text == ""
+    for title, bad, reason in BAD:
+        turn = parse(name, written(name, first, bad, last))
+        expected = [{"s": "first"}, reason, {"s": "last"}]
+        if title == "too large" and name in UNMARKED:
+            expected.pop()  # A call that is too large is not followed to its end.
+        assert verdicts(turn) == expected, title
+        assert [found.id for found in turn.calls] == ["call_0", "call_1", "call_2"][: len(expected)]
+        error = turn.calls[1]
+        assert isinstance(error, CallError)
+        assert error.message
+        assert error.name in (bad.name, None)
+        assert turn.text == ""
 
 
 UNMARKED = {"pythonic", "phi4_mini", "command_r7b", "llama3_json"}
@@ -329,7 +322,7 @@ def parts(name: str) -> list[str]:
 
 @every_format
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_any_text_gives_a_turn(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(parts(name)), max_size=30)))
     for thinking in (False, True):
@@ -360,7 +353,7 @@ typed_arguments = st.fixed_dictionaries(
 
 @every_format
 @given(arguments=st.lists(typed_arguments, min_size=1, max_size=3))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_what_is_written_is_read(name: str, arguments: list[dict[str, Json]]) -> None:
     calls = tuple(call(one, i) for i, one in enumerate(arguments))
     assert parse(name, written(name, *calls)).calls == calls

@@ -27,7 +27,7 @@ BARE = {"pythonic", "llama3_json"}
 """Write calls without a marker."""
 every_format = pytest.mark.parametrize("name", sorted(FORMATS))
 same_fixture = settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
