@@ -1,8 +1,9 @@
 """Fits arguments to a tool's JSON schema.
 
 Known keywords: type (one or several), enum, const, required, properties, additionalProperties,
-items, anyOf, oneOf. Others are ignored. Nothing is converted, with one exception that JSON schema
-itself makes: a number without fraction is an integer, so 5.0 becomes 5 where an integer is asked.
+items, anyOf, oneOf, nullable. Others are ignored. Nothing is converted, with one exception that
+JSON schema itself makes: a number without fraction is an integer, so 5.0 becomes 5 where an integer
+is asked.
 
 Formats that write arguments as text (`from_text`) get their types from the schema too. Where only
 a string may stand, the text is the string, to the last byte. Where other types may stand too, a
@@ -56,8 +57,6 @@ def from_text(texts: Mapping[str, str], schema: Schema) -> dict[str, Json]:
 
 def _typed(text: str, schema: Json, path: str) -> Json:
     types = _types(schema)
-    if types == {"string"}:
-        return text
     word = text.strip()
     if word in _PYTHON and type_name(_PYTHON[word]) in types:
         return _PYTHON[word]
@@ -83,8 +82,7 @@ def _types(schema: Json) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     if "type" in schema:
-        nullable = {"null"} if schema.get("nullable") is True else set[str]()
-        return {str(name) for name in _list(schema["type"])} | nullable
+        return set(_type_names(schema))
     for keyword in ("enum", "const"):
         if keyword in schema:
             return {type_name(value) for value in _list(schema[keyword])}
@@ -114,16 +112,20 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def _fit_type(value: Json, schema: Schema, path: str) -> Json:
-    wanted = schema.get("type")
-    if wanted is None:
+    if schema.get("type") is None:
         return value
-    names = [wanted] if isinstance(wanted, str) else [str(name) for name in _list(wanted)]
+    names = _type_names(schema)
     actual = type_name(value)
     if actual in names or (actual == "integer" and "number" in names):
         return value
     if "integer" in names and isinstance(value, float) and value.is_integer():
         return int(value)
     raise SchemaMismatch(f"{_at(path)} is {_show(value)}, expected {' or '.join(names)}")
+
+
+def _type_names(schema: Schema) -> list[str]:
+    nullable = ["null"] if schema.get("nullable") is True else []
+    return [str(name) for name in _list(schema["type"])] + nullable
 
 
 def _fit_any(value: Json, options: Sequence[Json], path: str) -> Json:

@@ -1,5 +1,6 @@
 """Text that comes in piece by piece is the text of all ids."""
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -41,8 +42,26 @@ def test_the_pieces_of_any_ids_are_the_text_of_all(qwen_like: Path, data: st.Dat
 
 def test_bytes_that_are_no_text_do_not_pile_up(qwen_like: Path) -> None:
     tokenizer = load(qwen_like)
-    first = tokenizer.encode("€", specials=False)[0]
-    pieces = stream(tokenizer, [first] * 200)
-    assert "".join(pieces) == HALF * 200
-    assert len(pieces[-1]) < 20
+    first, second, _ = tokenizer.encode("€", specials=False)
+    for ids in ([first] * 200, [first, second] * 200, [first, second, first] * 200, [second] * 9):
+        pieces = stream(tokenizer, ids)
+        assert "".join(pieces) == tokenizer.decode(ids)
+        assert max(map(len, pieces)) < 20
     assert stream(tokenizer, [first]) == ["", HALF]
+
+
+def test_characters_whose_bytes_share_tokens_are_whole(qwen_like: Path) -> None:
+    definition = json.loads((qwen_like / "tokenizer.json").read_text(encoding="utf-8"))
+    definition["added_tokens"] = []
+    first = max(definition["model"]["vocab"].values()) + 1
+    for number, (left, right) in enumerate([("¬", "ð"), ("Ģ", "â")], first):  # bytes ac f0, 80 e2
+        definition["model"]["vocab"][left + right] = number
+        definition["model"]["merges"].append([left, right])
+    tokenizer = Tokenizer(json.dumps(definition), "")
+    text = "€😀" * 20
+    ids = tokenizer.encode(text, specials=False)
+    assert first in ids
+    assert first + 1 in ids
+    pieces = stream(tokenizer, ids)
+    assert "".join(pieces) == text
+    assert not any(HALF in piece for piece in pieces)

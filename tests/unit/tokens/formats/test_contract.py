@@ -32,6 +32,7 @@ TYPED = ToolSchema(
             "e": {"enum": ["w", "a"]},
             "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
             "text": {"type": ["string", "null"]},
+            "none": {"type": "integer", "nullable": True},
             "aa": {},
         },
         "additionalProperties": False,
@@ -132,6 +133,7 @@ VALUES: list[dict[str, Json]] = [
     {"i": -12, "n": 2.5, "b": True, "l": [1, "two", None, [True]], "o": {"a": {"b": [{}]}}},
     {"maybe": None},
     {"maybe": 3},
+    {"none": None},
     {"text": None},
     {"text": "nothing"},
     {"n": 1e-7},
@@ -189,6 +191,14 @@ def test_a_bad_call_is_an_error_between_its_neighbours(name: str) -> None:
 
 UNMARKED = {"pythonic", "phi4_mini", "command_r7b", "llama3_json"}
 """No marker stands between their calls."""
+
+
+@every_format
+def test_a_raw_line_break_in_a_string_is_refused_or_kept(name: str) -> None:
+    calls = (call({"s": "first"}), call({"s": "a\nb"}), call({"s": "last"}))
+    first, middle, last = verdicts(parse(name, written(name, *calls).replace("\\n", "\n")))
+    assert (first, last) == ({"s": "first"}, {"s": "last"})
+    assert middle in ({"s": "a\nb"}, "malformed")
 
 
 @every_format

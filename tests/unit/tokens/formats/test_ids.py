@@ -79,7 +79,12 @@ def test_a_marker_spelled_out_in_a_string_is_text(name: str, tokenizer: Tokenize
 
 @pytest.mark.parametrize(
     ("name", "stop"),
-    [("harmony", "<|call|>"), ("kimi_k2", "<|tool_calls_section_end|>"), ("atem", "<|eom|>")],
+    [
+        ("harmony", "<|call|>"),
+        ("kimi_k2", "<|tool_calls_section_end|>"),
+        ("atem", "<|eom|>"),
+        ("hermes", "</tool_call>"),
+    ],
 )
 def test_a_stop_token_that_ends_a_call_is_part_of_it(
     name: str, stop: str, tokenizer: Tokenizer

@@ -189,6 +189,13 @@ WIRE: list[tuple[str, str, str, str, CALLED]] = [
     ),
     (
         "harmony",
+        "<|channel|>analysis<|message|>Hm.<|start|>assistant<|channel|>final<|message|>Rain.",
+        "Hm.",
+        "Rain.",
+        [],
+    ),
+    (
+        "harmony",
         " to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
         "",
         "",
