@@ -128,14 +128,13 @@ class Reader:
         self.position = match.end()
         return match[0]
 
-    def take_json(self, opening: str = "{", *, listed: bool = False) -> str:
-        """The JSON object or array that begins here, not yet read. Raises Lost or Refused.
+    def take_json(self, *, listed: bool = False) -> str:
+        """The JSON object that begins here, not yet read; `listed` as in `find_end`. Raises Lost.
 
-        A `listed` value that is too deep, or too strange, is refused with its end known.
+        Raises Refused for a listed one that is too deep, since its end is known.
         """
-        if not self.text.startswith(opening, self.position):
-            kind = "object" if opening == "{" else "list"
-            raise Lost("malformed", f"expected a JSON {kind} after the marker")
+        if not self.text.startswith("{", self.position):
+            raise Lost("malformed", "expected a JSON object after the marker")
         begin, extent = self.position, find_end(self.text, self.position, listed=listed)
         self.position = extent.end
         if extent.fault and extent.closed:
@@ -154,8 +153,8 @@ class Reader:
     ) -> bool:
         """Read one call. A bad one becomes an error. False if its end was not found.
 
-        Then reading goes on behind the next of `ends` or before the next of
-        `starts` or `bare`, whichever comes first. Raises Full beyond the cap on calls.
+        Then reading goes on behind the next of `ends` or before the next of `starts` or `bare`,
+        whichever comes first. Raises Full beyond the cap on calls.
         """
         self._tries += 1
         if len(self.calls) >= MAX_CALLS or self._tries > MAX_TRIES:
