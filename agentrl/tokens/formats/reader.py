@@ -18,8 +18,6 @@ from agentrl.types import (
 )
 
 MAX_CALLS = 64
-MAX_TRIES = 256
-"""Calls that are read in a turn, those among them that turn out to be drafts in thinking."""
 
 _MALFORMED = CallErrorReason.MALFORMED
 _SPACE = " \t\r\n"
@@ -51,7 +49,8 @@ class Reader:
     def __init__(self, marked: MarkedText, tools: Sequence[ToolSchema]) -> None:
         self.marked, self.text, self.tools = marked, marked.text, tools
         self.position = 0
-        self._tries = 0
+        self._losses = 0
+        """Calls whose end was not found, drafts in thinking among them."""
         self.lost: int | None = None
         """Where the last call begins whose end was not found."""
         self._thought = 0
@@ -156,8 +155,7 @@ class Reader:
         Then reading goes on behind the next of `ends` or before the next of `starts` or `bare`,
         whichever comes first. Raises Full beyond the cap on calls.
         """
-        self._tries += 1
-        if len(self.calls) >= MAX_CALLS or self._tries > MAX_TRIES:
+        if max(len(self.calls), self._losses) >= MAX_CALLS:
             message = f"more than {MAX_CALLS} calls in one turn; the rest was not read"
             self._refuse(CallErrorReason.TOO_MANY, message)
             self.lost, self.position = self.position, len(self.text)
@@ -181,7 +179,7 @@ class Reader:
                     reason = CallErrorReason.UNCLOSED
                     message = f"the call has no {ends[0]}" if ends else message
             self._refuse(reason, message)
-            self.lost = begin
+            self.lost, self._losses = begin, self._losses + 1
             return False
         return True
 
