@@ -35,7 +35,6 @@ class TokenEnv(gymnasium.Env[Ids, Ids]):
             tool_format: parses actions; default: the one that fits the tokenizer.
         """
         self.env = env
-        self._tokenizer = tokenizer
         self._renderer = Renderer(tokenizer, env.tool_schemas)
         self._format = tool_format or choose_format(tokenizer, None)
         self._bridge = SyncBridge()
@@ -63,8 +62,7 @@ class TokenEnv(gymnasium.Env[Ids, Ids]):
         if not ids or ids[-1] not in stops:
             # The parser takes the last id of a turn for the stop token.
             ids = [*ids, min(stops)]
-        text = self._tokenizer.decode(ids)
-        return self._format.parse(ids, text, StopReason.STOP, self.env.tool_schemas)
+        return self._format.parse(ids, StopReason.STOP, self.env.tool_schemas)
 
     async def aclose(self) -> None:
         """Tear down the episode, if there is one."""

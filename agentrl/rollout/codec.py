@@ -48,5 +48,4 @@ class Codec:
         self, ids: NDArray[np.int32], stop_reason: StopReason, tools: Sequence[ToolSchema]
     ) -> AssistantTurn:
         """The turn that the policy sampled."""
-        text = self.tokenizer.decode(ids.tolist())
-        return self.format.parse(ids.tolist(), text, stop_reason, tools)
+        return self.format.parse(ids.tolist(), stop_reason, tools)

@@ -11,8 +11,8 @@ from functools import cached_property
 from itertools import groupby
 
 from agentrl.errors import ConfigError
+from agentrl.tokens.formats.base import ToolFormat
 from agentrl.tokens.formats.hermes import Hermes
-from agentrl.tokens.formats.protocol import ToolFormat
 from agentrl.tokens.provenance import ContentGuard
 from agentrl.tokens.tokenizer import SpecialToken, Tokenizer
 from agentrl.types import (

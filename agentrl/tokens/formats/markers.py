@@ -1,5 +1,6 @@
 """Text in which a format's markers can be found, by id where they are tokens of their own."""
 
+import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +8,7 @@ from agentrl.tokens.tokenizer import Tokenizer
 
 
 class MarkedText:
-    """A turn's text; positions only move forward, so all searches together are linear."""
+    """A turn's text; positions mostly move forward, so all searches together are linear."""
 
     def __init__(self, text: str, places: Mapping[str, Sequence[int]] | None = None) -> None:
         """`places` gives the sorted positions of markers that count only there."""
@@ -46,4 +47,13 @@ class MarkedText:
             found = self.text.find(marker, start)
             found = len(self.text) if found < 0 else found
             self._last[marker] = (start, found)
+        return found
+
+    def find_pattern(self, pattern: re.Pattern[str], start: int) -> int:
+        """The same for a pattern, which has no id: where its first group begins."""
+        since, found = self._last.get(pattern.pattern, (0, -1))
+        if not since <= start <= found:
+            match = pattern.search(self.text, start)
+            found = match.start(1) if match else len(self.text)
+            self._last[pattern.pattern] = (start, found)
         return found

@@ -12,8 +12,9 @@ from agentrl.types import Json
 MAX_DEPTH = 64
 MAX_CHARS = 262_144
 
-_STRUCTURE = re.compile(r'["{}\[\]<]')
+_STRUCTURE = re.compile(r'[<;]|\[[A-Z]|["{}\[\]]')
 _IN_STRING = re.compile(r'["\\\x00-\x1f]')
+_IN_LISTED_STRING = re.compile(r'["\\]')
 _OPEN, _CLOSE = "{[", "}]"
 
 Fault = Literal["malformed", "unclosed", "too_large"]
@@ -26,40 +27,51 @@ class Extent:
     end: int
     fault: Fault | None = None
     reason: str = ""
+    closed: bool = False
+    """With a fault: `end` is the end of the value all the same."""
 
 
 class BadJson(ValueError):
-    """Text that is not one plain JSON value."""
+    """Text that is not one plain value."""
+
+    def __init__(self, message: str, fault: Fault = "malformed") -> None:
+        super().__init__(message)
+        self.fault: Fault = fault
 
 
-def find_end(text: str, start: int) -> Extent:
+def find_end(text: str, start: int, *, listed: bool = False) -> Extent:
     """The end of the object or array that begins at `start`.
 
-    Brackets are counted, not matched: `read` does that. Outside strings `<` cannot be JSON; it ends
-    the scan, so that a value that was never closed does not swallow the calls after it.
+    Brackets are counted, not matched: `read` does that. Outside strings `<`, `;` and `[A` cannot be
+    JSON; they end the scan, so that a value that was never closed does not swallow the calls after
+    it. In a list nothing marks the next call, so a `listed` value is followed to its end however
+    deep it is and whatever its strings hold, and the fault is told with that end.
     """
-    depth, position, limit = 0, start, start + MAX_CHARS
+    depth, deepest, position, limit = 0, 0, start, start + MAX_CHARS
     while found := _STRUCTURE.search(text, position, limit):
         position = found.end()
         character = found[0]
-        if character == "<":
+        if character[0] in "<;" or len(character) > 1:
             return Extent(found.start(), "malformed", "the JSON is not complete")
         if character == '"':
-            closed = _skip_string(text, position, limit)
+            closed = _skip_string(text, position, limit, listed=listed)
             if closed.fault:
                 return closed
             position = closed.end
         depth += (character in _OPEN) - (character in _CLOSE)
-        if depth > MAX_DEPTH:
-            return Extent(position, "too_large", f"nested deeper than {MAX_DEPTH} levels")
+        deepest = max(depth, deepest)
+        if deepest > MAX_DEPTH and not (listed and depth):
+            reason = f"nested deeper than {MAX_DEPTH} levels"
+            return Extent(position, "too_large", reason, closed=depth == 0)
         if depth == 0:
             return Extent(position)
     return _ran_out(text, limit)
 
 
-def _skip_string(text: str, position: int, limit: int) -> Extent:
+def _skip_string(text: str, position: int, limit: int, *, listed: bool) -> Extent:
     """The end of the string whose first quote is just before `position`."""
-    while found := _IN_STRING.search(text, position, limit):
+    pattern = _IN_LISTED_STRING if listed else _IN_STRING
+    while found := pattern.search(text, position, limit):
         if found[0] == '"':
             return Extent(found.end())
         if found[0] != "\\":
@@ -95,6 +107,17 @@ def read(text: str) -> Json:
     except ValueError as error:  # an integer with more digits than Python converts
         raise BadJson(str(error).partition(";")[0]) from error
     return value
+
+
+def read_value(text: str) -> Json:
+    """The value of any JSON text, also a bare number, string or word. Raises BadJson."""
+    text = text.strip(" \t\r\n")
+    if text[:1] in ("{", "["):
+        extent = find_end(text, 0)
+        if extent.fault or extent.end != len(text):
+            reason = extent.reason or "there is text behind the JSON"
+            raise BadJson(reason, extent.fault or "malformed")
+    return read(text)
 
 
 def _unique(pairs: Sequence[tuple[str, Json]]) -> dict[str, Json]:

@@ -1,13 +1,21 @@
 """Fits arguments to a tool's JSON schema.
 
 Known keywords: type (one or several), enum, const, required, properties, additionalProperties,
-items, anyOf, oneOf. Others are ignored. Nothing is converted, with one exception that JSON schema
-itself makes: a number without fraction is an integer, so 5.0 becomes 5 where an integer is asked.
+items, anyOf, oneOf, nullable. Others are ignored. Nothing is converted, with one exception that
+JSON schema itself makes: a number without fraction is an integer, so 5.0 becomes 5 where an integer
+is asked.
+
+Formats that write arguments as text (`from_text`) get their types from the schema too. Where only
+a string may stand, the text is the string, to the last byte. Where other types may stand too, a
+text that is JSON of one of these is that value and any other is a string; without any type the
+same goes for all JSON but strings, which nothing quotes. Python's True, False and None count as
+JSON's words, since templates write them.
 """
 
 import difflib
 from collections.abc import Mapping, Sequence
 
+from agentrl.tokens.formats.scan import BadJson, read_value
 from agentrl.types import Json
 
 Schema = Mapping[str, Json]
@@ -36,6 +44,55 @@ def fit(value: Json, schema: Schema, path: str = "") -> Json:
     return value
 
 
+def from_text(texts: Mapping[str, str], schema: Schema) -> dict[str, Json]:
+    """The arguments in `texts`, by name, each by the type that `schema` gives it.
+
+    Raises SchemaMismatch where no string may stand and the text is no JSON, BadJson where it is
+    nested too deep.
+    """
+    known = schema.get("properties")
+    properties: Schema = known if isinstance(known, Mapping) else {}
+    return {key: _typed(text, properties.get(key), key) for key, text in texts.items()}
+
+
+def _typed(text: str, schema: Json, path: str) -> Json:
+    types = _types(schema)
+    word = text.strip()
+    if word in _PYTHON and type_name(_PYTHON[word]) in types:
+        return _PYTHON[word]
+    try:
+        value = read_value(text)
+    except BadJson as error:
+        if error.fault == "too_large" and "string" not in types:
+            raise
+        if "string" in types or not types:
+            return text
+        wanted = " or ".join(sorted(types))
+        message = f"{_at(path)} is the text {_short(text)!r}, expected {wanted}"
+        raise SchemaMismatch(message) from None
+    name = type_name(value)
+    fits = name in types or (name == "integer" and "number" in types)
+    if name == "string":
+        return text if "string" in types or not types else value
+    return text if "string" in types and not fits else value
+
+
+def _types(schema: Json) -> set[str]:
+    """The types that a value may have; empty if the schema does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    if "type" in schema:
+        return set(_type_names(schema))
+    for keyword in ("enum", "const"):
+        if keyword in schema:
+            return {type_name(value) for value in _list(schema[keyword])}
+    options = [_types(o) for keyword in ("anyOf", "oneOf") for o in _list(schema.get(keyword, []))]
+    return set[str]().union(*options) if all(options) else set()
+
+
+_PYTHON: dict[str, Json] = {"True": True, "False": False, "None": None}
+
+
 def type_name(value: Json) -> str:
     """The JSON name of the value's type."""
     for name, python in _TYPES.items():
@@ -55,16 +112,20 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def _fit_type(value: Json, schema: Schema, path: str) -> Json:
-    wanted = schema.get("type")
-    if wanted is None:
+    if schema.get("type") is None:
         return value
-    names = [wanted] if isinstance(wanted, str) else [str(name) for name in _list(wanted)]
+    names = _type_names(schema)
     actual = type_name(value)
     if actual in names or (actual == "integer" and "number" in names):
         return value
     if "integer" in names and isinstance(value, float) and value.is_integer():
         return int(value)
     raise SchemaMismatch(f"{_at(path)} is {_show(value)}, expected {' or '.join(names)}")
+
+
+def _type_names(schema: Schema) -> list[str]:
+    nullable = ["null"] if schema.get("nullable") is True else []
+    return [str(name) for name in _list(schema["type"])] + nullable
 
 
 def _fit_any(value: Json, options: Sequence[Json], path: str) -> Json:

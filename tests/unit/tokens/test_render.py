@@ -177,7 +177,7 @@ def test_what_a_model_samples_parses_back(folder: Path, tools: Sequence[ToolSche
     )
     ids = Renderer(tokenizer, tools).assistant(turn)
     assert ids[-1] == tokenizer.controls["<|im_end|>"]
-    parsed = Hermes(tokenizer).parse(ids, tokenizer.decode(ids), StopReason.STOP, tools)
+    parsed = Hermes(tokenizer).parse(ids, StopReason.STOP, tools)
     assert parsed == turn
 
 

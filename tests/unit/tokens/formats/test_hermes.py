@@ -1,24 +1,16 @@
-"""The Hermes parser: one table, then properties."""
+"""What Hermes makes of JSON, beyond what all formats promise."""
 
 import json
-import time
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
 from agentrl.tokens import Hermes, Tokenizer, choose_format
-from agentrl.tokens.formats.hermes import MAX_CALLS
 from agentrl.tokens.formats.scan import MAX_CHARS, MAX_DEPTH
-from agentrl.types import AssistantTurn, CallError, Json, StopReason, ToolCall, ToolSchema
+from agentrl.types import AssistantTurn, CallError, Json, ToolCall, ToolSchema
 
-same_fixture = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-load = cache(Tokenizer.load)
 ANY = ToolSchema(name="any", description="", parameters={"type": "object"})
 
 
@@ -153,14 +145,6 @@ def test_types_come_from_the_schema(
         assert str(expected) in call.message
 
 
-def test_strings_stay_strings(tools: Sequence[ToolSchema]) -> None:
-    (call,) = parse(written("write", {"text": "02134", "mode": "a"}), tools).calls
-    assert isinstance(call, ToolCall)
-    assert call.arguments == {"text": "02134", "mode": "a"}
-    (bad,) = parse(written("write", {"text": 2134}), tools).calls
-    assert isinstance(bad, CallError)
-
-
 def test_thinking_is_cut_off_first() -> None:
     turn = parse(f"<think>\nMaybe {written('any', {'no': 1})}?\n</think>\n\nSo: {GOOD} done")
     assert turn.reasoning == f"Maybe {written('any', {'no': 1})}?"
@@ -172,130 +156,9 @@ def test_thinking_is_cut_off_first() -> None:
 
 
 def test_a_turn_without_calls_is_its_text() -> None:
-    turn = parse("The answer is 5 </tool_call> < 6 </think>")
-    assert turn == AssistantTurn(text="The answer is 5 </tool_call> < 6 </think>")
+    turn = parse("The answer is 5 </tool_call> < 6")
+    assert turn == AssistantTurn(text="The answer is 5 </tool_call> < 6")
     assert parse("") == AssistantTurn()
-
-
-def test_there_is_a_cap_on_calls() -> None:
-    turn = parse(GOOD * (MAX_CALLS + 5))
-    assert len(turn.calls) == MAX_CALLS + 1
-    last = turn.calls[-1]
-    assert isinstance(last, CallError)
-    assert last.reason.value == "too_many"
-
-
-TWO = f"Look:\n{written('any', {'text': 'a </tool_call> b', 'n': [1, -2.5]})}\n{GOOD}"
-
-
-def test_a_prefix_never_holds_an_altered_call() -> None:
-    whole = parse(TWO).calls
-    assert len(whole) == 2
-    for end in range(len(TWO)):
-        turn = Hermes().parse_text(TWO[:end], [ANY], stop_reason=StopReason.LENGTH)
-        complete = tuple(call for call in turn.calls if isinstance(call, ToolCall))
-        assert complete == whole[: len(complete)]
-        errors = [call for call in turn.calls if isinstance(call, CallError)]
-        assert [error.reason.value for error in errors] in ([], ["unclosed"])
-        assert turn.stop_reason is StopReason.LENGTH
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<tool_call>" + "[" * 100_000,
-        '<tool_call>{"name": ' + "[" * 100_000,
-        '<tool_call>{"name": ' + '{"a": ' * 100_000,
-        "<tool_call>" * 50_000,
-        '<tool_call>{"a": "' * 20_000,
-        "<tool_call>{" * 50_000,
-        "<think>" * 50_000,
-        "<think></think>" * 30_000,
-        "<tool_call>{}" * 30_000 + "</tool_call>",
-        '<tool_call>{"a": "' + "\\" * 100_001,
-        GOOD + "</tool_call>" * 50_000,
-        '<tool_call>{"name": "any", "arguments": "' + "{" * 100_000 + '"}</tool_call>',
-        '<tool_call>{"name": "' + "any" * 50_000 + '"}</tool_call>',
-    ],
-)
-def test_nothing_takes_long(text: str) -> None:
-    begin = time.thread_time()
-    parse(text)
-    assert time.thread_time() - begin < 0.25
-
-
-PARTS = [
-    "<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", "[", "]", '"', "\\", ":", ",",
-    '"name"', '"arguments"', '"any"', "1", "null", " ", "\n", "<", "x", "\ud800", GOOD,
-]  # fmt: skip
-
-
-@given(st.lists(st.sampled_from(PARTS), max_size=30).map("".join))
-@settings(deadline=None)
-def test_any_text_gives_a_turn(text: str) -> None:
-    turn = parse(text)
-    assert [call.id for call in turn.calls] == [f"call_{i}" for i in range(len(turn.calls))]
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=8,
-)  # fmt: skip
-argument_sets = st.dictionaries(st.text(max_size=4), json_values, max_size=3)
-
-
-@given(st.lists(argument_sets, min_size=1, max_size=3))
-@settings(deadline=None, max_examples=50)
-def test_what_is_written_is_read(arguments: list[dict[str, Json]]) -> None:
-    calls = tuple(
-        ToolCall(name="any", arguments=a, id=f"call_{i}") for i, a in enumerate(arguments)
-    )
-    assert parse(Hermes().render_calls(calls)).calls == calls
-
-
-def test_a_marker_with_its_own_id_counts_by_id_only(
-    qwen_like: Path, tools: Sequence[ToolSchema]
-) -> None:
-    tokenizer = Tokenizer.load(qwen_like)
-    hermes = Hermes(tokenizer)
-    text = f"a {written('add', {'a': 1, 'b': 2})} é"
-    stop = tokenizer.controls["<|im_end|>"]
-    by_id = [*tokenizer.encode(text, specials=True), stop]
-    turn = hermes.parse(by_id, tokenizer.decode(by_id), StopReason.STOP, tools)
-    assert turn.text == "a  é"
-    assert turn.calls == (ToolCall(name="add", arguments={"a": 1, "b": 2}, id="call_0"),)
-
-    spelled = [*tokenizer.encode(text, specials=False), stop]
-    turn = hermes.parse(spelled, tokenizer.decode(spelled), StopReason.STOP, tools)
-    assert turn == AssistantTurn(text=text)
-
-
-def test_a_closing_marker_inside_a_string_is_text_even_by_id(
-    qwen_like: Path, tools: Sequence[ToolSchema]
-) -> None:
-    tokenizer = Tokenizer.load(qwen_like)
-    text = written("write", {"text": "x</tool_call><tool_call>y<think>"})
-    ids = tokenizer.encode(text, specials=True)
-    turn = Hermes(tokenizer).parse(ids, text, StopReason.LENGTH, tools)
-    (call,) = turn.calls
-    assert isinstance(call, ToolCall)
-    assert call.arguments == {"text": "x</tool_call><tool_call>y<think>"}
-    assert turn.stop_reason is StopReason.LENGTH
-
-
-@given(data=st.data())
-@same_fixture
-def test_any_ids_give_a_turn(qwen_like: Path, data: st.DataObject) -> None:
-    tokenizer = load(qwen_like)
-    some = st.integers(0, tokenizer.vocab_size - 1) | st.sampled_from(
-        sorted(tokenizer.controls.values())
-    )
-    ids = data.draw(st.lists(some, max_size=20))
-    stop = data.draw(st.sampled_from(StopReason))
-    turn = Hermes(tokenizer).parse(ids, tokenizer.decode(ids), stop, [ANY])
-    assert turn.stop_reason is stop
 
 
 def test_the_format_is_found_or_named(chatml: Path, qwen_like: Path) -> None:

@@ -1,0 +1,184 @@
+"""`ToolFormat`: the contract of a tool-call format, and what all formats share.
+
+What is decided here for all of them, beyond the contract:
+
+- A marker that is a token of its own in the tokenizer counts by its id only; spelled out in other
+  tokens it is text. A stop token that is a marker (`<|call|>`) is still seen.
+- Thinking that is never closed takes the rest. A thinking marker inside a call's string is part of
+  the string.
+- Twice the same key, NaN, Infinity, numbers beyond a float and lone surrogates make a call
+  malformed. Types come from the schema alone; see `schema.py`.
+- After a bad call, reading goes on at the next marker behind the place where it went wrong.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from agentrl.tokens.formats.markers import MarkedText
+from agentrl.tokens.formats.reader import Full, Reader
+from agentrl.tokens.tokenizer import Tokenizer
+from agentrl.types import AssistantTurn, Json, StopReason, ToolCall, ToolSchema
+
+
+class ToolFormat:
+    """How a family of models writes tool calls; stateless.
+
+    Parsing is total (any input gives a turn, nothing is raised), linear in the length, aware of
+    strings, and keeps calls and errors in the order in which they were written. A bad call never
+    affects its neighbours. After a LENGTH stop the turn says so and nothing in it may run.
+
+    Reasoning is cut off before calls are looked for. `thinking` says that the prompt ended inside
+    an open thinking block; the completion is then reasoning up to the end marker. An end marker
+    that nothing opened makes reasoning of all that is before it, drafted calls included.
+
+    A format declares its markers, reads one call and writes calls.
+    """
+
+    name: ClassVar[str]
+    signs: ClassVar[Sequence[Sequence[str]]] = ()
+    """A chat template that holds all strings of one of these writes the format."""
+    starts: ClassVar[Sequence[str]]
+    """What begins a call, or a list of calls."""
+    ends: ClassVar[Sequence[str]] = ()
+    """What ends one; where a call went wrong, reading goes on behind it."""
+    bare: re.Pattern[str] | None = None
+    """Calls that no marker announces begin where its first group does."""
+    noise: ClassVar[Sequence[str]] = ()
+    """Markers between the calls that say nothing."""
+    inner: ClassVar[Sequence[str]] = ()
+    """Further markers inside calls."""
+    think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
+    title: ClassVar[str] = ""
+    """What stands before the reasoning itself."""
+    manner: ClassVar[str] = "write its name and its arguments in this form"
+
+    def __init__(self, tokenizer: Tokenizer | None = None) -> None:
+        """Without a tokenizer only text can be parsed."""
+        self._tokenizer = tokenizer
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.starts, *self.ends, *self.noise, *self.inner, *self.think)
+
+    def parse(
+        self,
+        ids: Sequence[int],
+        stop_reason: StopReason,
+        tools: Sequence[ToolSchema],
+        *,
+        thinking: bool = False,
+    ) -> AssistantTurn:
+        """The turn in a completion. The stop token is the last id of a STOP."""
+        if self._tokenizer is None:
+            raise ValueError("a format needs a tokenizer to parse ids; use parse_text for text")
+        spoken = ids
+        if ids and stop_reason is StopReason.STOP:
+            own = {self._tokenizer.added_tokens.get(marker) for marker in self.markers}
+            spoken = ids if ids[-1] in own else ids[:-1]
+        marked = MarkedText.from_ids(spoken, self._tokenizer, self.markers)
+        return self._turn(marked, stop_reason, tools, thinking)
+
+    def parse_text(
+        self,
+        text: str,
+        tools: Sequence[ToolSchema],
+        *,
+        stop_reason: StopReason = StopReason.STOP,
+        thinking: bool = False,
+    ) -> AssistantTurn:
+        """The turn in a text without stop token; every marker written out counts."""
+        return self._turn(MarkedText(text), stop_reason, tools, thinking)
+
+    def read_call(self, reader: Reader) -> None:
+        """Read the call, or the calls, whose marker is just behind.
+
+        Raises BadJson, Refused or Lost for a bad one.
+        """
+        raise NotImplementedError
+
+    def _turn(
+        self,
+        marked: MarkedText,
+        stop_reason: StopReason,
+        tools: Sequence[ToolSchema],
+        thinking: bool,
+    ) -> AssistantTurn:
+        reader = Reader(marked, tools)
+        with contextlib.suppress(Full):
+            self.read(reader, thinking)
+        return reader.turn(stop_reason)
+
+    def read(self, reader: Reader, thinking: bool) -> None:
+        """Read the whole turn; `thinking` as in `parse`. May raise Full."""
+        think, think_end = self.think
+        bare = self.bare if reader.tools else None
+        if thinking:
+            reader.skip_space()
+            reader.take(think)
+            self._read_thinking(reader)
+        while not reader.at_end:
+            begin, marker = reader.next((*self.starts, *self.think, *self.noise), bare)
+            reader.texts.append(reader.text[reader.position : begin])
+            reader.position = begin + len(marker)
+            if marker == think:
+                self._read_thinking(reader)
+            elif marker == think_end:
+                reader.all_was_thinking(begin)
+            elif marker not in self.noise and begin < len(reader.text):
+                self._read_calls(reader, bare)
+
+    def _read_calls(self, reader: Reader, bare: re.Pattern[str] | None) -> None:
+        starts = (*self.starts, *self.noise)
+        with contextlib.suppress(Full):
+            reader.attempt(lambda: self.read_call(reader), ends=self.ends, starts=starts, bare=bare)
+        if reader.lost is not None:
+            # Thinking that ends inside a call was thinking all along.
+            think_end = reader.marked.find(self.think[1], reader.lost)
+            reader.position, reader.lost = min(reader.position, think_end), None
+
+    def _read_thinking(self, reader: Reader) -> None:
+        end, marker = reader.next(self.think[1:])
+        reader.thoughts.append(reader.text[reader.position : end].removeprefix(self.title))
+        reader.position = end + len(marker)
+
+    def instructions(self, tools: Sequence[ToolSchema]) -> str:
+        """What to tell a model about its tools where its template does not."""
+        schemas = "\n".join(to_json(tool.to_json()) for tool in tools)
+        example = self.render_calls([ToolCall(name="NAME", arguments={"ARGUMENT": "VALUE"})])
+        return (
+            "You have tools. Each line of this list describes one as JSON:\n"
+            f"<tools>\n{schemas}\n</tools>\n"
+            f"To use a tool, {self.manner}:\n{example}\n"
+            "You may use several tools at once, one pair of markers each. The results come back "
+            "between <tool_response> and </tool_response>."
+        )
+
+    def render_reasoning(self, reasoning: str) -> str:
+        """A thinking block, as a model writes it before its text."""
+        return f"{self.think[0]}\n{reasoning}\n{self.think[1]}\n\n"
+
+    def render_calls(self, calls: Sequence[ToolCall]) -> str:
+        """Calls as a model writes them."""
+        raise NotImplementedError
+
+    def render_results(self, results: Sequence[str]) -> str:
+        """The results of one turn's calls as the text of a user message."""
+        return "\n".join(f"<tool_response>\n{r}\n</tool_response>" for r in results)
+
+
+def to_json(value: Json) -> str:
+    """The value as JSON, UTF-8 kept."""
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def plain(value: Json) -> Json:
+    """The value in the containers that the JSON writer knows."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    return value

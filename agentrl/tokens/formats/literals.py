@@ -1,0 +1,182 @@
+"""Literals as Python writes them, JSON's words among them: linear, bounded, nothing evaluated.
+
+A line break may stand in a string as it is, since chat templates write it so.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agentrl.tokens.formats.scan import MAX_CHARS, MAX_DEPTH, BadJson, Extent, read
+from agentrl.types import Json
+
+_STRUCTURE = re.compile(r"""["'()\[\]{}]""")
+_QUOTE = re.compile(r"'''|\"\"\"|'|\"")
+_WORD = re.compile(r"[\w.+-]+")
+_NUMBER = re.compile(r"-?\d[\d.eE+-]*")
+_KEY = re.compile(r"[^\W\d]\w*")
+_SPACE = re.compile(r"[ \t\r\n]*")
+_ESCAPE = re.compile(
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|(\n|.))", re.DOTALL
+)
+_ESCAPED = {
+    "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v",
+    "\\": "\\", "'": "'", '"': '"', "/": "/", "\n": "",
+}  # fmt: skip
+_WORDS: dict[str, Json] = {
+    "True": True, "False": False, "None": None, "true": True, "false": False, "null": None,
+}  # fmt: skip
+
+
+def find_close(text: str, start: int) -> Extent:
+    """The end of what the bracket at `start` opens, strings skipped whatever they hold."""
+    depth, position, limit = 0, start, start + MAX_CHARS
+    while found := _STRUCTURE.search(text, position, limit):
+        position = found.end()
+        if found[0] in "\"'":
+            position = _skip_string(text, found.start(), limit)
+            if position < 0:
+                break
+        depth += (found[0] in "([{") - (found[0] in ")]}")
+        if depth == 0:
+            return Extent(position)
+    if len(text) > limit:
+        return Extent(limit, "too_large", f"longer than {MAX_CHARS} characters")
+    return Extent(len(text), "unclosed", "the output ended inside the call")
+
+
+def _skip_string(text: str, start: int, limit: int) -> int:
+    """The place behind the string that begins at `start`; -1 if it does not end."""
+    quote = _opening_quote(text, start)
+    pattern = re.compile(rf"{quote}|\\")
+    position = start + len(quote)
+    while found := pattern.search(text, position, limit):
+        if found[0] != "\\":
+            return found.end()
+        position = found.end() + 1
+    return -1
+
+
+def _opening_quote(text: str, start: int) -> str:
+    match = _QUOTE.match(text, start)
+    return match[0] if match else ""
+
+
+def read_keywords(text: str) -> dict[str, Json]:
+    """The arguments in `KEY=VALUE, KEY=VALUE`. Raises BadJson."""
+    return _Literals(text).pairs("", "=", _Literals.name)
+
+
+@dataclass(slots=True)
+class _Literals:
+    text: str
+    position: int = 0
+
+    def pairs(
+        self, close: str, between: str, key: Callable[["_Literals"], str], depth: int = 0
+    ) -> dict[str, Json]:
+        """Keys and values up to `close`, or to the end of the text."""
+        found: dict[str, Json] = {}
+        while not self._ends(close):
+            name = key(self)
+            self._expect(between)
+            if name in found:
+                raise BadJson(f"the key {name[:60]!r} is given twice")
+            found[name] = self.value(depth + 1)
+            self._comma(close)
+        return found
+
+    def name(self) -> str:
+        """The name before `=`."""
+        match = _KEY.match(self.text, self.position)
+        if not match:
+            raise BadJson("write each argument as name=value")
+        self.position = match.end()
+        return match[0]
+
+    def value(self, depth: int) -> Json:
+        """The literal that begins here."""
+        self._space()
+        if depth > MAX_DEPTH:
+            raise BadJson(f"nested deeper than {MAX_DEPTH} levels", "too_large")
+        opening = self.text[self.position : self.position + 1]
+        if opening and opening in "[(":
+            self.position += 1
+            return self._items("]" if opening == "[" else ")", depth)
+        if opening == "{":
+            self.position += 1
+            return self.pairs("}", ":", _Literals._string, depth)
+        if opening and opening in "\"'":
+            return self._string()
+        return self._word()
+
+    def _items(self, close: str, depth: int) -> Json:
+        items: list[Json] = []
+        while not self._ends(close):
+            items.append(self.value(depth + 1))
+            self._comma(close)
+        return items
+
+    def _string(self) -> str:
+        begin, quote = self.position, _opening_quote(self.text, self.position)
+        end = _skip_string(self.text, begin, len(self.text)) if quote else -1
+        if end < 0:
+            raise BadJson("expected a string in quotes")
+        self.position = end
+        inside = self.text[begin + len(quote) : end - len(quote)]
+        text = _ESCAPE.sub(_unescaped, inside) if "\\" in inside else inside
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError as error:
+            raise BadJson("a string holds half of a surrogate pair") from error
+
+    def _word(self) -> Json:
+        match = _WORD.match(self.text, self.position)
+        word = match[0] if match else ""
+        self.position += len(word)
+        if word in _WORDS:
+            return _WORDS[word]
+        if not _NUMBER.fullmatch(word):
+            shown = word[:40] or self.text[self.position : self.position + 1]
+            raise BadJson(f"{shown!r} is no literal; write a number, a string in quotes, a list")
+        return read(word)
+
+    def _ends(self, close: str) -> bool:
+        """True, behind it, if `close` is here; without it, at the end of the text."""
+        self._space()
+        if self.position >= len(self.text):
+            if close:
+                raise BadJson(f"expected {close}")
+            return True
+        here = bool(close) and self.text[self.position] == close
+        self.position += here
+        return here
+
+    def _comma(self, close: str) -> None:
+        self._space()
+        at = self.text[self.position : self.position + 1]
+        if at == ",":
+            self.position += 1
+        elif at != close:
+            raise BadJson(f"expected , or {close or 'the end'}, got {at!r}")
+
+    def _expect(self, character: str) -> None:
+        self._space()
+        if self.text[self.position : self.position + 1] != character:
+            raise BadJson(f"expected {character}; write each argument as name=value")
+        self.position += 1
+
+    def _space(self) -> None:
+        match = _SPACE.match(self.text, self.position)
+        self.position = match.end() if match else self.position
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """One escape; one that Python does not know stays as it is written."""
+    code = match[1] or match[2] or match[3]
+    if code or match[4]:
+        number = int(code, 16) if code else int(match[4], 8)
+        if number > 0x10FFFF:
+            raise BadJson("a string holds an escape beyond Unicode")
+        return chr(number)
+    return _ESCAPED.get(match[5], match[0])

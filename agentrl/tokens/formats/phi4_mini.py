@@ -1,0 +1,35 @@
+"""Phi-4-mini: `<|tool_call|>[{"name": ..., "arguments": {...}}]<|/tool_call|>`, or `functools[`."""
+
+import re
+from collections.abc import Sequence
+
+from agentrl.tokens.formats.base import ToolFormat, to_json
+from agentrl.tokens.formats.reader import Reader
+from agentrl.types import ToolCall
+
+CALLS, CALLS_END = "<|tool_call|>", "<|/tool_call|>"
+FUNCTOOLS = "functools"
+
+
+class Phi4Mini(ToolFormat):
+    """A list of objects; `functools` before it stands for the marker at the beginning of a line."""
+
+    name = "phi4_mini"
+    signs = (("<|/tool|>",), ("functools[",))
+    starts, noise = (CALLS,), (CALLS_END,)
+    bare = re.compile(rf"^[ \t]*({FUNCTOOLS}\[)", re.MULTILINE)
+
+    def read_call(self, reader: Reader) -> None:
+        """See `ToolFormat.read_call`."""
+        reader.take(FUNCTOOLS)
+        reader.skip_space()
+        markers = (*self.starts, *self.noise)
+        reader.attempt_list(
+            lambda: reader.add_object(reader.take_json(listed=True), ignored=("type", "id")),
+            markers=markers,
+        )
+
+    def render_calls(self, calls: Sequence[ToolCall]) -> str:
+        """See `ToolFormat.render_calls`."""
+        bodies = (to_json({"name": c.name, "arguments": c.arguments}) for c in calls)
+        return f"{CALLS}[{', '.join(bodies)}]{CALLS_END}"

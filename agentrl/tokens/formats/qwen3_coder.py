@@ -1,0 +1,39 @@
+"""Qwen3-Coder, Qwen 3.5 and later, Nemotron 3: a tag for the function and each parameter."""
+
+from collections.abc import Sequence
+
+from agentrl.tokens.formats.base import ToolFormat
+from agentrl.tokens.formats.reader import Reader
+from agentrl.tokens.formats.tags import Tags, name_before
+from agentrl.types import ToolCall
+
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+TAGS = Tags(("<parameter=", ">"), "</parameter>", "</function>", line="\n")
+
+
+class Qwen3Coder(ToolFormat):
+    """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
+
+    The line break behind a parameter's tag and the one before its end belong to the tags.
+    """
+
+    name = "qwen3_coder"
+    signs = ((CALL, "<function="),)
+    starts, ends = (CALL,), (CALL_END,)
+
+    def read_call(self, reader: Reader) -> None:
+        """See `ToolFormat.read_call`."""
+        reader.skip_space()
+        reader.expect("<function=", f"after {CALL}")
+        name = name_before(reader, ">")
+        texts = TAGS.read(reader, name)
+        reader.skip_space()
+        reader.expect(CALL_END, "after </function>")
+        reader.add_texts(name, texts)
+
+    def render_calls(self, calls: Sequence[ToolCall]) -> str:
+        """See `ToolFormat.render_calls`."""
+        return "\n".join(
+            f"{CALL}\n<function={c.name}>\n{TAGS.write(c.arguments)}</function>\n{CALL_END}"
+            for c in calls
+        )

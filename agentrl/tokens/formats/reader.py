@@ -1,0 +1,277 @@
+"""`Reader`: one pass over a turn, from left to right; what the grammars of all formats share."""
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from agentrl.tokens.formats.markers import MarkedText
+from agentrl.tokens.formats.scan import BadJson, Fault, find_end, read
+from agentrl.tokens.formats.schema import SchemaMismatch, fit, from_text, type_name
+from agentrl.types import (
+    AssistantTurn,
+    CallError,
+    CallErrorReason,
+    Json,
+    StopReason,
+    ToolCall,
+    ToolSchema,
+)
+
+MAX_CALLS = 64
+
+_MALFORMED = CallErrorReason.MALFORMED
+_SPACE = " \t\r\n"
+
+
+class Refused(Exception):
+    """A call that was read to its end and cannot be made."""
+
+    def __init__(self, reason: CallErrorReason, message: str, name: str | None = None) -> None:
+        super().__init__(message)
+        self.reason, self.name = reason, name
+
+
+class Lost(Exception):
+    """The end of a call was not found; the reader stands where it went wrong."""
+
+    def __init__(self, fault: Fault, message: str) -> None:
+        super().__init__(message)
+        self.fault: Fault = fault
+
+
+class Full(Exception):
+    """The turn has too many calls; nothing more is read."""
+
+
+class Reader:
+    """Where a parser stands in a turn, and what it has found there."""
+
+    def __init__(self, marked: MarkedText, tools: Sequence[ToolSchema]) -> None:
+        self.marked, self.text, self.tools = marked, marked.text, tools
+        self.position = 0
+        self._losses = 0
+        """Calls whose end was not found, drafts in thinking among them."""
+        self.lost: int | None = None
+        """Where the last call begins whose end was not found."""
+        self._thought = 0
+        self.texts: list[str] = []
+        self.thoughts: list[str] = []
+        self.calls: list[ToolCall | CallError] = []
+
+    def turn(self, stop_reason: StopReason) -> AssistantTurn:
+        """What was found."""
+        thoughts = [t.strip() for t in (self.text[: self._thought], *self.thoughts)]
+        return AssistantTurn(
+            text="".join(self.texts).strip(),
+            reasoning="\n\n".join(thought for thought in thoughts if thought),
+            calls=tuple(self.calls),
+            stop_reason=stop_reason,
+        )
+
+    def all_was_thinking(self, end: int) -> None:
+        """Thinking ends at `end` that nothing opened: all before it was thinking."""
+        self._thought = end
+        self.texts, self.thoughts, self.calls = [], [], []
+
+    @property
+    def at_end(self) -> bool:
+        """True behind the last character."""
+        return self.position >= len(self.text)
+
+    def next(self, markers: Sequence[str], bare: re.Pattern[str] | None = None) -> tuple[int, str]:
+        """The nearest of the markers and its place.
+
+        That is "" where `bare` is nearer, and at the end of the text if there is nothing.
+        """
+        begin = self.marked.find_pattern(bare, self.position) if bare else len(self.text)
+        found = begin, ""
+        for marker in markers:
+            place = self.marked.find(marker, self.position)
+            found = (place, marker) if place < found[0] else found
+        return found
+
+    def skip_space(self) -> None:
+        """Move behind white space."""
+        while self.position < len(self.text) and self.text[self.position] in _SPACE:
+            self.position += 1
+
+    def at(self, marker: str) -> bool:
+        """True if `marker` is here."""
+        here = self.text.startswith(marker, self.position)
+        return here and self.marked.find(marker, self.position) == self.position
+
+    def take(self, marker: str) -> bool:
+        """Move behind `marker` if it is here."""
+        here = self.at(marker)
+        self.position += len(marker) if here else 0
+        return here
+
+    def expect(self, marker: str, where: str) -> None:
+        """Move behind `marker`. Raises Lost if it is not here."""
+        if not self.take(marker):
+            raise Lost("malformed", f"expected {marker} {where}")
+
+    def take_until(self, marker: str, what: str, limit: int = 256) -> str:
+        """The text before `marker`, at most `limit` characters; moves behind it. Raises Lost."""
+        begin, end = self.position, self.marked.find(marker, self.position)
+        if end == len(self.text) or end - begin > limit:
+            raise Lost("malformed", f"expected {what}, then {marker.strip()}")
+        self.position = end + len(marker)
+        return self.text[begin:end]
+
+    def take_match(self, pattern: re.Pattern[str], what: str) -> str:
+        """What `pattern` matches here; moves behind it. Raises Lost if that is nothing."""
+        match = pattern.match(self.text, self.position)
+        if not match:
+            raise Lost("malformed", f"expected {what}")
+        self.position = match.end()
+        return match[0]
+
+    def take_json(self, *, listed: bool = False) -> str:
+        """The JSON object that begins here, not yet read; `listed` as in `find_end`. Raises Lost.
+
+        Raises Refused for a listed one that is too deep, since its end is known.
+        """
+        if not self.text.startswith("{", self.position):
+            raise Lost("malformed", "expected a JSON object after the marker")
+        begin, extent = self.position, find_end(self.text, self.position, listed=listed)
+        self.position = extent.end
+        if extent.fault and extent.closed:
+            raise Refused(CallErrorReason(extent.fault), extent.reason)
+        if extent.fault:
+            raise Lost(extent.fault, extent.reason)
+        return self.text[begin : extent.end]
+
+    def attempt(
+        self,
+        step: Callable[[], None],
+        *,
+        ends: Sequence[str] = (),
+        starts: Sequence[str] = (),
+        bare: re.Pattern[str] | None = None,
+    ) -> bool:
+        """Read one call. A bad one becomes an error. False if its end was not found.
+
+        Then reading goes on behind the next of `ends` or before the next of `starts` or `bare`,
+        whichever comes first. Raises Full beyond the cap on calls.
+        """
+        if max(len(self.calls), self._losses) >= MAX_CALLS:
+            message = f"more than {MAX_CALLS} calls in one turn; the rest was not read"
+            self._refuse(CallErrorReason.TOO_MANY, message)
+            self.lost, self.position = self.position, len(self.text)
+            raise Full
+        begin = self.position
+        try:
+            step()
+        except BadJson as error:
+            self._refuse(CallErrorReason(error.fault), f"the call is not valid JSON: {error}")
+        except Refused as refused:
+            self._refuse(refused.reason, str(refused), refused.name)
+        except Lost as lost:
+            end, marker = self.next(ends)
+            start, _ = self.next(starts, bare)
+            reason, message = CallErrorReason(lost.fault), str(lost)
+            if end < start:
+                self.position = end + len(marker)
+            else:
+                self.position = start
+                if lost.fault == "malformed" and (ends or self.at_end):
+                    reason = CallErrorReason.UNCLOSED
+                    message = f"the call has no {ends[0]}" if ends else message
+            self._refuse(reason, message)
+            self.lost, self._losses = begin, self._losses + 1
+            return False
+        return True
+
+    def attempt_list(self, read_one: Callable[[], None], *, markers: Sequence[str]) -> None:
+        """Read a list whose elements are calls; `markers` end it wherever one went wrong."""
+        self.expect("[", "before the calls")
+        self.skip_space()
+        while not self.take("]"):
+            if not self.attempt(read_one, starts=markers):
+                return
+            self.skip_space()
+            if not self.take(",") and not self.at("]"):
+                raise Lost("unclosed" if self.at_end else "malformed", "the list has no ]")
+            self.skip_space()
+
+    def _refuse(self, reason: CallErrorReason, message: str, name: str | None = None) -> None:
+        number = f"call_{len(self.calls)}"
+        self.calls.append(CallError(reason=reason, message=message, name=name, id=number))
+
+    def add(self, name: str, arguments: Json) -> None:
+        """A call of `name` with `arguments` as the model wrote them. Raises Refused."""
+        schema = self._schema(name)
+        if isinstance(arguments, str):
+            arguments = _arguments_in_string(arguments, name)
+        if not isinstance(arguments, Mapping):
+            message = f'{name}: "arguments" is {type_name(arguments)}, expected a JSON object'
+            raise Refused(_MALFORMED, message, name)
+        try:
+            fitted = fit(arguments, schema.parameters)
+        except SchemaMismatch as mismatch:
+            message = f"{name}: {mismatch}"
+            raise Refused(CallErrorReason.BAD_ARGUMENTS, message, name) from mismatch
+        arguments = fitted if isinstance(fitted, dict) else {}
+        self.calls.append(ToolCall(name=name, arguments=arguments, id=f"call_{len(self.calls)}"))
+
+    def add_texts(self, name: str, texts: Mapping[str, str]) -> None:
+        """The same where each argument is a text, read by its type in the schema."""
+        try:
+            arguments = from_text(texts, self._schema(name).parameters)
+        except SchemaMismatch as mismatch:
+            message = f"{name}: {mismatch}"
+            raise Refused(CallErrorReason.BAD_ARGUMENTS, message, name) from mismatch
+        self.add(name, arguments)
+
+    def add_object(
+        self,
+        text: str,
+        *,
+        name_key: str = "name",
+        arguments_keys: Sequence[str] = ("arguments",),
+        ignored: Sequence[str] = (),
+    ) -> None:
+        """The same for a JSON object that holds name and arguments. Raises BadJson or Refused."""
+        value = read(text)
+        if not isinstance(value, Mapping):
+            raise Refused(_MALFORMED, f"a call is a JSON object, got {type_name(value)}")
+        name = value.get(name_key)
+        if not isinstance(name, str) or not name:
+            message = f'the call has no "{name_key}"; write the tool\'s name as a string'
+            raise Refused(_MALFORMED, message)
+        used = [key for key in arguments_keys if key in value]
+        extra = [k for k in value if k not in (name_key, *used[:1], *ignored)]
+        if extra:
+            message = (
+                f'the call has the key {extra[0][:60]!r}; use "{name_key}" '
+                f'and "{arguments_keys[0]}"'
+            )
+            raise Refused(_MALFORMED, message, name)
+        self.add(name, value[used[0]] if used else {})
+
+    def _schema(self, name: str) -> ToolSchema:
+        schema = next((tool for tool in self.tools if tool.name == name), None)
+        if schema is None:
+            raise Refused(CallErrorReason.UNKNOWN_TOOL, _unknown(name, self.tools), name)
+        return schema
+
+
+def _arguments_in_string(text: str, name: str) -> Json:
+    text = text.strip()
+    extent = find_end(text, 0)
+    if not text.startswith("{") or extent.fault or extent.end != len(text):
+        return text
+    try:
+        return read(text)
+    except BadJson as error:
+        message = f'{name}: "arguments" is a string that holds no valid JSON: {error}'
+        raise Refused(_MALFORMED, message, name) from error
+
+
+def _unknown(name: str, tools: Sequence[ToolSchema]) -> str:
+    names = [tool.name for tool in tools]
+    near = difflib.get_close_matches(name[:100], names, n=1)
+    hint = f", did you mean {near[0]!r}?" if near else ""
+    known = f"the tools are {', '.join(names)}" if names else "there are no tools"
+    return f"there is no tool {name[:100]!r}{hint}; {known}"

@@ -1,0 +1,112 @@
+"""Calls with one tag for each argument, whose value is text.
+
+A value ends at its end tag, but only where the next argument or the end of the call follows: an end
+tag in the midst of a text is part of the text. An argument's tag inside a value opens a quoted
+argument, whose end tag is part of the value too, so that a text may quote a whole call and a value
+that was never closed does not swallow the next call. A text that holds only half of that is refused
+as unclosed: the format cannot say it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentrl.tokens.formats.base import to_json
+from agentrl.tokens.formats.reader import Lost, Reader, Refused
+from agentrl.tokens.formats.scan import MAX_CHARS
+from agentrl.types import CallErrorReason, Json
+
+MAX_TAGS = 1024
+"""Tags of arguments that a value may quote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What stands around the arguments of a call."""
+
+    argument: tuple[str, ...]
+    """Before an argument's name, then behind it up to the value."""
+    argument_end: str
+    call_end: str
+    line: str = ""
+    """One of these on each side of a value belongs to the tags."""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every tag."""
+        return (*self.argument, self.argument_end, self.call_end)
+
+    def write(self, arguments: Mapping[str, Json]) -> str:
+        """The arguments as a model writes them, one a line."""
+        before, behind = self.argument[0], "\n".join(self.argument[1:])
+        return "".join(
+            f"{before}{key}{behind}{self.line}{_written(value)}{self.line}{self.argument_end}\n"
+            for key, value in arguments.items()
+        )
+
+    def read(self, reader: Reader, name: str) -> dict[str, str]:
+        """The arguments of the call of `name`, up to its end. Raises Lost or Refused."""
+        texts: dict[str, str] = {}
+        twice: str | None = None
+        reader.skip_space()
+        while not reader.take(self.call_end):
+            key = self._key(reader)
+            twice = key if key in texts else twice
+            texts[key] = self._value(reader)
+            reader.skip_space()
+        if twice is not None:
+            message = f"{name}: the argument {twice[:60]!r} is given twice"
+            raise Refused(CallErrorReason.MALFORMED, message, name)
+        return texts
+
+    def _key(self, reader: Reader) -> str:
+        before, behind, *rest = self.argument
+        if not reader.take(before):
+            message = f"expected {before} or {self.call_end}"
+            raise Lost("unclosed" if reader.at_end else "malformed", message)
+        key = name_before(reader, behind)
+        for tag in rest:
+            reader.skip_space()
+            reader.expect(tag, "behind the argument's name")
+        return key
+
+    def _value(self, reader: Reader) -> str:
+        begin, opened = reader.position, 1
+        tags = (self.argument[0], self.argument_end)
+        place, tag = reader.next(tags)
+        for _ in range(MAX_TAGS):
+            if not tag or place - begin > MAX_CHARS:
+                break
+            reader.position = place + len(tag)
+            opened += 1 if tag == self.argument[0] else -1
+            if opened <= 0 and self._follows(reader):
+                return self._without_lines(reader.text[begin:place])
+            place, tag = reader.next(tags)
+        reader.position = begin
+        if not tag:
+            raise Lost("unclosed", f"an argument has no {self.argument_end}")
+        message = f"an argument is longer than {MAX_CHARS} characters or quotes {MAX_TAGS} tags"
+        raise Lost("too_large", message)
+
+    def _follows(self, reader: Reader) -> bool:
+        """True, behind the space, if the next argument or the end of the call is here."""
+        position = reader.position
+        reader.skip_space()
+        if reader.at(self.argument[0]) or reader.at(self.call_end):
+            return True
+        reader.position = position
+        return False
+
+    def _without_lines(self, text: str) -> str:
+        return text.removeprefix(self.line).removesuffix(self.line)
+
+
+def name_before(reader: Reader, marker: str) -> str:
+    """The name of a tool or an argument before `marker`; moves behind it. Raises Lost."""
+    name = reader.take_until(marker, "a name").strip()
+    if not name or set(name) & set("<>\n"):
+        raise Lost("malformed", f"expected a name before {marker}")
+    return name
+
+
+def _written(value: Json) -> str:
+    return value if isinstance(value, str) else to_json(value)
