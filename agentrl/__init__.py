@@ -12,15 +12,14 @@ from gymnasium.envs.registration import (
 )
 
 if TYPE_CHECKING:
-    from agentrl.api import evaluate, rollout, train
+    from agentrl.api import Run, evaluate, rollout, train
     from agentrl.envs import ToolEnv
     from agentrl.orchestration.load import load_run_config
-    from agentrl.orchestration.run import Run
 
 __all__ = ["Run", "ToolEnv", "evaluate", "load_run_config", "rollout", "train"]
 
 _HOMES = {
-    "Run": "agentrl.orchestration.run",
+    "Run": "agentrl.api",
     "ToolEnv": "agentrl.envs",
     "evaluate": "agentrl.api",
     "load_run_config": "agentrl.orchestration.load",

@@ -15,6 +15,7 @@ from agentrl.orchestration.bind import Objects
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.load import load_run_config
+from agentrl.orchestration.run import Run as PlannedRun
 from agentrl.orchestration.run import RunResult
 from agentrl.types import Episode
 from agentrl.verifiers import Verifier
@@ -55,6 +56,21 @@ def rollout(
     """Play tasks and return the episodes; arguments as for `train`."""
     loaded, objects = _loaded(env, verifier, keys)
     return jobs.evaluate(loaded.config, objects=objects)[1].episodes
+
+
+class Run(PlannedRun):
+    """A training run to iterate over; arguments as for `train`, used in a `with` block."""
+
+    def __init__(
+        self,
+        env: EnvLike,
+        *,
+        verifier: str | Verifier | None = None,
+        resume: bool = False,
+        **keys: object,
+    ) -> None:
+        loaded, objects = _loaded(env, verifier, keys)
+        super().__init__(loaded, objects=objects, resume=resume)
 
 
 def _loaded(

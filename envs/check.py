@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -106,6 +107,7 @@ def check_env_class(
 
 
 async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[CheckRow]:
+    here = Path.cwd()
     null = await _play_all(env, NullAgent(), tasks)
     before = _census()
     random = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
@@ -113,6 +115,8 @@ async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[CheckRow]:
     echo = await _play_all(env, EchoAgent(), tasks)
     expert = await _expert_row(env, tasks, null)
     after = await _settled_census(before)
+    moved = [] if Path.cwd() == here else [f"the working directory is now {Path.cwd()}"]
+    os.chdir(here)
     return [
         expert,
         _agent_row("null agent", null),
@@ -120,7 +124,7 @@ async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[CheckRow]:
         _agent_row("echo agent", echo),
         _same_row(random, again),
         await _reset_row(env, tasks[0]),
-        _leak_row(before, after),
+        _leak_row(before, after, moved),
         _time_row([*null, *random, *again, *echo]),
     ]
 
@@ -235,9 +239,9 @@ async def _settled_census(before: dict[str, int]) -> dict[str, int]:
     return after
 
 
-def _leak_row(before: dict[str, int], after: dict[str, int]) -> CheckRow:
-    grown = [f"{after[k] - before[k]} more {k}" for k in before if after[k] > before[k]]
-    detail = ", ".join(grown) + " after than before; close them by self.resources"
+def _leak_row(before: dict[str, int], after: dict[str, int], moved: list[str]) -> CheckRow:
+    grown = [f"{after[k] - before[k]} more {k}" for k in before if after[k] > before[k]] + moved
+    detail = ", ".join(grown) + " after than before; undo what is done, by self.resources"
     return CheckRow(name="leaks", ok=not grown, detail=detail if grown else "none")
 
 

@@ -51,6 +51,7 @@ def declaration(cls: "type[ToolEnv]") -> Declaration:
 
 def _declare(cls: "type[ToolEnv]") -> Declaration:
     name = cls.__name__
+    _check_init(cls)
     for attribute in _POSITIVE:
         value: object = getattr(cls, attribute)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
@@ -72,6 +73,18 @@ def _declare(cls: "type[ToolEnv]") -> Declaration:
             h for h in ("setup", "reply", "score", "state_key", "teardown") if _overrides(cls, h)
         ),
     )
+
+
+def _check_init(cls: "type[ToolEnv]") -> None:
+    """An instance is made by the loop, with the arguments of `ToolEnv`."""
+    signature = inspect.signature(cls.__init__)
+    try:
+        signature.bind(None, None, verifier=None, tokenizer=None, services=None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{cls.__name__} has an __init__ that does not take what ToolEnv's does ({error}); "
+            "build the world in setup(), and declare parameters in Config"
+        ) from error
 
 
 def require_scoring(cls: "type[ToolEnv]", verifier: object | None) -> None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from gymnasium.error import ResetNeeded
 
@@ -120,9 +120,11 @@ class Play:
 
     def reward(self, value: float, part: str) -> None:
         """Add to the reward of the running turn."""
-        if not math.isfinite(value):
-            raise ValueError(f"reward is {value}, expected a finite number")
         tally = self._turn("reward")
+        if not math.isfinite(tally.reward + value):
+            raise ValueError(
+                f"reward is {value} after {tally.reward} in this turn, expected a finite sum"
+            )
         tally.reward += value
         if part:
             tally.parts[part] = tally.parts.get(part, 0.0) + value
@@ -172,7 +174,11 @@ class Play:
     async def _play(self, turn: AssistantTurn, tally: _Tally) -> EpisodeStop | None:
         if self._rules.state_key is not None:
             key = await self.world.call_hook("state_key", self._rules.state_key)
-            tally.state_key = cast("str | None", key)
+            if not isinstance(key, str | None):
+                raise EnvironmentFault(
+                    f"state_key returned a {type(key).__name__}, expected str or None"
+                )
+            tally.state_key = key
         stop = await (self._run_calls(turn.calls) if turn.calls else self._reply(turn.text))
         if stop is None and self._num_turns >= self._rules.max_turns:
             return EpisodeStop.MAX_TURNS
@@ -217,6 +223,7 @@ class Play:
             return EpisodeStop.ANSWERED
         if not isinstance(reply, str):
             raise EnvironmentFault(f"reply returned a {type(reply).__name__}, expected str or None")
+        check_text("reply's text", reply)
         self._turn("reply").messages.append(Message(role="user", content=reply))
         return None
 
@@ -287,6 +294,15 @@ class _CannotRun(ToolError):
     def __init__(self, reason: CallErrorReason, message: str):
         super().__init__(message)
         self.reason = reason
+
+
+def check_text(what: str, text: str) -> None:
+    """Raise EnvironmentFault if the text holds half of a surrogate pair: no tokenizer takes it."""
+    lone = next((c for c in text if "\ud800" <= c <= "\udfff"), None) if text else None
+    if lone is not None:
+        raise EnvironmentFault(
+            f"{what} holds half of a surrogate pair (U+{ord(lone):04X}); decode or clean the text"
+        )
 
 
 def _unknown(name: str, tools: Mapping[str, ToolSpec]) -> str:

@@ -35,7 +35,7 @@ def _load(ref: str) -> object:
         return load_reference(ref, "environment")
     if ref not in BUILT_IN:
         raise ConfigError(
-            f"environment {ref} is unknown, {nearest(ref, BUILT_IN)} "
-            "Your own is written pkg.mod:Name or path/file.py:Name"
+            f"environment {ref} is unknown, {nearest(ref, BUILT_IN)}; "
+            "your own is written pkg.mod:Name or path/file.py:Name"
         )
     return load_reference(BUILT_IN[ref], "environment")

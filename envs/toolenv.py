@@ -17,7 +17,7 @@ from agentrl.envs.declaration import (
     task_source,
 )
 from agentrl.envs.gym_side import GymSide, Info, text_of
-from agentrl.envs.play import Play
+from agentrl.envs.play import Play, check_text
 from agentrl.envs.remote import RemotePlay
 from agentrl.envs.resources import Resources
 from agentrl.envs.services import EnvServices, default_services
@@ -222,6 +222,8 @@ class ToolEnv(GymSide):
         task = self._chosen_task(options or {})
         first = (Message(role="system", content=self.system),) if self.system else ()
         messages = (*first, *task.messages())
+        for message in messages:
+            check_text(f"the {message.role} message of task {task.id}", message.content)
         self._outcome = None
         self.is_open = True
         done = False

@@ -48,9 +48,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry() -> int:
     """`main` as a process: threads that user code left running do not keep it alive."""
+    done = _watched() if sys.argv[1:3] == ["env", "check"] else None
     code = main()
+    if done is not None:
+        os.write(done, b"1")
     threading.Thread(target=_leave, args=(code,), daemon=True).start()
     return code
+
+
+def _watched() -> int:
+    """Go on in a child, so that code which ends the process does not look like success.
+
+    Returns what the child writes to when it has come to its end; the parent leaves with its code.
+    """
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        return write
+    os.close(write)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.set_blocking(read, False)
+    try:
+        came_to_its_end = bool(os.read(read, 1))
+    except BlockingIOError:
+        came_to_its_end = False
+    if code == 0 and not came_to_its_end:
+        print("agentrl: error: the environment's code ended the process", file=sys.stderr)
+        code = 1
+    sys.stderr.flush()
+    os._exit(code if code >= 0 else 128 - code)
 
 
 def _leave(code: int) -> None:

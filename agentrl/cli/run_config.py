@@ -44,7 +44,10 @@ def load_resumed(arguments: Arguments, run: str) -> Loaded[RunConfig]:
         raise ConfigError("--name: got one beside --resume, expected none: a run keeps its name")
     directory = RunDirectory.open(Path(_runs_dir(arguments.flags)), run)
     if not directory.config.exists():
-        raise ConfigError(f"{directory.path}: has no config.toml, so there is nothing to resume")
+        raise ConfigError(
+            f"{directory.path}: has no config.toml, so there is nothing to resume; start it again "
+            f"with --name {directory.name}"
+        )
     kept = [flag for flag in arguments.flags if not _sets(flag, "runs_dir")]
     place = [f"--runs-dir={directory.path.parent}", f"--name={directory.name}"]
     return load_run_config(file=directory.config, flags=[*kept, *place])
@@ -68,7 +71,7 @@ def shown(config: RunConfig, total: int, *, as_json: bool) -> Iterator[Display]:
 def show_result(result: RunResult, *, as_json: bool) -> None:
     """Print where a run and its model are, with the last numbers for programs."""
     if not as_json:
-        print(f"run    {result.path}\nmodel  {result.model}")
+        print(f"run    {_short(result.path)}\nmodel  {_short(result.model)}")
         return
     print_json(
         {
@@ -79,6 +82,12 @@ def show_result(result: RunResult, *, as_json: bool) -> None:
             "eval": result.eval.to_json() if result.eval else None,
         }
     )
+
+
+def _short(path: Path) -> Path:
+    """Relative to the working directory if it is below it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _runs_dir(flags: Sequence[str]) -> str:

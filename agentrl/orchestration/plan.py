@@ -45,7 +45,7 @@ def make_plan(
     envs = bind_envs(config, objects)
     check_model(config.model)
     _check_combinations(config)
-    if train and not resume and config.name is not None:
+    if train and not resume:
         check_new_run(Path(config.runs_dir), config.name)
     check_disk(Path(config.runs_dir), FREE_BYTES_NEEDED)
     names = [name for env in envs for name in _try_environment(env, config, train)]

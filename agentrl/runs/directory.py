@@ -41,6 +41,7 @@ class RunDirectory:
             ConfigError: the name is no file name, the directory holds a run or is in use, or it
                 cannot be written.
         """
+        root = root.absolute()  # whatever becomes of the working directory
         try:
             root.mkdir(parents=True, exist_ok=True)
             if name is None:
@@ -65,7 +66,7 @@ class RunDirectory:
         Raises:
             ConfigError: there is no such run, or `write` and it is in use.
         """
-        path = _find(root, run)
+        path = _find(root, run).absolute()
         if not write:
             return cls(path, None)
         opened = cls(path, RunLock(path / "run.lock"))
@@ -155,22 +156,22 @@ class RunDirectory:
         self.close()
 
 
-def check_new_run(root: Path, name: str) -> None:
-    """Check that a new run could have this name; nothing is written.
+def check_new_run(root: Path, name: str | None) -> None:
+    """Check that a new run could be made, with this name if there is one; nothing is written.
 
     Raises:
         ConfigError: the name is no file name, its directory holds a run, or the folder of all runs
             cannot be written.
     """
-    path = root.absolute() / _checked(name)
+    path = root.absolute() / _checked(name) if name is not None else root.absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise ConfigError(
             f"{root}: a run directory cannot be written there ({existing} is no folder that can be"
             " written); choose another --runs-dir"
         )
-    if path.is_dir():
-        _check_empty(root / name)
+    if name is not None and path.is_dir():
+        _check_empty(path)
 
 
 def _check_empty(path: Path) -> None:
@@ -191,7 +192,7 @@ def run_names(root: Path) -> list[str]:
 def _checked(name: str) -> str:
     if not _NAME.fullmatch(name) or name == _LAST:
         raise ConfigError(
-            f'--name: got "{name}", expected letters, digits, ".", "_" and "-",'
+            f'--name: got {name[:120]!r}, expected letters, digits, ".", "_" and "-",'
             f' at most 100 of them, not "{_LAST}"'
         )
     return name

@@ -21,7 +21,7 @@ from agentrl.verifiers.protocol import (
     name_of,
     score_range,
 )
-from agentrl.workers import WorkerPool, WorkerTimeout
+from agentrl.workers import CallFailed, WorkerPool, WorkerTimeout
 
 _MAX_REASON_CHARS: Final = 500
 _PLACE: Final = re.compile(r'File "([^"]+)", line (\d+)')
@@ -49,6 +49,8 @@ async def _outcome(verifier: Verifier, work: Awaitable[object]) -> Outcome:
         return checked(await work, score_range(verifier), name)
     except WorkerTimeout as error:
         return _invalid(f"verifier {name} took too long: {error}")
+    except CallFailed as error:
+        return _invalid(f"verifier {name} failed in its process: {error}")
     except Exception as error:
         return _invalid(f"verifier {name} raised {_last_line(error)}{_place(error)}")
 

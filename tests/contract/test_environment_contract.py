@@ -523,8 +523,11 @@ async def test_a_loop_that_stands_still_names_who_held_it(
             return ""
 
     async with LoopWatch(limit_s=0.05) as watch:
-        await play(Rude(), call("block"))
-        await asyncio.sleep(0.05)
+        for _ in range(5):  # a starved machine may be late for other reasons first
+            await play(Rude(), call("block"))
+            await asyncio.sleep(0.05)
+            if "Rude.block" in caplog.text:
+                break
     assert watch.num_stalls >= 1
     assert "Rude.block" in caplog.text
 

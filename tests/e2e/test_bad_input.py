@@ -1,6 +1,7 @@
 """Bad input: one clear sentence and exit code 2, before torch is even imported."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ MODULES = {
         "class MyEnv(ToolEnv):\n    verifier = 'exact_match'\n"
         "    image = Message(role='user', content=[{'type': 'image'}])\n"
         "    tasks = [Task(prompt=(image,), answer=1)]\n"
+    ),
+    "own_init.py": (
+        "from agentrl.envs import ToolEnv\n\nclass MyEnv(ToolEnv):\n"
+        "    verifier = 'exact_match'\n    tasks = ({'prompt': 'p'},)\n\n"
+        "    def __init__(self):\n        pass\n"
     ),
     "rules.py": "class NoScore: ...\n",
     "broken.toml": "steps = = 3\n",
@@ -79,6 +85,11 @@ CASES = {
     "runs in a file": Case(
         [*CALCULATOR, "--runs-dir", "rules.py", "--name", "x", "--dry-run"], ["rules.py"]
     ),
+    "a file in place of the runs": Case(
+        [*CALCULATOR, "--runs-dir", "rules.py", "--dry-run"], ["rules.py", "cannot be written"]
+    ),
+    "own __init__": Case(["--env", "own_init.py:MyEnv", "--dry-run"], ["__init__", "setup()"]),
+    "damaged weights": Case([*CALCULATOR, "--model", "damaged", "--dry-run"], ["cut off"]),
     "unknown tool format": Case([*CALCULATOR, "--tool-format", "hermos"], ["hermos", "hermes"]),
     "a name beside --resume": Case(["--resume", "taken", "--name", "other"], ["--name", "keeps"]),
     "disk full": Case([*CALCULATOR, "DISK"], ["free"]),
@@ -111,6 +122,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "llama"}')
     (model / "tokenizer.json").write_text("{}")
+    shutil.copytree(model, folder / "damaged")
+    (folder / "damaged" / "chat_template.jinja").write_text("{{ messages }}")
+    header = b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+    damaged = len(header).to_bytes(8, "little") + header + b"1234"
+    (folder / "damaged" / "model.safetensors").write_bytes(damaged)
     (folder / "runs" / "taken").mkdir(parents=True)
     (folder / "runs" / "taken" / "config.toml").write_text("steps = 1\n")
     done = subprocess.run(

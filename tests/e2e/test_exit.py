@@ -31,3 +31,28 @@ def test_a_forgotten_thread_does_not_keep_the_process(tmp_path: Path) -> None:
     assert "more threads" in done.stdout
     assert "forgotten" in done.stderr
     assert time.monotonic() - started < 40
+
+
+QUITTER = """
+import os
+from agentrl.envs import ToolEnv
+
+class Quitter(ToolEnv):
+    tasks = ({"prompt": "p"},)
+
+    def reply(self, text):
+        os._exit(0)
+
+    def score(self, answer):
+        return 0.0
+"""
+
+
+def test_an_environment_that_ends_the_process_is_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text(QUITTER)
+    command = [sys.executable, "-m", "agentrl", "env", "check", "env.py:Quitter", "--tasks", "1"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 1
+    assert "ended the process" in done.stderr

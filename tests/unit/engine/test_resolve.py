@@ -12,6 +12,16 @@ from agentrl.engine.local.models import resolve
 from agentrl.engine.local.models.resolve import check_folder, make_once, resolve_model
 from agentrl.errors import ConfigError
 
+HEADER = b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+WEIGHTS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)
+
+
+@pytest.mark.parametrize("content", [b"", WEIGHTS[:-1], WEIGHTS[:20], b"x" * 100])
+def test_damaged_weights_are_refused(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ConfigError, match="download it again"):
+        check_folder(folder)
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -20,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     (made / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (made / "tokenizer.json").write_text("{}")
     (made / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    (made / "model.safetensors").write_bytes(b"")
+    (made / "model.safetensors").write_bytes(WEIGHTS)
     return made
 
 

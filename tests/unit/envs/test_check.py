@@ -1,3 +1,5 @@
+import asyncio
+import os
 import random
 import time
 from typing import Any
@@ -57,6 +59,35 @@ class Unseeded(ToolEnv):
         return float(answer == "yes")
 
 
+class Moving(Sound):
+    def setup(self) -> None:
+        os.chdir("/")
+
+
+class OddKey(Sound):
+    def state_key(self) -> Any:
+        return 7
+
+
+class Cancelling(Sound):
+    async def reply(self, text: str) -> str | None:
+        raise asyncio.CancelledError
+
+
+class Rich(Sound):
+    async def reply(self, text: str) -> str | None:
+        self.reward(1e308)
+        self.reward(1e308)
+        return None
+
+
+class Lone(ToolEnv):
+    tasks = ({"prompt": "a \ud800 b"},)
+
+    def score(self, answer: Any) -> float:
+        return float(answer == "yes")
+
+
 class Crashing(Sound):
     async def reply(self, text: str) -> str | None:
         raise KeyError("lost")
@@ -75,6 +106,11 @@ leaked: list[Any] = []
     [
         (Timely, "determinism", "went differently; use self.rng"),
         (Unseeded, "tasks", "make_task must draw from its rng only"),
+        (Moving, "leaks", "the working directory is now /"),
+        (OddKey, "null agent", "state_key returned a int, expected str or None"),
+        (Cancelling, "null agent", "reply raised CancelledError"),
+        (Rich, "null agent", "expected a finite sum"),
+        (Lone, "null agent", "holds half of a surrogate pair (U+D800)"),
         (Leaky, "leaks", "more open files"),
         (Crashing, "null agent", "episode 1 is invalid: reply raised KeyError"),
         (Careless, "gymnasium", "reward was called outside of a turn"),

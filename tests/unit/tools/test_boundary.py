@@ -26,7 +26,20 @@ def test_a_tool_error_is_for_the_model_in_tools_only() -> None:
         raise ToolError("no")
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt()])
-def test_what_ends_the_program_or_the_task_goes_on(error: BaseException) -> None:
-    with pytest.raises(type(error)), user_code("setup"):
-        raise error
+def test_what_ends_the_program_goes_on() -> None:
+    with pytest.raises(KeyboardInterrupt), user_code("setup"):
+        raise KeyboardInterrupt
+
+
+async def test_a_cancelled_task_ends_and_a_stray_cancellation_is_a_fault() -> None:
+    async def hook() -> None:
+        with user_code("setup"):
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(hook())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(EnvironmentFault, match="setup raised CancelledError"), user_code("setup"):
+        raise asyncio.CancelledError

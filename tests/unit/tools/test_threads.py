@@ -15,7 +15,7 @@ async def test_calls_run_in_order_on_one_thread_with_the_callers_context() -> No
     idents = [await thread.call(threading.get_ident, 5) for _ in range(3)]
     assert set(idents) == {thread.ident}
     assert await thread.call(variable.get, 5) == "seen"
-    assert not thread.busy
+    assert await thread.wait_idle(5)
     thread.stop()
 
 

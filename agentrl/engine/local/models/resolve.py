@@ -86,6 +86,8 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(
             f"{folder} has no weights (*.safetensors); save the model into it or download all files"
         )
+    for path in sorted(folder.glob("*.safetensors")):
+        _check_weights(path)
 
 
 def make_once(folder: Path, make: Callable[[Path], None], *, needs_bytes: int) -> Path:
@@ -147,6 +149,20 @@ def _check_config(path: Path) -> None:
         raise ConfigError(f"{path} cannot be read as JSON ({e}); download it again") from e
     if not isinstance(content, dict) or "model_type" not in content:
         raise ConfigError(f"{path} names no model_type; give the folder of a Hugging Face model")
+
+
+def _check_weights(path: Path) -> None:
+    """Compare the file's header with its size; the format begins with the header's length."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if length < size else {}
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ConfigError(f"{path} is no safetensors file ({e}); download it again") from e
+    if not ends or 8 + length + max(ends) != size:
+        raise ConfigError(f"{path} is cut off or damaged ({size:,} bytes); download it again")
 
 
 def _has_chat_template(folder: Path) -> bool:
