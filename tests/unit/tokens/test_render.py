@@ -157,7 +157,10 @@ def test_five_turns_by_suffix_are_the_whole_conversation(
 
 def test_two_results_are_one_user_turn(folder: Path, tools: Sequence[ToolSchema]) -> None:
     tokenizer = load(folder)
-    text = tokenizer.decode(Renderer(tokenizer, tools).observation([result("3"), result("7", 1)]))
+    renderer = Renderer(tokenizer, tools)
+    if not renderer.profile.shows_calls:
+        renderer = Renderer(tokenizer, tools, results="user")
+    text = tokenizer.decode(renderer.observation([result("3"), result("7", 1)]))
     assert text.startswith("\n<|im_start|>user\n")
     assert text.count("<|im_start|>user") == 1
     assert text.count("<tool_response>") == 2
@@ -352,7 +355,7 @@ def test_a_template_without_tools_has_them_in_the_system_message(
     chatml: Path, tools: Sequence[ToolSchema]
 ) -> None:
     tokenizer = load(chatml)
-    renderer = Renderer(tokenizer, tools)
+    renderer = Renderer(tokenizer, tools, results="user")
     assert not renderer.tools_in_template
     text = tokenizer.decode(
         renderer.prompt([Message(role="system", content="Be exact."), user("Hi")])
@@ -374,15 +377,17 @@ def test_the_check_reports_what_it_learnt(folder: Path, tools: Sequence[ToolSche
     lines = Renderer(load(folder), tools).check()
     assert "prefix-preserving: yes" in lines
     assert "stop tokens: <|im_end|> (2)" in lines
-    assert r"first token after a stop token: '\n'" in lines
+    assert any(line.startswith(r"separator: '\n<|im_start|>user") for line in lines)
 
 
 def test_a_template_that_rewrites_history_is_refused_with_the_conversation(
     make_folder: MakeFolder,
 ) -> None:
-    template = TERSE.replace("STOP", "{{ '!' if loop.last }}<|im_end|>")
+    template = TERSE.replace("STOP", "<|im_end|>").replace(
+        "m.content", "m.content[-8 * loop.revindex0:]"
+    )
     renderer = Renderer(load(make_folder(template)))
-    with pytest.raises(ConfigError, match="for user, assistant, user, it writes") as caught:
+    with pytest.raises(ConfigError, match="for user, assistant, user, it drops or alt") as caught:
         renderer.check()
     assert "use a template that only appends" in str(caught.value)
     with pytest.raises(ConfigError, match="changes earlier text"):
@@ -391,7 +396,7 @@ def test_a_template_that_rewrites_history_is_refused_with_the_conversation(
 
 def test_roles_that_a_template_refuses_are_named(qwen_like: Path) -> None:
     renderer = Renderer(load(qwen_like))
-    with pytest.raises(ConfigError, match=r"conversation of user, developer \(no such role\)"):
-        renderer.prompt([user("a"), Message(role="developer", content="b")])
+    with pytest.raises(ConfigError, match=r"conversation of user, critic \(no such role\)"):
+        renderer.prompt([user("a"), Message(role="critic", content="b")])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one"):
         renderer.observation([])
