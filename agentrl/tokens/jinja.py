@@ -66,10 +66,14 @@ class ChatTemplate:
     @cached_property
     def markers(self) -> tuple[str, ...]:
         """What looks like a marker in the text that the template writes, such as `<tool_call>`."""
+        return tuple(sorted({m for text in self.literals for m in _MARKER.findall(text)}))
+
+    @cached_property
+    def literals(self) -> frozenset[str]:
+        """Every constant text in the template."""
         written = (node.value for node in self._tree.find_all(nodes.Const))
         data = (node.data for node in self._tree.find_all(nodes.TemplateData))
-        texts = [*(text for text in written if isinstance(text, str)), *data]
-        return tuple(sorted({found for text in texts for found in _MARKER.findall(text)}))
+        return frozenset([*(text for text in written if isinstance(text, str)), *data])
 
     @cached_property
     def tested(self) -> frozenset[str]:

@@ -8,15 +8,16 @@ without such characters is rendered and encoded unchanged, so benign conversatio
 ids of the plain template.
 
 A control token could also come together from parts of scaffold and content: scaffold that ends in
-`<|im_` before content that begins with `end|>`. Content that begins with the rest of a control
-token gets a cut in front. A template that puts such a part into the midst of content (`replace`,
-`join`) is watched: if its rendering has more control tokens than with harmless content, every
-character gets a cut.
+`<|im_` before content that begins with `end|>`. If the template has such a text, content that
+begins with the rest of a control token gets a cut in front. A template that puts such a text into
+the midst of content (`replace`, `join`) is watched: if its rendering has more control tokens than
+with harmless content, every character gets a cut.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from agentrl.tokens.tokenizer import Tokenizer, private_text
 from agentrl.types import Json
@@ -32,23 +33,22 @@ class ContentGuard:
         template = tokenizer.template
         controls = list(tokenizer.controls)
         self._cut = private_text()
-        # A template may write JSON with ASCII escapes; cuts are found in that form too.
-        self._cuts = (self._cut, json.dumps(self._cut)[1:-1])
+        # A template may write JSON with ASCII escapes or Python's own form of a list; cuts are
+        # found in these forms too.
+        self._cuts = (self._cut, json.dumps(self._cut)[1:-1], repr(self._cut)[1:-1])
+        self._cut_pattern = re.compile("|".join(map(re.escape, self._cuts)))
         self._control_ids = frozenset(tokenizer.controls.values())
         self._begins = _begins(controls, template.tested)
-        self._rests = frozenset(c[k:] for c in controls for k in range(1, len(c)))
         self._longest = max(map(len, controls), default=0)
         self._controls = controls
-        cuts = "|".join(map(re.escape, self._cuts))
-        self._special = re.compile(f"{cuts}|{tokenizer.control_pattern.pattern}")
-        parts = {c[:k] for c in controls for k in range(1, len(c))}
-        self.stitches = any(text.endswith(tuple(parts)) for text in template.inserted)
+        self._joins = any(map(self._ends_open, template.literals))
+        self.stitches = any(map(self._ends_open, template.inserted))
         """Whether the template may put a part of a control token into the midst of content."""
 
     def mark(self, content: str) -> str:
         """The content to render in place of `content`; the same object if it is harmless."""
         marked = self._begins.sub(rf"\g<0>{self._cut}", content)
-        start = content.lstrip()
+        start = content.lstrip() if self._joins else ""
         if start and self._continues(start):
             at = len(content) - len(start)
             marked = content[:at] + self._cut + marked[at:]
@@ -77,9 +77,12 @@ class ContentGuard:
 
     def plain(self, rendered: str) -> str:
         """Rendered text as a reader sees it, without cuts."""
-        for cut in self._cuts:
-            rendered = rendered.replace(cut, "")
-        return rendered
+        return self._cut_pattern.sub("", rendered)
+
+    def _ends_open(self, text: str) -> bool:
+        """Whether the text ends with the beginning of a control token."""
+        heads = self._tokenizer.control_heads
+        return any(text[-k:] in heads for k in range(1, min(len(text) + 1, self._longest)))
 
     def _continues(self, start: str) -> bool:
         """Whether scaffold before and behind it might make a control token of this content."""
@@ -87,15 +90,20 @@ class ContentGuard:
             return True
         return len(start) < self._longest and any(start.rstrip() in c for c in self._controls)
 
+    @cached_property
+    def _rests(self) -> frozenset[str]:
+        return frozenset(c[k:] for c in self._controls for k in range(1, len(c)))
+
     def _pieces(self, rendered: str) -> Iterator[str | int]:
         """Control ids of the scaffold, and the text between them without cuts."""
-        controls, end = self._tokenizer.controls, 0
-        for match in self._special.finditer(rendered):
-            yield rendered[end : match.start()]
-            if match[0] in controls:
+        controls = self._tokenizer.controls
+        for part in self._cut_pattern.split(rendered):
+            end = 0
+            for match in self._tokenizer.control_pattern.finditer(part):
+                yield part[end : match.start()]
                 yield controls[match[0]]
-            end = match.end()
-        yield rendered[end:]
+                end = match.end()
+            yield part[end:]
 
 
 def mark_json(value: Json, mark: Mark) -> Json:

@@ -4,6 +4,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,7 +52,7 @@ class Tokenizer:
         self._full = tokenizers.Tokenizer.from_str(definition)
         self._full.no_truncation()
         self._full.no_padding()
-        special_tokens = dict(special_tokens or {})
+        special_tokens = self._special_tokens = dict(special_tokens or {})
         self.template = ChatTemplate(template, special_tokens)
         added = self._full.get_added_tokens_decoder()
         self.added_tokens: Mapping[str, int] = MappingProxyType(
@@ -91,6 +92,13 @@ class Tokenizer:
             adds_bos=config.get("add_bos_token") is True,
         )
 
+    def with_template(self, template: str) -> "Tokenizer":
+        """The same tokenizer with another chat template, without loading anything again."""
+        _ = self._textual, self.control_pattern, self.control_heads  # made once for all of them
+        other = copy(self)
+        other.template = ChatTemplate(template, self._special_tokens)
+        return other
+
     def encode(self, text: str, *, specials: bool) -> list[int]:
         """Ids of `text`. With `specials` false, no control token is recognised in it."""
         if specials:
@@ -112,6 +120,11 @@ class Tokenizer:
     def control_pattern(self) -> re.Pattern[str]:
         """Finds the text of control tokens, the longest first, as the tokenizer does."""
         return _alternatives(list(self.controls))
+
+    @cached_property
+    def control_heads(self) -> frozenset[str]:
+        """Every beginning of a control token's text, without the whole ones."""
+        return frozenset(text[:k] for text in self.controls for k in range(1, len(text)))
 
     @cached_property
     def _textual(self) -> "_TextualTwin":

@@ -10,6 +10,14 @@ from agentrl.tokens.provenance import Mark, mark_json
 from agentrl.types import Json, Message, ToolCall, ToolSchema
 
 Wire = dict[str, object]
+_SCHEMA_WORDS = frozenset(
+    """
+    type properties required items enum description title default format const examples object
+    string integer number boolean array null anyOf oneOf allOf not additionalProperties nullable
+    minimum maximum minLength maxLength minItems maxItems uniqueItems pattern $ref $defs definitions
+    return
+    """.split()  # noqa: SIM905 - a list would take forty lines
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +64,14 @@ def marked(message: Message, mark: Mark) -> Message:
 
 
 def marked_tool(tool: ToolSchema, mark: Mark) -> ToolSchema:
-    """The tool with its name, description and schema marked."""
+    """The tool with its name, description and schema marked.
+
+    The words of JSON schemas stay as they are: templates look them up.
+    """
     return ToolSchema(
         name=mark(tool.name),
         description=mark(tool.description),
-        parameters=_marked(tool.parameters, mark),
+        parameters=_marked(tool.parameters, lambda s: s if s in _SCHEMA_WORDS else mark(s)),
     )
 
 
