@@ -13,7 +13,7 @@ from typing import Literal
 
 from agentrl.errors import ConfigError
 from agentrl.tokens.render import Reasoning, Renderer, not_preserving, roles
-from agentrl.types import Message, ToolCall
+from agentrl.types import Json, Message, ToolCall
 
 Verdict = Literal["exact", "forked", "refused"]
 Action = Literal["", "keep", "fork", "refuse"]
@@ -57,6 +57,8 @@ class Report:
 
 def examine(renderer: Renderer, *, with_tools: bool) -> Report:
     """Try the template for conversations with or without tools; never raises for the template."""
+    if fault := renderer.profile.fault:
+        return Report(rows=(Row(name="conversation", detail=fault, action="refuse"),))
     chats = [
         chat for chat in CHATS if with_tools or not any(message.tool_calls for message in chat)
     ]
@@ -64,22 +66,64 @@ def examine(renderer: Renderer, *, with_tools: bool) -> Report:
         chats = [chat for chat in chats if all(len(message.tool_calls) < 2 for message in chat)]
     rows = [_tried(renderer, chat) for chat in chats]
     report = Report(rows=tuple(rows))
-    if report.verdict != "refused":
-        rows = [*_facts(renderer), *rows]
-    return Report(rows=tuple(rows))
+    if report.verdict == "refused":
+        return report
+    return Report(rows=(*_facts(renderer, rows), *_values(renderer, with_tools), *rows))
 
 
-def _facts(renderer: Renderer) -> Iterator[Row]:
+def _facts(renderer: Renderer, rows: Sequence[Row]) -> Iterator[Row]:
     profile, name = renderer.profile, renderer.name_of
-    yield Row(name="prefix-preserving", detail="yes")
-    yield Row(name="stop tokens", detail=", ".join(sorted(map(name, renderer.stop_ids))))
-    first = renderer.suffix([_ASK])
-    yield Row(name="separator", detail=repr(first.partition(_ASK.content)[0]))
+    rewrites = any(row.action == "keep" for row in rows)
+    kept = "not always; history is kept as it was sampled" if rewrites else "yes"
+    yield Row(name="prefix-preserving", detail=kept)
+    stops = ", ".join(sorted(map(name, renderer.stop_ids)))
+    by_role = "; the marker of the next role" if profile.after_text.is_next_role else ""
+    yield Row(name="stop tokens", detail=f"{stops}{by_role}")
+    yield Row(name="stop tokens are", detail="sampled by the model, and never added to its turn")
+    separator = renderer.suffix([_ASK]).partition(_ASK.content)[0]
+    yield Row(name="separator", detail=f"{separator!r} (given by the environment)")
     yield Row(name="BOS", detail=renderer.bos)
-    shown = "yes" if renderer.tools_in_template else "no, described by us"
-    yield Row(name="tools in the template", detail=shown)
-    if profile.opened_thinking:
-        yield Row(name="thinking", detail="the prompt opens a thinking block")
+    opened = "opened by the prompt" if renderer.opens_thinking else "not opened by the prompt"
+    shown = "shown" if profile.shows_reasoning else "not shown"
+    yield Row(name="thinking", detail=f"{opened}, {shown} in the last message")
+    yield Row(name="tools in the template", detail=_by(renderer.tools_in_template))
+    yield Row(name="calls in the template", detail=_by(renderer.calls_in_template))
+    several = profile.parallel_calls or not renderer.calls_in_template
+    yield Row(name="calls of one turn", detail="several" if several else "one")
+    system = "own" if profile.dialect.has_system else "in front of the first user message"
+    developer = "own" if profile.dialect.has_developer else "as system"
+    yield Row(name="roles", detail=f"system {system}, developer {developer}")
+
+
+def _by(template: bool) -> str:
+    return "yes" if template else "no, described by us"
+
+
+def _values(renderer: Renderer, with_tools: bool) -> Iterator[Row]:
+    """How values of all kinds come out, and whether content can pose as scaffold."""
+    if with_tools:
+        arguments: dict[str, Json] = {"yes": True, "no": None, "text": "ü😀"}
+        call = ToolCall(name="lookup", arguments=arguments, id="call_0")
+        chat = (_ASK, Message(role="assistant", tool_calls=(call,)), _result("ü😀"))
+        text = renderer.text(chat).partition(_ASK.content)[2]
+        forms = {"JSON": ("true", "null"), "Python": ("True", "None")}
+        manner = [name for name, words in forms.items() if all(word in text for word in words)]
+        yield Row(name="booleans and None", detail=f"written as in {' '.join(manner) or 'neither'}")
+        kept = text.count("ü😀") == 2
+        yield Row(name="unicode", detail="kept" if kept else "escaped")
+    answer = [_result("")] if with_tools else [_user("")]
+    yield Row(name="empty content", detail=repr(renderer.suffix(answer))[:70])
+    yield _injection(renderer)
+
+
+def _injection(renderer: Renderer) -> Row:
+    evil = "x" + "".join(renderer.markers) + "x"
+    chats = [(_user(t), _assistant(t), _user(t)) for t in (evil, "x")]
+    hostile, harmless = (renderer.num_controls(chat) for chat in chats)
+    if hostile == harmless:
+        return Row(name="injection", detail=f"{len(renderer.markers)} markers stay text")
+    detail = f"content makes {hostile - harmless} control tokens: for user, assistant, user"
+    return Row(name="injection", detail=detail, action="refuse")
 
 
 def _user(text: str) -> Message:

@@ -283,7 +283,7 @@ class _Probe:
             return Ending(stop=stop, trailer=trailer, closing=stop.text)
         at = common | 1  # the next control token: texts stand at even places
         if at >= len(history):
-            return self._by_eos(alone)
+            return self._by_eos(alone, going_on)
         trailer, closing = "".join(history[: at + 1]), history[at]
         by_role = calls or at >= len(last)
         stop = self._special(closing if by_role else last[at])
@@ -292,8 +292,13 @@ class _Probe:
     def _special(self, text: str) -> SpecialToken:
         return SpecialToken(text, self._tokenizer.controls[text])
 
-    def _by_eos(self, alone: str) -> Ending:
+    def _by_eos(self, alone: str, going_on: str) -> Ending:
         eos = self._tokenizer.eos_token
+        if not going_on.startswith(alone):
+            raise ConfigError(
+                f"the chat template ends an assistant's message with {alone[:40]!r}, which is no "
+                "control token of the tokenizer; use the tokenizer of the template's model"
+            )
         if eos is None:
             raise ConfigError(
                 "neither the chat template nor tokenizer_config.json says which token ends an "

@@ -195,6 +195,15 @@ class Renderer:
         bos = self._tokenizer.bos_token
         return bos.text if bos and self.prompt([USER])[0] == bos.id else "none"
 
+    @property
+    def markers(self) -> list[str]:
+        """What content must not turn into: control tokens and the template's own markers."""
+        return [*self._tokenizer.controls, *self._tokenizer.template.markers]
+
+    def num_controls(self, messages: Sequence[Message]) -> int:
+        """How many control tokens the ids of a conversation hold."""
+        return self._num_controls(self.prompt(messages))
+
     def name_of(self, number: int) -> str:
         """An id for readers."""
         return f"{self._tokenizer.decode([number])} ({number})"
@@ -307,14 +316,14 @@ class Renderer:
 
     @property
     def _closing_thinking(self) -> str:
-        return "\n</think>\n\n"
+        opened = self.profile.opened_thinking.strip()
+        others = {"[THINK]": "[/THINK]", "<|START_THINKING|>": "<|END_THINKING|>"}
+        return f"\n{others.get(opened, opened.replace('<', '</', 1))}\n\n"
 
     def _thinking(self, reasoning: str) -> str:
-        """Reasoning that the template leaves out, as a model writes it."""
-        marked_reasoning = self._mark(reasoning)
-        if self.opens_thinking:
-            return f"{marked_reasoning}{self._closing_thinking}"
-        return self._format.render_reasoning(marked_reasoning)
+        """Reasoning that the template leaves out, as a model writes it before the rest."""
+        said = self._mark(reasoning)
+        return said if self.opens_thinking else self._format.render_reasoning(said)
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         bos = self._tokenizer.bos_token
@@ -373,6 +382,8 @@ def not_preserving(conversation: Sequence[Message], expected: str, got: str) -> 
 def roles(conversation: Sequence[Message]) -> str:
     """The conversation in a few words, such as "user, assistant with call, tool"."""
     return ", ".join(
-        f"{message.role} with calls" if message.tool_calls else message.role
+        message.role
+        + " with calls" * bool(message.tool_calls)
+        + " with reasoning" * bool(message.reasoning)
         for message in conversation
     )

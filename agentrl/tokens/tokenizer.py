@@ -67,8 +67,8 @@ class Tokenizer:
         self.adds_bos = self.bos_token is not None and (adds_bos or self._processor_adds_bos())
 
     @classmethod
-    def load(cls, folder: Path | str) -> "Tokenizer":
-        """The tokenizer of a model folder.
+    def load(cls, folder: Path | str, *, template: str | None = None) -> "Tokenizer":
+        """The tokenizer of a model folder, with its own chat template unless one is given.
 
         Raises ConfigError if the folder, its `tokenizer.json` or its chat template is missing.
         """
@@ -87,7 +87,7 @@ class Tokenizer:
         special = _read_json(folder / "special_tokens_map.json") | config
         return cls(
             definition.read_text(encoding="utf-8"),
-            _template_source(folder, config),
+            _template_source(folder, config) if template is None else template,
             special_tokens=_special_texts(special),
             adds_bos=config.get("add_bos_token") is True,
         )
@@ -98,6 +98,14 @@ class Tokenizer:
         other = copy(self)
         other.template = ChatTemplate(template, self._special_tokens)
         return other
+
+    def with_markers(self, template: str) -> "Tokenizer":
+        """Another template on this tokenizer, the markers in its text added as control tokens."""
+        raw = tokenizers.Tokenizer.from_str(self._definition)
+        special = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+        markers = [*ChatTemplate(template, {}).markers, *special.values()]
+        raw.add_special_tokens([tokenizers.AddedToken(m, normalized=False) for m in markers])
+        return Tokenizer(raw.to_str(), template, special_tokens=special)
 
     def encode(self, text: str, *, specials: bool) -> list[int]:
         """Ids of `text`. With `specials` false, no control token is recognised in it."""

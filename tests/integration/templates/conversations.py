@@ -119,7 +119,7 @@ def oracle_of(name: str, renderer: Renderer) -> "Oracle":
 @cache
 def _fast(known: str) -> PreTrainedTokenizerFast:
     definition, special = definition_of(known)
-    return PreTrainedTokenizerFast(  # pyright: ignore[reportUnknownMemberType]
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=RawTokenizer.from_str(definition),
         clean_up_tokenization_spaces=False,
         **cast("dict[str, Any]", special),

