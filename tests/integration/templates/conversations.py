@@ -113,11 +113,12 @@ def _call(draw: st.DrawFn, number: int, said: st.SearchStrategy[str]) -> ToolCal
 
 def oracle_of(name: str, renderer: Renderer) -> "Oracle":
     """The oracle for a template of the corpus."""
-    return Oracle(_fast(family(name)), sources()[name], renderer)
+    return Oracle(fast_of(family(name)), sources()[name], renderer)
 
 
 @cache
-def _fast(known: str) -> PreTrainedTokenizerFast:
+def fast_of(known: str) -> PreTrainedTokenizerFast:
+    """transformers' form of a family's tokenizer."""
     definition, special = definition_of(known)
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=RawTokenizer.from_str(definition),
@@ -194,14 +195,14 @@ def play(renderer: Renderer, oracle: Oracle, chat: Sequence[Message], use: str) 
         if before + sampled + added == after:
             played.equal += 1
         else:
-            reason = _rewriting(renderer, message, before, sampled, added, after)
+            reason = rewriting(renderer, message, before, sampled, added, after)
             assert reason, (chat[at - 1 : end], before, sampled, added, after)
             played.rewritten.append(reason)
         before = after
     return played
 
 
-def _rewriting(
+def rewriting(
     renderer: Renderer,
     message: Message,
     before: list[int],
