@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentrl.tokens import Renderer, Tokenizer, TokenRecord, seal
 from agentrl.tokens.conformance import examine
-from agentrl.types import AssistantTurn, Message, StopReason
+from agentrl.types import AssistantTurn, Message, StopReason, ToolCall
 from tests.integration.templates.conversations import (
     TOOLS,
     Oracle,
@@ -245,11 +245,11 @@ def run_bridge() -> bool:
         renderer = Renderer(load(name), TOOLS)
         theirs = renderers.Qwen3Renderer(fast_of("qwen3"))
         prompt = renderer.prompt([Message(role="user", content="What is the weather?")])
-        turn = AssistantTurn(text="Let me see.")
-        sampled = renderer.assistant(turn)
+        call = ToolCall(name="lookup", arguments={"query": "weather"}, id="call_0")
+        sampled = renderer.assistant(AssistantTurn(text="Let me see.", calls=(call,)))
         text = "It is 21 degrees and sunny, wind 3 m/s, from the west."
-        new = [Message(role="user", content=text)]
-        given_new = [{"role": "user", "content": text}]
+        new = [Message(role="tool", content=text, name="lookup", tool_call_id="call_0")]
+        given_new = [{"role": "tool", "content": text, "name": "lookup"}]
         tools = [tool.to_json()["function"] for tool in TOOLS]
 
         ours = partial(renderer.observation, new)

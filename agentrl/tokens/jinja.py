@@ -84,6 +84,11 @@ class ChatTemplate:
         return frozenset(text for text in self._tested() if re.search(r"[^\w\s]\w|\w[^\w\s]", text))
 
     @cached_property
+    def verbatim(self) -> bool:
+        """Whether all that the template looks for in messages is `tested` or white space."""
+        return not any(text.strip() for text in frozenset(self._tested()) - self.tested)
+
+    @cached_property
     def inserted(self) -> frozenset[str]:
         """Texts that the template puts between parts of a message, by `replace` or `join`."""
         texts: set[str] = set()

@@ -9,7 +9,7 @@ the observation.
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Literal
 
@@ -17,6 +17,7 @@ from agentrl.errors import ConfigError
 from agentrl.tokens.formats.base import ToolFormat
 from agentrl.tokens.formats.hermes import Hermes
 from agentrl.tokens.formats.protocol import ToolFormat
+from agentrl.tokens.frame import Frame, find_frame
 from agentrl.tokens.profile import USER, Ending, TemplateProfile, first_difference, probe
 from agentrl.tokens.provenance import ContentGuard, Mark
 from agentrl.tokens.tokenizer import Tokenizer
@@ -33,6 +34,9 @@ from agentrl.types import AssistantTurn, Message, StopReason, ToolCall, ToolSche
 Reasoning = Literal["keep", "fork"]
 Results = Literal["template", "user"]
 
+_FRAMES_KEPT = 1024
+_FRAMED = 2
+"""Most messages of a frame: there are too many kinds of longer runs to learn each."""
 _TINY_TOOL = ToolSchema(name="f", description="", parameters={"type": "object", "properties": {}})
 
 
@@ -69,6 +73,7 @@ class Renderer:
         self._results: Results = results
         self._reasoning: Reasoning = reasoning
         self._format: ToolFormat = tool_format or Hermes(tokenizer)
+        self._frames: dict[tuple[tuple[str, str, str], ...], Frame] = {}
         self._probe = f"probe{secrets.token_hex(8)}"
 
     @cached_property
@@ -214,9 +219,29 @@ class Renderer:
 
     def suffix(self, messages: Sequence[Message]) -> str:
         """What the template writes for messages behind a stop token, for readers."""
-        return self._guard.plain(self._suffix(messages, self._later_tools))
+        return self._guard.plain(self._whole_suffix(messages, self._later_tools))
 
     def _suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        """The marked text of an observation, from a frame around its contents if there is one."""
+        contents = [message.content for message in messages]
+        # A template may compare contents with its own texts.
+        compared = self._tokenizer.template.literals
+        plain = all(
+            content and content.strip() not in compared and self._mark(content) is content
+            for content in contents
+        )
+        if not plain or len(messages) > _FRAMED:
+            return self._whole_suffix(messages, tools)
+        shape = tuple((m.role, m.name, m.tool_call_id) for m in messages)
+        frame = self._frames.get(shape)
+        if frame is None:
+            whole = partial(self._whole_suffix, tools=tools)
+            frame = find_frame(whole, messages, self._tokenizer.template.verbatim)
+            if len(self._frames) < _FRAMES_KEPT:
+                self._frames[shape] = frame
+        return frame.around(contents) or self._whole_suffix(messages, tools)
+
+    def _whole_suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         chat = [*self._synthetic(messages), *messages]
         text = self._render(chat, tools, generate=True)
         at = text.find(self._probe) + len(self._probe)
@@ -232,7 +257,9 @@ class Renderer:
             return ()
         for message in (USER, Message(role="tool", content="1", name="f", tool_call_id="c")):
             try:
-                if self._suffix([message], (_TINY_TOOL,)) != self._suffix([message], self._tools):
+                if self._whole_suffix([message], (_TINY_TOOL,)) != self._whole_suffix(
+                    [message], self._tools
+                ):
                     return self._tools
             except ConfigError:
                 return self._tools
@@ -280,7 +307,7 @@ class Renderer:
         ] or [USER]
         try:
             text = self._render([USER, message, *following], self._later_tools, generate=True)
-            suffix = ending.closing + self._suffix(following, self._later_tools)
+            suffix = ending.closing + self._whole_suffix(following, self._later_tools)
         except ConfigError:
             return None
         return self._spoken(text.removesuffix(suffix)) if text.endswith(suffix) else None

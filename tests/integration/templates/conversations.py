@@ -85,11 +85,14 @@ def conversations(
     chat.append(Message(role="user", content=draw(said)))
     for _ in range(draw(st.integers(1, turns))):
         made = draw(st.integers(0, calls))
+        reasoning = draw(said) if draw(st.integers(0, 3)) == 0 else ""
+        # Some templates refuse words and reasoning beside a call.
+        speaks = not made or (not reasoning and draw(st.booleans()))
         chat.append(
             Message(
                 role="assistant",
-                content=draw(said) if not made or draw(st.booleans()) else "",
-                reasoning=draw(said) if draw(st.integers(0, 3)) == 0 else "",
+                content=draw(said) if speaks else "",
+                reasoning=reasoning,
                 tool_calls=tuple(draw(_call(i, said)) for i in range(made)),
             )
         )

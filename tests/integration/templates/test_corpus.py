@@ -48,6 +48,7 @@ NO_TOOL_ROLE = {
     "llava_next_training",
 }
 EXACT = sorted(sources().keys() - FORKED - DROPS_RESULTS - NO_TOOL_ROLE)
+pytestmark = pytest.mark.timeout(300)  # the first one loads the tokenizers
 few = settings(
     max_examples=20,
     database=None,

@@ -523,3 +523,30 @@ def test_the_marker_of_the_next_role_is_the_stop_token_and_not_repeated(
     # A model that stopped with something else did not write the marker.
     for other in (next_user, controls["<|endoftext|>"]):
         assert renderer.observation([result("3")], after=other) == [next_tool, *answer]
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "m.content",
+        "m.content | trim",
+        "m.content | tojson",
+        "m.content | replace('#', '-')",
+        "'long' if m.content | length > 99 else m.content",
+        "m.content if m.content != '7' else 'seven'",
+    ],
+)
+def test_an_observation_is_the_same_however_often_it_was_seen(
+    make_folder: MakeFolder, shown: str
+) -> None:
+    template = CHATML_LIKE.replace("{{ m.content }}", "{{ " + shown + " }}")
+    tokenizer = load(make_folder(template))
+    renderer = Renderer(tokenizer)
+    renderer.observation([user("The first one.")])
+    for content in ("plain", " edges\n", "a # b", "7", "q\"uo'te", "x" * 120, "", "é<b>", "\n"):
+        fresh = Renderer(tokenizer).observation([user("<" + content)])
+        again = renderer.observation([user("<" + content)])
+        assert fresh == again
+        whole = renderer.prompt([user("a"), of_assistant("b"), user(content)])
+        added = renderer.observation([user(content)])
+        assert whole[-len(added) :] == added
