@@ -118,7 +118,7 @@ def play_many(name: str, renderer: Renderer, use: str, num: int) -> Tally:
         database=None,
         derandomize=True,
         phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     @given(conversations(calls=2 if several else 1))
     def run(chat: list[Message]) -> None:

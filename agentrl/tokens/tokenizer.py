@@ -104,7 +104,8 @@ class Tokenizer:
         raw = tokenizers.Tokenizer.from_str(self._definition)
         special = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
         markers = [*ChatTemplate(template, {}).markers, *special.values()]
-        raw.add_special_tokens([tokenizers.AddedToken(m, normalized=False) for m in markers])
+        added = [tokenizers.AddedToken(marker, normalized=False) for marker in markers]
+        raw.add_special_tokens(added)  # pyright: ignore[reportUnknownMemberType]
         return Tokenizer(raw.to_str(), template, special_tokens=special)
 
     def encode(self, text: str, *, specials: bool) -> list[int]:
