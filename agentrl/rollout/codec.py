@@ -63,4 +63,5 @@ class Codec:
         self, ids: NDArray[np.int32], stop_reason: StopReason, tools: Sequence[ToolSchema]
     ) -> AssistantTurn:
         """The turn that the policy sampled."""
-        return self.format.parse(ids.tolist(), stop_reason, tools)
+        thinking = self.renderer(tools).opens_thinking
+        return self.format.parse(ids.tolist(), stop_reason, tools, thinking=thinking)

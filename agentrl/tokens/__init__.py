@@ -14,6 +14,7 @@ __all__ = [
     "Reasoning",
     "Renderer",
     "Results",
+    "TextStream",
     "TokenRecord",
     "Tokenizer",
     "ToolFormat",

@@ -16,7 +16,6 @@ from typing import Literal
 from agentrl.errors import ConfigError
 from agentrl.tokens.formats.base import ToolFormat
 from agentrl.tokens.formats.hermes import Hermes
-from agentrl.tokens.formats.protocol import ToolFormat
 from agentrl.tokens.frame import Frame, find_frame
 from agentrl.tokens.profile import USER, Ending, TemplateProfile, first_difference, probe
 from agentrl.tokens.provenance import ContentGuard, Mark

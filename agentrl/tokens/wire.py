@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from agentrl.tokens.formats.protocol import ToolFormat
+from agentrl.tokens.formats.base import ToolFormat
 from agentrl.tokens.provenance import Mark, mark_json
 from agentrl.types import Json, Message, ToolCall, ToolSchema
 
