@@ -35,8 +35,8 @@ class TokenEnv(gymnasium.Env[Ids, Ids]):
             tool_format: parses actions; default: the one that fits the tokenizer.
         """
         self.env = env
-        self._renderer = Renderer(tokenizer, env.tool_schemas)
         self._format = tool_format or choose_format(tokenizer, None)
+        self._renderer = Renderer(tokenizer, env.tool_schemas, tool_format=self._format)
         self._bridge = SyncBridge()
         self.action_space = TokenSpace(tokenizer.vocab_size)
         self.observation_space = TokenSpace(tokenizer.vocab_size)
@@ -62,7 +62,12 @@ class TokenEnv(gymnasium.Env[Ids, Ids]):
         if not ids or ids[-1] not in stops:
             # The parser takes the last id of a turn for the stop token.
             ids = [*ids, min(stops)]
-        return self._format.parse(ids, StopReason.STOP, self.env.tool_schemas)
+        return self._format.parse(
+            ids,
+            StopReason.STOP,
+            self.env.tool_schemas,
+            thinking=self._renderer.opens_thinking,
+        )
 
     async def aclose(self) -> None:
         """Tear down the episode, if there is one."""

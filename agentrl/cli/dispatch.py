@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "eval": "play held-out tasks with a model",
     "env list": "list the built-in environments",
     "env check": "check an environment before training on it",
+    "template check": "check a chat template for multi-turn training",
     "doctor": "show versions, devices, engines and sandboxes",
 }
 """Every command with what it is for; `env list` lives in `agentrl.cli.env_list`."""

@@ -55,7 +55,13 @@ def checked_codec(plan: Plan, model_folder: Path) -> Codec:
     Raises:
         ConfigError: the template cannot be used; no weight has been loaded yet.
     """
-    codec = Codec(Tokenizer.load(model_folder), format_name=plan.config.tool_format)
+    rollout = plan.config.rollout
+    codec = Codec(
+        Tokenizer.load(model_folder),
+        format_name=plan.config.tool_format,
+        reasoning=rollout.reasoning,
+        results=rollout.tool_results,
+    )
     for env in plan.envs:
         codec.renderer(env.prototype.tool_schemas)
     return codec

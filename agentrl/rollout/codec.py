@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.tokens import Renderer, Tokenizer, choose_format
+from agentrl.tokens import Reasoning, Renderer, Results, Tokenizer, choose_format
 from agentrl.types import AssistantTurn, Message, StopReason, ToolSchema
 
 PROMPTS_KEPT = 256
@@ -15,8 +15,17 @@ PROMPTS_KEPT = 256
 class Codec:
     """Turns messages into ids and sampled ids into turns, for one model."""
 
-    def __init__(self, tokenizer: Tokenizer, *, format_name: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        format_name: str | None = None,
+        reasoning: Reasoning = "keep",
+        results: Results = "template",
+    ) -> None:
         self.tokenizer = tokenizer
+        self._reasoning: Reasoning = reasoning
+        self._results: Results = results
         self.format = choose_format(tokenizer, format_name)
         self._renderers: dict[str, Renderer] = {}
         self._prompts: OrderedDict[tuple[Renderer, str], list[int]] = OrderedDict()
@@ -29,7 +38,13 @@ class Codec:
         key = repr(tuple(tools))
         renderer = self._renderers.get(key)
         if renderer is None:
-            renderer = Renderer(self.tokenizer, tools)
+            renderer = Renderer(
+                self.tokenizer,
+                tools,
+                results=self._results,
+                reasoning=self._reasoning,
+                tool_format=self.format,
+            )
             renderer.check()
             self._renderers[key] = renderer
         return renderer
@@ -48,4 +63,5 @@ class Codec:
         self, ids: NDArray[np.int32], stop_reason: StopReason, tools: Sequence[ToolSchema]
     ) -> AssistantTurn:
         """The turn that the policy sampled."""
-        return self.format.parse(ids.tolist(), stop_reason, tools)
+        thinking = self.renderer(tools).opens_thinking
+        return self.format.parse(ids.tolist(), stop_reason, tools, thinking=thinking)

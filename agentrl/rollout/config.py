@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from agentrl.config import Config
+from agentrl.tokens import Reasoning, Results
 
 
 class RolloutConfig(Config):
@@ -23,6 +24,16 @@ class RolloutConfig(Config):
     )
     max_turns: int | None = Field(
         default=None, ge=1, description="Most turns of an episode; the environment's by default."
+    )
+    reasoning: Reasoning = Field(
+        default="keep",
+        description="Where the chat template rewrites history (drops earlier thinking), keep it as "
+        "sampled, or fork a new segment from the template's own rendering.",
+    )
+    tool_results: Results = Field(
+        default="template",
+        description="Results of calls as the chat template's tool messages, or, with tools and "
+        "calls as plain text, as messages of the user.",
     )
     wall_s: float = Field(default=600.0, gt=0, description="Most seconds of an episode.")
     setup_s: float = Field(

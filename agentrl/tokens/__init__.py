@@ -2,15 +2,18 @@
 
 from agentrl.tokens.formats import Hermes, ToolFormat, choose_format
 from agentrl.tokens.record import TokenRecord
-from agentrl.tokens.render import Renderer
+from agentrl.tokens.render import Continuation, Reasoning, Renderer, Results
 from agentrl.tokens.seal import seal
 from agentrl.tokens.stream import TextStream
 from agentrl.tokens.tokenizer import Tokenizer
 from agentrl.tokens.verify import verify_batch, verify_segment
 
 __all__ = [
+    "Continuation",
     "Hermes",
+    "Reasoning",
     "Renderer",
+    "Results",
     "TextStream",
     "TokenRecord",
     "Tokenizer",

@@ -1,8 +1,10 @@
 """Chat templates: compiled in an environment that renders as transformers does."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import cast
 
 import jinja2
@@ -12,6 +14,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl.errors import ConfigError
+
+_MARKER = re.compile(r'<\|"\|>|</?[^<>\s{}"\']{1,48}>|\[/?[A-Za-z_]{3,24}\]')
+_TESTS = frozenset({"startswith", "endswith", "split", "rsplit", "find", "count", "replace"})
 
 
 class ChatTemplate:
@@ -24,8 +29,10 @@ class ChatTemplate:
         """
         self.source = source
         self._special_tokens = dict(special_tokens)
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._tree = environment.parse(source)
+            self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(
                 f"the chat template cannot be compiled ({error}); "
@@ -48,12 +55,75 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        # Templates index, add and compare what they are given, so any of these means a refusal.
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise ConfigError(
                 f"the chat template refuses a conversation of {roles} ({error}); "
                 "use a template that accepts these roles in this order"
             ) from error
+
+    @cached_property
+    def markers(self) -> tuple[str, ...]:
+        """What looks like a marker in the text that the template writes, such as `<tool_call>`."""
+        return tuple(sorted({m for text in self.literals for m in _MARKER.findall(text)}))
+
+    @cached_property
+    def literals(self) -> frozenset[str]:
+        """Every constant text in the template."""
+        written = (node.value for node in self._tree.find_all(nodes.Const))
+        data = (node.data for node in self._tree.find_all(nodes.TemplateData))
+        return frozenset([*(text for text in written if isinstance(text, str)), *data])
+
+    @cached_property
+    def tested(self) -> frozenset[str]:
+        """Texts that the template looks for in a message, such as `</think>`.
+
+        White space and plain words are left out: they belong to ordinary text.
+        """
+        return frozenset(text for text in self._tested() if re.search(r"[^\w\s]\w|\w[^\w\s]", text))
+
+    @cached_property
+    def verbatim(self) -> bool:
+        """Whether all that the template looks for in messages is `tested` or white space."""
+        return not any(text.strip() for text in frozenset(self._tested()) - self.tested)
+
+    @cached_property
+    def inserted(self) -> frozenset[str]:
+        """Texts that the template puts between parts of a message, by `replace` or `join`."""
+        texts: set[str] = set()
+        for name, subject, arguments in self._operations():
+            if name in ("replace", "join"):
+                texts.update(text for argument in arguments for text in _strings(argument))
+            if name == "join":
+                texts.update(_strings(subject))
+        return frozenset(texts)
+
+    def _tested(self) -> Iterator[str]:
+        for compare in self._tree.find_all(nodes.Compare):
+            if any(operand.op in ("in", "notin") for operand in compare.ops):
+                yield from _strings(compare.expr)
+        for name, _, arguments in self._operations():
+            if name in _TESTS and arguments:
+                yield from _strings(arguments[0])
+
+    def _operations(self) -> Iterator[tuple[str, nodes.Node | None, list[nodes.Expr]]]:
+        """Filters and methods: their name, what they are applied to, and their arguments."""
+        for node in self._tree.find_all(nodes.Filter):
+            yield node.name, node.node, [*node.args, *(k.value for k in node.kwargs)]
+        for call in self._tree.find_all(nodes.Call):
+            if isinstance(call.node, nodes.Getattr):
+                arguments = [*call.args, *(k.value for k in call.kwargs)]
+                yield call.node.attr, call.node.node, arguments
+
+
+def _strings(node: nodes.Node | None) -> Iterator[str]:
+    """The constant texts in an expression."""
+    if node is None:
+        return
+    for const in [node] if isinstance(node, nodes.Const) else node.find_all(nodes.Const):
+        if isinstance(const.value, str):
+            yield const.value
 
 
 class _GenerationTag(Extension):

@@ -1,21 +1,28 @@
 """Keeps the text of messages apart from the template's scaffold, so that it stays text.
 
-Before a message is rendered, each control token's text in it is replaced by a secret mark; after
-rendering, what looks like a control token is the template's own, and the marks become text again,
-encoded as text. A message that holds no such text is rendered and encoded unchanged, so benign
-conversations have exactly the ids of the plain template.
+Before a message is rendered, a secret *cut* is put behind every character of it that could begin a
+control token, or a text that the template looks for in messages. After rendering, what looks like a
+control token is therefore the template's own: no control token has a cut in it, whatever `trim`,
+`split` or `tojson` did to the text around. Cuts vanish when the text is encoded, and a message
+without such characters is rendered and encoded unchanged, so benign conversations have exactly the
+ids of the plain template.
 
-A control token could also come together from parts: content that ends in `<|im_` before scaffold
-that begins with `end|>`. Content that begins or ends with a part of a control token gets a secret
-cut at that edge, which is nothing but a border when it is encoded.
+A control token could also come together from parts of scaffold and content: scaffold that ends in
+`<|im_` before content that begins with `end|>`. If the template has such a text, content that
+begins with the rest of a control token gets a cut in front. A template that puts such a text into
+the midst of content (`replace`, `join`) is watched: if its rendering has more control tokens than
+with harmless content, every character gets a cut.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from agentrl.tokens.tokenizer import Tokenizer, private_text
 from agentrl.types import Json
+
+Mark = Callable[[str], str]
 
 
 class ContentGuard:
@@ -23,75 +30,96 @@ class ContentGuard:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        template = tokenizer.template
         controls = list(tokenizer.controls)
-        self._nonce = private_text()
-        self._cut = self._nonce + chr(0x100000)
-        self._mark_of = {c: self._nonce + chr(0x100001 + k) for k, c in enumerate(controls)}
-        self._content_of = {mark: text for text, mark in self._mark_of.items()} | {self._cut: ""}
-        # A template may write JSON with ASCII escapes; the marks are found in that form too.
-        self._content_of |= {json.dumps(m)[1:-1]: text for m, text in self._content_of.items()}
-        self._nonce_escaped = json.dumps(self._nonce)[1:-1]
+        self._cut = private_text()
+        # A template may write JSON with ASCII escapes or Python's own form of a list; cuts are
+        # found in these forms too.
+        self._cuts = (self._cut, json.dumps(self._cut)[1:-1], repr(self._cut)[1:-1])
+        self._cut_pattern = re.compile("|".join(map(re.escape, self._cuts)))
         self._control_ids = frozenset(tokenizer.controls.values())
-        self._prefixes = {c[:k] for c in controls for k in range(1, len(c))}
-        self._suffixes = {c[k:] for c in controls for k in range(1, len(c))}
+        self._begins = _begins(controls, template.tested)
         self._longest = max(map(len, controls), default=0)
-        self._special = re.compile(
-            "|".join(map(re.escape, [*self._content_of, *sorted(controls, key=len, reverse=True)]))
-        )
+        self._controls = controls
+        self._joins = any(map(self._ends_open, template.literals))
+        self.stitches = any(map(self._ends_open, template.inserted))
+        """Whether the template may put a part of a control token into the midst of content."""
 
     def mark(self, content: str) -> str:
         """The content to render in place of `content`; the same object if it is harmless."""
-        marked = self._tokenizer.control_pattern.sub(lambda m: self._mark_of[m[0]], content)
-        edges = range(1, min(len(content) + 1, self._longest))
-        inside = len(content) < self._longest and self._is_inside(content)
-        if inside or any(content[:k] in self._suffixes for k in edges):
-            marked = self._cut + marked
-        if inside or any(content[-k:] in self._prefixes for k in edges):
-            marked += self._cut
+        marked = self._begins.sub(rf"\g<0>{self._cut}", content)
+        start = content.lstrip() if self._joins else ""
+        if start and self._continues(start):
+            at = len(content) - len(start)
+            marked = content[:at] + self._cut + marked[at:]
         return marked
 
-    def mark_mapping(self, value: Mapping[str, Json]) -> dict[str, Json]:
-        """The same for every string and key in a JSON object, as plain lists and dicts."""
-        return {self.mark(key): self._mark_json(item) for key, item in value.items()}
+    def mark_everywhere(self, content: str) -> str:
+        """The content with cuts between all its characters."""
+        return self._cut.join(content)
 
-    def _mark_json(self, value: Json) -> Json:
-        if isinstance(value, str):
-            return self.mark(value)
-        if isinstance(value, Mapping):
-            return self.mark_mapping(value)
-        if isinstance(value, Sequence):
-            return [self._mark_json(item) for item in value]
-        return value
+    def neutral(self, content: str) -> str:
+        """Harmless text in the content's place, for counting the control tokens of the scaffold."""
+        return "x" if content.strip() else content
 
     def encode(self, rendered: str) -> list[int]:
         """Ids of rendered text; control tokens are recognised in the scaffold only."""
-        pieces = list(self._pieces(rendered))
-        if self._nonce not in rendered and self._nonce_escaped not in rendered:
+        if not any(cut in rendered for cut in self._cuts):
             ids = self._tokenizer.encode(rendered, specials=True)
-            if self._num_controls(ids) == sum(isinstance(piece, int) for piece in pieces):
+            if sum(map(self._control_ids.__contains__, ids)) == self.num_controls(rendered):
                 return ids
             # A normalizer made a control token out of other text.
-        return self._tokenizer.encode_pieces(pieces)
+        return self._tokenizer.encode_pieces(list(self._pieces(rendered)))
+
+    def num_controls(self, rendered: str) -> int:
+        """How many control tokens the scaffold of rendered text has."""
+        return len(self._tokenizer.control_pattern.findall(rendered))
 
     def plain(self, rendered: str) -> str:
-        """Rendered text as a reader sees it, without marks."""
-        controls = self._tokenizer.controls
-        return self._special.sub(
-            lambda m: m[0] if m[0] in controls else self._content_of[m[0]], rendered
-        )
+        """Rendered text as a reader sees it, without cuts."""
+        return self._cut_pattern.sub("", rendered)
 
-    def _is_inside(self, content: str) -> bool:
-        return bool(content) and any(content in control for control in self._mark_of)
+    def _ends_open(self, text: str) -> bool:
+        """Whether the text ends with the beginning of a control token."""
+        heads = self._tokenizer.control_heads
+        return any(text[-k:] in heads for k in range(1, min(len(text) + 1, self._longest)))
 
-    def _num_controls(self, ids: list[int]) -> int:
-        return sum(number in self._control_ids for number in ids)
+    def _continues(self, start: str) -> bool:
+        """Whether scaffold before and behind it might make a control token of this content."""
+        if any(start[:k] in self._rests for k in range(1, min(len(start) + 1, self._longest))):
+            return True
+        return len(start) < self._longest and any(start.rstrip() in c for c in self._controls)
+
+    @cached_property
+    def _rests(self) -> frozenset[str]:
+        return frozenset(c[k:] for c in self._controls for k in range(1, len(c)))
 
     def _pieces(self, rendered: str) -> Iterator[str | int]:
-        """Control ids of the scaffold, and the text between them with marks resolved."""
-        controls, end = self._tokenizer.controls, 0
-        for match in self._special.finditer(rendered):
-            yield rendered[end : match.start()]
-            found = match[0]
-            yield controls[found] if found in controls else self._content_of[found]
-            end = match.end()
-        yield rendered[end:]
+        """Control ids of the scaffold, and the text between them without cuts."""
+        controls = self._tokenizer.controls
+        for part in self._cut_pattern.split(rendered):
+            end = 0
+            for match in self._tokenizer.control_pattern.finditer(part):
+                yield part[end : match.start()]
+                yield controls[match[0]]
+                end = match.end()
+            yield part[end:]
+
+
+def mark_json(value: Json, mark: Mark) -> Json:
+    """Every string and key in a JSON value marked, as plain lists and dicts."""
+    if isinstance(value, str):
+        return mark(value)
+    if isinstance(value, Mapping):
+        return {mark(key): mark_json(item, mark) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [mark_json(item, mark) for item in value]
+    return value
+
+
+def _begins(controls: Sequence[str], tested: frozenset[str]) -> re.Pattern[str]:
+    """Finds the characters that a cut goes behind."""
+    firsts = {text[0] for text in controls}
+    longer = (text for text in tested if len(text) > 1 and text[0] not in firsts)
+    behind = [f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in sorted(longer)]
+    return re.compile("|".join([*map(re.escape, sorted(firsts)), *behind]) or "(?!)")

@@ -1,46 +1,90 @@
 """`Renderer`: messages to ids, by the tokenizer's own chat template.
 
-The first prompt is rendered whole. Later messages are rendered as a suffix: what they add to a
-synthetic conversation behind the stop token of its last assistant message. Whatever the template
-writes after that stop token (often a line break) is therefore the beginning of the observation.
+The first prompt is rendered whole. Later messages are rendered as a suffix: what they add behind
+the last assistant message of a short synthetic conversation, whatever the length of the real one.
+Whatever the template writes after the stop token (often a line break) is therefore the beginning of
+the observation.
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from itertools import groupby
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import islice
+from typing import Literal
 
 from agentrl.errors import ConfigError
 from agentrl.tokens.formats.base import ToolFormat
 from agentrl.tokens.formats.hermes import Hermes
-from agentrl.tokens.provenance import ContentGuard
-from agentrl.tokens.tokenizer import SpecialToken, Tokenizer
-from agentrl.types import (
-    AssistantTurn,
-    Message,
-    StopReason,
-    ToolCall,
-    ToolSchema,
+from agentrl.tokens.frame import Frame, find_frame
+from agentrl.tokens.profile import USER, Ending, TemplateProfile, first_difference, probe
+from agentrl.tokens.provenance import ContentGuard, Mark
+from agentrl.tokens.tokenizer import Tokenizer
+from agentrl.tokens.wire import (
+    calls_as_text,
+    marked,
+    marked_tool,
+    results_as_user,
+    to_wire,
+    with_instructions,
 )
+from agentrl.types import AssistantTurn, Message, StopReason, ToolCall, ToolSchema
 
-_USER = Message(role="user", content="Hello")
+Reasoning = Literal["keep", "fork"]
+Results = Literal["template", "user"]
+
+_FRAMES_KEPT = 1024
+_FRAMED = 2
+"""Most messages of a frame: there are too many kinds of longer runs to learn each."""
+_TINY_TOOL = ToolSchema(name="f", description="", parameters={"type": "object", "properties": {}})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """What follows a sampled turn."""
+
+    ids: list[int]
+    """What to append to the record; if it forks, the prompt of a new segment."""
+    forks: bool
 
 
 class Renderer:
     """Renders for one set of tools; thread-safe.
 
     Message texts, tool results, names, arguments and descriptions are content: no control token
-    comes from them. Where the template knows no tools (`tools_in_template` is false), the tools are
-    described in the system message, calls are written into the assistant's text, and the results of
-    one turn become one user message with `<tool_response>` blocks, all in the Hermes format.
+    comes from them. What the template does not write itself is text in `tool_format`: descriptions
+    of tools go into the system message, calls into the assistant's. The results of calls are the
+    template's tool messages; with `results="user"` those of one turn are one user message.
     """
 
-    def __init__(self, tokenizer: Tokenizer, tools: Sequence[ToolSchema] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tools: Sequence[ToolSchema] = (),
+        *,
+        results: Results = "template",
+        reasoning: Reasoning = "keep",
+        tool_format: ToolFormat | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._guard = ContentGuard(tokenizer)
-        self._tools = tuple(self._marked_tool(tool) for tool in tools)
-        self._format: ToolFormat = Hermes(tokenizer)
+        self._tools = tuple(tools)
+        self._results: Results = results
+        self._reasoning: Reasoning = reasoning
+        self._format: ToolFormat = tool_format or Hermes(tokenizer)
+        self._frames: dict[tuple[tuple[str, str, str], ...], Frame] = {}
         self._probe = f"probe{secrets.token_hex(8)}"
+
+    @cached_property
+    def profile(self) -> TemplateProfile:
+        """What the template does."""
+        return probe(self._tokenizer)
+
+    @property
+    def _usable(self) -> TemplateProfile:
+        if self.profile.fault:
+            raise ConfigError(self.profile.fault)
+        return self.profile
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the conversation so far, up to where the assistant speaks.
@@ -48,120 +92,264 @@ class Renderer:
         Begins with exactly one BOS if the template or the tokenizer has one. Raises ConfigError if
         the template refuses the roles.
         """
-        return self._with_bos(self._guard.encode(self._render(messages, generate=True)))
+        return self._with_bos(
+            self._guard.encode(self._render(messages, self._tools, generate=True))
+        )
 
-    def observation(self, messages: Sequence[Message]) -> list[int]:
-        """Ids to append behind a sampled stop token for new tool or user messages.
+    def observation(self, messages: Sequence[Message], after: int | None = None) -> list[int]:
+        """Ids to append behind a sampled turn for new tool or user messages.
 
-        They begin with the separator that the template writes after the stop token and end where
-        the assistant speaks again. Consecutive tool results are one unit. Raises ConfigError if the
-        template does not keep what came before.
+        They begin with what the template writes after the stop token, which is the sampled one, and
+        end where the assistant speaks again. Consecutive tool results are one unit. `after` is the
+        last sampled id: where the marker of the next role is the stop token, it is written here if
+        the model sampled something else. Raises ConfigError if the template loses the messages.
         """
         if not messages:
             raise ValueError("no messages to observe were given; expected at least one")
-        before = [_USER, self._synthetic_assistant(messages)]
-        head = self._up_to_stop(self._render(before))
-        full = self._render([*before, *messages], generate=True)
-        if not full.startswith(head):
-            raise ConfigError(_not_preserving([*before, *messages], head, full))
-        return self._encode_after_stop(full[len(head) :])
+        ending = self._ending_before(messages)
+        suffix = self._suffix(messages, self._later_tools)
+        if ending.is_next_role and after is not None and after != ending.stop.id:
+            return self._guard.encode(ending.stop.text + suffix)
+        # A stop token may swallow white space behind it.
+        return self._guard.encode(ending.stop.text + suffix)[bool(ending.stop.text) :]
 
     def assistant(self, turn: AssistantTurn) -> list[int]:
         """Ids that a model would sample for `turn`, with the stop token unless it was cut off.
 
         Calls that could not be parsed are left out.
         """
-        head = self._render([_USER], generate=True)
-        full = self._render([_USER, turn.message()], sampled=True)
-        if not full.startswith(head):
-            raise ConfigError(_not_preserving([_USER, turn.message()], head, full))
-        body = self._up_to_stop(full)[len(head) :]
-        ids = self._guard.encode(body)
-        if not self._stop_text:
-            ids.append(self._stop.id)
+        message = turn.message()
+        ending = self._ending(message)
+        ids = self._guard.encode(self._body(message, ending) + ending.stop.text)
+        if not ending.stop.text:
+            ids.append(ending.stop.id)
         return ids[:-1] if turn.stop_reason is StopReason.LENGTH else ids
+
+    def continuation(
+        self, ids: Sequence[int], conversation: Sequence[Message], num_new: int
+    ) -> Continuation:
+        """How a record goes on whose last token was sampled.
+
+        `conversation` is all of it, its last `num_new` messages the ones to observe. With
+        `reasoning="keep"` the record always goes on. With `"fork"` it does so only if the
+        template's own rendering of the conversation has the text of `ids` as its beginning.
+        """
+        if self._reasoning == "keep":
+            new = conversation[len(conversation) - num_new :]
+            return Continuation(ids=self.observation(new, after=ids[-1]), forks=False)
+        prompt = self.prompt(conversation)
+        if prompt[: len(ids)] == list(ids):
+            return Continuation(ids=prompt[len(ids) :], forks=False)
+        # The same text may have other ids where the model split its words in its own way.
+        end = self._end_of_control(prompt, self._num_controls(ids))
+        decode = self._tokenizer.decode
+        if ids[-1] in self._control_ids and decode(prompt[:end]) == decode(ids):
+            return Continuation(ids=prompt[end:], forks=False)
+        return Continuation(ids=prompt, forks=True)
+
+    @cached_property
+    def _control_ids(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.controls.values())
+
+    def _num_controls(self, ids: Sequence[int]) -> int:
+        return sum(map(self._control_ids.__contains__, ids))
+
+    def _end_of_control(self, ids: Sequence[int], number: int) -> int:
+        """The place behind the `number`-th control token of `ids`."""
+        places = (i for i, token in enumerate(ids, 1) if token in self._control_ids)
+        return next(islice(places, number - 1, None), 0) if number else 0
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """What ends an assistant's turn: the template's token, and the end-of-text token."""
+        """What ends an assistant's turn: the template's tokens, and the end-of-text token."""
+        endings = (self._usable.after_text, self._usable.after_calls)
         eos = self._tokenizer.eos_token
-        return frozenset({self._stop.id} | ({eos.id} if eos else set()))
+        return frozenset({e.stop.id for e in endings} | ({eos.id} if eos else set()))
 
-    @cached_property
+    @property
+    def opens_thinking(self) -> bool:
+        """True if the prompt already opens the thinking block that a model fills and closes."""
+        return bool(self.profile.opened_thinking)
+
+    @property
     def tools_in_template(self) -> bool:
-        """True if the chat template renders tools."""
-        tool = ToolSchema(name=self._probe, description="", parameters={"type": "object"})
-        text = self._tokenizer.template.render(
-            [self._plain_message(_USER)],
-            [tool.to_json()],
-            add_generation_prompt=True,
-        )
-        return self._probe in text
+        """True if the chat template describes tools."""
+        return self.profile.shows_tools and self._results == "template"
+
+    @property
+    def calls_in_template(self) -> bool:
+        """True if the chat template writes calls."""
+        return self.profile.shows_calls and self._results == "template"
 
     def check(self) -> list[str]:
         """Try the template on short conversations; returns what was learnt, a line each.
 
-        Raises ConfigError with the shortest conversation that shows it if a later message changes
-        how earlier ones are rendered, or if prompt, turn and observation together are not the ids
-        of the whole conversation.
+        Raises ConfigError with the shortest conversation that shows it if the template cannot be
+        used for what this renderer is for.
         """
-        result = Message(role="tool", content="4", name="probe", tool_call_id="call_0")
-        call = ToolCall(name="probe", arguments={"x": 2}, id="call_0")
-        one, two = (call,), (call, ToolCall(name="probe", arguments={"x": 3}, id="call_1"))
-        self._check_pair(AssistantTurn(text="Hi."), [Message(role="user", content="Again.")])
-        self._check_pair(AssistantTurn(text="", calls=one), [result])
-        self._check_pair(AssistantTurn(text="Both.", calls=two), [result, result])
-        separator = self._tokenizer.decode(self.observation([_USER])[:1])
-        stops = sorted(map(self._name, self.stop_ids))
-        bos = self._tokenizer.bos_token
-        return [
-            "prefix-preserving: yes",
-            f"stop tokens: {', '.join(stops)}",
-            f"first token after a stop token: {separator!r}",
-            f"BOS: {bos.text if bos and self.prompt([_USER])[0] == bos.id else 'none'}",
-            f"tools in the template: {'yes' if self.tools_in_template else 'no, described by us'}",
-        ]
+        from agentrl.tokens.conformance import examine
 
-    def _check_pair(self, turn: AssistantTurn, messages: Sequence[Message]) -> None:
-        conversation = [_USER, turn.message(), *messages]
-        parts = [*self.prompt([_USER]), *self.assistant(turn), *self.observation(messages)]
-        whole = self.prompt(conversation)
-        if parts != whole:
-            decode = self._tokenizer.decode
-            raise ConfigError(_not_preserving(conversation, decode(parts), decode(whole)))
-
-    def _name(self, number: int) -> str:
-        return f"{self._tokenizer.decode([number])} ({number})"
-
-    @cached_property
-    def _stop(self) -> SpecialToken:
-        """The last control token that the template writes behind an assistant's text."""
-        text = self._render([_USER, Message(role="assistant", content=self._probe)])
-        behind = text[text.rindex(self._probe) :]
-        found = self._tokenizer.control_pattern.findall(behind)
-        if found:
-            return SpecialToken(found[-1], self._tokenizer.controls[found[-1]])
-        if self._tokenizer.eos_token is None:
-            raise ConfigError(
-                "neither the chat template nor tokenizer_config.json says which token ends an "
-                "assistant's turn; set eos_token"
-            )
-        return SpecialToken("", self._tokenizer.eos_token.id)
+        report = examine(self, with_tools=bool(self._tools))
+        report.require(self._reasoning)
+        return [f"{row.name}: {row.detail}" for row in report.rows]
 
     @property
-    def _stop_text(self) -> str:
-        """Empty if the template writes no stop token, so that the end-of-text token is it."""
-        return self._stop.text
+    def bos(self) -> str:
+        """The token that prompts begin with, for readers."""
+        bos = self._tokenizer.bos_token
+        return bos.text if bos and self.prompt([USER])[0] == bos.id else "none"
 
-    def _up_to_stop(self, text: str) -> str:
-        if not self._stop_text:
-            return text
-        return text[: text.rindex(self._stop_text) + len(self._stop_text)]
+    @property
+    def markers(self) -> list[str]:
+        """What content must not turn into: control tokens and the template's own markers."""
+        return [*self._tokenizer.controls, *self._tokenizer.template.markers]
 
-    def _encode_after_stop(self, suffix: str) -> list[int]:
-        """Ids of text that follows the stop token, which may swallow white space behind it."""
-        ids = self._guard.encode(self._stop_text + suffix)
-        return ids[1:] if self._stop_text else ids
+    def num_controls(self, messages: Sequence[Message]) -> int:
+        """How many control tokens the ids of a conversation hold."""
+        return self._num_controls(self.prompt(messages))
+
+    def name_of(self, number: int) -> str:
+        """An id for readers."""
+        return f"{self._tokenizer.decode([number])} ({number})"
+
+    def text(self, messages: Sequence[Message], *, generate: bool = True) -> str:
+        """The conversation as the template writes it, for readers."""
+        return self._guard.plain(self._render(messages, self._tools, generate=generate))
+
+    def suffix(self, messages: Sequence[Message]) -> str:
+        """What the template writes for messages behind a stop token, for readers."""
+        return self._guard.plain(self._whole_suffix(messages, self._later_tools))
+
+    def _suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        """The marked text of an observation, from a frame around its contents if there is one."""
+        contents = [message.content for message in messages]
+        # A template may compare contents with its own texts.
+        compared = self._tokenizer.template.literals
+        plain = all(
+            content and content.strip() not in compared and self._mark(content) is content
+            for content in contents
+        )
+        if not plain or len(messages) > _FRAMED:
+            return self._whole_suffix(messages, tools)
+        shape = tuple((m.role, m.name, m.tool_call_id) for m in messages)
+        frame = self._frames.get(shape)
+        if frame is None:
+            whole = partial(self._whole_suffix, tools=tools)
+            frame = find_frame(whole, messages, self._tokenizer.template.verbatim)
+            if len(self._frames) < _FRAMES_KEPT:
+                self._frames[shape] = frame
+        return frame.around(contents) or self._whole_suffix(messages, tools)
+
+    def _whole_suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        chat = [*self._synthetic(messages), *messages]
+        text = self._render(chat, tools, generate=True)
+        at = text.find(self._probe) + len(self._probe)
+        trailer = self._ending_before(messages).trailer
+        if at < len(self._probe) or not text.startswith(trailer, at):
+            raise ConfigError(not_preserving(chat, trailer, text[max(at, 0) :]))
+        return text[at + len(trailer) :]
+
+    @cached_property
+    def _later_tools(self) -> Sequence[ToolSchema]:
+        """A stand-in for the tools, except where the template repeats them later."""
+        if not self.tools_in_template:
+            return ()
+        for message in (USER, Message(role="tool", content="1", name="f", tool_call_id="c")):
+            try:
+                if self._whole_suffix([message], (_TINY_TOOL,)) != self._whole_suffix(
+                    [message], self._tools
+                ):
+                    return self._tools
+            except ConfigError:
+                return self._tools
+        return (_TINY_TOOL,) if self._tools else ()
+
+    def _synthetic(self, messages: Sequence[Message]) -> list[Message]:
+        """A conversation that `messages` may follow: its assistant makes the calls they answer."""
+        results = [message for message in messages if message.role == "tool"]
+        if not results or not self.calls_in_template:
+            return [USER, Message(role="assistant", content=self._probe)]
+        if not self.profile.parallel_calls:
+            results = results[:1]
+        calls = [
+            ToolCall(name=r.name or "tool", id=r.tool_call_id or f"call_{i}")
+            for i, r in enumerate(results)
+        ]
+        calls[-1] = replace(calls[-1], arguments={"x": self._probe})
+        return [USER, Message(role="assistant", tool_calls=tuple(calls))]
+
+    def _ending_before(self, messages: Sequence[Message]) -> Ending:
+        answers = self.calls_in_template and any(m.role == "tool" for m in messages)
+        return self._usable.after_calls if answers else self._usable.after_text
+
+    def _ending(self, message: Message) -> Ending:
+        calls = self.calls_in_template and message.tool_calls
+        return self._usable.after_calls if calls else self._usable.after_text
+
+    def _body(self, message: Message, ending: Ending) -> str:
+        """What a model writes for the message behind the generation prompt, without stop token.
+
+        It is what the next prompt shows of it, except that reasoning is never left out.
+        """
+        for shown in (message, replace(message, reasoning="")):
+            for body in (self._in_history(shown, ending), self._at_the_end(shown, ending)):
+                if body is not None and self._mark(shown.reasoning).strip() in body:
+                    left_out = "" if shown is message else message.reasoning
+                    return self._thinking(left_out) + body if left_out else body
+        raise ConfigError(not_preserving([USER, message], self.text([USER]), self.text([USER])))
+
+    def _in_history(self, message: Message, ending: Ending) -> str | None:
+        """The message's text in a conversation that goes on; None if it is not to be found."""
+        following = [
+            Message(role="tool", content="1", name=call.name, tool_call_id=call.id)
+            for call in message.tool_calls
+        ] or [USER]
+        try:
+            text = self._render([USER, message, *following], self._later_tools, generate=True)
+            suffix = ending.closing + self._whole_suffix(following, self._later_tools)
+        except ConfigError:
+            return None
+        return self._spoken(text.removesuffix(suffix)) if text.endswith(suffix) else None
+
+    def _at_the_end(self, message: Message, ending: Ending) -> str | None:
+        text = self._render([USER, message], self._later_tools)
+        cut = text.rfind(ending.stop.text) if ending.stop.text else len(text)
+        return self._spoken(text[:cut]) if cut >= 0 else None
+
+    def _spoken(self, text: str) -> str | None:
+        """What follows the generation prompt in a conversation of the user and the assistant."""
+        opening, before = self._opening, self._before_assistant
+        if not text.startswith(before):
+            return None
+        body = text[len(before) :]
+        if body.startswith(opening):
+            return body[len(opening) :]
+        return f"{self._closing_thinking}{body}" if self.opens_thinking else body
+
+    @cached_property
+    def _before_assistant(self) -> str:
+        """What stands before an assistant's text both in history and when it is to speak."""
+        head = self._render([USER], self._later_tools, generate=True)
+        said = Message(role="assistant", content=self._probe)
+        history = self._render([USER, said, USER], self._later_tools)
+        return head[: first_difference(head, history)]
+
+    @cached_property
+    def _opening(self) -> str:
+        """What the generation prompt has beyond that."""
+        head = self._render([USER], self._later_tools, generate=True)
+        return head[len(self._before_assistant) :]
+
+    @property
+    def _closing_thinking(self) -> str:
+        opened = self.profile.opened_thinking.strip()
+        others = {"[THINK]": "[/THINK]", "<|START_THINKING|>": "<|END_THINKING|>"}
+        return f"\n{others.get(opened, opened.replace('<', '</', 1))}\n\n"
+
+    def _thinking(self, reasoning: str) -> str:
+        """Reasoning that the template leaves out, as a model writes it before the rest."""
+        said = self._mark(reasoning)
+        return said if self.opens_thinking else self._format.render_reasoning(said)
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         bos = self._tokenizer.bos_token
@@ -169,115 +357,59 @@ class Renderer:
             return [bos.id, *ids]
         return ids
 
-    def _synthetic_assistant(self, messages: Sequence[Message]) -> Message:
-        """An assistant message that `messages` may follow: it makes the calls they answer."""
-        results = [message for message in messages if message.role == "tool"]
-        calls = tuple(
-            ToolCall(name=r.name or "tool", id=r.tool_call_id or f"call_{i}")
-            for i, r in enumerate(results)
-        )
-        return Message(role="assistant", content=self._probe, tool_calls=calls)
+    def _mark(self, content: str) -> str:
+        return self._guard.mark(content)
 
     def _render(
-        self, messages: Sequence[Message], *, generate: bool = False, sampled: bool = False
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool = False
     ) -> str:
-        """The marked text of a conversation.
+        """The conversation with the content marked."""
+        guard = self._guard
+        text = self._rendered(messages, tools, generate, guard.mark)
+        if guard.stitches:
+            harmless = self._rendered(messages, tools, generate, guard.neutral)
+            if guard.num_controls(text) != guard.num_controls(harmless):
+                return self._rendered(messages, tools, generate, guard.mark_everywhere)
+        return text
 
-        With `sampled`, reasoning is written even where the template drops it.
-        """
-        if self.tools_in_template:
-            dicts = [self._plain_message(m) for m in messages]
-            tools: Sequence[Mapping[str, object]] = [tool.to_json() for tool in self._tools]
-        else:
-            dicts, tools = self._without_tools(messages), []
-        if sampled and messages[-1].reasoning and not self._reasoning_in_template:
-            reasoning = self._guard.mark(messages[-1].reasoning)
-            dicts[-1]["content"] = (
-                f"{self._format.render_reasoning(reasoning)}{dicts[-1]['content']}"
-            )
-        return self._tokenizer.template.render(dicts, tools, add_generation_prompt=generate)
-
-    @cached_property
-    def _reasoning_in_template(self) -> bool:
-        message = Message(role="assistant", content="Hi.", reasoning=self._probe)
-        dicts = [self._plain_message(_USER), self._plain_message(message)]
-        text = self._tokenizer.template.render(dicts, add_generation_prompt=False)
-        return self._probe in text
-
-    def _plain_message(self, message: Message) -> dict[str, object]:
-        """The message as templates expect it, its content marked."""
-        mark = self._guard.mark
-        entry: dict[str, object] = {"role": message.role, "content": mark(message.content)}
-        if message.tool_calls:
-            entry["tool_calls"] = [
-                {
-                    "type": "function",
-                    "id": mark(call.id),
-                    "function": {
-                        "name": mark(call.name),
-                        "arguments": self._guard.mark_mapping(call.arguments),
-                    },
-                }
-                for call in message.tool_calls
-            ]
-        if message.reasoning:
-            entry["reasoning_content"] = mark(message.reasoning)
-        if message.tool_call_id:
-            entry["tool_call_id"] = mark(message.tool_call_id)
-        if message.name:
-            entry["name"] = mark(message.name)
-        return entry
-
-    def _without_tools(self, messages: Sequence[Message]) -> list[dict[str, object]]:
-        """Messages for a template that knows neither tools nor calls nor results."""
-        dicts: list[dict[str, object]] = []
-        for is_tool, run in groupby(messages, key=lambda message: message.role == "tool"):
-            if is_tool:
-                results = [self._guard.mark(message.content) for message in run]
-                content = self._format.render_results(results)
-                dicts.append({"role": "user", "content": content})
-            else:
-                dicts.extend(self._textual(message) for message in run)
-        if self._tools:
-            _add_to_system(dicts, self._format.instructions(self._tools))
-        return dicts
-
-    def _textual(self, message: Message) -> dict[str, object]:
-        content = self._guard.mark(message.content)
-        if message.tool_calls:
-            calls = self._format.render_calls([self._marked_call(c) for c in message.tool_calls])
-            content = f"{content}\n{calls}" if content else calls
-        return {"role": message.role, "content": content}
-
-    def _marked_call(self, call: ToolCall) -> ToolCall:
-        arguments = self._guard.mark_mapping(call.arguments)
-        return ToolCall(name=self._guard.mark(call.name), arguments=arguments)
-
-    def _marked_tool(self, tool: ToolSchema) -> ToolSchema:
-        return ToolSchema(
-            name=self._guard.mark(tool.name),
-            description=self._guard.mark(tool.description),
-            parameters=self._guard.mark_mapping(tool.parameters),
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        generate: bool,
+        mark: Mark,
+    ) -> str:
+        told = [marked(message, mark) for message in messages]
+        described = [marked_tool(tool, mark) for tool in tools]
+        if not self.calls_in_template:
+            told = calls_as_text(told, self._format, results=self._results == "template")
+        if self._results == "user":
+            told = results_as_user(told, self._format)
+        if described and not self.tools_in_template:
+            told = with_instructions(told, self._format.instructions(described))
+            described = []
+        return self._tokenizer.template.render(
+            to_wire(told, self.profile.dialect),
+            [tool.to_json() for tool in described],
+            add_generation_prompt=generate,
         )
 
 
-def _add_to_system(dicts: list[dict[str, object]], instructions: str) -> None:
-    if dicts and dicts[0]["role"] in ("system", "developer"):
-        dicts[0]["content"] = f"{dicts[0]['content']}\n\n{instructions}"
-    else:
-        dicts.insert(0, {"role": "system", "content": instructions})
-
-
-def _not_preserving(conversation: Sequence[Message], expected: str, got: str) -> str:
+def not_preserving(conversation: Sequence[Message], expected: str, got: str) -> str:
     """What a template does that breaks the record, with the conversation that shows it."""
-    same = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
-    at = min(len(expected), len(got)) if same is None else same
-    roles = ", ".join(
-        f"{message.role} with calls" if message.tool_calls else message.role
-        for message in conversation
-    )
+    at = first_difference(expected, got)
     return (
-        f"the chat template changes earlier text when messages are added: for {roles}, it writes "
-        f"{got[at : at + 40]!r} where {expected[at : at + 40]!r} stood; "
+        f"the chat template changes earlier text when messages are added: for {roles(conversation)}"
+        f", it writes {got[at : at + 40]!r} where {expected[at : at + 40]!r} stood; "
         "use a template that only appends"
+    )
+
+
+def roles(conversation: Sequence[Message]) -> str:
+    """The conversation in a few words, such as "user, assistant with call, tool"."""
+    return ", ".join(
+        message.role
+        + " with calls" * bool(message.tool_calls)
+        + " with reasoning" * bool(message.reasoning)
+        for message in conversation
     )

@@ -4,6 +4,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,7 +52,7 @@ class Tokenizer:
         self._full = tokenizers.Tokenizer.from_str(definition)
         self._full.no_truncation()
         self._full.no_padding()
-        special_tokens = dict(special_tokens or {})
+        special_tokens = self._special_tokens = dict(special_tokens or {})
         self.template = ChatTemplate(template, special_tokens)
         added = self._full.get_added_tokens_decoder()
         self.added_tokens: Mapping[str, int] = MappingProxyType(
@@ -66,8 +67,8 @@ class Tokenizer:
         self.adds_bos = self.bos_token is not None and (adds_bos or self._processor_adds_bos())
 
     @classmethod
-    def load(cls, folder: Path | str) -> "Tokenizer":
-        """The tokenizer of a model folder.
+    def load(cls, folder: Path | str, *, template: str | None = None) -> "Tokenizer":
+        """The tokenizer of a model folder, with its own chat template unless one is given.
 
         Raises ConfigError if the folder, its `tokenizer.json` or its chat template is missing.
         """
@@ -86,10 +87,26 @@ class Tokenizer:
         special = _read_json(folder / "special_tokens_map.json") | config
         return cls(
             definition.read_text(encoding="utf-8"),
-            _template_source(folder, config),
+            _template_source(folder, config) if template is None else template,
             special_tokens=_special_texts(special),
             adds_bos=config.get("add_bos_token") is True,
         )
+
+    def with_template(self, template: str) -> "Tokenizer":
+        """The same tokenizer with another chat template, without loading anything again."""
+        _ = self._textual, self.control_pattern, self.control_heads  # made once for all of them
+        other = copy(self)
+        other.template = ChatTemplate(template, self._special_tokens)
+        return other
+
+    def with_markers(self, template: str) -> "Tokenizer":
+        """Another template on this tokenizer, the markers in its text added as control tokens."""
+        raw = tokenizers.Tokenizer.from_str(self._definition)
+        special = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+        markers = [*ChatTemplate(template, {}).markers, *special.values()]
+        added = [tokenizers.AddedToken(marker, normalized=False) for marker in markers]
+        raw.add_special_tokens(added)  # pyright: ignore[reportUnknownMemberType]
+        return Tokenizer(raw.to_str(), template, special_tokens=special)
 
     def encode(self, text: str, *, specials: bool) -> list[int]:
         """Ids of `text`. With `specials` false, no control token is recognised in it."""
@@ -112,6 +129,11 @@ class Tokenizer:
     def control_pattern(self) -> re.Pattern[str]:
         """Finds the text of control tokens, the longest first, as the tokenizer does."""
         return _alternatives(list(self.controls))
+
+    @cached_property
+    def control_heads(self) -> frozenset[str]:
+        """Every beginning of a control token's text, without the whole ones."""
+        return frozenset(text[:k] for text in self.controls for k in range(1, len(text)))
 
     @cached_property
     def _textual(self) -> "_TextualTwin":

@@ -157,7 +157,10 @@ def test_five_turns_by_suffix_are_the_whole_conversation(
 
 def test_two_results_are_one_user_turn(folder: Path, tools: Sequence[ToolSchema]) -> None:
     tokenizer = load(folder)
-    text = tokenizer.decode(Renderer(tokenizer, tools).observation([result("3"), result("7", 1)]))
+    renderer = Renderer(tokenizer, tools)
+    if not renderer.profile.shows_calls:
+        renderer = Renderer(tokenizer, tools, results="user")
+    text = tokenizer.decode(renderer.observation([result("3"), result("7", 1)]))
     assert text.startswith("\n<|im_start|>user\n")
     assert text.count("<|im_start|>user") == 1
     assert text.count("<tool_response>") == 2
@@ -352,7 +355,7 @@ def test_a_template_without_tools_has_them_in_the_system_message(
     chatml: Path, tools: Sequence[ToolSchema]
 ) -> None:
     tokenizer = load(chatml)
-    renderer = Renderer(tokenizer, tools)
+    renderer = Renderer(tokenizer, tools, results="user")
     assert not renderer.tools_in_template
     text = tokenizer.decode(
         renderer.prompt([Message(role="system", content="Be exact."), user("Hi")])
@@ -374,24 +377,176 @@ def test_the_check_reports_what_it_learnt(folder: Path, tools: Sequence[ToolSche
     lines = Renderer(load(folder), tools).check()
     assert "prefix-preserving: yes" in lines
     assert "stop tokens: <|im_end|> (2)" in lines
-    assert r"first token after a stop token: '\n'" in lines
+    assert any(line.startswith(r"separator: '\n<|im_start|>user") for line in lines)
 
 
 def test_a_template_that_rewrites_history_is_refused_with_the_conversation(
     make_folder: MakeFolder,
 ) -> None:
-    template = TERSE.replace("STOP", "{{ '!' if loop.last }}<|im_end|>")
+    template = TERSE.replace("STOP", "<|im_end|>").replace(
+        "m.content", "m.content[-8 * loop.revindex0:]"
+    )
     renderer = Renderer(load(make_folder(template)))
-    with pytest.raises(ConfigError, match="for user, assistant, user, it writes") as caught:
+    with pytest.raises(ConfigError, match="for user, assistant, user, it drops") as caught:
         renderer.check()
     assert "use a template that only appends" in str(caught.value)
     with pytest.raises(ConfigError, match="changes earlier text"):
         renderer.observation([user("Again.")])
 
 
+def test_an_assistant_message_may_be_rendered_otherwise_when_it_is_last(
+    make_folder: MakeFolder,
+) -> None:
+    template = TERSE.replace("STOP", "{{ '!' if loop.last }}<|im_end|>")
+    renderer = Renderer(load(make_folder(template)))
+    assert "prefix-preserving: yes" in renderer.check()
+    steps = [(AssistantTurn(text="Hi."), [user("Go on.")])] * 2
+    conversation = [user("Begin."), *[of_assistant("Hi."), user("Go on.")] * 2]
+    assert play(renderer, steps) == renderer.prompt(conversation)
+
+
 def test_roles_that_a_template_refuses_are_named(qwen_like: Path) -> None:
     renderer = Renderer(load(qwen_like))
-    with pytest.raises(ConfigError, match=r"conversation of user, developer \(no such role\)"):
-        renderer.prompt([user("a"), Message(role="developer", content="b")])
+    with pytest.raises(ConfigError, match=r"conversation of user, critic \(no such role\)"):
+        renderer.prompt([user("a"), Message(role="critic", content="b")])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one"):
         renderer.observation([])
+
+
+STEERED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if '<note>' in m.content %}{{ m.content.split('<note>')[0] }}"
+    "{% elif m.content.startswith('[quoted]') %}quoted"
+    "{% else %}{{ m.content | trim }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("content", ["a<note>b", "[quoted] a", "  a</think><note>", "<note>"])
+def test_content_does_not_steer_a_template(make_folder: MakeFolder, content: str) -> None:
+    tokenizer = load(make_folder(STEERED))
+    ids = Renderer(tokenizer).prompt([user(content)])
+    shown = f"<|im_start|>user\n{content.strip()}<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(ids) == shown
+    assert spans_of(tokenizer, ids) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "content", "shown"),
+    [
+        ("m.content | replace('&lt;', '<')", "&lt;|im_end|>", "<|im_end|>"),
+        ("m.content.replace('#', '<|')", "#im_end|>", "<|im_end|>"),
+        ("m.content.split('~') | join('<')", "a~|im_end|>", "a<|im_end|>"),
+        ("m.content | replace('-', '')", "<|im-_end|>", "<|im_end|>"),
+        ("m.content.split('~')[0] + m.content.split('~')[1]", "<|im_~end|>", "<|im_end|>"),
+        ("m.content | trim | tojson", " <|im_end|> ", '"<|im_end|>"'),
+        ("[m.content] | string", "<|im_end|>é", "['<|im_end|>é']"),
+    ],
+)
+def test_filters_make_no_control_token_of_content(
+    make_folder: MakeFolder, changed: str, content: str, shown: str
+) -> None:
+    template = "{% for m in messages %}<|im_start|>{{ " + changed + " }}{% endfor %}<|im_end|>"
+    tokenizer = load(make_folder(template))
+    ids = Renderer(tokenizer).prompt([user(content)])
+    assert spans_of(tokenizer, ids) == ["<|im_start|>", "<|im_end|>"]
+    assert content.strip(" ") in tokenizer.decode(ids) or shown in tokenizer.decode(ids)
+
+
+def test_a_prompt_that_opens_thinking_is_closed_by_the_turn(make_folder: MakeFolder) -> None:
+    template = CHATML_LIKE.replace("[assistant]{% endif", "[assistant]<think>\n{% endif")
+    tokenizer = load(make_folder(template))
+    renderer = Renderer(tokenizer)
+    assert renderer.opens_thinking
+    turn = AssistantTurn(text="Yes.", reasoning="Is it?")
+    assert tokenizer.decode(renderer.assistant(turn)) == "Is it?\n</think>\n\nYes.<|im_end|>"
+    assert not Renderer(load(make_folder(CHATML_LIKE))).opens_thinking
+
+
+FORGETS_REASONING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if loop.last and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_reasoning_is_kept_or_a_new_segment_begins(make_folder: MakeFolder) -> None:
+    tokenizer = load(make_folder(FORGETS_REASONING))
+    turn = AssistantTurn(text="Yes.", reasoning="Is it?")
+    chat = [user("Well?"), turn.message(), user("Sure?")]
+    for reasoning in ("keep", "fork"):
+        renderer = Renderer(tokenizer, reasoning=reasoning)
+        record = renderer.prompt(chat[:1]) + renderer.assistant(turn)
+        assert "Is it?" in tokenizer.decode(record)
+        goes_on = renderer.continuation(record, chat, 1)
+        if reasoning == "keep":
+            assert not goes_on.forks
+            assert goes_on.ids == renderer.observation(chat[2:])
+        else:
+            assert goes_on.forks
+            assert goes_on.ids == renderer.prompt(chat)
+            assert "Is it?" not in tokenizer.decode(goes_on.ids)
+    plain = AssistantTurn(text="The answer is 5")
+    renderer = Renderer(tokenizer, reasoning="fork")
+    chat = [user("Well?"), plain.message(), user("Sure?")]
+    letters = [i for c in plain.text for i in tokenizer.encode(c, specials=False)]
+    assert letters != tokenizer.encode(plain.text, specials=False)
+    record = renderer.prompt(chat[:1]) + letters + [tokenizer.controls["<|im_end|>"]]
+    goes_on = renderer.continuation(record, chat, 1)
+    assert not goes_on.forks
+    assert goes_on.ids == renderer.observation(chat[2:])
+
+
+NO_END_OF_TURN = (
+    "{% for m in messages %}"
+    "{{ {'user': '<|im_start|>', 'tool': '<tool_response>', 'assistant': '<|bos|>'}[m.role] }}"
+    "{{ m.content }}{% for c in m.tool_calls %}<tool_call>{{ c.function.name }}"
+    "{{ c.function.arguments | tojson }}</tool_call>{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<|bos|>{% endif %}{{ tools }}"
+).replace("{{ tools }}", "")
+
+
+def test_the_marker_of_the_next_role_is_the_stop_token_and_not_repeated(
+    make_folder: MakeFolder, tools: Sequence[ToolSchema]
+) -> None:
+    tokenizer = load(make_folder(NO_END_OF_TURN, eos_token="<|endoftext|>"))
+    renderer = Renderer(tokenizer, tools)
+    controls = tokenizer.controls
+    next_user, next_tool = controls["<|im_start|>"], controls["<tool_response>"]
+    assert renderer.stop_ids == {next_user, next_tool, controls["<|endoftext|>"]}
+    assert renderer.assistant(AssistantTurn(text="Hi."))[-1] == next_user
+    called = renderer.assistant(AssistantTurn(calls=(add(1, 2),)))
+    assert called[-1] == next_tool
+    answer = renderer.observation([result("3")], after=next_tool)
+    assert tokenizer.decode(answer) == "3<|bos|>"
+    # A model that stopped with something else did not write the marker.
+    for other in (next_user, controls["<|endoftext|>"]):
+        assert renderer.observation([result("3")], after=other) == [next_tool, *answer]
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "m.content",
+        "m.content | trim",
+        "m.content | tojson",
+        "m.content | replace('#', '-')",
+        "'long' if m.content | length > 99 else m.content",
+        "m.content if m.content != '7' else 'seven'",
+    ],
+)
+def test_an_observation_is_the_same_however_often_it_was_seen(
+    make_folder: MakeFolder, shown: str
+) -> None:
+    template = CHATML_LIKE.replace("{{ m.content }}", "{{ " + shown + " }}")
+    tokenizer = load(make_folder(template))
+    renderer = Renderer(tokenizer)
+    renderer.observation([user("The first one.")])
+    for content in ("plain", " edges\n", "a # b", "7", "q\"uo'te", "x" * 120, "", "é<b>", "\n"):
+        fresh = Renderer(tokenizer).observation([user("<" + content)])
+        again = renderer.observation([user("<" + content)])
+        assert fresh == again
+        whole = renderer.prompt([user("a"), of_assistant("b"), user(content)])
+        added = renderer.observation([user(content)])
+        assert whole[-len(added) :] == added

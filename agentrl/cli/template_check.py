@@ -1,0 +1,109 @@
+"""`agentrl template check`: can this chat template carry a conversation that grows?"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from pydantic import Field
+
+from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.errors import ConfigError
+from agentrl.tokens import Renderer, Tokenizer
+from agentrl.tokens.conformance import Report, examine
+from agentrl.types import ToolSchema
+
+_TOOL = ToolSchema(
+    name="lookup",
+    description="Looks something up.",
+    parameters={"type": "object", "properties": {"key0": {"type": "string"}}},
+)
+
+
+class TemplateOptions(JsonOption):
+    """What the template is checked with."""
+
+    tokenizer: str | None = Field(
+        default=None, description="Tokenizer for a template file: a model's name or folder."
+    )
+
+
+def _run(options: TemplateOptions, arguments: Arguments) -> int:
+    name = arguments.positional[0]
+    tokenizer, about = _load(name, options.tokenizer)
+    reports = {
+        "without tools": examine(Renderer(tokenizer), with_tools=False),
+        "with tools": examine(Renderer(tokenizer, [_TOOL]), with_tools=True),
+        "results as user text": examine(
+            Renderer(tokenizer, [_TOOL], results="user"), with_tools=True
+        ),
+    }
+    safe = reports["with tools"].verdict != "refused"
+    if options.as_json:
+        uses = {
+            use: {
+                "verdict": report.verdict,
+                "reason": report.reason,
+                "rows": [asdict(row) for row in report.rows],
+            }
+            for use, report in reports.items()
+        }
+        print_json({"template": name, "tokenizer": about, "safe": safe, "uses": uses})
+    else:
+        print(render(name, about, reports))
+    return 0 if safe else 1
+
+
+def render(name: str, about: str, reports: dict[str, Report]) -> str:
+    """The reports for people: a table of what was tried, then a verdict for each use."""
+    lines = [f"tokenizer: {about}"]
+    tools, text = reports["with tools"].rows, reports["without tools"].rows
+    refused = [row for row in tools if row.action == "refuse"]
+    rows = [*text, *(row for row in refused if row not in text)] if refused else tools
+    lines += [f"{row.action or 'ok':6}  {row.name}: {row.detail}" for row in rows]
+    for use, report in reports.items():
+        lines.append(f"{name}, {use}: {report.verdict}" + _advice(use, report))
+    return "\n".join(lines)
+
+
+def _advice(use: str, report: Report) -> str:
+    if report.verdict == "forked":
+        return "; needs rollout.reasoning fork"
+    if report.verdict == "refused" and use == "with tools":
+        return "; see rollout.tool_results user"
+    return ""
+
+
+def _load(name: str, tokenizer: str | None) -> tuple[Tokenizer, str]:
+    """The tokenizer with the template to check, and what it is."""
+    if not name.endswith(".jinja"):
+        if tokenizer is not None:
+            raise ConfigError("--tokenizer is for a template file; a model has its own tokenizer")
+        return _of_model(name), name
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigError(f"template file {name} does not exist; give the path of a file")
+    source = path.read_text(encoding="utf-8")
+    if tokenizer is not None:
+        return _of_model(tokenizer).with_template(source), tokenizer
+    if (path.parent / "tokenizer.json").is_file():
+        return Tokenizer.load(path.parent, template=source), str(path.parent)
+    return _of_model("tiny").with_markers(source), "tiny, with the template's markers added"
+
+
+def _of_model(model: str) -> Tokenizer:
+    from agentrl.engine.local.models.resolve import resolve_model
+
+    return Tokenizer.load(resolve_model(model))
+
+
+COMMAND = Command(
+    name="template check",
+    summary="Try a chat template on short conversations and report what breaks.",
+    examples=[
+        "agentrl template check tiny",
+        "agentrl template check models/my-model --json",
+        "agentrl template check chat_template.jinja --tokenizer smollm2-135m",
+    ],
+    options=TemplateOptions,
+    run=_run,
+    takes=["TEMPLATE"],
+)

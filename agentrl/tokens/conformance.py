@@ -1,0 +1,215 @@
+"""Whether a chat template can carry a conversation that grows: short conversations, tried out.
+
+A template is *exact* if, turn by turn, its own rendering ends with exactly what the renderer
+appends, and what was appended before is either still its beginning (then record and template agree
+in every token) or is rewritten by the template (then the record keeps it verbatim). It is *forked*
+if that fails but every rendering holds all that was said, so that a new segment can begin with it;
+else it is *refused*.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from agentrl.errors import ConfigError
+from agentrl.tokens.render import Reasoning, Renderer, not_preserving, roles
+from agentrl.types import Json, Message, ToolCall
+
+Verdict = Literal["exact", "forked", "refused"]
+Action = Literal["", "keep", "fork", "refuse"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One thing that was tried."""
+
+    name: str
+    detail: str
+    action: Action = ""
+    """What the loop does about it; empty if nothing is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was learnt about a template for one use."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of the rows."""
+        actions = {row.action for row in self.rows}
+        return "refused" if "refuse" in actions else "forked" if "fork" in actions else "exact"
+
+    @property
+    def reason(self) -> str:
+        """Why it is worse than exact, by the shortest conversation that shows it."""
+        worst = {"refused": "refuse", "forked": "fork"}.get(self.verdict, "none")
+        return next((row.detail for row in self.rows if row.action == worst), "")
+
+    def require(self, reasoning: Reasoning) -> None:
+        """Raises ConfigError unless the template can be used under this policy."""
+        if self.verdict == "refused":
+            raise ConfigError(self.reason)
+        if self.verdict == "forked" and reasoning != "fork":
+            raise ConfigError(f"{self.reason}, or set rollout.reasoning to fork")
+
+
+def examine(renderer: Renderer, *, with_tools: bool) -> Report:
+    """Try the template for conversations with or without tools; never raises for the template."""
+    if fault := renderer.profile.fault:
+        return Report(rows=(Row(name="conversation", detail=fault, action="refuse"),))
+    chats = [
+        chat for chat in CHATS if with_tools or not any(message.tool_calls for message in chat)
+    ]
+    if not renderer.profile.parallel_calls and renderer.calls_in_template:
+        chats = [chat for chat in chats if all(len(message.tool_calls) < 2 for message in chat)]
+    rows = [_tried(renderer, chat) for chat in chats]
+    report = Report(rows=tuple(rows))
+    if report.verdict == "refused":
+        return report
+    return Report(rows=(*_facts(renderer, rows), *_values(renderer, with_tools), *rows))
+
+
+def _facts(renderer: Renderer, rows: Sequence[Row]) -> Iterator[Row]:
+    profile, name = renderer.profile, renderer.name_of
+    rewrites = any(row.action == "keep" for row in rows)
+    kept = "not always; history is kept as it was sampled" if rewrites else "yes"
+    yield Row(name="prefix-preserving", detail=kept)
+    stops = ", ".join(sorted(map(name, renderer.stop_ids)))
+    by_role = "; the marker of the next role" if profile.after_text.is_next_role else ""
+    yield Row(name="stop tokens", detail=f"{stops}{by_role}")
+    yield Row(name="stop tokens are", detail="sampled by the model, and never added to its turn")
+    separator = renderer.suffix([_ASK]).partition(_ASK.content)[0]
+    yield Row(name="separator", detail=f"{separator!r} (given by the environment)")
+    yield Row(name="BOS", detail=renderer.bos)
+    opened = "opened by the prompt" if renderer.opens_thinking else "not opened by the prompt"
+    shown = "shown" if profile.shows_reasoning else "not shown"
+    yield Row(name="thinking", detail=f"{opened}, {shown} in the last message")
+    yield Row(name="tools in the template", detail=_by(renderer.tools_in_template))
+    yield Row(name="calls in the template", detail=_by(renderer.calls_in_template))
+    several = profile.parallel_calls or not renderer.calls_in_template
+    yield Row(name="calls of one turn", detail="several" if several else "one")
+    system = "own" if profile.dialect.has_system else "in front of the first user message"
+    developer = "own" if profile.dialect.has_developer else "as system"
+    yield Row(name="roles", detail=f"system {system}, developer {developer}")
+
+
+def _by(template: bool) -> str:
+    return "yes" if template else "no, described by us"
+
+
+def _values(renderer: Renderer, with_tools: bool) -> Iterator[Row]:
+    """How values of all kinds come out, and whether content can pose as scaffold."""
+    if with_tools:
+        arguments: dict[str, Json] = {"yes": True, "no": None, "text": "ü😀"}
+        call = ToolCall(name="lookup", arguments=arguments, id="call_0")
+        chat = (_ASK, Message(role="assistant", tool_calls=(call,)), _result("ü😀"))
+        text = renderer.text(chat).partition(_ASK.content)[2]
+        forms = {"JSON": ("true", "null"), "Python": ("True", "None")}
+        manner = [name for name, words in forms.items() if all(word in text for word in words)]
+        yield Row(name="booleans and None", detail=f"written as in {' '.join(manner) or 'neither'}")
+        kept = text.count("ü😀") == 2
+        yield Row(name="unicode", detail="kept" if kept else "escaped")
+    answer = [_result("")] if with_tools else [_user("")]
+    yield Row(name="empty content", detail=repr(renderer.suffix(answer))[:70])
+    yield _injection(renderer)
+
+
+def _injection(renderer: Renderer) -> Row:
+    evil = "x" + "".join(renderer.markers) + "x"
+    chats = [(_user(t), _assistant(t), _user(t)) for t in (evil, "x")]
+    hostile, harmless = (renderer.num_controls(chat) for chat in chats)
+    if hostile == harmless:
+        return Row(name="injection", detail=f"{len(renderer.markers)} markers stay text")
+    detail = f"content makes {hostile - harmless} control tokens: for user, assistant, user"
+    return Row(name="injection", detail=detail, action="refuse")
+
+
+def _user(text: str) -> Message:
+    return Message(role="user", content=text)
+
+
+def _assistant(text: str = "", calls: int = 0, reasoning: str = "") -> Message:
+    made = tuple(
+        ToolCall(name="lookup", arguments={f"key{i}": f"value{i}"}, id=f"call_{i}")
+        for i in range(calls)
+    )
+    return Message(role="assistant", content=text, tool_calls=made, reasoning=reasoning)
+
+
+def _result(text: str, number: int = 0) -> Message:
+    return Message(role="tool", content=text, name="lookup", tool_call_id=f"call_{number}")
+
+
+_ASK, _MORE, _LAST = _user("First ask."), _user("Second ask."), _user("Third ask.")
+_SAY, _CALL = _assistant("Some answer."), _assistant(calls=1)
+_RESULT = _result("Result one.")
+_SYSTEM = Message(role="system", content="Some rule.")
+CHATS: tuple[tuple[Message, ...], ...] = (
+    (_ASK, _SAY, _MORE),
+    (_ASK, _CALL, _RESULT),
+    (_SYSTEM, _ASK, _SAY, _MORE),
+    (_ASK, _assistant("Some answer.", reasoning="Some thought."), _MORE),
+    (_ASK, _assistant("Some words.", calls=1), _RESULT),
+    (_ASK, _assistant(calls=2), _RESULT, _result("Result two.", 1)),
+    (_ASK, _CALL, _RESULT, _MORE),
+    (_ASK, _SAY, _MORE, _assistant("More words."), _LAST),
+    (_ASK, _CALL, _RESULT, _SAY, _MORE),
+    (_ASK, _CALL, _RESULT, _assistant(calls=1), _result("Result two.")),
+    (_ASK, _CALL, _RESULT, _SAY, _MORE, _CALL, _result("Result three.")),
+)
+
+
+def _tried(renderer: Renderer, chat: Sequence[Message]) -> Row:
+    rewritten = ""
+    for begin, end in _turns(chat):
+        so_far = chat[:end]
+        try:
+            before, whole = renderer.text(chat[:begin]), renderer.text(so_far)
+        except ConfigError as error:
+            return Row(name=roles(so_far), detail=str(error), action="refuse")
+        if lost := _lost(so_far, whole):
+            detail = (
+                "the chat template changes earlier text when messages are added: for "
+                f"{roles(so_far)}, it drops or alters {lost!r}; use a template that only appends"
+            )
+            return Row(name=roles(so_far), detail=detail, action="refuse")
+        if fault := _fault(renderer, so_far, begin, whole):
+            return Row(name=roles(so_far), detail=fault, action="fork")
+        if not whole.startswith(before):
+            rewritten = rewritten or not_preserving(so_far, before, whole)
+    return Row(name=roles(chat), detail=rewritten or "kept", action="keep" if rewritten else "")
+
+
+def _fault(renderer: Renderer, chat: Sequence[Message], begin: int, whole: str) -> str:
+    """Why the answer to the turn at `begin` cannot be appended; empty if it can."""
+    turn, answer = chat[begin], chat[begin + 1 :]
+    try:
+        suffix = renderer.suffix(answer)
+    except ConfigError as error:
+        return str(error)
+    if whole.endswith(suffix):
+        return ""
+    # Words beside a call that the template writes behind its result are a rewriting of the turn.
+    behind = whole.partition(answer[0].content)[2]
+    moved = turn.tool_calls and turn.content and turn.content in behind
+    return "" if moved else not_preserving(chat, suffix, whole[-len(suffix) :])
+
+
+def _turns(chat: Sequence[Message]) -> Iterator[tuple[int, int]]:
+    """Where each assistant's message is, and where what answers it ends."""
+    places = [i for i, message in enumerate(chat) if message.role == "assistant"]
+    yield from zip(places, [*places[1:], len(chat)], strict=True)
+
+
+def _lost(chat: Sequence[Message], text: str) -> str:
+    """Something said that is not in the text; the words beside a call may be left out."""
+    for message in chat:
+        words = [] if message.tool_calls else [message.content]
+        for call in message.tool_calls:
+            words += [call.name, *call.arguments, *map(str, call.arguments.values())]
+        for word in words:
+            if word not in text:
+                return word
+    return ""

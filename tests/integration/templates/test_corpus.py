@@ -1,0 +1,135 @@
+"""Every template of the corpus: its verdicts, and its ids against transformers' own."""
+
+from collections import Counter
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from agentrl.tokens import Renderer, Results
+from agentrl.tokens.conformance import Report, examine
+from agentrl.types import AssistantTurn, Message, ToolSchema
+from tests.integration.templates.conversations import (
+    TOOLS,
+    Played,
+    conversations,
+    oracle_of,
+    play,
+)
+from tests.integration.templates.corpus import load, sources
+
+USES: dict[str, tuple[tuple[ToolSchema, ...], Results]] = {
+    "tools": (TOOLS, "template"),
+    "user": (TOOLS, "user"),
+}
+FORKED = {
+    "deepseek_r1_distill",
+    "deepseek_r1_distill_training",
+    "deepseekv3",
+    "deepseekv3_training",
+}
+DROPS_RESULTS = {
+    "cohere2",
+    "cohere2_training",
+    "phi3",
+    "phi3_5",
+    "phi3_5_training",
+    "phi3_training",
+}
+NO_TOOL_ROLE = {
+    "cohere",
+    "cohere_training",
+    "gemma",
+    "gemma3",
+    "gemma3_training",
+    "gemma_training",
+    "llava_next",
+    "llava_next_training",
+}
+EXACT = sorted(sources().keys() - FORKED - DROPS_RESULTS - NO_TOOL_ROLE)
+pytestmark = pytest.mark.timeout(300)  # the first one loads the tokenizers
+few = settings(
+    max_examples=20,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@cache
+def renderer_of(name: str, use: str) -> Renderer:
+    tools, results = USES[use]
+    return Renderer(load(name), tools, results=results)
+
+
+@cache
+def report_of(name: str, use: str) -> Report:
+    return examine(renderer_of(name, use), with_tools=True)
+
+
+def test_the_corpus_is_the_one_that_the_table_is_about() -> None:
+    assert len(sources()) == 72
+    assert len(EXACT) == 54
+    assert sources().keys() > FORKED | DROPS_RESULTS | NO_TOOL_ROLE
+
+
+def test_every_template_has_the_verdict_of_the_table() -> None:
+    expected = dict.fromkeys(EXACT, "exact") | dict.fromkeys(FORKED, "forked")
+    expected |= dict.fromkeys(DROPS_RESULTS | NO_TOOL_ROLE, "refused")
+    assert {name: report_of(name, "tools").verdict for name in sources()} == expected
+    assert Counter(report_of(name, "user").verdict for name in sources()) == {"exact": 72}
+
+
+def test_what_is_refused_is_refused_by_the_result_that_is_lost() -> None:
+    for name in DROPS_RESULTS:
+        assert "drops or alters 'Result one.'" in report_of(name, "tools").reason
+    for name in NO_TOOL_ROLE:
+        assert "user, assistant, tool" in report_of(name, "tools").reason
+
+
+@pytest.mark.parametrize("name", sorted(sources()))
+def test_ids_are_those_of_transformers_wherever_the_template_only_appends(name: str) -> None:
+    use = "tools" if name in EXACT else "user"
+    renderer = renderer_of(name, use)
+    oracle = oracle_of(name, renderer)
+    several = renderer.profile.parallel_calls or not renderer.calls_in_template
+    played: list[Played] = []
+
+    @few
+    @given(conversations(calls=2 if several else 1))
+    def run(chat: list[Message]) -> None:
+        played.append(play(renderer, oracle, chat, use))
+
+    run()
+    assert sum(p.turns for p in played) >= 20
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_content_never_becomes_a_control_token(name: str) -> None:
+    tokenizer, renderer = load(name), renderer_of(name, "tools")
+    controls = frozenset(tokenizer.controls.values())
+    shown = [*tokenizer.template.markers, *tokenizer.template.tested]
+    parts = [c[: len(c) // 2] for c in shown] + [c[len(c) // 2 :] for c in shown]
+    texts = st.lists(st.sampled_from([*shown, *parts, "x", " "]), min_size=1, max_size=4)
+
+    def scaffold(chat: list[Message]) -> list[int]:
+        ids = renderer.prompt(chat) + renderer.observation(chat[-1:])
+        turn = AssistantTurn(text=chat[-1].content, calls=chat[-2].tool_calls)
+        return [i for i in ids + renderer.assistant(turn) if i in controls]
+
+    @settings(few, max_examples=10)
+    @given(conversations(calls=1, turns=2, contents=texts.map(lambda t: "x" + "".join(t) + "x")))
+    def run(chat: list[Message]) -> None:
+        assert scaffold(chat) == scaffold([harmless(message) for message in chat])
+
+    run()
+
+
+def harmless(message: Message) -> Message:
+    """The same message with nothing in it that looks like a marker."""
+    from agentrl.tokens.wire import marked
+
+    kept = {tool.name for tool in TOOLS} | {"query", "limit", "", "call_0"}
+    return marked(message, lambda text: text if text in kept else "xyx")
