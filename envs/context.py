@@ -35,8 +35,9 @@ class ContextView:
     first: tuple[Message, ...]
     """What the episode began with: system prompt and task."""
     messages: tuple[Message, ...]
-    """What the next request shows if nothing is rewritten; the newest `num_new` are not read yet."""
+    """What the next request shows if nothing is rewritten."""
     num_new: int
+    """How many of them, at the end, the model has not read yet."""
     num_tokens: int
     """Real tokens of the segment so far, as the engine has them."""
     new_tokens: int
@@ -117,8 +118,9 @@ class Window:
         head, messages = view.first, view.messages
         starts = [i for i in range(len(head), len(messages)) if messages[i].role == "assistant"]
         tails = [(*head, *messages[start:]) for start in starts]
-        kept = bisect_left(tails, True, key=lambda tail: view.count(tail) <= room)
-        return tails[min(kept, len(tails) - 1)] if kept else None
+        fits = bisect_left(tails, True, key=lambda tail: view.count(tail) <= room)
+        kept = min(fits, len(tails) - 1)
+        return tails[kept] if kept > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,15 +192,16 @@ class EpisodeRunner:
     async def _begin(self, parts: _Parts, messages: Sequence[Message]) -> None:
         """Close the segment; the next one stands for the conversation so far."""
         ids = parts.renderer.prompt(messages)
-        if len(ids) >= self._limits.context_tokens:
-            await self._truncate(parts, EpisodeStop.CONTEXT_TOKENS)
+        if (full := self._full(parts.running, len(ids), fresh=True)) is not None:
+            await self._truncate(parts, full)
             return
         parts.running.segments.begin(ids, messages, len(parts.env.conversation))
 
-    def _full(self, running: Running, more: int = 0) -> EpisodeStop | None:
-        """Which budget leaves no room for a completion behind `more` further tokens."""
+    def _full(self, running: Running, more: int = 0, *, fresh: bool = False) -> EpisodeStop | None:
+        """Which budget leaves no room for a completion behind `more` tokens, in a fresh segment."""
         limits = self._limits
-        if running.segments.record.num_tokens + more >= limits.context_tokens:
+        before = 0 if fresh else running.segments.record.num_tokens
+        if before + more >= limits.context_tokens:
             return EpisodeStop.CONTEXT_TOKENS
         spent = running.segments.num_tokens + more
         if limits.episode_tokens is not None and spent >= limits.episode_tokens:
