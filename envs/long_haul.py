@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from agentrl.config import Config as BaseConfig
-from agentrl.envs.context import REQUEST, Summarise
+from agentrl.envs.context import REQUEST, ContextPolicy, Summarise
 from agentrl.envs.splits import require_split, split_of
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.types import Agent, AssistantTurn, EpisodeView, Task
@@ -45,7 +45,7 @@ class LongHaul(ToolEnv):
 
     system = "Reply read until that is all. Then reply with city and key."
     max_turns = 2048
-    context = Summarise(at=96)
+    context: ContextPolicy = Summarise(at=96)
     verifier = ExactMatch()
 
     @classmethod

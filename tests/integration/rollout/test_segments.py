@@ -65,7 +65,7 @@ class Counting(ScriptedEngine):
 
 def remembering(view: EpisodeView) -> AssistantTurn:
     """The expert, but with summaries that keep everything, and answers from what is shown."""
-    turn = LongHaul.expert().act(view)  # type: ignore[union-attr]  # it has one
+    turn = LongHaul.expert().act(view)
     shown = " ".join(message.content for message in view.messages)
     facts = dict(re.findall(r"The (city|key) is (\d\d)\.", shown))
     if view.messages[-1].content.endswith("lost."):

@@ -214,9 +214,9 @@ def test_gymnasium_accepts_it(id_: str, tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("id_", IDS)
 def test_sync_vector_environments_work(id_: str) -> None:
     vector = gymnasium.make_vec(id_, num_envs=3, vectorization_mode="sync")
-    observations, _ = vector.reset(seed=1)
-    assert len(set(observations)) == 3
-    observations, rewards, terminated, _, _ = vector.step(("1", "2", "3"))
+    _, infos = vector.reset(seed=1)
+    assert len(set(infos["task_id"])) == 3
+    _, rewards, terminated, _, _ = vector.step(("1", "2", "3"))
     assert rewards.tolist() == [0.0, 0.0, 0.0]
     assert len(terminated) == 3
     vector.close()

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.envs import Ask, ContextView, DropToolResults, Keep, Summarise, ToolEnv, Window
+from agentrl.envs import (
+    Ask,
+    ContextPolicy,
+    ContextView,
+    DropToolResults,
+    Keep,
+    Summarise,
+    ToolEnv,
+    Window,
+)
 from agentrl.envs.context import ContextConfig, followed_by, resolve_context
 from agentrl.errors import ConfigError
 from agentrl.types import Message, Task
@@ -117,11 +126,11 @@ def forget(view: ContextView) -> Sequence[Message]:
 class Forgets(ToolEnv):
     tasks = (Task(prompt="hi", answer="x"),)
     verifier = "exact_match"
-    context = forget
+    context: ContextPolicy = staticmethod(forget)
 
 
 class Wrong(Forgets):
-    context = "summarise"  # type: ignore[assignment]
+    context = "summarise"  # type: ignore[assignment]  # what is to be refused
 
 
 def test_an_environment_declares_its_own() -> None:
