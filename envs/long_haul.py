@@ -55,8 +55,8 @@ class LongHaul(ToolEnv):
         numbers = _numbers(rng)
         while split_of("long_haul", *numbers) != split:
             numbers = _numbers(rng)
-        pages = [_OTHERS[i] for i in rng.integers(len(_OTHERS), size=config.pages)]
-        places = rng.choice(config.pages, size=len(_NAMES), replace=False).tolist()
+        pages = [_OTHERS[int(i)] for i in rng.integers(len(_OTHERS), size=config.pages)]
+        places: list[int] = rng.choice(config.pages, size=len(_NAMES), replace=False).tolist()
         for name, number, place in zip(_NAMES, numbers, places, strict=True):
             pages[place] = f"The {name} is {number}."
         pages[-1] += f" {END}"
@@ -73,9 +73,9 @@ class LongHaul(ToolEnv):
         """The next page, or the end of the last one again; None: the text is the answer."""
         if text.strip() != NEXT:
             return None
-        pages = self.task.data["pages"]
+        pages: list[str] = self.task.data["pages"]
         page, self.page = self.page, self.page + 1
-        return str(pages[page]) if page < len(pages) else END
+        return pages[page] if page < len(pages) else END
 
     async def state_key(self) -> str:
         """Where the reader is."""
