@@ -38,6 +38,7 @@ test: lint types layers
 nightly: venv
 	$(PY) benchmarks/learning.py --env calculator --seeds 0,1,2
 	$(PY) benchmarks/learning.py --env number_guess --seeds 0,1,2
+	$(PY) benchmarks/learning.py --env long_haul --seeds 0
 	$(PY) benchmarks/engine.py
 
 clean:

@@ -1,6 +1,15 @@
 """Environments: `ToolEnv`, what it is made of, and the built-in ones by name."""
 
 from agentrl.envs.agents import EchoAgent, NullAgent, RandomAgent, ScriptedAgent
+from agentrl.envs.context import (
+    Ask,
+    ContextPolicy,
+    ContextView,
+    DropToolResults,
+    Keep,
+    Summarise,
+    Window,
+)
 from agentrl.envs.resolve import BUILT_IN, resolve_env
 from agentrl.envs.services import EnvServices, default_services
 from agentrl.envs.spaces import TextSpace, TokenSpace
@@ -10,16 +19,23 @@ from agentrl.envs.transition import Transition
 
 __all__ = [
     "BUILT_IN",
+    "Ask",
+    "ContextPolicy",
+    "ContextView",
+    "DropToolResults",
     "EchoAgent",
     "EnvServices",
+    "Keep",
     "NullAgent",
     "RandomAgent",
     "ScriptedAgent",
+    "Summarise",
     "TextSpace",
     "TokenEnv",
     "TokenSpace",
     "ToolEnv",
     "Transition",
+    "Window",
     "default_services",
     "resolve_env",
 ]

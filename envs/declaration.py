@@ -61,6 +61,8 @@ def _declare(cls: "type[ToolEnv]") -> Declaration:
         raise ConfigError(f"{name}.system is {system!r}, expected text")
     if cls.isolation not in ("none", "process"):
         raise ConfigError(f"{name}.isolation is {cls.isolation!r}, expected 'none' or 'process'")
+    if not callable(cls.context):
+        raise ConfigError(f"{name}.context is {cls.context!r}, expected a context policy")
     if (cls.tasks is None) == (not hasattr(cls, "make_task")):
         both = "both tasks and make_task" if cls.tasks is not None else "no tasks"
         raise ConfigError(f"{name} has {both}; give it either tasks or make_task(rng, split)")

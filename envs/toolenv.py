@@ -9,6 +9,7 @@ from gymnasium.error import ResetNeeded
 
 from agentrl.config import Config as BaseConfig
 from agentrl.envs.begin import new_play
+from agentrl.envs.context import ContextPolicy, Keep
 from agentrl.envs.declaration import (
     declaration,
     make_config,
@@ -70,6 +71,9 @@ class ToolEnv(GymSide):
     max_tool_tokens: int = 2048
     """A longer tool result loses its middle."""
 
+    context: ContextPolicy = Keep()
+    """What happens to the conversation when it grows towards the limit of the model's context."""
+
     Config: ClassVar[type[BaseConfig]] = BaseConfig
     """Replace it by a nested class to give the environment parameters."""
     config: Any
@@ -100,6 +104,7 @@ class ToolEnv(GymSide):
         require_scoring(cls, verifier)
         self._verifier = self._declared.verifier if verifier is None else resolve_verifier(verifier)
         self.config = make_config(cls, config)
+        self.context = cls.context  # from the class: a plain function must not become a method
         self._tokenizer = tokenizer
         self._services = services or default_services()
         self._play: Play | RemotePlay | None = None

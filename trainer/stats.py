@@ -22,8 +22,8 @@ class SupervisedStats:
     lr: float
     entropy: float
     """Minus the mean policy logprob of the trained tokens, in nats."""
-    row_probability: float
-    """Mean over rows of the probability that the policy samples all of a row's trained tokens."""
+    episode_probability: float
+    """Mean over episodes of the probability that the policy samples all of its trained tokens."""
     num_trained: int
     num_verified: int
     """Trained tokens whose record was recomputed and agreed, just before the loss."""

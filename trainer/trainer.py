@@ -113,7 +113,7 @@ class Trainer:
             grad_norm=applied.grad_norm,
             lr=applied.lr,
             entropy=_entropy(result),
-            row_probability=_row_probability(batch, result),
+            episode_probability=_episode_probability(batch, result),
             num_trained=batch.num_trained,
             num_verified=num_verified,
             skipped=applied.skipped,
@@ -142,7 +142,7 @@ class Trainer:
             grad_norm=applied.grad_norm,
             lr=applied.lr,
             entropy=_entropy(result),
-            row_probability=_row_probability(batch, result),
+            episode_probability=_episode_probability(batch, result),
             num_trained=batch.num_trained,
             num_verified=num_verified,
             skipped=applied.skipped,
@@ -225,10 +225,8 @@ def _entropy(result: _Pass) -> float:
     return -float(used.mean()) if len(used) else 0.0
 
 
-def _row_probability(batch: Batch, result: _Pass) -> float:
-    logprobs_N = np.where(result.used_N, result.logprobs_N, 0.0)
-    if not batch.num_rows:
-        return 0.0
-    rows = np.flatnonzero(np.add.reduceat(result.used_N, batch.offsets_R1[:-1]) > 0)
-    sums_R = np.add.reduceat(logprobs_N, batch.offsets_R1[:-1])
-    return float(np.exp(sums_R[rows]).mean()) if len(rows) else 0.0
+def _episode_probability(batch: Batch, result: _Pass) -> float:
+    episode_N = np.repeat(batch.episode_R, np.diff(batch.offsets_R1))[result.used_N]
+    sums_E = np.bincount(episode_N, weights=result.logprobs_N[result.used_N])
+    used_E = np.bincount(episode_N) > 0
+    return float(np.exp(sums_E[used_E]).mean()) if used_E.any() else 0.0

@@ -8,6 +8,7 @@ import numpy as np
 from agentrl.config import Config
 from agentrl.config.load import parse_params
 from agentrl.envs import EnvServices, ToolEnv, resolve_env
+from agentrl.envs.context import ContextPolicy, resolve_context
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import EnvEntry, RunConfig
 from agentrl.rollout import EnvSource, Job, TaskRef, derive_seed
@@ -26,6 +27,8 @@ class BoundEnv:
     weight: float
     verifier: Verifier | None
     max_turns: int | None
+    context: ContextPolicy | None
+    """None: the environment's own."""
     prototype: ToolEnv
     """An instance that plays no episode; it knows the tools."""
 
@@ -36,6 +39,8 @@ class BoundEnv:
         )
         if self.max_turns is not None:
             env.max_turns = self.max_turns
+        if self.context is not None:
+            env.context = self.context
         return env
 
     @property
@@ -78,14 +83,19 @@ def bind_envs(config: RunConfig, objects: Objects) -> tuple[BoundEnv, ...]:
     verifier = objects.verifier
     if config.verifier is not None:
         verifier = resolve_verifier(config.verifier)
+    context = resolve_context(config.context)
     return tuple(
-        _bind(entry, objects.env_class(entry.name), verifier, config.rollout.max_turns)
+        _bind(entry, objects.env_class(entry.name), verifier, config.rollout.max_turns, context)
         for entry in config.env
     )
 
 
 def _bind(
-    entry: EnvEntry, env_class: type[ToolEnv], verifier: Verifier | None, max_turns: int | None
+    entry: EnvEntry,
+    env_class: type[ToolEnv],
+    verifier: Verifier | None,
+    max_turns: int | None,
+    context: ContextPolicy | None,
 ) -> BoundEnv:
     config = parse_params(env_class.Config, entry.params, where="env")
     return BoundEnv(
@@ -96,6 +106,7 @@ def _bind(
         weight=entry.weight,
         verifier=verifier,
         max_turns=max_turns,
+        context=context,
     )
 
 

@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field
 
 from agentrl.config import Config
 from agentrl.engine.config import EngineConfig
+from agentrl.envs.context import ContextConfig
 from agentrl.rollout.config import RolloutConfig
 from agentrl.trainer.config import TrainerConfig
 
@@ -84,6 +85,9 @@ class RunConfig(Config):
     )
     threads: int = Field(default=0, ge=0, description="CPU threads of torch; 0: torch's choice.")
     rollout: RolloutConfig = Field(default=RolloutConfig(), description="The sampling side.")
+    context: ContextConfig = Field(
+        default=ContextConfig(), description="What happens when a conversation grows too long."
+    )
     trainer: TrainerConfig = Field(default=TrainerConfig(), description="The gradient side.")
     engine: EngineConfig = Field(default=EngineConfig(), description="The engine.")
     eval: EvalConfig = Field(default=EvalConfig(), description="Held-out evaluation.")
@@ -108,5 +112,6 @@ SHORT_NAMES: Mapping[str, str] = {
     "max-turns": "rollout.max_turns",
     "eval-every": "eval.every",
     "threads": "threads",
+    "context": "context.policy",
 }
 """The commonest keys by short names; the set is frozen by a test."""

@@ -54,11 +54,13 @@ def make_plan(
 
 def _check_combinations(config: RunConfig) -> None:
     rollout = config.rollout
-    if rollout.max_episode_tokens and rollout.max_turn_tokens > rollout.max_episode_tokens:
-        raise ConfigError(
-            f"rollout.max_turn_tokens: got {rollout.max_turn_tokens}, expected at most "
-            f"rollout.max_episode_tokens ({rollout.max_episode_tokens})"
-        )
+    for key in ("max_context_tokens", "max_episode_tokens"):
+        most: int | None = getattr(rollout, key)
+        if most and rollout.max_turn_tokens > most:
+            raise ConfigError(
+                f"rollout.max_turn_tokens: got {rollout.max_turn_tokens}, expected at most "
+                f"rollout.{key} ({most})"
+            )
     if config.tool_format is not None and config.tool_format not in FORMATS:
         raise ConfigError(
             f"tool_format: got {config.tool_format!r}, {nearest(config.tool_format, FORMATS)}"
@@ -97,7 +99,7 @@ MODEL_PRESETS: Mapping[str, Mapping[str, object]] = {
         "trainer.warmup_steps": 3,
         "rollout.tasks_per_step": 32,
         "rollout.max_turn_tokens": 64,
-        "rollout.max_episode_tokens": 512,
+        "rollout.max_context_tokens": 512,
         "engine.slots": 256,
         "warm_start.updates": 250,
         "warm_start.lr": 4e-3,

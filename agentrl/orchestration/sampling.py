@@ -91,18 +91,25 @@ def make_limits(config: RunConfig, context_length: int) -> Limits:
     """The budgets of an episode; with `deterministic` no clock ends one.
 
     Raises:
-        ConfigError: the budget is larger than the context.
+        ConfigError: the budget is larger than the context, or the context policy would act too
+            late.
     """
     rollout = config.rollout
-    asked = rollout.max_episode_tokens or context_length
+    asked = rollout.max_context_tokens or context_length
     if asked > context_length:
         raise ConfigError(
-            f"rollout.max_episode_tokens: got {asked}, expected at most {context_length}, "
+            f"rollout.max_context_tokens: got {asked}, expected at most {context_length}, "
             "the context length of model and engine"
+        )
+    if config.context.at is not None and config.context.at >= asked:
+        raise ConfigError(
+            f"context.at: got {config.context.at}, expected less than the context's {asked} tokens "
+            "(rollout.max_context_tokens)"
         )
     return Limits(
         turn_tokens=rollout.max_turn_tokens,
-        episode_tokens=asked,
+        context_tokens=asked,
+        episode_tokens=rollout.max_episode_tokens,
         wall_s=None if config.deterministic else rollout.wall_s,
         setup_s=rollout.setup_s,
     )

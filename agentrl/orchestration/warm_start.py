@@ -54,7 +54,7 @@ async def _warm_tiny(plan: Plan, folder: Path, display: Display) -> Path:
         number, stats = [step async for step in warm_start(parts)][-1]
         display.note(
             f"warm start: {number} updates, loss {stats.loss:.3f}, a demonstration is sampled "
-            f"with probability {stats.row_probability:.2f}"
+            f"with probability {stats.episode_probability:.2f}"
         )
         _export_once(parts, folder, target)
         return target
@@ -80,7 +80,7 @@ async def warm_start(parts: Parts) -> AsyncIterator[tuple[int, SupervisedStats]]
         batch = await demonstrations.batch(number)
         stats = parts.trainer.supervised_update(batch, smoothing=warm.smoothing)
         yield number, stats
-        if warm.stop_at is not None and stats.row_probability >= warm.stop_at:
+        if warm.stop_at is not None and stats.episode_probability >= warm.stop_at:
             return
 
 

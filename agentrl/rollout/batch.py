@@ -14,9 +14,10 @@ S = TypeVar("S", bound=np.generic)
 def make_batch(episodes: Sequence[Episode], *, temperature: float) -> Batch:
     """One row per segment, episodes in order; every episode must have been scored.
 
-    The sum of an episode's token weights does not depend on how many segments it has: each row
-    weighs 1, and rewards are held once per episode. Raises ValueError for an episode without a
-    score.
+    Each trained token weighs 1 in a sum that is divided by the trained tokens of the whole step, so
+    an episode weighs as many tokens as the policy sampled in it, however many segments they are in;
+    rewards, and with them baselines and advantages, are held once per episode. Raises ValueError
+    for an episode without a score.
     """
     for episode in episodes:
         if not episode.valid:

@@ -17,8 +17,9 @@ from agentrl.engine import Engine
 from agentrl.envs import ToolEnv
 from agentrl.errors import BreakerTripped
 from agentrl.rollout.codec import Codec
-from agentrl.rollout.episode import EpisodeRunner, EpisodeSpec, Generate, Limits
+from agentrl.rollout.episode import EpisodeRunner, Generate, Limits
 from agentrl.rollout.lockstep import Lockstep
+from agentrl.rollout.running import EpisodeSpec
 from agentrl.rollout.seeds import derive_seed
 from agentrl.tools import LoopWatch
 from agentrl.types import Episode, Invalid, Session, Task

@@ -17,10 +17,16 @@ class RolloutConfig(Config):
     max_turn_tokens: int = Field(
         default=256, ge=1, description="Most tokens that the policy may sample in one turn."
     )
+    max_context_tokens: int | None = Field(
+        default=None,
+        ge=2,
+        description="Most tokens of a request with its completion; the engine's limit by default.",
+    )
     max_episode_tokens: int | None = Field(
         default=None,
         ge=2,
-        description="Most tokens of an episode, prompt included; the engine's limit by default.",
+        description="Most tokens of all segments of an episode, prompts included; no limit by "
+        "default.",
     )
     max_turns: int | None = Field(
         default=None, ge=1, description="Most turns of an episode; the environment's by default."

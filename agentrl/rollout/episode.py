@@ -1,6 +1,8 @@
 """One episode: the environment and the engine take turns until something ends it.
 
     prompt → sample → parse → advance → observation → sample → ... → score
+                                          │
+                                          └ or, by the context policy: a new segment's prompt
 
 All of it happens on ids: the record takes the sampled ids as they are, and only what the
 environment adds is rendered.
@@ -8,11 +10,12 @@ environment adds is rendered.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from agentrl.envs import ToolEnv, Transition
+from agentrl.envs import ToolEnv
+from agentrl.envs.context import Ask, ContextView, followed_by
 from agentrl.errors import (
     EngineError,
     EnvironmentFault,
@@ -21,9 +24,11 @@ from agentrl.errors import (
     RunError,
 )
 from agentrl.rollout.codec import Codec
-from agentrl.tokens import Renderer, TokenRecord
+from agentrl.rollout.running import EpisodeSpec, Running
+from agentrl.rollout.seeds import derive_seed
+from agentrl.rollout.segments import Segments
+from agentrl.tokens import Renderer
 from agentrl.types import (
-    AssistantTurn,
     Completion,
     Episode,
     EpisodeStop,
@@ -32,12 +37,8 @@ from agentrl.types import (
     Message,
     Outcome,
     Sampling,
-    Score,
-    Segment,
     Session,
     StopReason,
-    Task,
-    TurnRecord,
 )
 
 T = TypeVar("T")
@@ -56,42 +57,24 @@ class Limits:
     """The budgets of one episode."""
 
     turn_tokens: int
-    episode_tokens: int
-    """Prompt included."""
+    """Most tokens of one completion."""
+    context_tokens: int
+    """Most tokens of a segment: of a request and its completion together."""
+    episode_tokens: int | None = None
+    """Most tokens of all segments, each with its prompt; None: no limit."""
     wall_s: float | None
     """None: no limit."""
     setup_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeSpec:
-    """Which episode to run: everything that its record says before it starts."""
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a running episode is played with."""
 
-    id: str
-    env: str
-    task: Task
-    split: str
-    group: int
-    member: int
-    attempt: int
-    seed: int
-
-
-@dataclass(slots=True)
-class _Running:
-    """What an episode has so far; kept outside the loop so that a failure loses nothing."""
-
-    record: TokenRecord
-    env: ToolEnv | None = None
-    turns: list[TurnRecord] = field(default_factory=list[TurnRecord])
-    last: AssistantTurn | None = None
-    advancing_since: float | None = None
-    """When the environment began to answer the last turn; None once its answer is booked."""
-    stop: EpisodeStop | None = None
-    outcome: Outcome | None = None
-    score_s: float = 0.0
-    messages: tuple[Message, ...] = ()
-    answer: object = None
+    spec: EpisodeSpec
+    env: ToolEnv
+    renderer: Renderer
+    running: Running
 
 
 class EpisodeRunner:
@@ -112,106 +95,162 @@ class EpisodeRunner:
             RunError: the run itself cannot go on.
         """
         start = time.perf_counter()
-        running = _Running(TokenRecord(self._codec.tokenizer.vocab_size))
+        running = Running(Segments(self._codec.tokenizer.vocab_size))
         try:
             failed = await _as_data(self._play_and_score(spec, make_env, running))
         finally:
             closing = await _as_data(self._close(running))
         running.outcome = closing or failed or running.outcome
-        return _episode(spec, running, wall_s=time.perf_counter() - start)
+        return running.episode(spec, wall_s=time.perf_counter() - start)
 
     async def _play_and_score(
-        self, spec: EpisodeSpec, make_env: Callable[[], ToolEnv], running: _Running
+        self, spec: EpisodeSpec, make_env: Callable[[], ToolEnv], running: Running
     ) -> None:
         env = running.env = make_env()
         await self._play(spec, env, running)
         running.outcome = await self._score(env, running)
 
-    async def _play(self, spec: EpisodeSpec, env: ToolEnv, running: _Running) -> None:
+    async def _play(self, spec: EpisodeSpec, env: ToolEnv, running: Running) -> None:
         """Take turns until `running.stop` is set."""
         limits = self._limits
         options = {"task": spec.task, "split": spec.split}
         await _within(limits.setup_s, env.areset(seed=spec.seed, options=options), "reset")
-        renderer = self._codec.renderer(env.tool_schemas)
-        prompt = self._codec.prompt(renderer, env.conversation)
-        if len(prompt) >= limits.episode_tokens:
+        running.first = env.conversation
+        parts = _Parts(spec, env, self._codec.renderer(env.tool_schemas), running)
+        prompt = self._codec.prompt(parts.renderer, running.first)
+        if len(prompt) >= min(limits.context_tokens, limits.episode_tokens or len(prompt) + 1):
             raise EnvironmentFault(
-                f"the prompt has {len(prompt)} tokens, but an episode may have "
-                f"{limits.episode_tokens} in all; shorten it or raise rollout.max_episode_tokens"
+                f"the prompt has {len(prompt)} tokens, but a context may have "
+                f"{limits.context_tokens} and an episode {limits.episode_tokens or 'any number'}; "
+                "shorten it or raise rollout.max_context_tokens or rollout.max_episode_tokens"
             )
-        running.record.append_prompt(prompt)
+        running.segments.begin(prompt, running.first, len(running.first))
         clock = asyncio.timeout(limits.wall_s)
         try:
             async with clock:
                 while running.stop is None:
-                    await self._turn(spec, env, renderer, running)
+                    await self._turn(parts)
         except TimeoutError:
             if not clock.expired():
                 raise
-            await self._truncate(env, running, EpisodeStop.WALL_TIME)
+            await self._truncate(parts, EpisodeStop.WALL_TIME)
 
-    async def _turn(
-        self, spec: EpisodeSpec, env: ToolEnv, renderer: Renderer, running: _Running
-    ) -> None:
+    async def _turn(self, parts: _Parts) -> None:
         """Sample one completion, let the environment answer it, append both."""
-        record = running.record
-        room = self._limits.episode_tokens - record.num_tokens
-        if room < 1:
-            await self._truncate(env, running, EpisodeStop.EPISODE_TOKENS)
+        running = parts.running
+        full = self._full(running)
+        if full is not None:
+            await self._truncate(parts, full)
             return
-        started = time.perf_counter()
-        completion = await self._sample(spec, env, renderer, running, room)
-        if completion.stop_reason is StopReason.ABORT:
-            raise EngineError(f"the engine aborted the completion of turn {record.turn}")
-        try:
-            record.append_sampled(completion)
-        except RecordMismatch as error:
-            raise RecordMismatch(f"episode {spec.id}: {error}") from error
-        sampled = time.perf_counter()
-        # Already here, should the environment be cut off.
-        running.turns.append(_sampled_turn(completion, sampled - started))
-        turn = self._codec.parse(completion.ids_T, completion.stop_reason, env.tool_schemas)
-        running.last, running.advancing_since = turn, sampled
-        transition = await env.advance(turn)
-        _book(running, transition)
+        shown = running.segments.shown(parts.env.conversation)
+        completion = await self._sample(parts, shown, trained=True)
+        turn = self._codec.parse(completion.ids_T, completion.stop_reason, parts.env.tool_schemas)
+        running.last, running.advancing_since = turn, time.perf_counter()
+        transition = await parts.env.advance(turn)
+        running.book(transition)
         running.stop = transition.stop
         if running.stop is None:
-            ids = renderer.observation(transition.messages)
-            if record.num_tokens + len(ids) >= self._limits.episode_tokens:
-                await self._truncate(env, running, EpisodeStop.EPISODE_TOKENS)
-            else:
-                record.append_environment(ids)
+            await self._show(parts, transition.messages)
+
+    async def _show(self, parts: _Parts, new: Sequence[Message]) -> None:
+        """Append what the environment answered, or begin the next segment."""
+        record, conversation = parts.running.segments.record, parts.env.conversation
+        ids = parts.renderer.observation(new)
+        view = ContextView(
+            first=parts.running.first,
+            messages=parts.running.segments.shown(conversation),
+            num_new=len(new),
+            num_tokens=record.num_tokens,
+            new_tokens=len(ids),
+            limit=self._limits.context_tokens,
+            seed=derive_seed("context", parts.spec.task.id),
+            count=lambda messages: len(parts.renderer.prompt(messages)),
+        )
+        decision = parts.env.context(view)
+        if isinstance(decision, Ask):
+            await self._ask(parts, decision, view)
+        elif decision is not None:
+            await self._begin(parts, decision)
+        elif (full := self._full(parts.running, len(ids))) is not None:
+            await self._truncate(parts, full)
+        else:
+            record.append_environment(ids)
+
+    async def _ask(self, parts: _Parts, ask: Ask, view: ContextView) -> None:
+        """Let the model answer the context policy, then begin the next segment with its answer."""
+        new = followed_by(view.messages[-view.num_new :], ask.request)
+        ids = parts.renderer.observation(new)
+        if (full := self._full(parts.running, len(ids))) is not None:
+            await self._truncate(parts, full)
+            return
+        parts.running.segments.record.append_environment(ids)
+        shown = (*view.messages[: -view.num_new], *new)
+        completion = await self._sample(parts, shown, trained=ask.trained)
+        answer = self._codec.parse(completion.ids_T, completion.stop_reason, ())
+        await self._begin(parts, ask.then(answer.text))
+
+    async def _begin(self, parts: _Parts, messages: Sequence[Message]) -> None:
+        """Close the segment; the next one stands for the conversation so far."""
+        ids = parts.renderer.prompt(messages)
+        if (full := self._full(parts.running, len(ids), fresh=True)) is not None:
+            await self._truncate(parts, full)
+            return
+        parts.running.segments.begin(ids, messages, len(parts.env.conversation))
+
+    def _full(self, running: Running, more: int = 0, *, fresh: bool = False) -> EpisodeStop | None:
+        """Which budget leaves no room for a completion behind `more` tokens, in a fresh segment."""
+        limits = self._limits
+        before = 0 if fresh else running.segments.record.num_tokens
+        if before + more >= limits.context_tokens:
+            return EpisodeStop.CONTEXT_TOKENS
+        spent = running.segments.num_tokens + more
+        if limits.episode_tokens is not None and spent >= limits.episode_tokens:
+            return EpisodeStop.EPISODE_TOKENS
+        return None
 
     async def _sample(
-        self, spec: EpisodeSpec, env: ToolEnv, renderer: Renderer, running: _Running, room: int
+        self, parts: _Parts, shown: tuple[Message, ...], *, trained: bool
     ) -> Completion:
+        """One completion, appended and booked; `shown` is what the request shows."""
+        spec, running, limits = parts.spec, parts.running, self._limits
+        record = running.segments.record
+        room = limits.context_tokens - record.num_tokens
+        if limits.episode_tokens is not None:
+            room = min(room, limits.episode_tokens - running.segments.num_tokens)
         sampling = Sampling(
-            max_tokens=min(room, self._limits.turn_tokens),
+            max_tokens=min(room, limits.turn_tokens),
             temperature=self._temperature,
-            stop_ids=renderer.stop_ids,
+            stop_ids=parts.renderer.stop_ids,
             # one seed per turn, so that a turn can be drawn again from its record
             seed=(spec.seed + 0x9E3779B97F4A7C15 * (len(running.turns) + 1)) % 2**63,
         )
+        # One session for all segments: the engine goes on from the longest common prefix.
+        session = Session(spec.id, lambda: EpisodeView(task=spec.task, messages=shown))
+        started = time.perf_counter()
+        completion = await self._generate(record.ids, sampling, session)
+        if completion.stop_reason is StopReason.ABORT:
+            raise EngineError(f"the engine aborted the completion of turn {record.turn}")
+        try:
+            record.append_sampled(completion, trained)
+        except RecordMismatch as error:
+            raise RecordMismatch(f"episode {spec.id}: {error}") from error
+        running.book_sampled(completion, time.perf_counter() - started)
+        return completion
 
-        def view() -> EpisodeView:
-            return EpisodeView(task=spec.task, messages=env.conversation)
-
-        session = Session(spec.id, view)
-        return await self._generate(running.record.ids, sampling, session)
-
-    async def _truncate(self, env: ToolEnv, running: _Running, stop: EpisodeStop) -> None:
+    async def _truncate(self, parts: _Parts, stop: EpisodeStop) -> None:
+        running = parts.running
         running.stop = stop
-        transition = await env.truncate(stop, running.last)
+        transition = await parts.env.truncate(stop, running.last)
         if running.advancing_since is not None:
-            _book(running, transition)
+            running.book(transition)
 
-    async def _score(self, env: ToolEnv, running: _Running) -> Outcome:
+    async def _score(self, env: ToolEnv, running: Running) -> Outcome:
         started = time.perf_counter()
         outcome = await env.ascore()
         running.score_s = time.perf_counter() - started
         return outcome
 
-    async def _close(self, running: _Running) -> None:
+    async def _close(self, running: Running) -> None:
         """Keep what the record needs, then tear down."""
         env = running.env
         if env is None:
@@ -250,58 +289,3 @@ def _invalid(error: Exception) -> Invalid:
     if isinstance(error, EpisodeError):
         return Invalid(reason=str(error), blame=error.blame)
     return Invalid(reason=f"{type(error).__name__}: {error}", blame="environment")
-
-
-def _sampled_turn(completion: Completion, seconds: float) -> TurnRecord:
-    return TurnRecord(
-        num_sampled=len(completion.ids_T),
-        cached_tokens=completion.cached_tokens,
-        generate_s=seconds,
-    )
-
-
-def _book(running: _Running, transition: Transition) -> None:
-    """Add to the last turn what the environment made of it."""
-    assert running.advancing_since is not None
-    running.turns[-1] = replace(
-        running.turns[-1],
-        reward=transition.reward,
-        parts=transition.parts,
-        state_key=transition.state_key,
-        num_calls=transition.num_calls,
-        call_errors=transition.call_errors,
-        environment_s=time.perf_counter() - running.advancing_since,
-    )
-    running.advancing_since = None
-
-
-def _episode(spec: EpisodeSpec, running: _Running, *, wall_s: float) -> Episode:
-    outcome = running.outcome or Invalid(reason="the episode was not scored", blame="environment")
-    invalid = isinstance(outcome, Invalid)
-    turns = running.turns or [TurnRecord()]
-    if isinstance(outcome, Score):
-        last = replace(
-            turns[-1],
-            reward=turns[-1].reward + outcome.value,
-            parts={**turns[-1].parts, **outcome.parts},
-        )
-        turns = [*turns[:-1], last]
-    segments: tuple[Segment, ...] = (running.record.close(),) if running.record.num_tokens else ()
-    return Episode(
-        id=spec.id,
-        env=spec.env,
-        task=spec.task,
-        split=spec.split,
-        group=spec.group,
-        member=spec.member,
-        attempt=spec.attempt,
-        seed=spec.seed,
-        segments=segments,
-        messages=running.messages,
-        turns=tuple(turns),
-        stop=EpisodeStop.INVALID if invalid else running.stop or EpisodeStop.INVALID,
-        outcome=outcome,
-        answer=running.answer,
-        wall_s=wall_s,
-        score_s=running.score_s,
-    )

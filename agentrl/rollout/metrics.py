@@ -29,6 +29,8 @@ def episode_metrics(collected: Collected) -> dict[str, float]:
         "reward_std": float(np.std([e.reward for e in episodes])),
         "success": _mean([float(succeeded(e)) for e in episodes]),
         "turns": _mean([float(len(e.turns)) for e in episodes]),
+        "segments": _mean([float(len(e.segments)) for e in episodes]),
+        "trained_tokens": float(sum(s.num_trained for e in episodes for s in e.segments)),
         "sampled_tokens": float(sum(turn.num_sampled for turn in turns)),
         "length": _mean([float(sum(t.num_sampled for t in e.turns)) for e in episodes]),
         "calls": float(sum(turn.num_calls for turn in turns)),

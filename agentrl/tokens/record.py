@@ -38,15 +38,15 @@ _NO_VERSION = -1
 class TokenRecord:
     """Collects the tokens of one segment in the order in which the model reads them."""
 
-    def __init__(self, vocab_size: int) -> None:
-        """Ids must be below `vocab_size`."""
+    def __init__(self, vocab_size: int, first_turn: int = 0) -> None:
+        """Ids must be below `vocab_size`; `first_turn` counts the turns of earlier segments."""
         self._vocab_size = vocab_size
         self._ids: list[int] = []
         self._parts: list[Fields] = []
         self._marks: list[NDArray[np.uint32]] = []
         self._sources: list[Source] = []
         self._digest = START
-        self._turn = 0
+        self._turn = self._first_turn = first_turn
         self._channels: dict[str, NDArray[np.generic]] | None = None
         self._closed = False
 
@@ -62,20 +62,20 @@ class TokenRecord:
 
     @property
     def turn(self) -> int:
-        """The number of completions so far, which is the turn of the next one."""
+        """The turn of the next completion: how many the episode has had so far."""
         return self._turn
 
     def append_prompt(self, ids: Sequence[int]) -> None:
         """Begin the record. Raises ValueError if it has begun, or for ids out of range."""
         self._check_order(Source.PROMPT, allowed=not self._sources)
-        self._append_given(ids, Source.PROMPT, turn=0)
+        self._append_given(ids, Source.PROMPT, turn=self._turn)
 
     def append_environment(self, ids: Sequence[int]) -> None:
         """Add what the environment answered; it belongs to the turn that it answers.
 
         Raises ValueError if nothing was sampled before, or for ids out of range.
         """
-        self._check_order(Source.ENVIRONMENT, allowed=self._turn > 0)
+        self._check_order(Source.ENVIRONMENT, allowed=self._turn > self._first_turn)
         self._append_given(ids, Source.ENVIRONMENT, turn=self._turn - 1)
 
     def append_sampled(self, completion: Completion, trained: bool = True) -> None:

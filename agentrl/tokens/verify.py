@@ -195,8 +195,10 @@ def _check_structure(rows: _Rows) -> None:
     disorder_A = (begins_A != (source_A == Source.PROMPT)) | again_A | after_prompt_A
     _refuse(rows, np.repeat(disorder_A, rows.appends_A), "is out of order")
 
-    turn_A = _turns(sampled_A, begins_A)
-    _refuse(rows, fields.turns != np.repeat(turn_A, rows.appends_A), "has the wrong turn")
+    first_R = fields.turns[rows.offsets_R1[:-1]].astype(np.int64)  # earlier segments had turns too
+    turn_A = _turns(sampled_A, begins_A) + first_R[np.cumsum(begins_A) - 1]
+    wrong_turn = (fields.turns < 0) | (fields.turns != np.repeat(turn_A, rows.appends_A))
+    _refuse(rows, wrong_turn, "has the wrong turn")
     wrong_source = fields.sources != np.repeat(source_A, rows.appends_A)
     _refuse(rows, wrong_source, "is not of its append's source")
 
@@ -210,7 +212,7 @@ def _check_structure(rows: _Rows) -> None:
 
 
 def _turns(sampled_A: NDArray[np.bool_], begins_A: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The turn of each append: the completions of its row before it, less one for answers."""
+    """The turn of each append within its row: the completions before it, less one for answers."""
     count_A = np.cumsum(sampled_A)
     before_row_A: NDArray[np.int64] = (count_A - sampled_A)[np.flatnonzero(begins_A)][
         np.cumsum(begins_A) - 1

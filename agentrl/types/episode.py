@@ -74,8 +74,10 @@ class EpisodeStop(StrEnum):
     MAX_TURNS = "max_turns"
     TURN_TOKENS = "turn_tokens"
     """A completion reached its token limit."""
+    CONTEXT_TOKENS = "context_tokens"
+    """The context had no room for another turn, and its policy made none."""
     EPISODE_TOKENS = "episode_tokens"
-    """No room was left for another turn."""
+    """The budget over all segments had no room for another turn."""
     WALL_TIME = "wall_time"
     TOOL_TIMEOUT = "tool_timeout"
     """A sync tool outlived its timeout and could not be stopped."""
@@ -92,6 +94,7 @@ _TRUNCATED = frozenset(
     {
         EpisodeStop.MAX_TURNS,
         EpisodeStop.TURN_TOKENS,
+        EpisodeStop.CONTEXT_TOKENS,
         EpisodeStop.EPISODE_TOKENS,
         EpisodeStop.WALL_TIME,
     }
@@ -100,7 +103,7 @@ _TRUNCATED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRecord:
-    """What one turn was, beside its tokens."""
+    """What one turn was, beside its tokens; a turn that wrote a summary has no answer."""
 
     reward: float = 0.0
     """The sum of `self.reward(x)` in this turn; the last turn also holds the score."""
@@ -172,7 +175,7 @@ class Agent(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The identity of one episode towards an engine: its turns share a prefix.
+    """The identity of one episode towards an engine: its turns share a prefix, long or short.
 
     `view` lets a scripted engine see the conversation that a real engine sees as ids.
     """

@@ -82,7 +82,8 @@ class Segment:
     """Behavior logprobs; zero where the mask is false."""
     sources_T: NDArray[np.int8]
     turns_T: NDArray[np.int16]
-    """The turn that a token belongs to; prompt tokens are of turn 0."""
+    """The turn that a token belongs to, counted over all segments of the episode; prompt tokens are
+    of the segment's first turn."""
     versions_T: NDArray[np.int32]
     """Policy version; -1 where the policy did not sample."""
     channels: Channels

@@ -40,7 +40,7 @@ def codec(tiny_folder: Path) -> Codec:
 
 
 def settings(**changes: object) -> CollectSettings:
-    limits = Limits(turn_tokens=64, episode_tokens=512, wall_s=5.0, setup_s=5.0)
+    limits = Limits(turn_tokens=64, context_tokens=512, wall_s=5.0, setup_s=5.0)
     values = {"limits": limits, "temperature": 1.0, "concurrency": 64, "attempts": 3}
     return CollectSettings(**{**values, "max_invalid_share": 1.0, **changes})  # type: ignore[arg-type]
 
@@ -268,7 +268,11 @@ async def test_a_completion_changed_after_its_seal_stops_the_run(codec: Codec) -
 async def test_budgets_cut_and_the_episode_is_still_scored(codec: Codec) -> None:
     def cut(turn_tokens: int = 64, episode_tokens: int = 512, wall_s: float = 5.0) -> Limits:
         return Limits(
-            turn_tokens=turn_tokens, episode_tokens=episode_tokens, wall_s=wall_s, setup_s=5.0
+            turn_tokens=turn_tokens,
+            context_tokens=512,
+            episode_tokens=episode_tokens,
+            wall_s=wall_s,
+            setup_s=5.0,
         )
 
     class Slow(Calculator):
@@ -299,7 +303,7 @@ async def test_what_the_wall_clock_cuts_off_keeps_its_rewards(codec: Codec) -> N
             await asyncio.sleep(60)
             return "never"
 
-    limits = Limits(turn_tokens=64, episode_tokens=512, wall_s=0.2, setup_s=5.0)
+    limits = Limits(turn_tokens=64, context_tokens=512, wall_s=0.2, setup_s=5.0)
     [episode, _] = await play(codec, jobs(1, Slow), limits=limits)
     assert episode.stop is EpisodeStop.WALL_TIME
     assert episode.reward == 0.5

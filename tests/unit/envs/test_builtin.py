@@ -13,14 +13,25 @@ from gymnasium.utils.env_checker import check_env
 import agentrl
 from agentrl.envs import BUILT_IN, EnvServices, TokenEnv, ToolEnv, resolve_env
 from agentrl.envs.calculator import Calculator
+from agentrl.envs.context import REQUEST
+from agentrl.envs.long_haul import END, NOTHING, LongHaul
 from agentrl.envs.number_guess import NumberGuess
 from agentrl.envs.splits import SPLITS, split_of
 from agentrl.errors import ConfigError
 from agentrl.tokens import Tokenizer
-from agentrl.types import AssistantTurn, EpisodeStop, Outcome, Score, Task, ToolCall
+from agentrl.types import (
+    AssistantTurn,
+    EpisodeStop,
+    EpisodeView,
+    Message,
+    Outcome,
+    Score,
+    Task,
+    ToolCall,
+)
 
 NAMES = sorted(BUILT_IN)
-IDS = ["agentrl/Calculator-v0", "agentrl/NumberGuess-v0"]
+IDS = ["agentrl/Calculator-v0", "agentrl/LongHaul-v0", "agentrl/NumberGuess-v0"]
 
 
 def drawn(env_class: type[ToolEnv], split: str, number: int) -> list[Task]:
@@ -66,6 +77,38 @@ def test_number_guess_has_enough_tasks_in_splits_without_a_common_game() -> None
         tasks = drawn(NumberGuess, split, 400)
         assert {every[task.data["low"], task.answer] for task in tasks} == {split}
         assert len({task.id for task in tasks}) > 350
+
+
+def test_long_haul_has_enough_tasks_in_splits_without_a_common_pair_of_numbers() -> None:
+    every = [split_of("long_haul", a, b) for a in range(10, 100) for b in range(10, 100)]
+    places = 20 * 19
+    assert Counter(every)["heldout"] * places > 10_000
+    answers = {split: {t.answer for t in drawn(LongHaul, split, 400)} for split in SPLITS}
+    assert not answers["train"] & answers["heldout"]
+    assert len({task.id for task in drawn(LongHaul, "train", 400)}) == 400
+
+
+async def test_long_haul_reads_to_the_end_and_takes_anything_else_as_the_answer() -> None:
+    env = LongHaul({"pages": 3})
+    await env.areset(seed=0)
+    pages = [(await env.advance(AssistantTurn(text="read"))).messages[0].content for _ in range(4)]
+    assert pages[:3] == list(env.task.data["pages"])
+    assert pages[2].endswith(END)
+    assert pages[3] == END
+    assert (await env.advance(AssistantTurn(text="12 34"))).stop is EpisodeStop.ANSWERED
+
+
+def test_the_expert_of_long_haul_forgets_in_some_of_its_summaries() -> None:
+    expert = LongHaul.expert()
+    assert expert is not None
+    fact, request = "The city is 12.", Message(role="user", content=f"The key is 34.\n{REQUEST}")
+    texts: list[str] = []
+    for task in drawn(LongHaul, "train", 200):
+        messages = (Message(role="user", content=f"Go.\nSummary: {fact}"), request)
+        texts.append(expert.act(EpisodeView(task=task, messages=messages)).text)
+    counts = Counter(texts)
+    assert counts.keys() == {NOTHING, f"{fact} The key is 34."}
+    assert 35 < counts[NOTHING] < 85
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -171,9 +214,9 @@ def test_gymnasium_accepts_it(id_: str, tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("id_", IDS)
 def test_sync_vector_environments_work(id_: str) -> None:
     vector = gymnasium.make_vec(id_, num_envs=3, vectorization_mode="sync")
-    observations, _ = vector.reset(seed=1)
-    assert len(set(observations)) == 3
-    observations, rewards, terminated, _, _ = vector.step(("1", "2", "3"))
+    _, infos = vector.reset(seed=1)
+    assert len(set(infos["task_id"])) == 3
+    _, rewards, terminated, _, _ = vector.step(("1", "2", "3"))
     assert rewards.tolist() == [0.0, 0.0, 0.0]
     assert len(terminated) == 3
     vector.close()

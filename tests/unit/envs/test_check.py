@@ -21,7 +21,7 @@ class Sound(ToolEnv):
         return float(answer == "yes")
 
 
-@pytest.mark.parametrize("name", ["calculator", "number_guess"])
+@pytest.mark.parametrize("name", ["calculator", "long_haul", "number_guess"])
 def test_the_built_in_environments_are_sound(name: str, tokenizer: Tokenizer) -> None:
     report = check_env_class(resolve_env(name), tokenizer=tokenizer, num_tasks=3)
     assert report.ok, report.lines()

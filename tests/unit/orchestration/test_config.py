@@ -11,6 +11,7 @@ from agentrl.orchestration.load import load_run_config
 
 def test_the_short_names_are_frozen() -> None:
     assert sorted(SHORT_NAMES) == [
+        "context",
         "deterministic",
         "env",
         "eval-every",
@@ -41,8 +42,8 @@ def test_a_preset_lies_under_file_and_flags(tmp_path: Path) -> None:
     loaded = load_run_config(file=file, flags=["--lr", "0.5"])
     assert loaded.config.rollout.max_turn_tokens == 33
     assert loaded.config.trainer.lr == 0.5
-    assert loaded.config.rollout.max_episode_tokens == 512
-    assert loaded.origins["rollout.max_episode_tokens"] == "tiny preset"
+    assert loaded.config.rollout.max_context_tokens == 512
+    assert loaded.origins["rollout.max_context_tokens"] == "tiny preset"
     assert loaded.origins["trainer.lr"] == "--lr"
 
 

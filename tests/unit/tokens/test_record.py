@@ -345,7 +345,7 @@ def test_a_record_made_elsewhere_must_follow_the_rules() -> None:
 
     cases: list[tuple[dict[str, Any], str]] = [
         ({"mask_T": ~good.mask_T}, "token 0 .* did not sample"),
-        ({"turns_T": good.turns_T + np.int16(1)}, "token 0 .* wrong turn"),
+        ({"turns_T": good.turns_T - np.int16(1)}, "token 0 .* wrong turn"),
         ({"versions_T": np.full(13, 4, dtype=np.int32)}, "token 0 .* version"),
         ({"logprobs_T": np.full(13, -1, dtype=np.float32)}, "token 0 .* has a logprob"),
         ({"sources_T": np.ones(13, dtype=np.int8)}, "token 0 .* out of order"),
