@@ -2,7 +2,8 @@
 
     prompt → sample → parse → advance → observation → sample → ... → score
                                           │
-                                          └ or, by the context policy: a new segment's prompt
+                                          └ or, by the context policy, or where the template
+                                            rewrites history: a new segment's prompt
 
 All of it happens on ids: the record takes the sampled ids as they are, and only what the
 environment adds is rendered.
@@ -154,14 +155,15 @@ class EpisodeRunner:
 
     async def _show(self, parts: _Parts, new: Sequence[Message]) -> None:
         """Append what the environment answered, or begin the next segment."""
-        record, conversation = parts.running.segments.record, parts.env.conversation
-        ids = parts.renderer.observation(new)
+        record = parts.running.segments.record
+        shown = parts.running.segments.shown(parts.env.conversation)
+        step = parts.renderer.continuation(record.ids, shown, len(new))
         view = ContextView(
             first=parts.running.first,
-            messages=parts.running.segments.shown(conversation),
+            messages=shown,
             num_new=len(new),
-            num_tokens=record.num_tokens,
-            new_tokens=len(ids),
+            num_tokens=0 if step.forks else record.num_tokens,
+            new_tokens=len(step.ids),
             limit=self._limits.context_tokens,
             seed=derive_seed("context", parts.spec.task.id),
             count=lambda messages: len(parts.renderer.prompt(messages)),
@@ -171,19 +173,22 @@ class EpisodeRunner:
             await self._ask(parts, decision, view)
         elif decision is not None:
             await self._begin(parts, decision)
-        elif (full := self._full(parts.running, len(ids))) is not None:
+        elif step.forks:
+            await self._begin(parts, shown)
+        elif (full := self._full(parts.running, len(step.ids))) is not None:
             await self._truncate(parts, full)
         else:
-            record.append_environment(ids)
+            record.append_environment(step.ids)
 
     async def _ask(self, parts: _Parts, ask: Ask, view: ContextView) -> None:
         """Let the model answer the context policy, then begin the next segment with its answer."""
         new = followed_by(view.messages[-view.num_new :], ask.request)
-        ids = parts.renderer.observation(new)
+        record = parts.running.segments.record
+        ids = parts.renderer.observation(new, after=record.ids[-1])
         if (full := self._full(parts.running, len(ids))) is not None:
             await self._truncate(parts, full)
             return
-        parts.running.segments.record.append_environment(ids)
+        record.append_environment(ids)
         shown = (*view.messages[: -view.num_new], *new)
         completion = await self._sample(parts, shown, trained=ask.trained)
         answer = self._codec.parse(completion.ids_T, completion.stop_reason, ())
