@@ -10,7 +10,7 @@ from agentrl.tokens.formats.base import to_json
 from agentrl.tokens.formats.reader import Reader
 from agentrl.types import ToolCall, ToolSchema
 
-PAGE = Path(__file__).parents[4] / "docs" / "formats.md"
+PAGE = Path(__file__).parents[4] / "docs" / "tokens.md"
 
 
 def test_the_table_names_all_formats() -> None:
@@ -19,8 +19,8 @@ def test_the_table_names_all_formats() -> None:
 
 
 def test_the_example_is_a_format() -> None:
-    found = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert found
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    [example] = [block for block in blocks if "class Bracketed" in block]
     names = {
         "ToolFormat": ToolFormat,
         "Reader": Reader,
@@ -28,7 +28,7 @@ def test_the_example_is_a_format() -> None:
         "ToolCall": ToolCall,
         "to_json": to_json,
     }
-    exec(compile(found[1], str(PAGE), "exec"), names)
+    exec(compile(example, str(PAGE), "exec"), names)
     made: ToolFormat = names["Bracketed"]()  # type: ignore[operator]
     calls = tuple(ToolCall(name="f", arguments={"a": i}, id=f"call_{i}") for i in range(2))
     tools = [ToolSchema(name="f", description="", parameters={"type": "object"})]
