@@ -1,7 +1,7 @@
 """What the commands that take a run's configuration have in common."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def title(config: RunConfig) -> str:
 
 
 @contextmanager
-def shown(config: RunConfig, total: int, *, as_json: bool) -> Iterator[Display]:
+def shown(config: RunConfig, total: int, *, as_json: bool) -> Generator[Display]:
     """The display of a run of `total` steps; standard output stays free for JSON."""
     display = make_display(title(config), total, sys.stderr if as_json else sys.stdout)
     try:

@@ -8,7 +8,7 @@ Leaving the block stops the engine and the workers and frees the run directory.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -98,7 +98,7 @@ class Run:
         return self
 
     @contextmanager
-    def _configured(self, directory: RunDirectory) -> Iterator[None]:
+    def _configured(self, directory: RunDirectory) -> Generator[None]:
         """Write the configuration before the long preparations, so that a kill can be resumed."""
         if self._resume:
             yield

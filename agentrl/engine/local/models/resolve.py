@@ -157,6 +157,7 @@ def _check_weights(path: Path) -> None:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
+            header: dict[str, dict[str, list[int]]]
             header = json.loads(file.read(length)) if length < size else {}
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
