@@ -9,6 +9,7 @@ Before each request but the first the policy is asked, with the real number of t
 docs/context.md has an example of each.
 """
 
+import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from pydantic import Field
 from agentrl.config import Config
 from agentrl.config.nearest import nearest
 from agentrl.config.references import load_reference
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.types import Message
 
 DROPPED: Final = "(dropped)"
@@ -156,6 +157,32 @@ def followed_by(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
     return (*messages, Message(role="user", content=text))
 
 
+def checked_decision(decision: object) -> Sequence[Message] | Ask | None:
+    """What a policy returned, if it is one of the three things that it may be.
+
+    Raises:
+        EnvironmentFault: it is something else.
+    """
+    if isinstance(decision, Ask):
+        request: object = decision.request
+        if not isinstance(request, str) or not request.strip() or not callable(decision.then):
+            raise EnvironmentFault("the context policy asks without a text, or without a `then`")
+        return decision
+    return None if decision is None else checked_messages(decision)
+
+
+def checked_messages(found: object) -> Sequence[Message]:
+    """Messages that a segment can begin with. Raises EnvironmentFault for anything else."""
+    items = cast("Sequence[object]", found) if isinstance(found, list | tuple) else ()
+    messages = [item for item in items if isinstance(item, Message)]
+    if not messages or len(messages) != len(items) or messages[-1].role not in ("user", "tool"):
+        raise EnvironmentFault(
+            f"the context policy returned {str(found)[:60]!r}, expected None, an Ask, or messages "
+            "of which the last is the user's or a tool's"
+        )
+    return messages
+
+
 class ContextConfig(Config):
     """What happens to the conversation when it grows towards the limit of the context."""
 
@@ -197,10 +224,12 @@ def resolve_context(config: ContextConfig) -> ContextPolicy | None:
         found = load_reference(name, "context policy")
         if not callable(found):
             raise ConfigError(f"context policy {name} cannot be called; name a function")
+        if inspect.iscoroutinefunction(found):
+            raise ConfigError(f"context policy {name} is async; write it as a plain function")
         return cast("ContextPolicy", found)
     if name not in _BUILT_IN:
         raise ConfigError(
-            f"context policy {name} is unknown, {nearest(name, _BUILT_IN)} "
-            "Your own is written pkg.mod:Name or path/file.py:Name"
+            f"context policy {name} is unknown, {nearest(name, _BUILT_IN)}; "
+            "your own is written pkg.mod:Name or path/file.py:Name"
         )
     return _BUILT_IN[name](config)

@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from agentrl.envs import ToolEnv
-from agentrl.envs.context import Ask, ContextView, followed_by
+from agentrl.envs.context import (
+    Ask,
+    ContextView,
+    checked_decision,
+    checked_messages,
+    followed_by,
+)
 from agentrl.errors import (
     EngineError,
     EnvironmentFault,
@@ -29,6 +35,7 @@ from agentrl.rollout.running import EpisodeSpec, Running
 from agentrl.rollout.seeds import derive_seed
 from agentrl.rollout.segments import Segments
 from agentrl.tokens import Renderer
+from agentrl.tools import user_code
 from agentrl.types import (
     Completion,
     Episode,
@@ -168,7 +175,8 @@ class EpisodeRunner:
             seed=derive_seed("context", parts.spec.task.id),
             count=lambda messages: len(parts.renderer.prompt(messages)),
         )
-        decision = parts.env.context(view)
+        with user_code("the context policy"):
+            decision = checked_decision(parts.env.context(view))
         if isinstance(decision, Ask):
             await self._ask(parts, decision, view)
         elif decision is not None:
@@ -183,16 +191,22 @@ class EpisodeRunner:
     async def _ask(self, parts: _Parts, ask: Ask, view: ContextView) -> None:
         """Let the model answer the context policy, then begin the next segment with its answer."""
         new = followed_by(view.messages[-view.num_new :], ask.request)
-        record = parts.running.segments.record
-        ids = parts.renderer.observation(new, after=record.ids[-1])
-        if (full := self._full(parts.running, len(ids))) is not None:
-            await self._truncate(parts, full)
-            return
-        record.append_environment(ids)
         shown = (*view.messages[: -view.num_new], *new)
+        record = parts.running.segments.record
+        step = parts.renderer.continuation(record.ids, shown, len(new))
+        if step.forks:
+            await self._begin(parts, shown)
+        elif (full := self._full(parts.running, len(step.ids))) is not None:
+            await self._truncate(parts, full)
+        else:
+            record.append_environment(step.ids)
+        if parts.running.stop is not None:
+            return
         completion = await self._sample(parts, shown, trained=ask.trained)
         answer = self._codec.parse(completion.ids_T, completion.stop_reason, ())
-        await self._begin(parts, ask.then(answer.text))
+        with user_code("the context policy"):
+            messages = checked_messages(ask.then(answer.text))
+        await self._begin(parts, messages)
 
     async def _begin(self, parts: _Parts, messages: Sequence[Message]) -> None:
         """Close the segment; the next one stands for the conversation so far."""

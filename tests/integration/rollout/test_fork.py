@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.envs import ToolEnv
+from agentrl.envs import Ask, ContextPolicy, ContextView, ToolEnv
 from agentrl.rollout import Codec, Collector, CollectSettings, Job, Limits, make_batch
 from agentrl.tokens import Reasoning, verify_batch
 from agentrl.types import AssistantTurn, Episode, EpisodeView, Source, Task
@@ -30,7 +30,13 @@ class Thinks:
         return AssistantTurn(text=str(number), reasoning=f"It is surely {number}.")
 
 
-async def play(reasoning: Reasoning) -> tuple[Codec, Episode]:
+def asks_once(view: ContextView) -> Ask | None:
+    done = any("Sum up." in m.content for m in view.messages)
+    wanted = len(view.messages) >= 5 and not done
+    return Ask(request="Sum up.", then=lambda text: [*view.first]) if wanted else None
+
+
+async def play(reasoning: Reasoning, policy: ContextPolicy | None = None) -> tuple[Codec, Episode]:
     codec = Codec(corpus.load("qwen3"), reasoning=reasoning)
     engine = ScriptedEngine(Thinks(), codec.renderer(()), vocab_size=codec.tokenizer.vocab_size)
     limits = Limits(turn_tokens=64, context_tokens=512, wall_s=30.0, setup_s=5.0)
@@ -39,7 +45,13 @@ async def play(reasoning: Reasoning) -> tuple[Codec, Episode]:
     )
     collector = Collector(engine=engine, codec=codec, settings=settings)
     task = Chat.task_at(0, split="train", seed=0)
-    job = Job(env="chat", make_env=Chat, task=task, split="train", group=0)
+
+    def make_env() -> ToolEnv:
+        env = Chat()
+        env.context = policy or env.context
+        return env
+
+    job = Job(env="chat", make_env=make_env, task=task, split="train", group=0)
     [episode] = (await collector.collect([job], group_size=1, seed=0, step=1)).episodes
     assert verify_batch(make_batch([episode], temperature=1.0)) > 0
     return codec, episode
@@ -62,6 +74,15 @@ async def test_forked_each_segment_begins_as_the_template_renders_it() -> None:
         assert "surely" not in codec.tokenizer.decode(prompt)
         assert f"surely {number + 1}" in codec.tokenizer.decode(segment.ids_T.tolist())
     assert [len(set(s.turns_T.tolist())) for s in episode.segments] == [1, 1, 1]
+
+
+async def test_a_request_for_a_summary_forks_too() -> None:
+    codec, episode = await play("fork", asks_once)
+    texts = [codec.tokenizer.decode(segment.ids_T.tolist()) for segment in episode.segments]
+    [asked] = [text for text in texts if "Sum up." in text]
+    before, _, after = asked.partition("Sum up.")
+    assert "surely" not in before  # as the template renders it
+    assert "surely" in after
 
 
 @pytest.mark.parametrize("reasoning", ["keep", "fork"])

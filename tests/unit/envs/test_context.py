@@ -15,8 +15,8 @@ from agentrl.envs import (
     ToolEnv,
     Window,
 )
-from agentrl.envs.context import ContextConfig, followed_by, resolve_context
-from agentrl.errors import ConfigError
+from agentrl.envs.context import ContextConfig, checked_decision, followed_by, resolve_context
+from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.types import Message, Task
 
 FIRST = (Message(role="system", content="s"), Message(role="user", content="task"))
@@ -137,3 +137,27 @@ def test_an_environment_declares_its_own() -> None:
     assert Forgets().context(view(3)) == FIRST
     with pytest.raises(ConfigError, match=r"Wrong\.context is 'summarise', expected"):
         Wrong()
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        "text",
+        5,
+        False,
+        [],
+        [{"role": "user", "content": "x"}],
+        [Message(role="assistant", content="x")],
+        Ask(request=" ", then=lambda text: []),
+    ],
+)
+def test_what_a_policy_may_not_return_is_named(returned: object) -> None:
+    with pytest.raises(EnvironmentFault, match="the context policy"):
+        checked_decision(returned)
+
+
+def test_what_a_policy_may_return() -> None:
+    ask, messages = Ask(request="x", then=lambda text: []), [Message(role="user", content="x")]
+    assert checked_decision(None) is None
+    assert checked_decision(ask) is ask
+    assert checked_decision(messages) == messages
