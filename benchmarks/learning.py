@@ -37,7 +37,7 @@ FLAGS = {
     "calculator": [],
     # A game forgives a few wrong tokens, so its warm start has to leave more of them.
     "number_guess": [
-        *("--steps", "140"),
+        *("--steps", "70"),
         *("--warm-start.smoothing", "0.06"),
         *("--warm-start.updates", "350"),
     ],
