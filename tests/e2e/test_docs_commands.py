@@ -39,7 +39,7 @@ def test_pages_are_found() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("page", with_commands(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     for name in ("examples", "benchmarks", "docs"):
@@ -55,7 +55,7 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
             env=env,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
