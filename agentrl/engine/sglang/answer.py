@@ -6,7 +6,7 @@ EngineError. What is trained on are `output_ids`; the text that comes with them 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -58,13 +58,14 @@ def parse(body: bytes, asked: Asked) -> tuple[Completion, int | None]:
 
 def error_text(status: int, body: bytes) -> str:
     """What a server's error says, whichever of its shapes it has."""
+    content: Any
     try:
-        content: object = orjson.loads(body)
+        content = orjson.loads(body)
     except orjson.JSONDecodeError:
         content = body.decode(errors="replace")
     for key in ("error", "message", "detail", "error_message"):
-        while isinstance(content, dict) and key in content:
-            content = cast("Json", content)[key]
+        if isinstance(content, dict) and key in content:
+            content = content[key]
     text = " ".join(str(content).split())[:300].rstrip(".")
     return f"{status}: {text}" if text else f"{status} without a message"
 

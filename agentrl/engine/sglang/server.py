@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -80,9 +81,11 @@ class Server:
 
 
 def start(
-    config: EngineConfig, model: Path, log: Path, *, port: int = 0, host: str = HOST
+    config: EngineConfig, model: Path, logs: Path, *, port: int = 0, host: str = HOST
 ) -> Server:
     """Start a server for the model on a port, or on a free one; it is not ready yet.
+
+    Its log goes into the folder `logs`.
 
     Raises:
         ConfigError: SGLang is not installed, or the port is taken.
@@ -90,7 +93,8 @@ def start(
     where = require_installed()
     port = _free_port(host, port)
     command = _command(where, config, model, host, port)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"sglang-{port}.log"
     guard = Path(__file__).parent / "guard.py"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -142,7 +146,7 @@ def _command(
         if config.dtype == "auto":
             pairs["--dtype"] = "float32"
     given = [str(part) for pair in pairs.items() if pair[1] is not None for part in pair]
-    return [str(where.python), *program, *given, *flags, *settings.extra_args]
+    return [str(where.python), *program, *given, *flags, *shlex.split(settings.extra_args)]
 
 
 def _environment(where: Installation, config: EngineConfig) -> dict[str, str]:
