@@ -4,7 +4,7 @@ from pydantic import Field
 
 from agentrl.cli.command import Arguments, Command, JsonOption, print_json
 from agentrl.cli.engine_names import check_name
-from agentrl.engine.sglang.install import SGLANG, install
+from agentrl.engine.sglang.install import SGLANG, Flavour, install
 
 
 class InstallOptions(JsonOption):
@@ -17,8 +17,8 @@ class InstallOptions(JsonOption):
 
 def _run(options: InstallOptions, arguments: Arguments) -> int:
     check_name(arguments.positional[0])
-    say = (lambda _: None) if options.as_json else print
-    found = install("cpu" if options.cpu else "gpu", say)
+    flavour: Flavour = "cpu" if options.cpu else "gpu"
+    found = install(flavour) if options.as_json else install(flavour, lambda line: print(line))
     if options.as_json:
         print_json({"folder": found.folder, "flavour": found.flavour, "version": SGLANG})
     else:

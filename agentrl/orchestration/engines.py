@@ -96,19 +96,23 @@ def sglang_start(
 ) -> SglangStart:
     """Start a server for the model, its log in `logs` or the cache, or take those that run."""
     settings = config.engine.sglang
-    content: dict[str, object] = orjson.loads((folder / "config.json").read_bytes())
-    vocab_size = content.get("vocab_size")
-    if not isinstance(vocab_size, int):
-        raise ConfigError(f"{folder / 'config.json'}: names no vocab_size; choose another model")
     servers = settings.urls or [start(config.engine, folder, logs or default_cache_dir() / "logs")]
     engine = SglangEngine(
         servers,
-        vocab_size=vocab_size,
+        vocab_size=_vocab_size(folder),
         context_length=context_length,
         transport=make_transport(settings.transport),
         timeout_s=config.engine.timeout_s,
     )
     return SglangStart(engine, config, tokenizer)
+
+
+def _vocab_size(folder: Path) -> int:
+    content: dict[str, object] = orjson.loads((folder / "config.json").read_bytes())
+    size = content.get("vocab_size")
+    if not isinstance(size, int):
+        raise ConfigError(f"{folder / 'config.json'}: names no vocab_size; choose another model")
+    return size
 
 
 async def check_url(url: str, model: str | None) -> list[Row]:
@@ -123,13 +127,9 @@ async def check_url(url: str, model: str | None) -> list[Row]:
             info = await control.info()
         except EngineError as error:
             raise ConfigError(str(error)) from error
-        if model is None and not Path(info.model_path).is_dir():
-            raise ConfigError(
-                f"the server's model folder {info.model_path} is not here; name it with --model"
-            )
         folder = resolve_model(model or info.model_path)
         trained = load_model(folder)
-        size = trained.get_input_embeddings().weight.shape[0]
+        size = _vocab_size(folder)
         client = GenerateClient(url, key_headers()[0], vocab_size=size)
         try:
             return await check_server(

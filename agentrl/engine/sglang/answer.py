@@ -6,7 +6,7 @@ EngineError. What is trained on are `output_ids`; the text that comes with them 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import orjson
@@ -58,16 +58,23 @@ def parse(body: bytes, asked: Asked) -> tuple[Completion, int | None]:
 
 def error_text(status: int, body: bytes) -> str:
     """What a server's error says, whichever of its shapes it has."""
-    content: Any
     try:
-        content = orjson.loads(body)
+        content: object = orjson.loads(body)
     except orjson.JSONDecodeError:
         content = body.decode(errors="replace")
     for key in ("error", "message", "detail", "error_message"):
-        if isinstance(content, dict) and key in content:
-            content = content[key]
+        content = _field(content, key)
     text = " ".join(str(content).split())[:300].rstrip(".")
     return f"{status}: {text}" if text else f"{status} without a message"
+
+
+def _field(content: object, key: str) -> object:
+    """A field of an object, or all of what has no such field."""
+    return (
+        cast("Json", content).get(key, cast("object", content))
+        if isinstance(content, dict)
+        else content
+    )
 
 
 def _loads(body: bytes) -> object:

@@ -46,7 +46,7 @@ async def check_server(
         except EngineError as error:
             ok, detail = False, str(error)
         rows.append(Row(name=name, ok=ok, detail=detail))
-        if not ok and name in ("settings", "ids"):
+        if not ok and name in ("settings", "tokenizer", "ids"):
             break  # the others could only fail, or harm the server
     return rows
 
