@@ -76,14 +76,14 @@ class SglangStart:
                 slot, self.tokenizer, vocab_size=engine.vocab_size, reference=reference
             )
             refuse(slot.url, rows)
-            self._check_room(slot.info.kv_tokens if slot.info else 0)
+            self._check_room(slot.info.longest_prompt if slot.info else 0)
 
-    def _check_room(self, kv_tokens: int) -> None:
+    def _check_room(self, longest: int) -> None:
         needed = self.config.rollout.max_episode_tokens or self.engine.context_length
-        if kv_tokens < needed:
+        if longest < needed:
             raise ConfigError(
-                f"engine.sglang.kv_tokens: the server's cache holds {kv_tokens} tokens, but an "
-                f"episode may have {needed}; raise it or lower rollout.max_episode_tokens"
+                f"engine.sglang.kv_tokens: the server takes prompts of {longest} tokens at most, "
+                f"but an episode may have {needed}; raise it, or lower rollout.max_episode_tokens"
             )
 
 

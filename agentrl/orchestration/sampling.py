@@ -9,6 +9,7 @@ import orjson
 from agentrl.engine import Engine
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.process import prepare_process
+from agentrl.engine.sglang.server import RESERVED
 from agentrl.envs import EnvServices
 from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import JobMaker
@@ -81,7 +82,8 @@ def context_length(config: RunConfig, model_folder: Path) -> int:
     settings: dict[str, object] = orjson.loads((model_folder / "config.json").read_bytes())
     longest = settings.get("max_position_embeddings")
     own = longest if isinstance(longest, int) else config.engine.context_length or 2**20
-    return min(config.engine.context_length or own, own)
+    own = min(config.engine.context_length or own, own)
+    return own - RESERVED if config.engine.samples_with == "sglang" else own
 
 
 def with_codec(plan: Plan, codec: Codec, started: Started) -> SamplingParts:

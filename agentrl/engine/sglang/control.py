@@ -42,7 +42,8 @@ class Info:
     tp_size: int
     dp_size: int
     kv_tokens: int
-    context_length: int | None
+    longest_prompt: int
+    """Tokens; it is shorter than the context, and than the cache."""
     quirks: tuple[str, ...]
     """Settings that bias or break training, as `name=value`."""
 
@@ -102,7 +103,6 @@ class Control:
             for name, expected in _HARMFUL.items()
             if (said.get(name) or expected) != expected
         )
-        length = said.get("context_length")
         return Info(
             version=version,
             weight_version=str(said.get("weight_version")),
@@ -111,7 +111,7 @@ class Control:
             tp_size=_integer(said, "tp_size"),
             dp_size=_integer(said, "dp_size"),
             kv_tokens=_integer(said, "max_total_num_tokens"),
-            context_length=length if isinstance(length, int) else None,
+            longest_prompt=_integer(said, "max_req_input_len"),
             quirks=quirks,
         )
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from agentrl.engine.sglang.weights import Transport
 
 WATCH_S = 5.0
+HEALTH_S = 10.0
 MISSED_MOST = 3
 """Health checks in a row without an answer that make a server count as gone."""
 _UNREACHABLE_MOST = 4
@@ -251,7 +252,7 @@ class SglangEngine:
             except Unreachable as error:
                 unreachable += 1
                 slot.stats.failures += 1
-                if slot.state == "serving" and not await slot.control.healthy():
+                if slot.state == "serving" and not await slot.control.healthy(HEALTH_S):
                     slot.fail("down", str(error))
                 if unreachable >= _UNREACHABLE_MOST:
                     raise
@@ -350,7 +351,7 @@ class SglangEngine:
             await asyncio.gather(*(self._look(slot) for slot in self.slots))
 
     async def _look(self, slot: Slot) -> None:
-        if await slot.control.healthy():
+        if await slot.control.healthy(HEALTH_S):
             slot.missed = 0
             if slot.state != "serving":
                 await self._take_back(slot)

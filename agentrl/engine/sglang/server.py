@@ -21,6 +21,8 @@ from agentrl.errors import ConfigError
 HOST = "127.0.0.1"
 STOP_S = 20.0
 """How long a server may take to end by itself; then its process group is killed."""
+RESERVED = 8
+"""At least so many tokens of its context a server keeps to itself: it refuses longer prompts."""
 _CPU_KV_TOKENS = 65_536
 _TAIL_BYTES = 64_000
 _EXCEPTION = re.compile(r"^(?:\[[^\]]*\] )?((?:[\w.]*(?:Error|Exception|Interrupt)|.*error): .+)$")

@@ -156,9 +156,13 @@ def _bucket(named: Named) -> Bucket:
 
 
 class Checked:
-    """What all transports share: which tensors there must be, and the check of one of them."""
+    """What all transports share: which tensors there must be, and the check of one of them.
 
-    def __init__(self) -> None:
+    A server has `timeout_s` for each bucket.
+    """
+
+    def __init__(self, *, timeout_s: float = UPDATE_S) -> None:
+        self._timeout_s = timeout_s
         self._shapes: Mapping[str, torch.Size] | None = None
 
     async def publish(
@@ -231,7 +235,9 @@ class TensorTransport(Checked):
                         "load_format": "flattened_bucket",
                         "flush_cache": i == len(made) - 1,
                     }
-                    await control.send("/update_weights_from_tensor", body, timeout_s=UPDATE_S)
+                    await control.send(
+                        "/update_weights_from_tensor", body, timeout_s=self._timeout_s
+                    )
 
         return await each(targets, to_one)
 
@@ -239,8 +245,8 @@ class TensorTransport(Checked):
 class DiskTransport(Checked):
     """A safetensors file that every server reads; the folder must be seen by all of them."""
 
-    def __init__(self, root: Path | None = None) -> None:
-        super().__init__()
+    def __init__(self, root: Path | None = None, *, timeout_s: float = UPDATE_S) -> None:
+        super().__init__(timeout_s=timeout_s)
         self._folder = Path(tempfile.mkdtemp(prefix="agentrl-weights-", dir=root))
 
     async def send(self, targets: Sequence[Target], named: Named) -> Sequence[EngineError | None]:
@@ -250,7 +256,9 @@ class DiskTransport(Checked):
         body = {"model_path": str(self._folder), "flush_cache": True}
         return await each(
             targets,
-            lambda target: target[0].send("/update_weights_from_disk", body, timeout_s=UPDATE_S),
+            lambda target: target[0].send(
+                "/update_weights_from_disk", body, timeout_s=self._timeout_s
+            ),
         )
 
     async def aclose(self) -> None:
