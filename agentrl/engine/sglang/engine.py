@@ -62,13 +62,18 @@ class SglangEngine:
         context_length: int,
         transport: "Transport | None" = None,
         timeout_s: float = 600.0,
+        control_s: float = 60.0,
     ) -> None:
-        """Over servers or URLs; `start` it before use. Without a transport weights stay."""
+        """Over servers or URLs; `start` it before use. Without a transport weights stay.
+
+        A request has `timeout_s` in all, a call such as a pause `control_s`.
+        """
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.version = 0
         self._transport = transport
         self._timeout_s = timeout_s
+        self._control_s = control_s
         self._router = Router([self._slot(server) for server in servers])
         self._flights: dict[str, _Flight] = {}
         self._going = asyncio.Event()
@@ -80,7 +85,9 @@ class SglangEngine:
         url = server if isinstance(server, str) else server.url
         client = GenerateClient(url.rstrip("/"), key_headers()[0], vocab_size=self.vocab_size)
         owned = None if isinstance(server, str) else server
-        return Slot(client=client, control=Control(client.url), server=owned)
+        return Slot(
+            client=client, control=Control(client.url, timeout_s=self._control_s), server=owned
+        )
 
     @property
     def slots(self) -> Sequence[Slot]:
@@ -272,7 +279,7 @@ class SglangEngine:
         except TimeoutError as error:
             if self._closed:
                 raise EngineError("the engine was closed") from error
-            raise Unreachable(f"the SGLang server at {slot.url} is gone: {slot.reason}") from error
+            raise Unreachable(f"the SGLang server at {slot.url} is gone: {slot.why}") from error
         finally:
             slot.clocks.discard(clock)
             slot.running -= 1

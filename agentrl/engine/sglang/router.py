@@ -62,11 +62,16 @@ class Slot:
     def fail(self, state: Literal["down", "stale"], reason: str) -> None:
         """Take no requests; those that wait for an answer are let go."""
         self.state, self.reason = state, reason
-        if self.server is not None and not self.server.alive:
-            self.reason = f"it ended: {self.server.last_words()}"
         now = asyncio.get_running_loop().time()
         for clock in self.clocks:
             clock.reschedule(now)
+
+    @property
+    def why(self) -> str:
+        """Why it does not serve, in its own last words if it is ours and ended."""
+        if self.server is not None and not self.server.alive:
+            return f"it ended: {self.server.last_words()}"
+        return self.reason
 
     def book(self, num_prompt: int, completion: Completion) -> None:
         """Count an answer."""
@@ -102,4 +107,4 @@ class Router:
 
     def reasons(self) -> str:
         """Why servers do not serve."""
-        return "; ".join(f"{s.url}: {s.reason}" for s in self.slots if s.state != "serving")
+        return "; ".join(f"{s.url}: {s.why}" for s in self.slots if s.state != "serving")

@@ -254,12 +254,8 @@ class DiskTransport(Checked):
         tensors = {name: tensor.cpu().contiguous() for name, tensor in named}
         save_file(tensors, self._folder / "model.safetensors", metadata={"format": "pt"})
         body = {"model_path": str(self._folder), "flush_cache": True}
-        return await each(
-            targets,
-            lambda target: target[0].send(
-                "/update_weights_from_disk", body, timeout_s=self._timeout_s
-            ),
-        )
+        path, timeout_s = "/update_weights_from_disk", self._timeout_s
+        return await each(targets, lambda one: one[0].send(path, body, timeout_s=timeout_s))
 
     async def aclose(self) -> None:
         """Remove the folder."""
