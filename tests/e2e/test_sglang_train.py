@@ -73,17 +73,9 @@ def test_a_killed_run_takes_its_server_along(sglang_folder: Path, tmp_path: Path
 
 
 def test_an_unusable_model_is_said_in_one_sentence(sglang_folder: Path, tmp_path: Path) -> None:
+    flags = ["--logs", str(tmp_path), "--engine.sglang.extra-args=--no-such-flag 3"]
     done = subprocess.run(
-        command(
-            "engine",
-            "serve",
-            "sglang",
-            "--model",
-            "tiny",
-            "--logs",
-            str(tmp_path),
-            "--engine.sglang.extra-args=--no-such-flag 3",
-        ),  # fmt: skip
+        command("engine", "serve", "sglang", "--model", "tiny", *flags),
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import Server
 from agentrl.errors import EngineError
 from agentrl.types import Sampling, Session
+from tests.unit.engine.test_sglang_answer import answer
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
@@ -169,17 +171,16 @@ except Exception as error:
 """
 
 
-async def test_requests_and_the_recorded_answer_fit_the_published_schema(
-    sglang_folder: Path,
-) -> None:
-    from tests.unit.engine.test_sglang_answer import answer
-
+def test_requests_and_the_recorded_answer_fit_the_published_schema(sglang_folder: Path) -> None:
     (types,) = sglang_folder.glob("lib/python*/site-packages/sglang/api/v1/api_types.py")
     pair = [json.loads(request_body(PROMPT, SAMPLING, new_rid())), json.loads(answer())]
-    python = sglang_folder / "bin" / "python"
-    process = await asyncio.create_subprocess_exec(
-        python, "-c", CHECK, types, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    done = subprocess.run(
+        [sglang_folder / "bin" / "python", "-c", CHECK, types],
+        input=json.dumps(pair),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
-    said, _ = await process.communicate(json.dumps(pair).encode())
-    assert process.returncode == 0
-    assert said.strip() == b"JsonContractError"
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "JsonContractError"

@@ -1,5 +1,6 @@
 """What a server may answer, without a server: right answers, wrong ones, and anything at all."""
 
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -125,10 +126,8 @@ KEYS = ("output_ids", "meta_info", *orjson.loads(answer())["meta_info"])
 
 @given(st.sampled_from(KEYS), JSON)
 def test_anything_at_all_is_a_completion_or_an_engine_error(key: str, value: object) -> None:
-    try:
+    with suppress(EngineError):
         parse(answer(**{key: value}), ASKED)
-    except EngineError:
-        pass
 
 
 @given(st.binary(max_size=20))
