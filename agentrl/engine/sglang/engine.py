@@ -215,11 +215,11 @@ class SglangEngine:
         for slot in self.slots:
             slot.fail("down", "the engine was closed")
         try:
+            if self._transport is not None:
+                await self._transport.aclose()
             for slot in self.slots:
                 await slot.client.aclose()
                 await slot.control.aclose()
-            if self._transport is not None:
-                await self._transport.aclose()
         finally:
             owned = [slot.server for slot in self.slots if slot.server is not None]
             await asyncio.gather(*(asyncio.to_thread(server.stop) for server in owned))

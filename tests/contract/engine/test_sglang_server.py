@@ -15,7 +15,13 @@ from agentrl.engine.sglang.check import check_server
 from agentrl.engine.sglang.client import new_rid, request_body
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import RESERVED, Server, start
-from agentrl.engine.sglang.weights import DiskTransport, TensorTransport, Transport, buckets
+from agentrl.engine.sglang.weights import (
+    BroadcastTransport,
+    DiskTransport,
+    TensorTransport,
+    Transport,
+    buckets,
+)
 from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.logprobs import sequence_logprobs
@@ -124,7 +130,7 @@ async def test_an_id_outside_the_vocabulary_never_reaches_the_server(
     assert (await engine.health()).alive
 
 
-@pytest.mark.parametrize("kind", [TensorTransport, DiskTransport])
+@pytest.mark.parametrize("kind", [TensorTransport, DiskTransport, BroadcastTransport])
 async def test_new_weights_are_sampled_under_their_version(
     engine: SglangEngine, model: PreTrainedModel, server: Server, kind: type[Transport]
 ) -> None:
@@ -140,6 +146,7 @@ async def test_new_weights_are_sampled_under_their_version(
         assert gap(model, completion) < 1e-4
         with pytest.raises(EngineError, match="expected one above 1"):
             await other.update_weights(ModelWeights(model), 1)
+        await other.update_weights(ModelWeights(model), 2)
     finally:
         await other.aclose()
 
