@@ -118,7 +118,7 @@ class BroadcastTransport(Checked):
 
 async def _both(post: Any, work: Any) -> Any:
     """Wait for the server's answer and for our side; a failure of ours is an EngineError too."""
-    results: list[Any] = await asyncio.gather(post, work, return_exceptions=True)
+    results: Sequence[Any] = await asyncio.gather(post, work, return_exceptions=True)
     for result in results:
         if isinstance(result, EngineError):
             raise result

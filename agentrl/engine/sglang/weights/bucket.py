@@ -12,8 +12,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
+import torch.multiprocessing  # registers how a GPU's tensors are shared
 from torch import Tensor
-from torch import multiprocessing as torch_mp
 
 BUCKET_BYTES = 512 << 20
 _METADATA = ("sglang.srt.weight_sync.tensor_bucket", "FlattenedTensorMetadata")
@@ -60,26 +60,18 @@ class Bucket:
     data: Tensor
     metadata: Sequence[FlattenedTensorMetadata]
 
-    def packed(self, *, by_value: bool) -> str:
-        """As text for `/update_weights_from_tensor`: with the bytes, or with where they are shared.
+    def packed(self) -> str:
+        """As text for `/update_weights_from_tensor`.
 
-        What is shared lives as long as `data`. A GPU's memory is always shared.
+        A CPU's bytes go by value: torch shares them by a helper process that would live, with our
+        standard output open, as long as the server. A GPU's memory is shared and lives as long as
+        `data`.
         """
-        content = {"flattened_tensor": self.data, "metadata": list(self.metadata)}
         buffer = io.BytesIO()
         pickler = _Pickler(buffer, protocol=4)
-        if by_value and self.data.device.type == "cpu":
-            pickler.dump(content)
-        else:
-            # Sharing by file descriptors works between parent and child only.
-            strategy: Any = torch_mp
-            before = strategy.get_sharing_strategy()
-            strategy.set_sharing_strategy("file_system")
-            try:
-                pickler.dispatch_table = ForkingPickler(io.BytesIO()).dispatch_table
-                pickler.dump(content)
-            finally:
-                strategy.set_sharing_strategy(before)
+        if self.data.device.type != "cpu":
+            pickler.dispatch_table = ForkingPickler(io.BytesIO()).dispatch_table
+        pickler.dump({"flattened_tensor": self.data, "metadata": list(self.metadata)})
         return base64.b64encode(buffer.getvalue()).decode()
 
 

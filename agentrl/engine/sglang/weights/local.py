@@ -1,4 +1,4 @@
-"""Weights for servers that share a memory or a disk with us."""
+"""Weights in a request, or over a disk."""
 
 # pyright: reportUnknownVariableType=false
 # (safetensors is not fully typed)
@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from safetensors.torch import save_file
 
@@ -15,11 +14,9 @@ from agentrl.engine.sglang.weights.bucket import Named, buckets
 from agentrl.engine.sglang.weights.transport import UPDATE_S, Checked, Target, each, session
 from agentrl.errors import EngineError
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
 
 class TensorTransport(Checked):
-    """Buckets in the body of a request: shared memory on this host, else the bytes."""
+    """Buckets in the body of a request: the bytes of a CPU, or where a GPU's memory is."""
 
     async def send(self, targets: Sequence[Target], named: Named) -> Sequence[EngineError | None]:
         """Bring all tensors to all targets."""
@@ -27,11 +24,10 @@ class TensorTransport(Checked):
 
         async def to_one(target: Target) -> None:
             control, info = target
-            by_value = urlsplit(control.url).hostname not in _LOOPBACK
             async with session(control, info):
                 for i, bucket in enumerate(made):
                     # One text per rank; an empty list would end the server.
-                    texts = [bucket.packed(by_value=by_value)] * info.tp_size
+                    texts = [bucket.packed()] * info.tp_size
                     body = {
                         "serialized_named_tensors": texts,
                         "load_format": "flattened_bucket",
