@@ -52,12 +52,13 @@ COMMAND = Command(
 
 def examine() -> dict[str, dict[str, object]]:
     """Everything that `doctor` shows, by section."""
+    engines: dict[str, object] = {name: _engine(needs) for name, needs in _ENGINES.items()}
+    engines["sglang"] = _sglang()
     return {
         "versions": {"python": platform.python_version(), **{p: _version(p) for p in _PACKAGES}},
         "machine": _machine(),
         "torch": _torch(),
-        "engines": {name: _engine(needs) for name, needs in _ENGINES.items()}
-        | {"sglang": _sglang()},
+        "engines": engines,
         "sandboxes": {probe.name: asdict(probe) for probe in probe_sandboxes()},
         "places": _places(),
     }

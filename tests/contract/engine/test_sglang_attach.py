@@ -24,7 +24,7 @@ def agentrl(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]"
 
 
 def test_a_run_uses_the_server_and_leaves_it_running(server: Server, tmp_path: Path) -> None:
-    small = ["--rollout.tasks-per-step", "4", "--group-size", "4", "--warm-start.updates", "10"]
+    small = ["--rollout.tasks-per-step", "4", "--group-size", "4", "--warm-start.updates", "60"]
     train = ["train", "--env", "calculator", "--engine-url", server.url, "--steps", "2", *small]
     done = agentrl(tmp_path, *train)
     assert done.returncode == 0, done.stderr

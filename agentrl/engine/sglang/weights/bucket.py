@@ -12,7 +12,6 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-import torch.multiprocessing  # registers how a GPU's tensors are shared
 from torch import Tensor
 
 BUCKET_BYTES = 512 << 20
