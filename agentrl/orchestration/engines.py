@@ -79,11 +79,11 @@ class SglangStart:
             self._check_room(slot.info.longest_prompt if slot.info else 0)
 
     def _check_room(self, longest: int) -> None:
-        needed = self.config.rollout.max_episode_tokens or self.engine.context_length
+        needed = self.config.rollout.max_context_tokens or self.engine.context_length
         if longest < needed:
             raise ConfigError(
                 f"engine.sglang.kv_tokens: the server takes prompts of {longest} tokens at most, "
-                f"but an episode may have {needed}; raise it, or lower rollout.max_episode_tokens"
+                f"but a sequence may have {needed}; raise it, or lower rollout.max_context_tokens"
             )
 
 

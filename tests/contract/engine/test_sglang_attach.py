@@ -29,14 +29,15 @@ def test_a_run_uses_the_server_and_leaves_it_running(server: Server, tmp_path: P
     done = agentrl(tmp_path, *train)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "runs/last/metrics.jsonl").read_text().splitlines()
-    assert max(json.loads(line)["gap_mean"] for line in lines) < 1e-5
+    steps = [json.loads(line) for line in lines]
+    assert max(step["gap_mean"] for step in steps) < 1e-5
     assert server.alive
     trained = str(tmp_path / "runs" / "last" / "model")
     checked = agentrl(tmp_path, "engine", "check", server.url, "--model", trained, "--json")
     report = json.loads(checked.stdout)
     assert checked.returncode == 0, report
     assert report["ok"]
-    assert report["rows"][3]["detail"].endswith(": 2")
+    assert report["rows"][3]["detail"].endswith(f": {steps[-1]['updates']:.0f}")
     other = agentrl(tmp_path, "engine", "check", server.url, "--model", "tiny")
     assert other.returncode == 1
     assert "FAIL  logprobs" in other.stdout
