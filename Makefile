@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: venv demo test unit lint types layers integration nightly clean
+.PHONY: venv demo test sglang unit lint types layers integration nightly clean
 
 venv: $(STAMP)
 
@@ -33,7 +33,11 @@ unit: venv
 	$(PY) -m pytest tests/unit -q
 
 test: lint types layers
-	$(PY) -m pytest
+	$(PY) -m pytest -m "not sglang"
+
+sglang: venv
+	$(PY) -m agentrl engine install sglang --cpu
+	REQUIRE_SGLANG=1 $(PY) -m pytest -m sglang
 
 nightly: venv
 	$(PY) benchmarks/learning.py --env calculator --seeds 0,1,2

@@ -1,8 +1,13 @@
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from agentrl.engine.sglang.install import default_folder, installed
+
+_SGLANG = default_folder()  # before the tests get a cache of their own
 
 # A shared machine stalls now and then; pytest's own timeout is the one that counts.
 settings.register_profile("agentrl", deadline=None)
@@ -25,3 +30,16 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENTRL_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def sglang_folder() -> Iterator[Path]:
+    """The environment of the SGLang server; without one the test is skipped, in CI it fails."""
+    if installed(_SGLANG) is None:
+        reason = f"no SGLang in {_SGLANG}; run: agentrl engine install sglang --cpu"
+        if os.environ.get("REQUIRE_SGLANG") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTRL_SGLANG", str(_SGLANG))
+        yield _SGLANG

@@ -8,6 +8,8 @@ Suffixes: P packed tokens, K trained tokens, D hidden width, V vocabulary.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch and transformers are typed in part only.
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -35,6 +37,17 @@ def policy_scores(model: PreTrainedModel, rows: PackedRows, temperature: float) 
     predictors_K = torch.from_numpy(rows.predictors_K).to(model.device)
     targets_K = torch.from_numpy(rows.targets_K).to(model.device)
     return _head_scores(_head(model), hidden_PD[predictors_K], targets_K, temperature)
+
+
+def sequence_logprobs(
+    model: PreTrainedModel, ids: Sequence[int], temperature: float = 1.0
+) -> list[float]:
+    """The logprob of each id but the first given those before it, by the model's own pass."""
+    ids_T = torch.tensor(ids, device=model.device)
+    with torch.no_grad():
+        logits_TV = model(input_ids=ids_T[None]).logits[0, :-1].float() / temperature
+    logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
+    return [float(x) for x in logprobs_TV.gather(1, ids_T[1:, None])[:, 0]]
 
 
 def check_model(model: PreTrainedModel) -> None:

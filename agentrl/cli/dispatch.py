@@ -22,6 +22,9 @@ COMMANDS: Mapping[str, str] = {
     "env list": "list the built-in environments",
     "env check": "check an environment before training on it",
     "template check": "check a chat template for multi-turn training",
+    "engine install": "install an engine's server into an environment of its own",
+    "engine serve": "start a server for a model and stop it with Ctrl-C",
+    "engine check": "ask a running server whether it can be trained with",
     "doctor": "show versions, devices, engines and sandboxes",
 }
 """Every command with what it is for; `env list` lives in `agentrl.cli.env_list`."""

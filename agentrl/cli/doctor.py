@@ -22,7 +22,6 @@ _PACKAGES = ("agentrl", "torch", "transformers", "gymnasium", "numpy", "pydantic
 _ENGINES: Mapping[str, tuple[str, ...]] = {
     "local": ("torch", "transformers"),
     "scripted": (),
-    "sglang": ("sglang",),
 }
 _TORCH = """
 import json, torch
@@ -53,11 +52,13 @@ COMMAND = Command(
 
 def examine() -> dict[str, dict[str, object]]:
     """Everything that `doctor` shows, by section."""
+    engines: dict[str, object] = {name: _engine(needs) for name, needs in _ENGINES.items()}
+    engines["sglang"] = _sglang()
     return {
         "versions": {"python": platform.python_version(), **{p: _version(p) for p in _PACKAGES}},
         "machine": _machine(),
         "torch": _torch(),
-        "engines": {name: _engine(needs) for name, needs in _ENGINES.items()},
+        "engines": engines,
         "sandboxes": {probe.name: asdict(probe) for probe in probe_sandboxes()},
         "places": _places(),
     }
@@ -116,6 +117,15 @@ def _engine(needs: tuple[str, ...]) -> dict[str, object]:
     missing = [name for name in needs if importlib.util.find_spec(name) is None]
     detail = f"needs {', '.join(missing)}" if missing else "ready"
     return {"works": not missing, "detail": detail}
+
+
+def _sglang() -> dict[str, object]:
+    from agentrl.engine.sglang.install import SGLANG, installed
+
+    found = installed()
+    if found is None:
+        return {"works": False, "detail": "agentrl engine install sglang puts it into the cache"}
+    return {"works": True, "detail": f"{SGLANG} for a {found.flavour.upper()} in {found.folder}"}
 
 
 def _places() -> dict[str, object]:

@@ -7,10 +7,49 @@ from pydantic import Field
 from agentrl.config.base import Config
 
 
+class SglangConfig(Config):
+    """SGLang servers: where they are, or how one is started."""
+
+    url: str = Field(
+        default="",
+        description="running servers to use, such as http://a:30000,http://b:30000; empty: one is "
+        "started",
+    )
+    tp_size: int = Field(default=1, ge=1, description="tensor-parallel size of a started server")
+    dp_size: int = Field(default=1, ge=1, description="data-parallel size of a started server")
+    memory_fraction: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="share of a GPU's memory for weights and cache of a started server",
+    )
+    kv_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="tokens that the cache of a started server holds; 0: 65,536 on a CPU, else "
+        "what memory allows",
+    )
+    extra_args: str = Field(
+        default="", description="more arguments for a started server, as on its command line"
+    )
+    transport: Literal["tensor", "disk", "distributed"] = Field(
+        default="tensor", description="how new weights reach the servers"
+    )
+    start_timeout_s: float = Field(
+        default=600.0, gt=0, description="seconds that a started server may take to be ready"
+    )
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers of `url`."""
+        return tuple(part.strip().rstrip("/") for part in self.url.split(",") if part.strip())
+
+
 class EngineConfig(Config):
     """How completions are sampled; the local engine runs inside the process."""
 
-    kind: Literal["local"] = Field(default="local", description="which engine samples")
+    kind: Literal["local", "sglang"] = Field(default="local", description="which engine samples")
+    sglang: SglangConfig = Field(default=SglangConfig(), description="SGLang servers")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
         description="number format of the weights; auto: that of the model, or float32 on a CPU "
@@ -44,3 +83,8 @@ class EngineConfig(Config):
         default="auto",
         description="sample with the trainer's own parameters; auto: where the dtypes agree",
     )
+
+    @property
+    def samples_with(self) -> Literal["local", "sglang"]:
+        """Which engine samples: a server's address says so too."""
+        return "sglang" if self.sglang.urls else self.kind

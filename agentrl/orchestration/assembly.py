@@ -54,11 +54,19 @@ def assemble(
 ) -> Assembly:
     """Prepare the model, load it, and wire engine, trainer and store."""
     base_model = prepare_model(plan, display, runner)
-    parts = build_parts(plan, base_model)
+    parts = build_parts(plan, base_model, directory.path / "engine")
     try:
+        runner.run(start_engine(parts, plan, display))
         store = RunStore(directory, base_model=base_model, keep=plan.config.checkpoint.keep)
     except BaseException:
         runner.run(parts.aclose())
         raise
     controller = Controller(parts=parts, store=store, display=display, estimator=estimator)
     return Assembly(parts=parts, store=store, controller=controller, base_model=base_model)
+
+
+async def start_engine(parts: Parts, plan: Plan, display: Display) -> None:
+    """Wait until the engine can be used."""
+    if plan.config.engine.samples_with != "local":
+        display.phase("engine")
+    await parts.begin()

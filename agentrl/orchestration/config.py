@@ -113,5 +113,7 @@ SHORT_NAMES: Mapping[str, str] = {
     "eval-every": "eval.every",
     "threads": "threads",
     "context": "context.policy",
+    "engine": "engine.kind",
+    "engine-url": "engine.sglang.url",
 }
 """The commonest keys by short names; the set is frozen by a test."""

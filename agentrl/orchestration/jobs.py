@@ -50,6 +50,7 @@ def evaluate(
     async def play() -> tuple[EvalResult, Collected]:
         parts = sampling_parts(plan, folder)
         try:
+            await parts.begin()
             return await evaluate_once(plan, parts, on_episode)
         finally:
             await parts.aclose()

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.engine import Engine
-from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.process import prepare_process
 from agentrl.envs import EnvServices
-from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import BoundEnv, JobMaker
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.engines import Begin, local_engine, sglang_start
 from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.sampling import (
     checked_codec,
@@ -34,6 +33,8 @@ class Parts:
     codec: Codec
     services: EnvServices
     engine: Engine
+    begin: Begin
+    """To be awaited before the engine is used."""
     trainer: Trainer
     jobs: JobMaker
     collector: Collector
@@ -47,23 +48,31 @@ class Parts:
             self.services.close()
 
 
-def build_parts(plan: Plan, model_folder: Path) -> Parts:
+def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Parts:
     """Load the model and make engine and trainer around it.
 
+    Args:
+        plan: what to build.
+        model_folder: the model.
+        logs: folder for the log of a server; by default one in the cache.
+
     Raises:
-        ConfigError: the chat template cannot be used, an episode's budget is larger than the
-            context, or the engine cannot be deterministic.
+        ConfigError: the chat template cannot be used, or an episode's budget is larger than the
+            context.
     """
     config = plan.config
     prepare_process(threads=config.threads, deterministic=config.deterministic, seed=config.seed)
     codec = checked_codec(plan, model_folder)
+    longest = context_length(config, model_folder)
+    make_limits(config, longest)  # its errors come before an engine
+    server = None
+    if config.engine.samples_with == "sglang":
+        server = sglang_start(config, model_folder, codec.tokenizer, longest, logs)
     model = load_model(model_folder, dtype="float32")
-    make_limits(config, context_length(config, model_folder))  # its errors come before an engine
     trainer = Trainer(model, config.trainer, total_steps=config.steps)
-    engine = LocalEngine(model, config.engine)
-    if config.deterministic and not engine.honours_seeds:
-        raise ConfigError("deterministic: got true, but this engine ignores seeds; use another one")
-    sampling = with_codec(plan, codec, engine)
+    started = local_engine(model, config) if server is None else server.trained(trainer)
+    engine = started.engine
+    sampling = with_codec(plan, codec, started)
     return Parts(
         config=config,
         envs=plan.envs,
@@ -71,6 +80,7 @@ def build_parts(plan: Plan, model_folder: Path) -> Parts:
         codec=codec,
         services=sampling.services,
         engine=engine,
+        begin=started.begin,
         trainer=trainer,
         jobs=sampling.jobs,
         collector=make_collector(engine, codec, config, config.rollout.temperature),

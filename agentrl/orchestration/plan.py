@@ -61,6 +61,10 @@ def _check_combinations(config: RunConfig) -> None:
                 f"rollout.max_turn_tokens: got {rollout.max_turn_tokens}, expected at most "
                 f"rollout.{key} ({most})"
             )
+    if config.deterministic and config.engine.samples_with == "sglang":
+        raise ConfigError(
+            "deterministic: got true with SGLang, which ignores seeds; use --engine local"
+        )
     if config.tool_format is not None and config.tool_format not in FORMATS:
         raise ConfigError(
             f"tool_format: got {config.tool_format!r}, {nearest(config.tool_format, FORMATS)}"

@@ -7,13 +7,14 @@ from pathlib import Path
 import orjson
 
 from agentrl.engine import Engine
-from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.process import prepare_process
+from agentrl.engine.sglang.server import RESERVED
 from agentrl.envs import EnvServices
 from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import JobMaker
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.engines import Begin, Started, local_engine, nothing, sglang_start
 from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.plan import Plan
 from agentrl.rollout import Codec, Collected, Collector, CollectSettings, Limits
@@ -28,6 +29,8 @@ class SamplingParts:
     codec: Codec
     services: EnvServices
     engine: Engine
+    begin: Begin
+    """To be awaited before the engine is used."""
     jobs: JobMaker
 
     async def aclose(self) -> None:
@@ -45,8 +48,15 @@ def sampling_parts(
     config = plan.config
     prepare_process(threads=config.threads, deterministic=config.deterministic, seed=config.seed)
     codec = checked_codec(plan, model_folder)
-    make_limits(config, context_length(config, model_folder))
-    return with_codec(plan, codec, engine(codec) if engine else _local(config, model_folder))
+    longest = context_length(config, model_folder)
+    make_limits(config, longest)
+    if engine is not None:
+        started = Started(engine=engine(codec), begin=nothing)
+    elif config.engine.samples_with == "sglang":
+        started = sglang_start(config, model_folder, codec.tokenizer, longest).fixed()
+    else:
+        started = local_engine(load_model(model_folder, dtype=config.engine.dtype), config)
+    return with_codec(plan, codec, started)
 
 
 def checked_codec(plan: Plan, model_folder: Path) -> Codec:
@@ -72,19 +82,17 @@ def context_length(config: RunConfig, model_folder: Path) -> int:
     settings: dict[str, object] = orjson.loads((model_folder / "config.json").read_bytes())
     longest = settings.get("max_position_embeddings")
     own = longest if isinstance(longest, int) else config.engine.context_length or 2**20
-    return min(config.engine.context_length or own, own)
+    own = min(config.engine.context_length or own, own)
+    return own - RESERVED if config.engine.samples_with == "sglang" else own
 
 
-def with_codec(plan: Plan, codec: Codec, engine: Engine) -> SamplingParts:
+def with_codec(plan: Plan, codec: Codec, started: Started) -> SamplingParts:
     """The parts around an engine that is already there."""
     services = EnvServices()
     jobs = JobMaker(plan.envs, services=services, tokenizer=codec.tokenizer, seed=plan.config.seed)
-    return SamplingParts(codec=codec, services=services, engine=engine, jobs=jobs)
-
-
-def _local(config: RunConfig, folder: Path) -> Engine:
-    model = load_model(folder, dtype=config.engine.dtype)
-    return LocalEngine(model, config.engine)
+    return SamplingParts(
+        codec=codec, services=services, engine=started.engine, begin=started.begin, jobs=jobs
+    )
 
 
 def make_limits(config: RunConfig, context_length: int) -> Limits:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import orjson
 
+from agentrl.engine.config import SglangConfig
 from agentrl.engine.local.models.resolve import TINY, default_cache_dir, resolve_model
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.errors import ConfigError
@@ -68,7 +69,11 @@ def supervised_plan(plan: Plan) -> Plan:
     trainer = plan.config.trainer.model_copy(
         update={"lr": warm.lr, "warmup_steps": warm.warmup_steps, "schedule": "linear"}
     )
-    config = plan.config.model_copy(update={"trainer": trainer, "steps": warm.updates})
+    # The experts sample, so no server is started for it.
+    engine = plan.config.engine.model_copy(update={"kind": "local", "sglang": SglangConfig()})
+    config = plan.config.model_copy(
+        update={"trainer": trainer, "engine": engine, "steps": warm.updates}
+    )
     return replace(plan, config=config)
 
 

@@ -17,6 +17,11 @@ PAGES = sorted(
 ELSEWHERE = {
     "make demo": "tests/e2e/test_learning.py runs it without the control",
     "make test": "this very run",
+    "agentrl engine install sglang --cpu": "make sglang runs it",
+    "agentrl train --env calculator --engine sglang --steps 3": "tests/e2e/test_sglang_train.py",
+    "agentrl engine serve sglang --model tiny --port 30000": "tests/e2e/test_sglang_train.py",
+    "agentrl engine check http://127.0.0.1:30000 --model tiny": "tests/contract/engine",
+    "agentrl train --env calculator --engine-url http://127.0.0.1:30000": "tests/contract/engine",
     "make venv": "this run's own environment",
     ". .venv/bin/activate": "the tests run with that environment's commands",
 }

@@ -13,6 +13,8 @@ def test_the_short_names_are_frozen() -> None:
     assert sorted(SHORT_NAMES) == [
         "context",
         "deterministic",
+        "engine",
+        "engine-url",
         "env",
         "eval-every",
         "group-size",

@@ -1,0 +1,48 @@
+"""`agentrl engine check`: can a running server be trained with?"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from pydantic import Field
+
+from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.engine.sglang.check import Row
+
+
+class CheckOptions(JsonOption):
+    """What to compare with."""
+
+    model: str | None = Field(
+        default=None, description="The model that is trained; by default the server's own folder."
+    )
+
+
+def _run(options: CheckOptions, arguments: Arguments) -> int:
+    from agentrl.orchestration.engines import check_url
+
+    url = arguments.positional[0].rstrip("/")
+    rows = asyncio.run(check_url(url, options.model))
+    if options.as_json:
+        print_json({"url": url, "ok": all(r.ok for r in rows), "rows": [asdict(r) for r in rows]})
+    else:
+        print(render(rows))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def render(rows: Sequence[Row]) -> str:
+    """The table for people."""
+    return "\n".join(f"{'ok  ' if row.ok else 'FAIL'}  {row.name:11}  {row.detail}" for row in rows)
+
+
+COMMAND = Command(
+    name="engine check",
+    summary="Ask a running SGLang server whether it can be trained with.",
+    examples=[
+        "agentrl engine check http://127.0.0.1:30000",
+        "agentrl engine check http://127.0.0.1:30000 --model smollm2-135m --json",
+    ],
+    options=CheckOptions,
+    run=_run,
+    takes=["URL"],
+)

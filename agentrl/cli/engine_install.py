@@ -1,0 +1,36 @@
+"""`agentrl engine install`: a server in an environment of its own."""
+
+from pydantic import Field
+
+from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.cli.engine_names import check_name
+from agentrl.engine.sglang.install import SGLANG, Flavour, install
+
+
+class InstallOptions(JsonOption):
+    """How to install."""
+
+    cpu: bool = Field(
+        default=False, description="For a machine without a GPU: 2.8 GB instead of over 10."
+    )
+
+
+def _run(options: InstallOptions, arguments: Arguments) -> int:
+    check_name(arguments.positional[0])
+    flavour: Flavour = "cpu" if options.cpu else "gpu"
+    found = install(flavour) if options.as_json else install(flavour, lambda line: print(line))
+    if options.as_json:
+        print_json({"folder": found.folder, "flavour": found.flavour, "version": SGLANG})
+    else:
+        print(f"SGLang {SGLANG} for a {found.flavour.upper()} is in {found.folder}")
+    return 0
+
+
+COMMAND = Command(
+    name="engine install",
+    summary="Install an engine's server into an environment of its own.",
+    examples=["agentrl engine install sglang --cpu", "agentrl engine install sglang"],
+    options=InstallOptions,
+    run=_run,
+    takes=["ENGINE"],
+)

@@ -1,0 +1,82 @@
+"""`agentrl engine serve`: a server in the foreground."""
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+from pydantic import Field
+
+from agentrl.cli.command import Arguments, Command
+from agentrl.cli.engine_names import check_name
+from agentrl.config import Config, load_config
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
+from agentrl.engine.sglang.server import HOST, Server, start
+from agentrl.errors import EngineError
+
+_LOOK_S = 0.5
+
+
+class ServeOptions(Config):
+    """What to serve and where."""
+
+    model: str = Field(
+        default="tiny", description="tiny, smollm2-135m, a Hugging Face folder or a hub name."
+    )
+    port: int = Field(default=0, ge=0, le=65535, description="Port; 0: a free one.")
+    host: str = Field(default=HOST, description="Address to listen on.")
+    logs: str | None = Field(
+        default=None, description="Folder for the server's log; in the cache by default."
+    )
+
+
+class EngineFlags(Config):
+    """The settings of the engine, as for `train`."""
+
+    engine: EngineConfig = Field(default=EngineConfig(), description="The engine.")
+
+
+def _run(options: ServeOptions, arguments: Arguments) -> int:
+    check_name(arguments.positional[0])
+    config = load_config(EngineFlags, flags=arguments.flags).config.engine
+    logs = Path(options.logs) if options.logs else default_cache_dir() / "logs"
+    folder = resolve_model(options.model)
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    server = start(config, folder, logs, port=options.port, host=options.host)
+    try:
+        print(f"starting SGLang; its log is {server.log}", flush=True)
+        asyncio.run(server.wait_ready(config.sglang.start_timeout_s))
+        print(f"{options.model} is served at {server.url}; stop with Ctrl-C", flush=True)
+        _wait(server)
+    except KeyboardInterrupt:
+        print("stopping", flush=True)
+    finally:
+        server.stop()
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def _wait(server: Server) -> None:
+    while server.alive:
+        time.sleep(_LOOK_S)
+    raise EngineError(f"the server ended: {server.last_words()}")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+COMMAND = Command(
+    name="engine serve",
+    summary="Start a server for a model; it ends with this command.",
+    examples=[
+        "agentrl engine serve sglang --model tiny --port 30000",
+        "agentrl engine serve sglang --model Qwen/Qwen3-8B --engine.sglang.tp-size 2",
+    ],
+    options=ServeOptions,
+    run=_run,
+    takes=["ENGINE"],
+    config=EngineFlags,
+)

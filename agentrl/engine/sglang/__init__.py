@@ -1,0 +1,1 @@
+"""SGLang server mode: install, launch, watch and use real SGLang servers over HTTP."""

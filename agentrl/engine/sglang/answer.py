@@ -1,0 +1,187 @@
+"""From the bytes that a server sent to a sealed completion, or to one sentence.
+
+A server's answer is checked, not trusted: what does not fit the request, or itself, is an
+EngineError. What is trained on are `output_ids`; the text that comes with them is never read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from agentrl.errors import EngineError
+from agentrl.tokens.seal import seal
+from agentrl.types import Completion, StopReason
+
+Json = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asked for, as far as its answer must fit."""
+
+    num_prompt: int
+    max_tokens: int
+    vocab_size: int
+
+
+def parse(body: bytes, asked: Asked) -> tuple[Completion, int | None]:
+    """The completion, and the id that stopped it if one did.
+
+    Raises EngineError if ids, logprobs, counts, versions or the reason for the end disagree.
+    """
+    answer = _mapping(_loads(body), "answer")
+    meta = _mapping(answer.get("meta_info"), "meta_info")
+    ids = _list(answer.get("output_ids"), "output_ids")
+    reason, stopped_by = _reason(meta.get("finish_reason"), ids, asked)
+    logprobs = _logprobs(_list(meta.get("output_token_logprobs"), "output_token_logprobs"), ids)
+    _check_counts(meta, ids, asked)
+    spans = _list(meta.get("weight_versions"), "weight_versions")
+    cached = meta.get("cached_tokens")
+    completion = seal(
+        cast("list[int]", ids),
+        logprobs,
+        _versions(spans, len(ids)),
+        reason,
+        cached_tokens=cached if isinstance(cached, int) else 0,
+    )
+    if len(ids) and int(completion.ids_T.max()) >= asked.vocab_size:
+        raise EngineError(
+            f"the server sampled id {completion.ids_T.max()}, expected 0 to "
+            f"{asked.vocab_size - 1}; it serves another model or its vocabulary is padded"
+        )
+    return completion, stopped_by
+
+
+def error_text(status: int, body: bytes) -> str:
+    """What a server's error says, whichever of its shapes it has."""
+    try:
+        content: object = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        content = body.decode(errors="replace")
+    for key in ("error", "message", "detail", "error_message"):
+        content = _field(content, key)
+    text = " ".join(str(content).split())[:300].rstrip(".")
+    return f"{status}: {text}" if text else f"{status} without a message"
+
+
+def _field(content: object, key: str) -> object:
+    """A field of an object, or all of what has no such field."""
+    return (
+        cast("Json", content).get(key, cast("object", content))
+        if isinstance(content, dict)
+        else content
+    )
+
+
+def _loads(body: bytes) -> object:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise EngineError(f"the server's answer is no JSON ({error}): {body[:80]!r}") from error
+
+
+def _mapping(value: object, what: str) -> Json:
+    if not isinstance(value, dict):
+        raise EngineError(f"the server's {what} is a {type(value).__name__}, expected an object")
+    return cast("Json", value)
+
+
+def _list(value: object, what: str) -> list[object]:
+    if not isinstance(value, list):
+        raise EngineError(
+            f"the server's {what} is a {type(value).__name__}, expected a list; talk to SGLang "
+            "itself, since a router between may drop fields"
+        )
+    return cast("list[object]", value)
+
+
+def _reason(value: object, ids: list[object], asked: Asked) -> tuple[StopReason, int | None]:
+    finish = _mapping(value, "finish_reason")
+    kind = finish.get("type")
+    if kind == "abort":
+        return StopReason.ABORT, None
+    if kind == "stop":
+        matched = finish.get("matched")
+        if not isinstance(matched, int) or not ids or matched != ids[-1]:
+            last = ids[-1] if ids else None
+            raise EngineError(
+                f"the server stopped at {matched!r}, but the last id is {last}; the stop token "
+                "that was sampled must be the last id"
+            )
+        return StopReason.STOP, matched
+    if kind == "length":
+        if len(ids) < asked.max_tokens:
+            raise EngineError(
+                f"the server cut a completion at {len(ids)} of {asked.max_tokens} tokens, since "
+                "its cache holds no more; raise engine.sglang.kv_tokens or lower "
+                "rollout.max_turn_tokens"
+            )
+        return StopReason.LENGTH, None
+    raise EngineError(f"the server ended with {kind!r}, expected stop, length or abort")
+
+
+def _logprobs(rows: list[object], ids: list[object]) -> NDArray[np.float32]:
+    """The first column of `[logprob, id, text]`, where the second one is `ids`."""
+    try:
+        pairs = cast("list[list[object]]", rows)
+        values, theirs = [row[0] for row in pairs], [row[1] for row in pairs]
+    except (TypeError, IndexError, KeyError) as error:
+        raise EngineError("the server's logprobs are not rows of logprob, id and text") from error
+    if theirs != ids:
+        raise EngineError(
+            f"the server sent {len(ids)} ids with the logprobs of {len(theirs)}"
+            + (" others" if len(ids) == len(theirs) else "")
+            + "; they must be those of the sampled ids"
+        )
+    if None in values:
+        raise EngineError("the server sent no logprob for a token that it sampled")
+    try:
+        return np.array(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise EngineError(f"the server sent a logprob that is no number ({error})") from error
+
+
+def _check_counts(meta: Json, ids: list[object], asked: Asked) -> None:
+    if meta.get("prompt_tokens") != asked.num_prompt:
+        raise EngineError(
+            f"the server computed a prompt of {meta.get('prompt_tokens')} tokens, but "
+            f"{asked.num_prompt} were sent"
+        )
+    if meta.get("completion_tokens") != len(ids) or len(ids) > asked.max_tokens:
+        raise EngineError(
+            f"the server sent {len(ids)} ids for a completion of {meta.get('completion_tokens')} "
+            f"tokens, at most {asked.max_tokens} were asked for; it must send what it sampled, "
+            "without the prompt"
+        )
+
+
+def _versions(spans: list[object], num: int) -> NDArray[np.int32]:
+    """The version of each token from spans `{version, start, end}` that cover them in order."""
+    versions_T = np.full(num, -1, dtype=np.int32)
+    at = 0
+    for value in spans:
+        span = _mapping(value, "weight_versions")
+        start, end = span.get("start"), span.get("end")
+        if start != at or not isinstance(end, int) or not at <= end <= num:
+            break
+        versions_T[at:end] = _version(span.get("version"))
+        at = end
+    if at != num:
+        raise EngineError(
+            f"the server's weight versions cover {at} of {num} tokens; each token needs the "
+            "version that it was sampled under"
+        )
+    return versions_T
+
+
+def _version(text: object) -> int:
+    if isinstance(text, str) and text.isdecimal():
+        return int(text)
+    raise EngineError(
+        f"the server's weights have version {text!r}, expected a number; they were changed by "
+        "someone else"
+    )

@@ -1,0 +1,151 @@
+"""Questions to a server before anything is trained on its answers.
+
+Each gives a row: what was asked, whether the answer is fit for training, what it was or what to
+change. The same rows are `agentrl engine check URL`.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentrl.engine.sglang.client import check_request, new_rid
+from agentrl.engine.sglang.router import Slot
+from agentrl.errors import ConfigError, EngineError
+from agentrl.tokens import Tokenizer
+from agentrl.types import Completion, Sampling
+
+Reference = Callable[[Sequence[int], float], Sequence[float]]
+"""The trainer's logprobs of ids 1, 2, ... given those before, at a temperature."""
+
+TEXT = "Compute 12 * (7 + 30) and say why, in one line; then call the tool.\n"
+TOLERANCES = {"float32": 1e-4}
+"""Largest mean difference of logprobs, by the server's number format."""
+_OTHER_TOLERANCE = 0.05
+_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One answer."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+async def check_server(
+    slot: Slot, tokenizer: Tokenizer, *, vocab_size: int, reference: Reference | None
+) -> list[Row]:
+    """All questions to one server; it must not be in use. Never raises for a bad answer."""
+    asker = _Asker(slot, tokenizer, vocab_size, reference)
+    rows: list[Row] = []
+    for name, ask in asker.questions():
+        try:
+            ok, detail = await ask()
+        except EngineError as error:
+            ok, detail = False, str(error)
+        rows.append(Row(name=name, ok=ok, detail=detail))
+        if not ok and name in ("settings", "tokenizer", "ids"):
+            break  # the others could only fail, or harm the server
+    return rows
+
+
+def refuse(url: str, rows: Sequence[Row]) -> None:
+    """Raise ConfigError with what is unfit for training."""
+    wrong = [f"{row.name}: {row.detail}" for row in rows if not row.ok]
+    if wrong:
+        raise ConfigError(f"the SGLang server at {url} would bias training; " + "; ".join(wrong))
+
+
+class _Asker:
+    def __init__(
+        self, slot: Slot, tokenizer: Tokenizer, vocab_size: int, reference: Reference | None
+    ) -> None:
+        self._slot = slot
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._reference = reference
+        self._ids = tokenizer.encode(TEXT, specials=False)
+
+    def questions(self) -> list[tuple[str, Callable[[], Awaitable[tuple[bool, str]]]]]:
+        return [
+            ("settings", self._settings),
+            ("tokenizer", self._same_tokenizer),
+            ("ids", self._sampled_ids),
+            ("versions", self._versions),
+            ("logprobs", lambda: self._gap(1.0)),
+            ("temperature", lambda: self._gap(0.5)),
+            ("cache", self._cache),
+        ]
+
+    async def _settings(self) -> tuple[bool, str]:
+        info = await self._slot.control.info()
+        if info.quirks:
+            return False, f"start the server without {', '.join(info.quirks)}"
+        return True, (
+            f"SGLang {info.version}, {info.dtype}, tp {info.tp_size}, dp {info.dp_size}, cache of "
+            f"{info.kv_tokens:,} tokens"
+        )
+
+    async def _same_tokenizer(self) -> tuple[bool, str]:
+        ours = self._tokenizer
+        text = TEXT + "".join(ours.added_tokens)
+        theirs = await self._slot.control.tokenize(text)
+        mine = ours.encode(text, specials=True)
+        if theirs != mine:
+            return False, (
+                f"a text of {len(mine)} tokens is {len(theirs)} there, or others; serve the model "
+                "that is trained"
+            )
+        return True, f"{len(mine)} tokens of text and {len(ours.added_tokens)} added ones agree"
+
+    async def _sampled_ids(self) -> tuple[bool, str]:
+        completion = await self._sample(1.0)
+        return True, f"{len(completion.ids_T)} sampled ids with their logprobs"
+
+    async def _versions(self) -> tuple[bool, str]:
+        completion = await self._sample(1.0)
+        return True, f"each token has its weight version: {completion.versions_T[0]}"
+
+    async def _gap(self, temperature: float) -> tuple[bool, str]:
+        if self._reference is None:
+            return True, "not compared: there is no trainer"
+        completion = await self._sample(temperature)
+        gap = self._distance(completion, temperature)
+        most = TOLERANCES.get((await self._slot.control.info()).dtype, _OTHER_TOLERANCE)
+        if gap <= most:
+            return True, f"the trainer's at temperature {temperature:g} within {gap:.1e} on average"
+        if temperature != 1 and self._distance(completion, 1.0) <= most:
+            return False, (
+                "they are those before the temperature; start the server without "
+                "SGLANG_RETURN_ORIGINAL_LOGPROB"
+            )
+        return False, (
+            f"the trainer's at temperature {temperature:g} differ by {gap:.3g} on average, "
+            f"expected at most {most:g}; serve the model that is trained, unquantized"
+        )
+
+    async def _cache(self) -> tuple[bool, str]:
+        await self._sample(1.0)
+        kept = (await self._sample(1.0)).cached_tokens
+        await self._slot.control.flush()
+        left = (await self._sample(1.0)).cached_tokens
+        if left:
+            return False, f"a flush left {left} tokens in the prefix cache"
+        return (
+            True,
+            f"{kept} of {len(self._ids)} prompt tokens were reused; a flush ends that",
+        )
+
+    async def _sample(self, temperature: float) -> Completion:
+        sampling = Sampling(max_tokens=_TOKENS, temperature=temperature)
+        check_request(self._ids, sampling, vocab_size=self._vocab_size, context_length=2**31)
+        completion, _ = await self._slot.client.generate(self._ids, sampling, new_rid())
+        return completion
+
+    def _distance(self, completion: Completion, temperature: float) -> float:
+        assert self._reference is not None
+        ids = [*self._ids, *completion.ids_T.tolist()]
+        ours = np.array(self._reference(ids, temperature))[len(self._ids) - 1 :]
+        return float(np.abs(ours - completion.logprobs_T).mean())

@@ -1,0 +1,217 @@
+"""The control plane of one server: state, pausing, weights. Small calls, so httpx will do."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import httpx
+
+from agentrl.engine.sglang.answer import error_text
+from agentrl.errors import EngineError
+
+KEY = "AGENTRL_SGLANG_KEY"
+ADMIN_KEY = "AGENTRL_SGLANG_ADMIN_KEY"
+"""Environment variables, so that no key reaches a configuration, a log or a run directory."""
+OLDEST = (0, 5, 20)
+"""Older servers do not say which weights a token was sampled under."""
+_SESSIONS_SINCE = (0, 5, 21)
+
+PauseMode = Literal["abort", "retract", "in_place"]
+
+
+def key_headers() -> tuple[dict[str, str], dict[str, str]]:
+    """Headers for requests and for control calls; the admin key stands in for no other."""
+    key = os.environ.get(KEY)
+    admin = os.environ.get(ADMIN_KEY) or key
+    return _bearer(key), _bearer(admin)
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Info:
+    """What a server says of itself."""
+
+    version: str
+    weight_version: str
+    model_path: str
+    dtype: str
+    tp_size: int
+    dp_size: int
+    kv_tokens: int
+    longest_prompt: int
+    """Tokens; it is shorter than the context, and than the cache."""
+    quirks: tuple[str, ...]
+    """Settings that bias or break training, as `name=value`."""
+
+    @property
+    def has_sessions(self) -> bool:
+        """True if weight updates go between begin and end, as they must since 0.5.21."""
+        return _numbers(self.version) >= _SESSIONS_SINCE
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts: list[int] = []
+    for part in version.split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        parts.append(int(digits))
+    return tuple(parts)
+
+
+_HARMFUL: Mapping[str, object] = {
+    "preferred_sampling_params": None,
+    "quantization": None,
+}
+
+
+class Control:
+    """Calls to one server; each raises EngineError with the server's reason."""
+
+    def __init__(self, url: str, *, timeout_s: float = 60.0) -> None:
+        self.url = url
+        keys, admin = key_headers()
+        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s, headers=keys)
+        self._admin = admin
+
+    async def healthy(self, timeout_s: float = 10.0) -> bool:
+        """True if the server answers its health check, paused or not."""
+        try:
+            return (await self._http.get("/health", timeout=timeout_s)).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    async def info(self) -> Info:
+        """What the server is.
+
+        Raises EngineError for a version that is too old.
+        """
+        said = await self._call("GET", "/server_info", admin=False)
+        version = str(said.get("version"))
+        if _numbers(version) < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
+            raise EngineError(
+                f"the server at {self.url} is SGLang {version}, expected {oldest} or newer, which "
+                "tells the weight version of each token"
+            )
+        quirks = tuple(
+            f"{name}={said.get(name)}"
+            for name, expected in _HARMFUL.items()
+            if (said.get(name) or expected) != expected
+        )
+        return Info(
+            version=version,
+            weight_version=str(said.get("weight_version")),
+            model_path=str(said.get("model_path")),
+            dtype=str(said.get("dtype")),
+            tp_size=_integer(said, "tp_size"),
+            dp_size=_integer(said, "dp_size"),
+            kv_tokens=_integer(said, "max_total_num_tokens"),
+            longest_prompt=_integer(said, "max_req_input_len"),
+            quirks=quirks,
+        )
+
+    async def abort(self, rid: str) -> None:
+        """End a running request; it answers with what it has."""
+        await self._call("POST", "/abort_request", {"rid": rid, "abort_all": False})
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop sampling."""
+        await self._call("POST", "/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        """Go on."""
+        await self._call("POST", "/continue_generation", {})
+
+    async def flush(self, timeout_s: float = 30.0) -> None:
+        """Forget all keys and values, once nothing runs."""
+        await self._call("POST", f"/flush_cache?timeout={timeout_s:g}", {})
+
+    async def begin_update(self) -> None:
+        """Open a weight update."""
+        await self._call("POST", "/begin_weight_update", {"selector": "all"})
+
+    async def end_update(self) -> None:
+        """Close a weight update."""
+        await self._call("POST", "/end_weight_update", {})
+
+    async def set_version(self, version: int) -> None:
+        """Name the weights that are loaded."""
+        body = {"new_version": str(version), "abort_all_requests": False}
+        await self._call("POST", "/update_weight_version", body)
+
+    async def tokenize(self, text: str) -> Sequence[object]:
+        """The server's ids of a text."""
+        body = {"model": "", "prompt": text, "add_special_tokens": False}
+        said = await self._call("POST", "/tokenize", body, admin=False)
+        return cast("Sequence[object]", said.get("tokens") or ())
+
+    async def first_rows(self, name: str, rows: int) -> Sequence[object]:
+        """The first rows of a weight, nested as its shape is."""
+        body = {"name": name, "truncate_size": rows}
+        return cast("Sequence[object]", await self._json("POST", "/get_weights_by_name", body))
+
+    async def send(self, path: str, body: Mapping[str, object], *, timeout_s: float) -> None:
+        """A call that says by `success` whether it worked."""
+        said = await self._call("POST", path, body, timeout_s=timeout_s)
+        if said.get("success") is False:
+            raise EngineError(f"the SGLang server at {self.url} refused: {said.get('message')}")
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        timeout_s: float | None = None,
+        admin: bool = True,
+    ) -> Mapping[str, object]:
+        said = await self._json(method, path, body, timeout_s=timeout_s, admin=admin)
+        return cast("Mapping[str, object]", said) if isinstance(said, dict) else {}
+
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        timeout_s: float | None = None,
+        admin: bool = True,
+    ) -> object:
+        timeout = self._http.timeout if timeout_s is None else timeout_s
+        headers = self._admin if admin else {}
+        try:
+            response = await self._http.request(
+                method, path, json=body, timeout=timeout, headers=headers
+            )
+        except httpx.HTTPError as error:
+            what = str(error) or type(error).__name__
+            raise EngineError(
+                f"the SGLang server at {self.url} did not do {path}: {what}"
+            ) from error
+        if response.status_code != 200:
+            text = error_text(response.status_code, response.content)
+            if response.status_code in (401, 403):
+                text += f"; set {ADMIN_KEY} to its admin key, or {KEY} if it has one key only"
+            raise EngineError(f"the SGLang server at {self.url} refused {path}: {text}")
+        try:
+            return response.json() if response.content else {}
+        except ValueError:
+            return response.text
+
+
+def _integer(said: Mapping[str, object], name: str) -> int:
+    value = said.get(name)
+    if not isinstance(value, int):
+        raise EngineError(
+            f"/server_info gives {name} as {value!r}, expected a number; this is no SGLang server"
+        )
+    return value

@@ -1,0 +1,110 @@
+"""Which server a request goes to: its session's, else the one with least to do.
+
+    serving ──no answer──▶ down ──answers──▶ stale ──has the right weights──▶ serving
+
+A server that comes back serves again once it has the weights of now: at once if it kept them, else
+after the next update. Its sessions have moved by then.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agentrl.engine.sglang.client import GenerateClient
+from agentrl.engine.sglang.control import Control, Info
+from agentrl.engine.sglang.server import Server
+from agentrl.errors import EngineError
+from agentrl.types import Completion
+
+State = Literal["serving", "down", "stale"]
+
+
+@dataclass(slots=True)
+class ServerStats:
+    """Counters of one server."""
+
+    requests: int = 0
+    failures: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One server as we see it."""
+
+    client: GenerateClient
+    control: Control
+    server: Server | None = None
+    """If we started it."""
+    state: State = "down"
+    reason: str = "it was not asked yet"
+    """Why it does not serve."""
+    info: Info | None = None
+    missed: int = 0
+    """Health checks without an answer, in a row."""
+    running: int = 0
+    stats: ServerStats = field(default_factory=ServerStats)
+    clocks: set[asyncio.Timeout] = field(default_factory=set[asyncio.Timeout])
+    """Of the requests that wait for it."""
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.client.url
+
+    def serve(self) -> None:
+        """Take requests."""
+        self.state, self.reason, self.missed = "serving", "", 0
+
+    def fail(self, state: Literal["down", "stale"], reason: str) -> None:
+        """Take no requests; those that wait for an answer are let go."""
+        self.state, self.reason = state, reason
+        now = asyncio.get_running_loop().time()
+        for clock in self.clocks:
+            clock.reschedule(now)
+
+    @property
+    def why(self) -> str:
+        """Why it does not serve, in its own last words if it is ours and ended."""
+        if self.server is not None and not self.server.alive:
+            return f"it ended: {self.server.last_words()}"
+        return self.reason
+
+    def book(self, num_prompt: int, completion: Completion) -> None:
+        """Count an answer."""
+        self.stats.requests += 1
+        self.stats.prompt_tokens += num_prompt
+        self.stats.cached_tokens += completion.cached_tokens
+        self.stats.sampled_tokens += len(completion.ids_T)
+
+
+class Router:
+    """Chooses servers; sessions stay where their prefix is cached."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.slots = tuple(slots)
+        self._of: dict[str, Slot] = {}
+
+    def pick(self, session: str) -> Slot:
+        """The server for the session's next request.
+
+        Raises EngineError, with the reason of each, if none serves.
+        """
+        slot = self._of.get(session)
+        if slot is None or slot.state != "serving":
+            serving = [slot for slot in self.slots if slot.state == "serving"]
+            if not serving:
+                raise EngineError(f"no SGLang server can be used: {self.reasons()}")
+            slot = self._of[session] = min(serving, key=lambda slot: slot.running)
+        return slot
+
+    def forget(self, session: str) -> None:
+        """The session is over."""
+        self._of.pop(session, None)
+
+    def reasons(self) -> str:
+        """Why servers do not serve."""
+        return "; ".join(f"{s.url}: {s.why}" for s in self.slots if s.state != "serving")

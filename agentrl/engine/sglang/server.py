@@ -1,0 +1,191 @@
+"""Start an SGLang server, wait until it is ready, say why it is not, end it without a trace."""
+
+import asyncio
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.sglang.install import SHIMS, Installation, require_installed
+from agentrl.errors import ConfigError
+
+HOST = "127.0.0.1"
+STOP_S = 20.0
+"""How long a server may take to end by itself; then its process group is killed."""
+RESERVED = 8
+"""At least so many tokens of its context a server keeps to itself: it refuses longer prompts."""
+_CPU_KV_TOKENS = 65_536
+_TAIL_BYTES = 64_000
+_EXCEPTION = re.compile(r"^(?:\[[^\]]*\] )?((?:[\w.]*(?:Error|Exception|Interrupt)|.*error): .+)$")
+_KNOWN = (
+    ("address already in use", "its port {port} is taken; give another one or none"),
+    ("out of memory", "the memory does not suffice; lower engine.sglang.kv_tokens or "
+     "engine.sglang.memory_fraction, or choose a smaller model"),
+    ("Not enough memory", "the memory does not suffice for the cache; lower "
+     "engine.sglang.kv_tokens or raise engine.sglang.memory_fraction"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A started server; `stop` it, also if it never became ready."""
+
+    url: str
+    port: int
+    log: Path
+    guard: "subprocess.Popen[bytes]"
+
+    @property
+    def alive(self) -> bool:
+        """True while its first process runs; says nothing about readiness."""
+        return self.guard.poll() is None
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Wait until it answers.
+
+        Raises:
+            ConfigError: it ended, or took too long; the log's tail says why.
+        """
+        deadline = time.monotonic() + timeout_s
+        async with httpx.AsyncClient(timeout=5.0) as http:
+            while not await _answers(http, self.url):
+                if not self.alive:
+                    raise ConfigError(f"the SGLang server did not start: {self.last_words()}")
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"the SGLang server was not ready within {timeout_s:g} s; look into "
+                        f"{self.log} or raise engine.sglang.start_timeout_s"
+                    )
+                await asyncio.sleep(0.25)
+
+    def last_words(self) -> str:
+        """Why it ended, from its log and exit status, in one sentence."""
+        status = self.guard.poll()
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
+            tail = file.read().decode(errors="replace")
+        return f"{explain(tail, self.port, status)} (log: {self.log})"
+
+    def stop(self) -> None:
+        """End it and all its processes and wait for that; a second call does nothing."""
+        if self.guard.poll() is None:
+            self.guard.terminate()
+        self.guard.wait(STOP_S + 10)
+
+
+def start(
+    config: EngineConfig, model: Path, logs: Path, *, port: int = 0, host: str = HOST
+) -> Server:
+    """Start a server for the model on a port, or on a free one; it is not ready yet.
+
+    Its log goes into the folder `logs`.
+
+    Raises:
+        ConfigError: SGLang is not installed, or the port is taken.
+    """
+    where = require_installed()
+    port = _free_port(host, port)
+    command = _command(where, config, model, host, port)
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"sglang-{port}.log"
+    guard = Path(__file__).parent / "guard.py"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-I", str(guard), str(os.getpid()), str(STOP_S), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=_environment(where, config),
+            start_new_session=True,  # so that Ctrl-C at a terminal reaches us alone
+        )
+    return Server(url=f"http://{host}:{port}", port=port, log=log, guard=process)
+
+
+def explain(tail: str, port: int, status: int | None) -> str:
+    """The reason that the last lines of a server's log give."""
+    for sign, reason in _KNOWN:
+        if sign.lower() in tail.lower():
+            return reason.format(port=port)
+    said = [match[1] for line in tail.splitlines() if (match := _EXCEPTION.match(line))]
+    if said:
+        return said[-1]
+    if status == 137:
+        return "it was killed by force; the machine may have run out of memory"
+    return f"it ended with status {status} and no message"
+
+
+def _command(
+    where: Installation, config: EngineConfig, model: Path, host: str, port: int
+) -> Sequence[str]:
+    settings = config.sglang
+    pairs: dict[str, object] = {
+        "--model-path": model,
+        "--host": host,
+        "--port": port,
+        "--weight-version": 0,
+        "--dtype": config.dtype,
+        "--tp-size": settings.tp_size,
+        "--dp-size": settings.dp_size,
+        "--context-length": config.context_length or None,
+        "--mem-fraction-static": settings.memory_fraction,
+        "--max-total-tokens": settings.kv_tokens or None,
+    }
+    flags = ["--skip-server-warmup", "--sleep-on-idle"]
+    program = ["-m", "sglang.launch_server"]
+    if where.flavour == "cpu":
+        program = [str(SHIMS / "serve.py")]
+        pairs |= {"--device": "cpu", "--attention-backend": "torch_native"}
+        pairs["--max-total-tokens"] = settings.kv_tokens or _CPU_KV_TOKENS
+        if config.dtype == "auto":
+            pairs["--dtype"] = "float32"
+    given = [str(part) for pair in pairs.items() if pair[1] is not None for part in pair]
+    return [str(where.python), *program, *given, *flags, *shlex.split(settings.extra_args)]
+
+
+def _environment(where: Installation, config: EngineConfig) -> dict[str, str]:
+    env = dict(os.environ)
+    env |= {
+        "HF_HUB_OFFLINE": "1",  # the model is a folder
+        "TOKENIZERS_PARALLELISM": "false",
+        # Otherwise a health check samples a token, which a paused server cannot do.
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+    }
+    env.pop("PYTHONPATH", None)
+    if where.flavour == "cpu":
+        env |= {"PYTHONPATH": str(SHIMS), "SGLANG_USE_CPU_ENGINE": "1"}
+        # More threads than cores that are free made it 4 to 20 times slower.
+        env["OMP_NUM_THREADS"] = str(config.threads or 1)
+        if config.sglang.tp_size > 1:
+            cores = sorted(os.sched_getaffinity(0))
+            bound = [str(cores[i % len(cores)]) for i in range(config.sglang.tp_size)]
+            env.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join(bound))
+    return env
+
+
+def _free_port(host: str, port: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} of {host} cannot be used ({error.strerror}); give another one or none"
+            ) from error
+        free: int = probe.getsockname()[1]
+        return free
+
+
+async def _answers(http: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await http.get(f"{url}/health")).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,22 @@
+"""Starts SGLang's server on a CPU.
+
+The processes that the server spawns import this file again, so the stand-in reaches each of them.
+"""
+
+import os
+import sys
+
+import torchvision_ops  # noqa: F401
+
+if __name__ == "__main__":
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    arguments = prepare_server_args(sys.argv[1:])
+    try:
+        run_server(arguments)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)

@@ -1,0 +1,29 @@
+"""How new weights reach SGLang servers: as tensors, over a disk, or by a broadcast."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from agentrl.engine.sglang.weights.broadcast import BroadcastTransport
+from agentrl.engine.sglang.weights.bucket import Bucket, buckets
+from agentrl.engine.sglang.weights.local import DiskTransport, TensorTransport
+from agentrl.engine.sglang.weights.transport import Transport
+
+__all__ = [
+    "BroadcastTransport",
+    "Bucket",
+    "DiskTransport",
+    "TensorTransport",
+    "Transport",
+    "buckets",
+    "make_transport",
+]
+
+
+def make_transport(kind: Literal["tensor", "disk", "distributed"]) -> Transport:
+    """The transport of a configuration."""
+    kinds: dict[str, Callable[[], Transport]] = {
+        "disk": DiskTransport,
+        "tensor": TensorTransport,
+        "distributed": BroadcastTransport,
+    }
+    return kinds[kind]()

@@ -1,0 +1,156 @@
+"""What every way to bring weights to SGLang servers has in common.
+
+    begin ─▶ buckets ─▶ end ─▶ a sampled tensor read back ─▶ version
+
+The version is named last, so a server never samples under it before all of it is there. The
+servers are paused all the while.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and safetensors are not typed)
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.engine.protocol import WeightSource
+from agentrl.engine.sglang.control import Control, Info
+from agentrl.engine.sglang.weights.bucket import Named
+from agentrl.errors import EngineError
+
+UPDATE_S = 600.0
+"""How long a server may take for one bucket."""
+_SAMPLED_VALUES = 4096
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Target = tuple[Control, Info]
+
+
+class Transport(Protocol):
+    """Brings weights to servers."""
+
+    async def publish(
+        self, targets: Sequence[Target], weights: WeightSource, version: int
+    ) -> Sequence[EngineError | None]:
+        """Send to all targets, check, name the version; for each target None or its failure.
+
+        Raises EngineError if the weights are not those of the model; then nothing was sent.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of groups and files."""
+        ...
+
+
+class Checked:
+    """What all transports share: which tensors there must be, and the check of one of them.
+
+    A server has `timeout_s` for each bucket.
+    """
+
+    def __init__(self, *, timeout_s: float = UPDATE_S) -> None:
+        self._timeout_s = timeout_s
+        self._shapes: Mapping[str, torch.Size] | None = None
+
+    async def publish(
+        self, targets: Sequence[Target], weights: WeightSource, version: int
+    ) -> Sequence[EngineError | None]:
+        """As `Transport.publish`."""
+        named = self._named(weights, targets)
+        failures = await self.send(targets, named)
+        sampled = named[version % len(named)]
+
+        async def confirm(target: Target, failure: EngineError | None) -> None:
+            if failure is not None:
+                raise failure
+            await _check_arrived(target[0], *sampled)
+            await target[0].set_version(version)
+
+        return await each(zip(targets, failures, strict=True), lambda pair: confirm(*pair))
+
+    async def send(self, targets: Sequence[Target], named: Named) -> Sequence[EngineError | None]:
+        """Bring all tensors to all targets."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+    def _named(self, weights: WeightSource, targets: Sequence[Target]) -> Named:
+        dtypes = {_DTYPES.get(info.dtype) for _, info in targets}
+        dtype = dtypes.pop() if len(dtypes) == 1 else None
+        named = [
+            (name, tensor.detach() if dtype is None else tensor.detach().to(dtype))
+            for name, tensor in weights.named_tensors()
+        ]
+        shapes = {name: tensor.shape for name, tensor in named}
+        if len(shapes) != len(named) or not named:
+            raise EngineError(
+                f"the new weights name {len(named)} tensors by {len(shapes)} names; send every "
+                "parameter once"
+            )
+        if self._shapes is not None and shapes != self._shapes:
+            wrong = min(set(shapes.items()) ^ set(self._shapes.items()))
+            raise EngineError(
+                f"the new weights differ from the model's in {wrong[0]} {tuple(wrong[1])}; send "
+                "every parameter, with its shape, under its Hugging Face name"
+            )
+        for name, tensor in named:
+            if not torch.isfinite(tensor).all():
+                raise EngineError(
+                    f"the new weights have numbers in {name} that are not finite; the old ones stay"
+                )
+        self._shapes = shapes
+        return named
+
+
+class session:
+    """An update session where the server has them, closed also after a failure."""
+
+    def __init__(self, control: Control, info: Info) -> None:
+        self._control = control if info.has_sessions else None
+
+    async def __aenter__(self) -> None:
+        if self._control is None:
+            return
+        try:
+            await self._control.begin_update()
+        except EngineError as error:
+            if "already open" not in str(error):
+                raise
+            await self._control.end_update()  # of a trainer that died
+            await self._control.begin_update()
+
+    async def __aexit__(self, *raised: object) -> None:
+        if self._control is not None:
+            await self._control.end_update()
+
+
+async def each(
+    items: "Sequence[Any] | Iterator[Any]", call: Callable[[Any], Awaitable[None]]
+) -> list[EngineError | None]:
+    """Call for all at once; the EngineError of each, or None."""
+    results = await asyncio.gather(*(call(item) for item in items), return_exceptions=True)
+    failures: list[EngineError | None] = []
+    for result in results:
+        if result is not None and not isinstance(result, EngineError):
+            raise result
+        failures.append(result)
+    return failures
+
+
+async def _check_arrived(control: Control, name: str, tensor: Tensor) -> None:
+    """Read some rows of a tensor back and compare them."""
+    rows = max(1, _SAMPLED_VALUES // max(1, tensor[0].numel()))
+    ours = tensor[:rows].float().cpu().numpy()
+    theirs = np.array(await control.first_rows(name, rows), dtype=np.float32)
+    tolerance = 1e-6 if tensor.dtype == torch.float32 else 1e-2
+    if ours.shape != theirs.shape or not np.allclose(ours, theirs, rtol=tolerance, atol=tolerance):
+        raise EngineError(
+            f"the server at {control.url} has other numbers in {name} than were sent; it has not "
+            "taken the weights"
+        )

@@ -1,0 +1,144 @@
+"""The engine that a configuration asks for: made at once, ready once it was begun.
+
+A server takes longest to start, so it is started first; the model loads meanwhile.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+
+from agentrl.engine import Engine, WeightSource
+from agentrl.engine.local.engine import LocalEngine
+from agentrl.engine.local.models.load import load_model
+from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
+from agentrl.engine.sglang.check import Reference, Row, check_server, refuse
+from agentrl.engine.sglang.client import GenerateClient
+from agentrl.engine.sglang.control import Control, key_headers
+from agentrl.engine.sglang.engine import SglangEngine
+from agentrl.engine.sglang.router import Slot
+from agentrl.engine.sglang.server import start
+from agentrl.engine.sglang.weights import make_transport
+from agentrl.errors import ConfigError, EngineError
+from agentrl.orchestration.config import RunConfig
+from agentrl.tokens import Tokenizer
+from agentrl.trainer.logprobs import sequence_logprobs
+from agentrl.trainer.trainer import Trainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Begin = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """An engine, and what to await before its first use."""
+
+    engine: Engine
+    begin: Begin
+
+
+async def nothing() -> None:
+    """Nothing to wait for."""
+
+
+def local_engine(model: "PreTrainedModel", config: RunConfig) -> Started:
+    """The engine in this process."""
+    return Started(engine=LocalEngine(model, config.engine), begin=nothing)
+
+
+@dataclass(slots=True)
+class SglangStart:
+    """SGLang servers on their way."""
+
+    engine: SglangEngine
+    config: RunConfig
+    tokenizer: Tokenizer
+
+    def trained(self, trainer: Trainer) -> Started:
+        """The engine for training."""
+        reference = partial(sequence_logprobs, trainer.model)
+        return Started(engine=self.engine, begin=partial(self._begin, reference, trainer.weights()))
+
+    def fixed(self) -> Started:
+        """The engine for sampling alone, with the weights that the servers have."""
+        return Started(engine=self.engine, begin=partial(self._begin, None, None))
+
+    async def _begin(self, reference: Reference | None, weights: WeightSource | None) -> None:
+        engine = self.engine
+        await engine.start(ready_s=self.config.engine.sglang.start_timeout_s, weights=weights)
+        for slot in engine.slots:
+            rows = await check_server(
+                slot, self.tokenizer, vocab_size=engine.vocab_size, reference=reference
+            )
+            refuse(slot.url, rows)
+            self._check_room(slot.info.longest_prompt if slot.info else 0)
+
+    def _check_room(self, longest: int) -> None:
+        needed = self.config.rollout.max_context_tokens or self.engine.context_length
+        if longest < needed:
+            raise ConfigError(
+                f"engine.sglang.kv_tokens: the server takes prompts of {longest} tokens at most, "
+                f"but a sequence may have {needed}; raise it, or lower rollout.max_context_tokens"
+            )
+
+
+def sglang_start(
+    config: RunConfig,
+    folder: Path,
+    tokenizer: Tokenizer,
+    context_length: int,
+    logs: Path | None = None,
+) -> SglangStart:
+    """Start a server for the model, its log in `logs` or the cache, or take those that run."""
+    settings = config.engine.sglang
+    servers = settings.urls or [start(config.engine, folder, logs or default_cache_dir() / "logs")]
+    engine = SglangEngine(
+        servers,
+        vocab_size=_vocab_size(folder),
+        context_length=context_length,
+        transport=make_transport(settings.transport),
+        timeout_s=config.engine.timeout_s,
+    )
+    return SglangStart(engine, config, tokenizer)
+
+
+def _vocab_size(folder: Path) -> int:
+    content: dict[str, object] = orjson.loads((folder / "config.json").read_bytes())
+    size = content.get("vocab_size")
+    if not isinstance(size, int):
+        raise ConfigError(f"{folder / 'config.json'}: names no vocab_size; choose another model")
+    return size
+
+
+async def check_url(url: str, model: str | None) -> list[Row]:
+    """The rows of `agentrl engine check`: a running server against a model on the CPU.
+
+    Raises:
+        ConfigError: there is no SGLang server, or no folder of its model here.
+    """
+    control = Control(url)
+    try:
+        try:
+            info = await control.info()
+        except EngineError as error:
+            raise ConfigError(str(error)) from error
+        folder = resolve_model(model or info.model_path)
+        trained = load_model(folder)
+        size = _vocab_size(folder)
+        client = GenerateClient(url, key_headers()[0], vocab_size=size)
+        try:
+            return await check_server(
+                Slot(client=client, control=control),
+                Tokenizer.load(folder),
+                vocab_size=size,
+                reference=partial(sequence_logprobs, trained),
+            )
+        finally:
+            await client.aclose()
+    finally:
+        await control.aclose()

@@ -1,0 +1,152 @@
+"""What a server may answer, without a server: right answers, wrong ones, and anything at all."""
+
+from contextlib import suppress
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.engine.sglang.answer import Asked, error_text, parse
+from agentrl.errors import EngineError
+from agentrl.types import StopReason
+
+ASKED = Asked(num_prompt=3, max_tokens=3, vocab_size=100)
+
+
+def answer(**changes: object) -> bytes:
+    """A right answer of three tokens, as the real server gave it, with keys of it changed."""
+    meta: dict[str, Any] = {
+        "id": "0" * 32,
+        "finish_reason": {"type": "length", "length": 3},
+        "prompt_tokens": 3,
+        "weight_version": "8",
+        "input_token_logprobs": [],
+        "output_token_logprobs": [[-1.5, 5, None], [-0.5, 6, None], [-2.0, 7, None]],
+        "completion_tokens": 3,
+        "cached_tokens": 2,
+        "weight_versions": [
+            {"version": "7", "start": 0, "end": 2},
+            {"version": "8", "start": 2, "end": 3},
+        ],
+    }
+    body: dict[str, Any] = {"text": "ignored", "output_ids": [5, 6, 7], "meta_info": meta}
+    for key, value in changes.items():
+        (body if key in body else meta)[key] = value
+    return orjson.dumps(body)
+
+
+def test_a_right_answer_is_sealed() -> None:
+    completion, stopped_by = parse(answer(), ASKED)
+    assert completion.ids_T.tolist() == [5, 6, 7]
+    assert completion.logprobs_T.tolist() == [-1.5, -0.5, -2.0]
+    assert completion.versions_T.tolist() == [7, 7, 8]
+    assert completion.stop_reason is StopReason.LENGTH
+    assert completion.cached_tokens == 2
+    assert stopped_by is None
+    assert completion.digest
+
+
+def test_a_stop_token_is_the_last_id() -> None:
+    completion, stopped_by = parse(answer(finish_reason={"type": "stop", "matched": 7}), ASKED)
+    assert completion.stop_reason is StopReason.STOP
+    assert stopped_by == 7
+
+
+def test_an_abort_keeps_what_there_is() -> None:
+    finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+    completion, _ = parse(answer(finish_reason=finish), ASKED)
+    assert completion.stop_reason is StopReason.ABORT
+    assert len(completion.ids_T) == 3
+    nothing = answer(
+        finish_reason=finish,
+        output_ids=[],
+        output_token_logprobs=[],
+        completion_tokens=0,
+        weight_versions=[],
+    )
+    assert len(parse(nothing, ASKED)[0].ids_T) == 0
+
+
+TWO = [[-1.5, 5, None], [-0.5, 6, None]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"output_token_logprobs": TWO}, "3 ids with the logprobs of 2"),
+        ({"output_token_logprobs": [*TWO, TWO[0], TWO[0]]}, "3 ids with the logprobs of 4"),
+        ({"output_token_logprobs": [*TWO, [-1.0, 9, None]]}, "logprobs of 3 others"),
+        ({"output_token_logprobs": [*TWO, [None, 7, None]]}, "no logprob for a token"),
+        ({"output_token_logprobs": [*TWO, ["x", 7, None]]}, "a logprob that is no number"),
+        ({"output_token_logprobs": [*TWO, [0.5, 7, None]]}, "logprob of token 2 is 0.5"),
+        ({"output_token_logprobs": [1, 2, 3]}, "not rows of logprob, id and text"),
+        ({"output_token_logprobs": None}, "is a NoneType, expected a list; talk to SGLang itself"),
+        ({"prompt_tokens": 4}, "a prompt of 4 tokens, but 3 were sent"),
+        ({"completion_tokens": 6}, "3 ids for a completion of 6 tokens"),
+        ({"finish_reason": {"type": "stop", "matched": 6}}, "stopped at 6, but the last id is 7"),
+        ({"finish_reason": {"type": "stop", "matched": "\n"}}, "but the last id is 7"),
+        ({"finish_reason": {"type": "eos"}}, "ended with 'eos', expected stop, length or abort"),
+        ({"finish_reason": None}, "finish_reason is a NoneType"),
+        ({"weight_versions": [{"version": "7", "start": 0, "end": 2}]}, "cover 2 of 3 tokens"),
+        ({"weight_versions": [{"version": "7", "start": 0, "end": 4}]}, "cover 0 of 3 tokens"),
+        (
+            {"weight_versions": [{"version": "default", "start": 0, "end": 3}]},
+            "version 'default', expected a number",
+        ),
+        ({"meta_info": None}, "meta_info is a NoneType"),
+        ({"output_ids": None}, "output_ids is a NoneType"),
+    ],
+)
+def test_a_wrong_answer_is_said_in_one_sentence(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(EngineError) as caught:
+        parse(answer(**changes), ASKED)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_length_that_the_cache_clipped_is_seen() -> None:
+    with pytest.raises(EngineError, match="cut a completion at 3 of 9 tokens"):
+        parse(answer(), Asked(num_prompt=3, max_tokens=9, vocab_size=100))
+
+
+def test_an_id_that_the_model_does_not_have_is_seen() -> None:
+    with pytest.raises(EngineError, match="sampled id 7, expected 0 to 6"):
+        parse(answer(), Asked(num_prompt=3, max_tokens=3, vocab_size=7))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+KEYS = ("output_ids", "meta_info", *orjson.loads(answer())["meta_info"])
+
+
+@given(st.sampled_from(KEYS), JSON)
+def test_anything_at_all_is_a_completion_or_an_engine_error(key: str, value: object) -> None:
+    with suppress(EngineError):
+        parse(answer(**{key: value}), ASKED)
+
+
+@given(st.binary(max_size=20))
+def test_bytes_that_are_no_answer_are_an_engine_error(body: bytes) -> None:
+    with pytest.raises(EngineError):
+        parse(body, ASKED)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"error":{"message":"The input is too long."}}', "400: The input is too long"),
+        (b'{"error":"unknown field `bogus`"}', "400: unknown field `bogus`"),
+        (b'{"object":"error","message":"The request queue is full.","code":503}', "queue is full"),
+        (b'{"detail":"Not Found"}', "400: Not Found"),
+        (b'{"success":false,"message":"already open"}', "400: already open"),
+        (b"<html>Bad gateway</html>", "400: <html>Bad gateway</html>"),
+        (b"", "400 without a message"),
+    ],
+)
+def test_every_shape_of_an_error_is_read(body: bytes, said: str) -> None:
+    assert said in error_text(400, body)
