@@ -16,6 +16,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from agentrl.errors import ConfigError
 
 _MARKER = re.compile(r'<\|"\|>|</?[^<>\s{}"\']{1,48}>|\[/?[A-Za-z_]{3,24}\]')
+_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
+_LIMITS = (ArithmeticError, RecursionError, MemoryError)
 _TESTS = frozenset({"startswith", "endswith", "split", "rsplit", "find", "count", "replace"})
 
 
@@ -33,7 +35,7 @@ class ChatTemplate:
         try:
             self._tree = environment.parse(source)
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError, ValueError, *_LIMITS) as error:
             raise ConfigError(
                 f"the chat template cannot be compiled ({error}); "
                 "give a folder with a valid chat_template.jinja"
@@ -56,7 +58,7 @@ class ChatTemplate:
                 **self._special_tokens,
             )
         # Templates index, add and compare what they are given, so any of these means a refusal.
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except (*_REFUSALS, *_LIMITS) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise ConfigError(
                 f"the chat template refuses a conversation of {roles} ({error}); "
