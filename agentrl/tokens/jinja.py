@@ -14,11 +14,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl.errors import ConfigError
+from agentrl.tokens.uses import LOOKS, plain_uses
 
 _MARKER = re.compile(r'<\|"\|>|</?[^<>\s{}"\']{1,48}>|\[/?[A-Za-z_]{3,24}\]')
 _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
 _LIMITS = (ArithmeticError, RecursionError, MemoryError)
-_TESTS = frozenset({"startswith", "endswith", "split", "rsplit", "find", "count", "replace"})
 
 
 class ChatTemplate:
@@ -87,8 +87,9 @@ class ChatTemplate:
 
     @cached_property
     def verbatim(self) -> bool:
-        """Whether all that the template looks for in messages is `tested` or white space."""
-        return not any(text.strip() for text in frozenset(self._tested()) - self.tested)
+        """Whether the template writes contents as they are, unless one of `tested` is in them."""
+        searched = frozenset(self._tested()) - self.tested
+        return not any(text.strip() for text in searched) and plain_uses(self._tree)
 
     @cached_property
     def inserted(self) -> frozenset[str]:
@@ -106,7 +107,7 @@ class ChatTemplate:
             if any(operand.op in ("in", "notin") for operand in compare.ops):
                 yield from _strings(compare.expr)
         for name, _, arguments in self._operations():
-            if name in _TESTS and arguments:
+            if name in LOOKS and arguments:
                 yield from _strings(arguments[0])
 
     def _operations(self) -> Iterator[tuple[str, nodes.Node | None, list[nodes.Expr]]]:

@@ -223,12 +223,7 @@ class Renderer:
     def _suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         """The marked text of an observation, from a frame around its contents if there is one."""
         contents = [message.content for message in messages]
-        # A template may compare contents with its own texts.
-        compared = self._tokenizer.template.literals
-        plain = all(
-            content and content.strip() not in compared and self._mark(content) is content
-            for content in contents
-        )
+        plain = all(content.strip() and self._mark(content) is content for content in contents)
         if not plain or len(messages) > _FRAMED:
             return self._whole_suffix(messages, tools)
         shape = tuple((m.role, m.name, m.tool_call_id) for m in messages)

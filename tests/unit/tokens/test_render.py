@@ -534,6 +534,10 @@ def test_the_marker_of_the_next_role_is_the_stop_token_and_not_repeated(
         "m.content | replace('#', '-')",
         "'long' if m.content | length > 99 else m.content",
         "m.content if m.content != '7' else 'seven'",
+        "'[ERR]' if m.content[:6] == 'Error:' else m.content",
+        "'[ERR]' if (m.content | lower) in ('error: full', 'x') else m.content",
+        "'[ERR]' if (m['content'] | first) == 'E' else m.content",
+        "('[ERR]' if (messages | map(attribute='content') | list)[-1][0] == 'E') ~ m.content",
     ],
 )
 def test_an_observation_is_the_same_however_often_it_was_seen(
@@ -543,7 +547,18 @@ def test_an_observation_is_the_same_however_often_it_was_seen(
     tokenizer = load(make_folder(template))
     renderer = Renderer(tokenizer)
     renderer.observation([user("The first one.")])
-    for content in ("plain", " edges\n", "a # b", "7", "q\"uo'te", "x" * 120, "", "é<b>", "\n"):
+    for content in (
+        "plain",
+        " edges\n",
+        "a # b",
+        "7",
+        "q\"uo'te",
+        "x" * 120,
+        "",
+        "é<b>",
+        "\n",
+        "Error: full",
+    ):
         fresh = Renderer(tokenizer).observation([user("<" + content)])
         again = renderer.observation([user("<" + content)])
         assert fresh == again
