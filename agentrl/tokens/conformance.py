@@ -83,7 +83,7 @@ def _facts(renderer: Renderer, rows: Sequence[Row]) -> Iterator[Row]:
     yield Row(name="stop tokens are", detail="sampled by the model, and never added to its turn")
     separator = renderer.suffix([_ASK]).partition(_ASK.content)[0]
     yield Row(name="separator", detail=f"{separator!r} (given by the environment)")
-    yield Row(name="BOS", detail=renderer.bos)
+    yield _bos(renderer)
     opened = "opened by the prompt" if renderer.opens_thinking else "not opened by the prompt"
     shown = "shown" if profile.shows_reasoning else "not shown"
     yield Row(name="thinking", detail=f"{opened}, {shown} in the last message")
@@ -94,6 +94,17 @@ def _facts(renderer: Renderer, rows: Sequence[Row]) -> Iterator[Row]:
     system = "own" if profile.dialect.has_system else "in front of the first user message"
     developer = "own" if profile.dialect.has_developer else "as system"
     yield Row(name="roles", detail=f"system {system}, developer {developer}")
+
+
+def _bos(renderer: Renderer) -> Row:
+    text, count = renderer.bos
+    if count <= 1:
+        return Row(name="BOS", detail=f"{text}, once" if count else "none")
+    detail = (
+        f"the chat template writes the BOS {text} {count} times in a prompt of one message; "
+        "use a template that writes it once, or set no bos_token"
+    )
+    return Row(name="BOS", detail=detail, action="refuse")
 
 
 def _by(template: bool) -> str:

@@ -8,11 +8,15 @@ import pytest
 
 from agentrl.tokens import Renderer, Tokenizer
 from agentrl.tokens.conformance import Report, examine
-from agentrl.types import ToolSchema
+from agentrl.types import Message, ToolSchema
 
 MakeFolder = Callable[..., Path]
 load = cache(Tokenizer.load)
 RESULT = "'\\n<tool_response>\\n' + message.content + '\\n"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{{ ' ' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
+)
 
 
 def with_result(folder: Path, shown: str, tools: tuple[ToolSchema, ...]) -> Report:
@@ -56,3 +60,29 @@ def test_a_result_may_be_trimmed_or_written_as_json(
     report = with_result(qwen_like, shown, tools)
     assert report.verdict == "exact"
     assert ("tool result", "written once, unchanged") in [(r.name, r.detail) for r in report.rows]
+
+
+@pytest.mark.parametrize("by_tokenizer", [True, False])
+@pytest.mark.parametrize(
+    ("before", "count"), [("", 0), ("{{ bos_token }}", 1), ("\n{{ bos_token }}", 1)]
+)
+def test_a_bos_that_the_template_writes_is_the_only_one(
+    make_folder: MakeFolder, before: str, count: int, by_tokenizer: bool
+) -> None:
+    folder = make_folder(before + CHATML, bos_by_tokenizer=by_tokenizer, bos_token="<|bos|>")
+    renderer = Renderer(load(folder))
+    count = count or int(by_tokenizer)
+    assert renderer.prompt([Message(role="user", content="a")]).count(3) == count
+    report = examine(renderer, with_tools=False)
+    assert report.verdict == "exact"
+    shown = "<|bos|>, once" if count else "none"
+    assert [row.detail for row in report.rows if row.name == "BOS"] == [shown]
+
+
+def test_two_bos_are_refused(make_folder: MakeFolder) -> None:
+    template = "{{ bos_token }}{{ bos_token }}" + CHATML
+    report = examine(Renderer(load(make_folder(template, bos_token="<|bos|>"))), with_tools=False)
+    assert report.verdict == "refused"
+    assert "writes the BOS <|bos|> 2 times" in report.reason
+    ends = make_folder(CHATML, bos_token="<|im_end|>")
+    assert examine(Renderer(load(ends)), with_tools=False).verdict == "exact"
