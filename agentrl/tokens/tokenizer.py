@@ -215,10 +215,20 @@ def _read_json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
 
 
+def read_template(path: Path) -> str:
+    """The source in a template file. Raises ConfigError if it cannot be read as UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"template file {path} cannot be read ({error}); give a readable file in UTF-8"
+        ) from error
+
+
 def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return read_template(path)
     template = config.get("chat_template")
     if isinstance(template, list):
         named = cast("list[dict[str, str]]", template)
