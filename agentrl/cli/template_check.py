@@ -1,7 +1,7 @@
 """`agentrl template check`: can this chat template carry a conversation that grows?"""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -107,7 +107,7 @@ def _of_model(model: str, template: str | None = None) -> Tokenizer:
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+def _limited(seconds: float) -> Generator[None]:
     """Raises ConfigError where the block takes longer; needs the main thread."""
 
     def stop(*_: object) -> NoReturn:

@@ -67,6 +67,8 @@ class Renderer:
         reasoning: Reasoning = "keep",
         tool_format: ToolFormat | None = None,
     ) -> None:
+        if tools and results == "template":
+            tokenizer = tokenizer.for_tools
         self._tokenizer = tokenizer
         self._guard = ContentGuard(tokenizer)
         self._tools = tuple(tools)
