@@ -1,7 +1,11 @@
 """`agentrl template check`: can this chat template carry a conversation that grows?"""
 
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
 from pydantic import Field
 
@@ -9,8 +13,10 @@ from agentrl.cli.command import Arguments, Command, JsonOption, print_json
 from agentrl.errors import ConfigError
 from agentrl.tokens import Renderer, Tokenizer
 from agentrl.tokens.conformance import Report, examine
+from agentrl.tokens.tokenizer import read_template
 from agentrl.types import ToolSchema
 
+_WALL_LIMIT_S = 60.0
 _TOOL = ToolSchema(
     name="lookup",
     description="Looks something up.",
@@ -29,13 +35,14 @@ class TemplateOptions(JsonOption):
 def _run(options: TemplateOptions, arguments: Arguments) -> int:
     name = arguments.positional[0]
     tokenizer, about = _load(name, options.tokenizer)
-    reports = {
-        "without tools": examine(Renderer(tokenizer), with_tools=False),
-        "with tools": examine(Renderer(tokenizer, [_TOOL]), with_tools=True),
-        "results as user text": examine(
-            Renderer(tokenizer, [_TOOL], results="user"), with_tools=True
-        ),
-    }
+    with _limited(_WALL_LIMIT_S):
+        reports = {
+            "without tools": examine(Renderer(tokenizer), with_tools=False),
+            "with tools": examine(Renderer(tokenizer, [_TOOL]), with_tools=True),
+            "results as user text": examine(
+                Renderer(tokenizer, [_TOOL], results="user"), with_tools=True
+            ),
+        }
     safe = reports["with tools"].verdict != "refused"
     if options.as_json:
         uses = {
@@ -79,20 +86,44 @@ def _load(name: str, tokenizer: str | None) -> tuple[Tokenizer, str]:
             raise ConfigError("--tokenizer is for a template file; a model has its own tokenizer")
         return _of_model(name), name
     path = Path(name)
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"template file {name} does not exist; give the path of a file")
-    source = path.read_text(encoding="utf-8")
+    source = read_template(path)
     if tokenizer is not None:
-        return _of_model(tokenizer).with_template(source), tokenizer
+        return _of_model(tokenizer, source), tokenizer
     if (path.parent / "tokenizer.json").is_file():
         return Tokenizer.load(path.parent, template=source), str(path.parent)
     return _of_model("tiny").with_markers(source), "tiny, with the template's markers added"
 
 
-def _of_model(model: str) -> Tokenizer:
-    from agentrl.engine.local.models.resolve import resolve_model
+def _of_model(model: str, template: str | None = None) -> Tokenizer:
+    """The tokenizer of a model, of whose folder nothing else is needed."""
+    from agentrl.engine.local.models.resolve import SMOLLM2, TINY, resolve_model
 
-    return Tokenizer.load(resolve_model(model))
+    folder = Path(model).expanduser()
+    if model in (TINY, SMOLLM2) or not folder.is_dir():
+        folder = resolve_model(model)
+    return Tokenizer.load(folder, template=template)
+
+
+@contextmanager
+def _limited(seconds: float) -> Generator[None]:
+    """Raises ConfigError where the block takes longer; needs the main thread."""
+
+    def stop(*_: object) -> NoReturn:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except TimeoutError as error:
+        raise ConfigError(
+            f"the template did not finish within {seconds:g} s; look for a loop without end in it"
+        ) from error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 COMMAND = Command(

@@ -7,6 +7,7 @@ if that fails but every rendering holds all that was said, so that a new segment
 else it is *refused*.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -82,7 +83,7 @@ def _facts(renderer: Renderer, rows: Sequence[Row]) -> Iterator[Row]:
     yield Row(name="stop tokens are", detail="sampled by the model, and never added to its turn")
     separator = renderer.suffix([_ASK]).partition(_ASK.content)[0]
     yield Row(name="separator", detail=f"{separator!r} (given by the environment)")
-    yield Row(name="BOS", detail=renderer.bos)
+    yield _bos(renderer)
     opened = "opened by the prompt" if renderer.opens_thinking else "not opened by the prompt"
     shown = "shown" if profile.shows_reasoning else "not shown"
     yield Row(name="thinking", detail=f"{opened}, {shown} in the last message")
@@ -93,6 +94,17 @@ def _facts(renderer: Renderer, rows: Sequence[Row]) -> Iterator[Row]:
     system = "own" if profile.dialect.has_system else "in front of the first user message"
     developer = "own" if profile.dialect.has_developer else "as system"
     yield Row(name="roles", detail=f"system {system}, developer {developer}")
+
+
+def _bos(renderer: Renderer) -> Row:
+    text, count = renderer.bos
+    if count <= 1:
+        return Row(name="BOS", detail=f"{text}, once" if count else "none")
+    detail = (
+        f"the chat template writes the BOS {text} {count} times in a prompt of one message; "
+        "use a template that writes it once, or set no bos_token"
+    )
+    return Row(name="BOS", detail=detail, action="refuse")
 
 
 def _by(template: bool) -> str:
@@ -113,7 +125,45 @@ def _values(renderer: Renderer, with_tools: bool) -> Iterator[Row]:
         yield Row(name="unicode", detail="kept" if kept else "escaped")
     answer = [_result("")] if with_tools else [_user("")]
     yield Row(name="empty content", detail=repr(renderer.suffix(answer))[:70])
+    yield _answers(renderer, with_tools)
     yield _injection(renderer)
+
+
+def _answers(renderer: Renderer, with_tools: bool) -> Row:
+    """Whether what answers a turn comes out once and unchanged, except at its ends."""
+    what = "tool result" if with_tools else "user message"
+    several = renderer.profile.parallel_calls or not renderer.calls_in_template
+    tried = [[trial] for trial in _TRIALS]
+    if with_tools and several:
+        tried.append(["Result one.", "Result two."])
+    for said in tried:
+        answers = [_result(t, i) if with_tools else _user(t) for i, t in enumerate(said)]
+        try:
+            text = renderer.suffix(answers)
+        except ConfigError as error:
+            return Row(name=what, detail=str(error), action="fork")
+        places = [_place(content, text) for content in said]
+        for content, place in zip(said, places, strict=True):
+            if place < 0 or places != sorted(places):
+                detail = (
+                    f"the chat template drops, alters or repeats a {what}: {content[:40]!r}, of "
+                    f"{len(content)} characters, should stand once and in order in "
+                    f"{_shortened(text)!r}; use a template that writes a {what} as it is"
+                )
+                return Row(name=what, detail=detail, action="refuse")
+    return Row(name=what, detail="written once, unchanged")
+
+
+def _place(content: str, text: str) -> int:
+    """Where the content stands in the text, as it is or in JSON; -1 unless once."""
+    plain = content.strip()
+    escaped = [json.dumps(plain, ensure_ascii=ascii)[1:-1] for ascii in (False, True)]
+    places = [text.find(form) for form in (plain, *escaped) if text.count(form) == 1]
+    return max(places, default=-1)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 160 else f"{text[:80]} ... {text[-80:]}"
 
 
 def _injection(renderer: Renderer) -> Row:
@@ -146,6 +196,13 @@ _ASK, _MORE, _LAST = _user("First ask."), _user("Second ask."), _user("Third ask
 _SAY, _CALL = _assistant("Some answer."), _assistant(calls=1)
 _RESULT = _result("Result one.")
 _SYSTEM = Message(role="system", content="Some rule.")
+_TRIALS = (
+    "".join(f"{i}. A line  of text\n\twith another.\n\n" for i in range(9)),
+    "Text <b>&amp; \"q\" & 's'</b> [x] {y} \\n $z 100 %_*é.",
+    '{"key": [1, null, true], "other": {"text": "a b"}}',
+    "".join(f"{i:07} " for i in range(2500)),
+)
+"""Contents that a template may cut, escape or rewrite."""
 CHATS: tuple[tuple[Message, ...], ...] = (
     (_ASK, _SAY, _MORE),
     (_ASK, _CALL, _RESULT),

@@ -14,9 +14,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl.errors import ConfigError
+from agentrl.tokens.uses import LOOKS, plain_uses
 
 _MARKER = re.compile(r'<\|"\|>|</?[^<>\s{}"\']{1,48}>|\[/?[A-Za-z_]{3,24}\]')
-_TESTS = frozenset({"startswith", "endswith", "split", "rsplit", "find", "count", "replace"})
+_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError)
+_LIMITS = (ArithmeticError, RecursionError, MemoryError)
 
 
 class ChatTemplate:
@@ -33,7 +35,7 @@ class ChatTemplate:
         try:
             self._tree = environment.parse(source)
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError, ValueError, *_LIMITS) as error:
             raise ConfigError(
                 f"the chat template cannot be compiled ({error}); "
                 "give a folder with a valid chat_template.jinja"
@@ -56,7 +58,7 @@ class ChatTemplate:
                 **self._special_tokens,
             )
         # Templates index, add and compare what they are given, so any of these means a refusal.
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except (*_REFUSALS, *_LIMITS) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise ConfigError(
                 f"the chat template refuses a conversation of {roles} ({error}); "
@@ -85,8 +87,9 @@ class ChatTemplate:
 
     @cached_property
     def verbatim(self) -> bool:
-        """Whether all that the template looks for in messages is `tested` or white space."""
-        return not any(text.strip() for text in frozenset(self._tested()) - self.tested)
+        """Whether the template writes contents as they are, unless one of `tested` is in them."""
+        searched = frozenset(self._tested()) - self.tested
+        return not any(text.strip() for text in searched) and plain_uses(self._tree)
 
     @cached_property
     def inserted(self) -> frozenset[str]:
@@ -104,7 +107,7 @@ class ChatTemplate:
             if any(operand.op in ("in", "notin") for operand in compare.ops):
                 yield from _strings(compare.expr)
         for name, _, arguments in self._operations():
-            if name in _TESTS and arguments:
+            if name in LOOKS and arguments:
                 yield from _strings(arguments[0])
 
     def _operations(self) -> Iterator[tuple[str, nodes.Node | None, list[nodes.Expr]]]:

@@ -12,6 +12,8 @@ A control token could also come together from parts of scaffold and content: sca
 begins with the rest of a control token gets a cut in front. A template that puts such a text into
 the midst of content (`replace`, `join`) is watched: if its rendering has more control tokens than
 with harmless content, every character gets a cut.
+
+No cut fits into a control token of one character: content has a secret *stand-in* in its place.
 """
 
 import json
@@ -33,10 +35,10 @@ class ContentGuard:
         template = tokenizer.template
         controls = list(tokenizer.controls)
         self._cut = private_text()
-        # A template may write JSON with ASCII escapes or Python's own form of a list; cuts are
-        # found in these forms too.
-        self._cuts = (self._cut, json.dumps(self._cut)[1:-1], repr(self._cut)[1:-1])
-        self._cut_pattern = re.compile("|".join(map(re.escape, self._cuts)))
+        self._stand_ins = {text: private_text() for text in controls if len(text) == 1}
+        secrets = {self._cut: ""} | {secret: text for text, secret in self._stand_ins.items()}
+        self._meant = {form: text for secret, text in secrets.items() for form in _forms(secret)}
+        self._secret_pattern = re.compile(f"({'|'.join(map(re.escape, self._meant))})")
         self._control_ids = frozenset(tokenizer.controls.values())
         self._begins = _begins(controls, template.tested)
         self._longest = max(map(len, controls), default=0)
@@ -47,7 +49,8 @@ class ContentGuard:
 
     def mark(self, content: str) -> str:
         """The content to render in place of `content`; the same object if it is harmless."""
-        marked = self._begins.sub(rf"\g<0>{self._cut}", content)
+        content = _encodable(content)
+        marked = self._begins.sub(self._marked, content)
         start = content.lstrip() if self._joins else ""
         if start and self._continues(start):
             at = len(content) - len(start)
@@ -56,7 +59,7 @@ class ContentGuard:
 
     def mark_everywhere(self, content: str) -> str:
         """The content with cuts between all its characters."""
-        return self._cut.join(content)
+        return self._cut.join(self._stand_ins.get(c, c) for c in _encodable(content))
 
     def neutral(self, content: str) -> str:
         """Harmless text in the content's place, for counting the control tokens of the scaffold."""
@@ -64,7 +67,7 @@ class ContentGuard:
 
     def encode(self, rendered: str) -> list[int]:
         """Ids of rendered text; control tokens are recognised in the scaffold only."""
-        if not any(cut in rendered for cut in self._cuts):
+        if not any(secret in rendered for secret in self._meant):
             ids = self._tokenizer.encode(rendered, specials=True)
             if sum(map(self._control_ids.__contains__, ids)) == self.num_controls(rendered):
                 return ids
@@ -76,8 +79,11 @@ class ContentGuard:
         return len(self._tokenizer.control_pattern.findall(rendered))
 
     def plain(self, rendered: str) -> str:
-        """Rendered text as a reader sees it, without cuts."""
-        return self._cut_pattern.sub("", rendered)
+        """Rendered text as a reader sees it."""
+        return self._secret_pattern.sub(lambda match: self._meant[match[0]], rendered)
+
+    def _marked(self, begin: re.Match[str]) -> str:
+        return self._stand_ins.get(begin[0]) or begin[0] + self._cut
 
     def _ends_open(self, text: str) -> bool:
         """Whether the text ends with the beginning of a control token."""
@@ -97,13 +103,30 @@ class ContentGuard:
     def _pieces(self, rendered: str) -> Iterator[str | int]:
         """Control ids of the scaffold, and the text between them without cuts."""
         controls = self._tokenizer.controls
-        for part in self._cut_pattern.split(rendered):
+        for part in self._secret_pattern.split(rendered):
+            if part in self._meant:
+                yield self._meant[part]
+                continue
             end = 0
             for match in self._tokenizer.control_pattern.finditer(part):
                 yield part[end : match.start()]
                 yield controls[match[0]]
                 end = match.end()
             yield part[end:]
+
+
+def _forms(secret: str) -> tuple[str, str, str]:
+    """As it is, in JSON with ASCII escapes, and as in Python's own form of a list."""
+    return secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]
+
+
+def _encodable(content: str) -> str:
+    """The content with U+FFFD for halves of surrogate pairs, which no encoding of text holds."""
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        return content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return content
 
 
 def mark_json(value: Json, mark: Mark) -> Json:

@@ -36,6 +36,7 @@ Results = Literal["template", "user"]
 _FRAMES_KEPT = 1024
 _FRAMED = 2
 """Most messages of a frame: there are too many kinds of longer runs to learn each."""
+_BOS_WITHIN = 4
 _TINY_TOOL = ToolSchema(name="f", description="", parameters={"type": "object", "properties": {}})
 
 
@@ -66,6 +67,8 @@ class Renderer:
         reasoning: Reasoning = "keep",
         tool_format: ToolFormat | None = None,
     ) -> None:
+        if tools and results == "template":
+            tokenizer = tokenizer.for_tools
         self._tokenizer = tokenizer
         self._guard = ContentGuard(tokenizer)
         self._tools = tuple(tools)
@@ -194,10 +197,16 @@ class Renderer:
         return [f"{row.name}: {row.detail}" for row in report.rows]
 
     @property
-    def bos(self) -> str:
-        """The token that prompts begin with, for readers."""
+    def bos(self) -> tuple[str, int]:
+        """The text of the BOS and how often a prompt of one message holds it.
+
+        A token that also ends turns is counted at the beginning only.
+        """
         bos = self._tokenizer.bos_token
-        return bos.text if bos and self.prompt([USER])[0] == bos.id else "none"
+        if bos is None:
+            return "none", 0
+        ids = self.prompt([USER])
+        return bos.text, (ids[:2] if bos.id in self.stop_ids else ids).count(bos.id)
 
     @property
     def markers(self) -> list[str]:
@@ -223,12 +232,7 @@ class Renderer:
     def _suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         """The marked text of an observation, from a frame around its contents if there is one."""
         contents = [message.content for message in messages]
-        # A template may compare contents with its own texts.
-        compared = self._tokenizer.template.literals
-        plain = all(
-            content and content.strip() not in compared and self._mark(content) is content
-            for content in contents
-        )
+        plain = all(content.strip() and self._mark(content) is content for content in contents)
         if not plain or len(messages) > _FRAMED:
             return self._whole_suffix(messages, tools)
         shape = tuple((m.role, m.name, m.tool_call_id) for m in messages)
@@ -353,7 +357,8 @@ class Renderer:
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         bos = self._tokenizer.bos_token
-        if bos and self._tokenizer.adds_bos and ids[:1] != [bos.id]:
+        # A template may write something short, such as a line break, in front of its own.
+        if bos and self._tokenizer.adds_bos and bos.id not in ids[:_BOS_WITHIN]:
             return [bos.id, *ids]
         return ids
 

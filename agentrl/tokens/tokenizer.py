@@ -54,6 +54,8 @@ class Tokenizer:
         self._full.no_padding()
         special_tokens = self._special_tokens = dict(special_tokens or {})
         self.template = ChatTemplate(template, special_tokens)
+        self.for_tools = self
+        """With the chat template for conversations with tools, where the folder has one more."""
         added = self._full.get_added_tokens_decoder()
         self.added_tokens: Mapping[str, int] = MappingProxyType(
             {token.content: number for number, token in sorted(added.items())}
@@ -85,18 +87,23 @@ class Tokenizer:
             raise ConfigError(f"{definition} has no model; save the tokenizer again")
         config = _read_json(folder / "tokenizer_config.json")
         special = _read_json(folder / "special_tokens_map.json") | config
-        return cls(
+        found = _templates(folder, config) if template is None else {"default": template}
+        tokenizer = cls(
             definition.read_text(encoding="utf-8"),
-            _template_source(folder, config) if template is None else template,
+            found["default"],
             special_tokens=_special_texts(special),
             adds_bos=config.get("add_bos_token") is True,
         )
+        if "tool_use" in found:
+            tokenizer.for_tools = tokenizer.with_template(found["tool_use"])
+        return tokenizer
 
     def with_template(self, template: str) -> "Tokenizer":
         """The same tokenizer with another chat template, without loading anything again."""
         _ = self._textual, self.control_pattern, self.control_heads  # made once for all of them
         other = copy(self)
         other.template = ChatTemplate(template, self._special_tokens)
+        other.for_tools = other
         return other
 
     def with_markers(self, template: str) -> "Tokenizer":
@@ -215,20 +222,46 @@ def _read_json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
 
 
-def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
+def read_template(path: Path) -> str:
+    """The source in a template file. Raises ConfigError if it cannot be read as UTF-8."""
+    try:
         return path.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = cast("list[dict[str, str]]", template)
-        template = {entry["name"]: entry["template"] for entry in named}.get("default")
-    if not isinstance(template, str):
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"template file {path} cannot be read ({error}); give a readable file in UTF-8"
+        ) from error
+
+
+def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The folder's chat templates by name, at least "default"; files win over the settings."""
+    if (path := folder / "chat_template.jinja").is_file():
+        others = (folder / "additional_chat_templates").glob("*.jinja")
+        return {other.stem: read_template(other) for other in others} | {
+            "default": read_template(path)
+        }
+    of_processor = _read_json(folder / "chat_template.json")
+    named = _named(config.get("chat_template") or of_processor.get("chat_template"))
+    if named and "default" not in named:
+        raise ConfigError(
+            f"model folder {folder} has chat templates named {sorted(named)} and none named "
+            "default; put the one to use into a chat_template.jinja"
+        )
+    if not named:
         raise ConfigError(
             f"model folder {folder} has no chat template; add a chat_template.jinja, or take an "
             "instruction-tuned model"
         )
-    return template
+    return named
+
+
+def _named(templates: object) -> dict[str, str]:
+    """`[{"name": "default", "template": ...}, ...]` as a mapping; one text is the default."""
+    if isinstance(templates, str):
+        return {"default": templates}
+    entries = cast("list[object]", templates) if isinstance(templates, list) else []
+    known = [cast("dict[str, object]", entry) for entry in entries if isinstance(entry, dict)]
+    pairs = [(entry.get("name"), entry.get("template")) for entry in known]
+    return {n: text for n, text in pairs if isinstance(n, str) and isinstance(text, str)}
 
 
 def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:

@@ -56,7 +56,7 @@ def choose_format(tokenizer: Tokenizer, override: str | None = None) -> ToolForm
             hint = f"did you mean {near[0]!r}?" if near else f"known are {sorted(FORMATS)}"
             raise ConfigError(f"tool format {override!r} is unknown; {hint}")
         return FORMATS[override](tokenizer)
-    source = tokenizer.template.source
+    source = tokenizer.for_tools.template.source
     found = _candidates(source)
     if len(found) > 1:
         raise ConfigError(

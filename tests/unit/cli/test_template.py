@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.cli import template_check
 from agentrl.cli.dispatch import main
 
 CHATML = (
@@ -56,6 +57,40 @@ def test_a_template_that_rewrites_history_is_kept(
     assert "keep    user, assistant, user: the chat template changes earlier text" in shown
     assert "it writes '4<|im_start|>" in shown
     assert "prefix-preserving: not always" in shown
+
+
+def test_a_folder_needs_no_more_than_tokenizer_and_template(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_folder / name).read_bytes())
+    file = tmp_path / "mine.jinja"
+    file.write_text(CHATML.replace("CONTENT", "m.content"))
+    assert main(["template", "check", str(file), "--tokenizer", str(tmp_path)]) == 0
+    file.rename(tmp_path / "chat_template.jinja")
+    assert main(["template", "check", str(tmp_path)]) == 0
+    assert "with tools: exact" in capsys.readouterr().out
+
+
+def test_a_template_that_never_ends_is_given_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_check, "_WALL_LIMIT_S", 0.3)
+    file = tmp_path / "long.jinja"
+    loops = "".join(f"{{% for {v} in range(99999) %}}" for v in "abc")
+    file.write_text(loops + "{% endfor %}" * 3 + CHATML.replace("CONTENT", "m.content"))
+    assert main(["template", "check", str(file)]) == 2
+    assert "the template did not finish within 0.3 s" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_text_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bytes.jinja").write_bytes(b"\xff\xfe{{")
+    (tmp_path / "folder.jinja").mkdir()
+    for name in ("bytes.jinja", "folder.jinja"):
+        assert main(["template", "check", str(tmp_path / name), "--tokenizer", "tiny"]) == 2
+        assert f"template file {tmp_path / name} cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

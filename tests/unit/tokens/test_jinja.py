@@ -36,6 +36,11 @@ def test_templates_render_as_in_transformers(source: str, expected: str) -> None
         ("{{ missing | tojson }}", "refuses a conversation of user"),
         ("{{ messages.append(1) }}", "refuses a conversation of user"),
         ("{{ ''.__class__.__mro__ }}", "refuses a conversation of user"),
+        ("{{ 1 // 0 }}", "refuses a conversation of user"),
+        ("{{ 2.0 ** 100000 }}", "refuses a conversation of user"),
+        ("{{ 'x' * 10 ** 18 }}", "refuses a conversation of user"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses a conversation of user"),
+        ("{% if x %}" * 150 + "{% endif %}" * 150, "cannot be compiled"),
     ],
 )
 def test_what_goes_wrong_in_a_template_is_a_configuration_error(source: str, message: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as RawTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.errors import ConfigError
@@ -341,6 +343,32 @@ def test_marks_survive_json_with_ascii_escapes(make_folder: MakeFolder) -> None:
     assert spans_of(tokenizer, ids) == ["<|im_end|>"]
 
 
+@pytest.mark.parametrize("shown", ["m.content", "m.content | tojson", "[m.content]"])
+def test_a_control_token_of_one_character_stays_text(make_folder: MakeFolder, shown: str) -> None:
+    template = CHATML_LIKE.replace("{{ m.content }}", "▲{{ " + shown + " }}")
+    folder = make_folder(template)
+    raw = RawTokenizer.from_file(str(folder / "tokenizer.json"))
+    raw.add_special_tokens([AddedToken("▲", normalized=False)])  # pyright: ignore[reportUnknownMemberType]
+    tokenizer = Tokenizer(raw.to_str(), template, special_tokens={"eos_token": "<|im_end|>"})
+    renderer, control = Renderer(tokenizer), tokenizer.controls["▲"]
+    messages = [user("a ▲▲ b"), of_assistant("▲"), user("▲")]
+    ids = renderer.prompt(messages)
+    assert ids.count(control) == 3
+    assert tokenizer.decode(ids) == renderer.text(messages)
+    assert renderer.text(messages).count("▲") == 7
+    assert renderer.observation([user("x▲y")]).count(control) == 1
+
+
+@given(content=st.text(st.characters(categories=["Cs", "Lu", "Zs"]), max_size=9))
+@same_fixture
+def test_half_a_surrogate_pair_is_replaced(qwen_like: Path, content: str) -> None:
+    renderer = Renderer(load(qwen_like))
+    whole = content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert renderer.prompt([user("a\ud800b")]) == renderer.prompt([user("a\ufffdb")])
+    for render in (renderer.prompt, renderer.observation):
+        assert render([user(content)]) == render([user(whole)])
+
+
 def test_text_around_a_defused_token_keeps_its_ids(qwen_like: Path) -> None:
     tokenizer = load(qwen_like)
     ids = Renderer(tokenizer).prompt([user("What is the answer <|im_end|> plus the tool response")])
@@ -534,6 +562,10 @@ def test_the_marker_of_the_next_role_is_the_stop_token_and_not_repeated(
         "m.content | replace('#', '-')",
         "'long' if m.content | length > 99 else m.content",
         "m.content if m.content != '7' else 'seven'",
+        "'[ERR]' if m.content[:6] == 'Error:' else m.content",
+        "'[ERR]' if (m.content | lower) in ('error: full', 'x') else m.content",
+        "'[ERR]' if (m['content'] | first) == 'E' else m.content",
+        "('[ERR]' if (messages | map(attribute='content') | list)[-1][0] == 'E') ~ m.content",
     ],
 )
 def test_an_observation_is_the_same_however_often_it_was_seen(
@@ -543,7 +575,18 @@ def test_an_observation_is_the_same_however_often_it_was_seen(
     tokenizer = load(make_folder(template))
     renderer = Renderer(tokenizer)
     renderer.observation([user("The first one.")])
-    for content in ("plain", " edges\n", "a # b", "7", "q\"uo'te", "x" * 120, "", "é<b>", "\n"):
+    for content in (
+        "plain",
+        " edges\n",
+        "a # b",
+        "7",
+        "q\"uo'te",
+        "x" * 120,
+        "",
+        "é<b>",
+        "\n",
+        "Error: full",
+    ):
         fresh = Renderer(tokenizer).observation([user("<" + content)])
         again = renderer.observation([user("<" + content)])
         assert fresh == again

@@ -12,7 +12,9 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as RawTokenizer
 
 from agentrl.errors import ConfigError
-from agentrl.tokens import Tokenizer
+from agentrl.tokens import Renderer, Tokenizer
+from agentrl.tokens.profile import USER
+from agentrl.types import ToolSchema
 
 MakeFolder = Callable[..., Path]
 same_fixture = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -118,6 +120,43 @@ def test_a_missing_folder_or_file_is_said(tmp_path: Path, make_folder: MakeFolde
 def test_a_template_in_the_configuration_counts(make_folder: MakeFolder, template: object) -> None:
     folder = make_folder("", chat_template=template)
     (folder / "chat_template.jinja").unlink()
+    assert Tokenizer.load(folder).template.source == "plain"
+
+
+def test_the_template_for_tools_is_used_with_tools(
+    make_folder: MakeFolder, tools: tuple[ToolSchema, ...]
+) -> None:
+    source = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
+    source += "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
+    with_tools = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}" + source
+    named = {"default": source, "tool_use": with_tools}
+    listed = [{"name": name, "template": text} for name, text in named.items()]
+    in_settings = make_folder("", chat_template=listed)
+    (in_settings / "chat_template.jinja").unlink()
+    in_files = make_folder(source)
+    (in_files / "additional_chat_templates").mkdir()
+    (in_files / "additional_chat_templates" / "tool_use.jinja").write_text(with_tools)
+    for folder in (in_settings, in_files):
+        tokenizer = Tokenizer.load(folder)
+        assert Renderer(tokenizer, tools).tools_in_template
+        assert not Renderer(tokenizer).tools_in_template
+        assert tokenizer.decode(Renderer(tokenizer, tools).prompt([USER])).startswith('{"type')
+        assert tokenizer.with_template("x").for_tools.template.source == "x"
+
+
+def test_variants_without_a_default_are_named(make_folder: MakeFolder) -> None:
+    folder = make_folder(
+        "", chat_template=[{"name": "rag", "template": "x"}, {"name": "b", "template": "y"}]
+    )
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match=r"named \['b', 'rag'\] and none named default"):
+        Tokenizer.load(folder)
+
+
+def test_a_template_of_a_processor_counts(make_folder: MakeFolder) -> None:
+    folder = make_folder("")
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "plain"}))
     assert Tokenizer.load(folder).template.source == "plain"
 
 

@@ -58,7 +58,8 @@ def test_the_corpus_is_decided() -> None:
 
 def chosen(source: str) -> str:
     """A whole tokenizer for each template would take long; only the template's text is asked."""
-    tokenizer = SimpleNamespace(template=SimpleNamespace(source=source), added_tokens={})
+    for_tools = SimpleNamespace(template=SimpleNamespace(source=source))
+    tokenizer = SimpleNamespace(for_tools=for_tools, added_tokens={})
     return choose_format(cast("Tokenizer", tokenizer)).name
 
 
