@@ -164,8 +164,7 @@ def checked_decision(decision: object) -> Sequence[Message] | Ask | None:
         EnvironmentFault: it is something else.
     """
     if isinstance(decision, Ask):
-        request: object = decision.request
-        if not isinstance(request, str) or not request.strip() or not callable(decision.then):
+        if not str(decision.request or "").strip() or not callable(decision.then):
             raise EnvironmentFault("the context policy asks without a text, or without a `then`")
         return decision
     return None if decision is None else checked_messages(decision)
@@ -173,11 +172,12 @@ def checked_decision(decision: object) -> Sequence[Message] | Ask | None:
 
 def checked_messages(found: object) -> Sequence[Message]:
     """Messages that a segment can begin with. Raises EnvironmentFault for anything else."""
+    shown = repr(found)[:60]
     items = cast("Sequence[object]", found) if isinstance(found, list | tuple) else ()
     messages = [item for item in items if isinstance(item, Message)]
     if not messages or len(messages) != len(items) or messages[-1].role not in ("user", "tool"):
         raise EnvironmentFault(
-            f"the context policy returned {str(found)[:60]!r}, expected None, an Ask, or messages "
+            f"the context policy returned {shown}, expected None, an Ask, or messages "
             "of which the last is the user's or a tool's"
         )
     return messages

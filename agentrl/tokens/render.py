@@ -198,15 +198,15 @@ class Renderer:
 
     @property
     def bos(self) -> tuple[str, int]:
-        """The text of the BOS and how often a prompt of one message holds it.
+        """The text of the BOS and how often a prompt of one message begins with it.
 
-        A token that also ends turns is counted at the beginning only.
+        In some families it begins or ends every message, so the first ids alone are counted.
         """
         bos = self._tokenizer.bos_token
         if bos is None:
             return "none", 0
         ids = self.prompt([USER])
-        return bos.text, (ids[:2] if bos.id in self.stop_ids else ids).count(bos.id)
+        return bos.text, ids[:4].count(bos.id)
 
     @property
     def markers(self) -> list[str]:
