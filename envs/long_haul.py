@@ -17,7 +17,9 @@ NEXT = "read"
 END = "It is done."
 EARLY = "Read on."
 NOTHING = "None."
-_KEY = re.compile(r"The key is (\d+)\.")
+_KEY = re.compile(r"The key is (\d \w+ \w+)\.")
+_NOUNS = "answer book calculator city command line result string test text".split()
+_QUALITIES = "false finished high low new open out over up won".split()
 _OTHERS = (
     "There is one file on it.",
     "Open the same file again.",
@@ -47,7 +49,6 @@ class LongHaul(ToolEnv):
         """Parameters of the tasks."""
 
         pages: int = Field(default=11, ge=_PLACES, le=1000, description="pages to read")
-        digits: int = Field(default=3, ge=2, le=12, description="digits of the key")
 
     config: Config
 
@@ -60,16 +61,16 @@ class LongHaul(ToolEnv):
     def make_task(cls, rng: np.random.Generator, split: str, config: Config) -> Task:
         """A key that belongs to the split, and the pages."""
         require_split(split)
-        key = _key(rng, config.digits)
+        key = _key(rng)
         while split_of("long_haul", key) != split:
-            key = _key(rng, config.digits)
+            key = _key(rng)
         drawn = rng.integers(len(_OTHERS), size=(config.pages, _SENTENCES))
         pages = [[_OTHERS[i] for i in page] for page in drawn.tolist()]
         pages[int(rng.integers(_PLACES))][int(rng.integers(_SENTENCES))] = f"The key is {key}."
         pages[-1].append(END)
         return Task(
             prompt="Reply read until it is done, then the key.",
-            answer=str(key),
+            answer=key,
             data={"pages": [" ".join(page) for page in pages]},
         )
 
@@ -97,8 +98,9 @@ class LongHaul(ToolEnv):
         return _Expert()
 
 
-def _key(rng: np.random.Generator, digits: int) -> int:
-    return int(rng.integers(10 ** (digits - 1), 10**digits))
+def _key(rng: np.random.Generator) -> str:
+    digit, noun, quality = rng.integers(10, size=3).tolist()
+    return f"{digit} {_NOUNS[noun]} {_QUALITIES[quality]}"
 
 
 class _Expert:
