@@ -48,12 +48,12 @@ class LongHaul(ToolEnv):
     class Config(BaseConfig):
         """Parameters of the tasks."""
 
-        pages: int = Field(default=11, ge=_PLACES, le=1000, description="pages to read")
+        pages: int = Field(default=11, ge=_PLACES, le=250, description="pages to read")
 
     config: Config
 
     system = ""
-    max_turns = 64
+    max_turns = 512
     context: ContextPolicy = Summarise(at=96)
     verifier = ExactMatch()
 
@@ -94,7 +94,10 @@ class LongHaul(ToolEnv):
 
     @classmethod
     def expert(cls) -> Agent:
-        """Answers where it sees key and end, and reads on until then; it forgets now and then."""
+        """Answers where it sees key and end, and reads on until then.
+
+        Some of its summaries lose the key, but none once it has seen the end.
+        """
         return _Expert()
 
 
@@ -110,8 +113,8 @@ class _Expert:
         shown = " ".join(message.content for message in view.messages)
         key, ended = _KEY.search(shown), END in shown
         if view.messages[-1].content.endswith(REQUEST):
-            kept = key is not None and _chance(view.task.id + shown) >= _FORGETFUL
-            facts = [key[0]] if key and kept else []
+            forgets = not ended and _chance(view.task.id + shown) < _FORGETFUL
+            facts = [key[0]] if key and not forgets else []
             return AssistantTurn(text=" ".join(facts + [END] * ended) or NOTHING)
         return AssistantTurn(text=key[1] if key and ended else NEXT)
 
