@@ -18,8 +18,12 @@ END = "It is done."
 EARLY = "Read on."
 NOTHING = "None."
 _KEY = re.compile(r"The key is (\d \w+ \w+)\.")
-_NOUNS = "answer book calculator city command line result string test text".split()
-_QUALITIES = "false finished high low new open out over up won".split()
+# Single tokens of the tiny model, which stand in no other sentence: it learns to copy a word of some
+# kind much sooner than to keep several digits in their order.
+_NOUNS, _QUALITIES = (
+    ["answer", "book", "calculator", "city", "command", "line", "result", "string", "test", "text"],
+    ["false", "finished", "high", "low", "new", "open", "out", "over", "up", "won"],
+)
 _OTHERS = (
     "There is one file on it.",
     "Open the same file again.",
@@ -35,7 +39,8 @@ _SENTENCES = 4
 _PLACES = 3
 """The key stands on one of so many pages at the beginning, so that it has to be kept for long."""
 _FORGETFUL = 0.2
-"""The share of the expert's summaries that lose the key: what reinforcement has to improve."""
+"""The share of the expert's summaries that lose the key, until it has seen the end: what
+reinforcement has to improve."""
 
 
 class LongHaul(ToolEnv):
@@ -52,7 +57,6 @@ class LongHaul(ToolEnv):
 
     config: Config
 
-    system = ""
     max_turns = 512
     context: ContextPolicy = Summarise(at=96)
     verifier = ExactMatch()
@@ -64,8 +68,10 @@ class LongHaul(ToolEnv):
         key = _key(rng)
         while split_of("long_haul", key) != split:
             key = _key(rng)
-        drawn = rng.integers(len(_OTHERS), size=(config.pages, _SENTENCES))
-        pages = [[_OTHERS[i] for i in page] for page in drawn.tolist()]
+        drawn: list[list[int]] = rng.integers(
+            len(_OTHERS), size=(config.pages, _SENTENCES)
+        ).tolist()
+        pages = [[_OTHERS[i] for i in page] for page in drawn]
         pages[int(rng.integers(_PLACES))][int(rng.integers(_SENTENCES))] = f"The key is {key}."
         pages[-1].append(END)
         return Task(
