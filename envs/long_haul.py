@@ -18,7 +18,7 @@ END = "It is done."
 EARLY = "Read on."
 NOTHING = "None."
 _KEY = re.compile(r"The key is (\d \w+ \w+)\.")
-# Single tokens of the tiny model, which stand in no other sentence: it learns to copy a word of some
+# Single tokens of the tiny model that stand in no other sentence: it learns to copy one word of a
 # kind much sooner than to keep several digits in their order.
 _NOUNS, _QUALITIES = (
     ["answer", "book", "calculator", "city", "command", "line", "result", "string", "test", "text"],
