@@ -123,7 +123,7 @@ def sampled(episode: Episode) -> int:
 async def test_summaries_carry_an_episode_over_many_segments(codec: Codec) -> None:
     engine = Counting(codec, remembering)
     collected = await play(codec, engine, Summarise(96))
-    assert not collected.invalid
+    assert repr(collected) == "Collected(8 episodes, 0 invalid)"  # printing arrays takes seconds
     assert max(engine.asked) <= CONTEXT
     for episode in collected.episodes:
         assert episode.reward == 1.0
