@@ -5,7 +5,8 @@ evaluated again; then the same is done with the rewards permuted, which must tea
 exit code says whether every seed met the bar.
 
 With `--env long_haul` the controls are others: the same run with its summaries masked, and with a
-window in place of summaries. Trained summaries must beat both outside both intervals.
+window in place of summaries, all from one warm start with trained summaries. Trained summaries must
+beat both outside both intervals. The figures of the first run include the warm start's time.
 
 Usage: python benchmarks/learning.py [--env calculator] [--seeds 0,1,2] [--no-control]
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.orchestration import jobs
 from agentrl.orchestration.controller import Estimator, grpo
 from agentrl.orchestration.intervals import Interval
 from agentrl.orchestration.load import load_run_config
@@ -33,6 +35,11 @@ LEAST_AFTER = {"calculator": 0.95, "long_haul": 0.9, "number_guess": 0.95}
 HELD_OUT_TASKS = 512
 WALL_BAR_S = {"calculator": 300.0, "long_haul": 900.0, "number_guess": 600.0}
 CPU_BAR_S = {"calculator": 480.0, "long_haul": 900.0, "number_guess": 960.0}
+LONG_HAUL = [
+    *("--threads", "1"),
+    *("--rollout.max-context-tokens", "144"),  # the pages have 3.2 times that
+    *("--rollout.max-turn-tokens", "16"),
+]
 FLAGS = {
     "calculator": [],
     # A game forgives a few wrong tokens, so its warm start has to leave more of them.
@@ -41,26 +48,30 @@ FLAGS = {
         *("--warm-start.smoothing", "0.06"),
         *("--warm-start.updates", "350"),
     ],
-    # Six times its context; the warm start's summaries lose what was read in three of ten cases.
+    # Each page can be read once, so what a summary loses is lost. The preset of `tiny` does not
+    # reach a model that was warm-started before.
     "long_haul": [
-        *("--steps", "30"),
+        *LONG_HAUL,
+        *("--steps", "40"),
         *("--tasks-per-step", "16"),
-        *("--rollout.max-context-tokens", "144"),
-        *("--rollout.max-turn-tokens", "24"),
-        *("--warm-start.smoothing", "0.01"),
-        *("--warm-start.updates", "150"),
-        *("--warm-start.batch", "16"),
+        *("--max-turns", "12"),
+        *("--lr", "8e-4"),
+        *("--trainer.schedule", "linear"),
+        *("--trainer.warmup-steps", "3"),
+        *("--engine.slots", "256"),
     ],
 }
+WARM_START = [
+    *LONG_HAUL,
+    *("--warm-start.updates", "300"),
+    *("--warm-start.batch", "8"),
+    *("--warm-start.lr", "3e-3"),
+    *("--warm-start.smoothing", "0"),
+]
+"""Of `long_haul`: a demonstration may read the pages again, so its summaries may lose the key."""
+SUMMARISE = ["--context", "summarise", "--context.at", "96"]
 CONTEXTS = {
-    "masked summaries": [
-        "--context",
-        "summarise",
-        "--context.at",
-        "96",
-        "--context.trained",
-        "false",
-    ],
+    "masked summaries": [*SUMMARISE, "--context.trained", "false"],
     "window": ["--context", "window", "--context.at", "96"],
 }
 """The controls of `long_haul`."""
@@ -83,6 +94,8 @@ def learn(env: str, seed: int, runs: Path, *, control: bool = False, context: st
     """Train once; with `control` the rewards are permuted before they become advantages."""
     wall, cpu = time.perf_counter(), cpu_seconds()
     flags = ["--env", env, "--seed", str(seed), "--runs-dir", str(runs)]
+    if env == "long_haul":
+        flags += ["--model", str(warm_model(seed, runs))]
     flags += ["--name", f"{env}-{seed}{'-control' if control else context.replace(' ', '-')}"]
     flags += CONTEXTS.get(context, [])
     flags += ["--eval.tasks", str(HELD_OUT_TASKS)]
@@ -98,6 +111,15 @@ def learn(env: str, seed: int, runs: Path, *, control: bool = False, context: st
         wall_s=time.perf_counter() - wall,
         cpu_s=cpu_seconds() - cpu,
     )
+
+
+def warm_model(seed: int, runs: Path) -> Path:
+    """The warm-started model of `long_haul`, made by the first run that asks for it."""
+    name = f"warm-{seed}"
+    if not (runs / name).exists():
+        flags = ["--env", "long_haul", "--seed", str(seed), "--runs-dir", str(runs)]
+        jobs.sft(load_run_config(flags=[*flags, "--name", name, *WARM_START]))
+    return runs / name / "model"
 
 
 def permuted(seed: int) -> Estimator:

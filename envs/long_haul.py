@@ -1,4 +1,4 @@
-"""`long_haul`: two facts on many pages, read one by one, that outlive the context."""
+"""`long_haul`: a key on one of many pages, read one by one, that outlives the context."""
 
 import hashlib
 import re
@@ -14,92 +14,118 @@ from agentrl.types import Agent, AssistantTurn, EpisodeView, Task
 from agentrl.verifiers import ExactMatch
 
 NEXT = "read"
-END = "That is all."
+END = "It is done."
+EARLY = "Read on."
 NOTHING = "None."
-_NAMES = ("city", "key")
-_FACT = re.compile(r"The (?:city|key) is \d\d\.")
-_OTHERS = (
-    "There is one file on the list.",
-    "Now look left and right.",
-    "You know that it is done.",
-    "Open the same file again.",
-    "The first item is on the right.",
-    "Then change the order.",
+_KEY = re.compile(r"The key is (\d \w+ \w+)\.")
+# Single tokens of the tiny model that stand in no other sentence: it learns to copy one word of a
+# kind much sooner than to keep several digits in their order.
+_NOUNS, _QUALITIES = (
+    ["answer", "book", "calculator", "city", "command", "line", "result", "string", "test", "text"],
+    ["false", "finished", "high", "low", "new", "open", "out", "over", "up", "won"],
 )
-_FORGETFUL = 0.3
-"""The share of the expert's summaries that lose everything: what reinforcement has to improve."""
+_OTHERS = (
+    "There is one file on it.",
+    "Open the same file again.",
+    "The first item is on it.",
+    "The number is not the same.",
+    "Read it from left to right.",
+    "Go to the left or right.",
+    "Then change the order of it.",
+    "That is the name of it.",
+)
+_SENTENCES = 4
+"""Of a page."""
+_PLACES = 3
+"""The key stands on one of so many pages at the beginning, so that it has to be kept for long."""
+_FORGETFUL = 0.2
+"""The share of the expert's summaries that lose the key, until it has seen the end: what
+reinforcement has to improve."""
 
 
 class LongHaul(ToolEnv):
-    """A city and a key stand on two of the pages; the answer is both numbers.
+    """A key stands on one of the first pages; the answer, after the last one, is the key.
 
-    A pair of numbers belongs to one split, wherever they stand.
+    The pages go round: who lost the key may read on at the first page again, if `max_turns` leaves
+    room. A key belongs to one split, whatever stands beside it.
     """
 
     class Config(BaseConfig):
         """Parameters of the tasks."""
 
-        pages: int = Field(default=20, ge=2, le=1000, description="pages to read")
+        pages: int = Field(default=11, ge=_PLACES, le=250, description="pages to read")
 
     config: Config
 
-    system = "Reply read until that is all. Then reply with city and key."
-    max_turns = 2048
+    max_turns = 512
     context: ContextPolicy = Summarise(at=96)
     verifier = ExactMatch()
 
     @classmethod
     def make_task(cls, rng: np.random.Generator, split: str, config: Config) -> Task:
-        """Two numbers that belong to the split, and the pages."""
+        """A key that belongs to the split, and the pages."""
         require_split(split)
-        numbers = _numbers(rng)
-        while split_of("long_haul", *numbers) != split:
-            numbers = _numbers(rng)
-        pages = [_OTHERS[int(i)] for i in rng.integers(len(_OTHERS), size=config.pages)]
-        places: list[int] = rng.choice(config.pages, size=len(_NAMES), replace=False).tolist()
-        for name, number, place in zip(_NAMES, numbers, places, strict=True):
-            pages[place] = f"The {name} is {number}."
-        pages[-1] += f" {END}"
-        answer = " ".join(map(str, numbers))
-        return Task(prompt="What are the numbers?", answer=answer, data={"pages": pages})
+        key = _key(rng)
+        while split_of("long_haul", key) != split:
+            key = _key(rng)
+        drawn: list[list[int]] = rng.integers(
+            len(_OTHERS), size=(config.pages, _SENTENCES)
+        ).tolist()
+        pages = [[_OTHERS[i] for i in page] for page in drawn]
+        pages[int(rng.integers(_PLACES))][int(rng.integers(_SENTENCES))] = f"The key is {key}."
+        pages[-1].append(END)
+        return Task(
+            prompt="Reply read until it is done, then the key.",
+            answer=key,
+            data={"pages": [" ".join(page) for page in pages]},
+        )
 
     # The hooks are async, so that no episode needs a thread.
 
     async def setup(self) -> None:
         """Begin before the first page."""
-        self.page = 0
+        self.num_read = 0
 
     async def reply(self, text: str) -> str | None:
-        """The next page, or the end of the last one again; None: the text is the answer."""
-        if text.strip() != NEXT:
-            return None
+        """The next page; None, once all were read: the text is the answer."""
         pages: list[str] = self.task.data["pages"]
-        page, self.page = self.page, self.page + 1
-        return pages[page] if page < len(pages) else END
+        if text.strip() != NEXT:
+            return None if self.num_read >= len(pages) else EARLY
+        self.num_read += 1
+        return pages[(self.num_read - 1) % len(pages)]
 
     async def state_key(self) -> str:
         """Where the reader is."""
-        return str(self.page)
+        return str(self.num_read)
 
     @classmethod
     def expert(cls) -> Agent:
-        """Reads to the end and knows the answer; some of its summaries forget what was read."""
+        """Answers where it sees key and end, and reads on until then.
+
+        Some of its summaries lose the key, but none once it has seen the end.
+        """
         return _Expert()
 
 
-def _numbers(rng: np.random.Generator) -> tuple[int, ...]:
-    return tuple(int(n) for n in rng.integers(10, 100, size=len(_NAMES)))
+def _key(rng: np.random.Generator) -> str:
+    digit, noun, quality = rng.integers(10, size=3).tolist()
+    return f"{digit} {_NOUNS[noun]} {_QUALITIES[quality]}"
 
 
 class _Expert:
-    def act(self, view: EpisodeView) -> AssistantTurn:
-        last = view.messages[-1].content
-        if last.endswith(REQUEST):
-            return AssistantTurn(text=self._summary(view))
-        return AssistantTurn(text=view.task.answer if last.endswith(END) else NEXT)
+    """Knows no more than what it is shown."""
 
-    def _summary(self, view: EpisodeView) -> str:
-        facts = _FACT.findall(" ".join(message.content for message in view.messages))
-        seed = f"{view.task.id} {facts} {len(view.messages)}".encode()
-        chance = int.from_bytes(hashlib.blake2b(seed, digest_size=4).digest()) / 2**32
-        return " ".join(facts) if facts and chance >= _FORGETFUL else NOTHING
+    def act(self, view: EpisodeView) -> AssistantTurn:
+        shown = " ".join(message.content for message in view.messages)
+        key, ended = _KEY.search(shown), END in shown
+        if view.messages[-1].content.endswith(REQUEST):
+            forgets = not ended and _chance(view.task.id + shown) < _FORGETFUL
+            facts = [key[0]] if key and not forgets else []
+            return AssistantTurn(text=" ".join(facts + [END] * ended) or NOTHING)
+        return AssistantTurn(text=key[1] if key and ended else NEXT)
+
+
+def _chance(text: str) -> float:
+    """The same number in [0, 1) for the same text."""
+    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
+    return int.from_bytes(digest) / 2**32

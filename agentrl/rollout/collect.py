@@ -51,6 +51,10 @@ class Collected:
     invalid: list[Episode] = field(default_factory=list[Episode])
     """Every attempt without a score, also those that a later attempt made good."""
 
+    def __repr__(self) -> str:
+        """Short: `asyncio.Runner.run` makes it of every result (in `signal.getsignal`)."""
+        return f"Collected({len(self.episodes)} episodes, {len(self.invalid)} invalid)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectSettings:

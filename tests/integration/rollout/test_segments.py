@@ -14,7 +14,8 @@ from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import ContextPolicy, ContextView, Keep, Summarise, ToolEnv, Window
-from agentrl.envs.long_haul import LongHaul
+from agentrl.envs.context import REQUEST
+from agentrl.envs.long_haul import END, NEXT, NOTHING, LongHaul
 from agentrl.rollout import (
     Codec,
     Collected,
@@ -64,15 +65,15 @@ class Counting(ScriptedEngine):
 
 
 def remembering(view: EpisodeView) -> AssistantTurn:
-    """The expert, but with summaries that keep everything, and answers from what is shown."""
-    turn = LongHaul.expert().act(view)
+    """The expert, but with summaries that keep everything; it guesses where it lost the key."""
     shown = " ".join(message.content for message in view.messages)
-    facts = dict(re.findall(r"The (city|key) is (\d\d)\.", shown))
-    if view.messages[-1].content.endswith("lost."):
-        return AssistantTurn(text=" ".join(f"The {k} is {v}." for k, v in facts.items()) or "None.")
-    if turn.text == view.task.answer:
-        return AssistantTurn(text=f"{facts.get('city', '?')} {facts.get('key', '?')}")
-    return turn
+    key = re.search(r"The key is (.*?)\.", shown)
+    if view.messages[-1].content.endswith(REQUEST):
+        facts = ([key[0]] if key else []) + [END] * (END in shown)
+        return AssistantTurn(text=" ".join(facts) or NOTHING)
+    if END not in shown:
+        return AssistantTurn(text=NEXT)
+    return AssistantTurn(text=key[1] if key else "?")
 
 
 async def play(
@@ -82,10 +83,12 @@ async def play(
     *,
     episode_tokens: int | None = None,
     group_size: int = 2,
+    num_tasks: int = 4,
+    context: int = CONTEXT,
 ) -> Collected:
     limits = Limits(
-        turn_tokens=24,
-        context_tokens=CONTEXT,
+        turn_tokens=16,
+        context_tokens=context,
         episode_tokens=episode_tokens,
         wall_s=60.0,
         setup_s=5.0,
@@ -107,7 +110,7 @@ async def play(
             split="train",
             group=i,
         )
-        for i in range(4)
+        for i in range(num_tasks)
     ]
     collector = Collector(engine=engine, codec=codec, settings=settings)
     return await collector.collect(jobs, group_size=group_size, seed=0, step=1)
@@ -120,7 +123,7 @@ def sampled(episode: Episode) -> int:
 async def test_summaries_carry_an_episode_over_many_segments(codec: Codec) -> None:
     engine = Counting(codec, remembering)
     collected = await play(codec, engine, Summarise(96))
-    assert not collected.invalid
+    assert repr(collected) == "Collected(8 episodes, 0 invalid)"  # printing arrays takes seconds
     assert max(engine.asked) <= CONTEXT
     for episode in collected.episodes:
         assert episode.reward == 1.0
@@ -138,6 +141,20 @@ async def test_summaries_carry_an_episode_over_many_segments(codec: Codec) -> No
     # a group shares the threshold, and with it here the lengths of its segments
     for a, b in zip(collected.episodes[::2], collected.episodes[1::2], strict=True):
         assert [s.num_tokens for s in a.segments] == [s.num_tokens for s in b.segments]
+
+
+async def test_the_expert_of_long_haul_reads_again_what_its_summaries_lost(codec: Codec) -> None:
+    """So its demonstrations succeed although it forgets, and none of them guesses."""
+    expert = LongHaul.expert()
+    collected = await play(codec, Counting(codec, expert.act), Summarise(96), num_tasks=30)
+    assert {e.reward for e in collected.episodes} == {1.0}
+    read = [len(e.turns) - len(e.segments) + 1 for e in collected.episodes]
+    once = LongHaul.Config().pages + 1
+    assert min(read) == once
+    assert sum(n > once for n in read) > 20
+    # what it takes to read everything once is several times the limit
+    kept = await play(codec, Counting(codec, remembering), Keep(), context=4096)
+    assert min(e.segments[0].num_tokens for e in kept.episodes) >= 3 * CONTEXT
 
 
 async def test_masked_summaries_are_recorded_but_not_trained(codec: Codec) -> None:
@@ -217,9 +234,11 @@ async def test_the_local_engine_goes_on_over_segments(codec: Codec, tiny_folder:
     engine = Stops.load(tiny_folder)
 
     class Talks(LongHaul):
+        system = "Use the calculator, then reply with the number only."
+
         async def reply(self, text: str) -> str | None:
-            self.page += 1
-            return "Go on." if self.page < 4 else None
+            self.num_read += 1
+            return "Go on." if self.num_read < 4 else None
 
     def rewrite(view: ContextView) -> Sequence[Message]:
         return (*view.first[:-1], replace(view.first[-1], content=f"Again {view.num_tokens}."))

@@ -14,7 +14,7 @@ import agentrl
 from agentrl.envs import BUILT_IN, EnvServices, TokenEnv, ToolEnv, resolve_env
 from agentrl.envs.calculator import Calculator
 from agentrl.envs.context import REQUEST
-from agentrl.envs.long_haul import END, NOTHING, LongHaul
+from agentrl.envs.long_haul import EARLY, END, NEXT, NOTHING, LongHaul
 from agentrl.envs.number_guess import NumberGuess
 from agentrl.envs.splits import SPLITS, split_of
 from agentrl.errors import ConfigError
@@ -79,36 +79,59 @@ def test_number_guess_has_enough_tasks_in_splits_without_a_common_game() -> None
         assert len({task.id for task in tasks}) > 350
 
 
-def test_long_haul_has_enough_tasks_in_splits_without_a_common_pair_of_numbers() -> None:
-    every = [split_of("long_haul", a, b) for a in range(10, 100) for b in range(10, 100)]
-    places = 20 * 19
-    assert Counter(every)["heldout"] * places > 10_000
-    answers = {split: {t.answer for t in drawn(LongHaul, split, 400)} for split in SPLITS}
+def test_long_haul_has_enough_tasks_in_splits_without_a_common_key() -> None:
+    answers = {split: {str(t.answer) for t in drawn(LongHaul, split, 3000)} for split in SPLITS}
+    keys = {split: len(answers[split]) for split in SPLITS}
     assert not answers["train"] & answers["heldout"]
-    assert len({task.id for task in drawn(LongHaul, "train", 400)}) == 400
+    assert keys["heldout"] > 150
+    assert keys["train"] > 700
+    # whatever the other sentences: each key in four places of three pages
+    assert (keys["train"] + keys["heldout"]) * 12 > 10_000
+    for split in SPLITS:
+        assert len({task.id for task in drawn(LongHaul, split, 400)}) == 400
+    for task in drawn(LongHaul, "train", 100):
+        [page] = [i for i, p in enumerate(task.data["pages"]) if f"The key is {task.answer}." in p]
+        assert page < 3
 
 
-async def test_long_haul_reads_to_the_end_and_takes_anything_else_as_the_answer() -> None:
+async def test_long_haul_goes_round_and_takes_an_answer_after_the_last_page() -> None:
     env = LongHaul({"pages": 3})
     await env.areset(seed=0)
-    pages = [(await env.advance(AssistantTurn(text="read"))).messages[0].content for _ in range(4)]
-    assert pages[:3] == list(env.task.data["pages"])
-    assert pages[2].endswith(END)
-    assert pages[3] == END
-    assert (await env.advance(AssistantTurn(text="12 34"))).stop is EpisodeStop.ANSWERED
+
+    async def say(text: str) -> str:
+        return (await env.advance(AssistantTurn(text=text))).messages[0].content
+
+    assert await say(str(env.task.answer)) == EARLY
+    pages = [await say("read") for _ in range(2)]
+    assert await say(str(env.task.answer)) == EARLY
+    pages += [await say(" read\n") for _ in range(2)]
+    assert pages == [*env.task.data["pages"], env.task.data["pages"][0]]
+    assert [page.endswith(END) for page in pages] == [False, False, True, False]
+    assert (await env.advance(AssistantTurn(text="red"))).stop is EpisodeStop.ANSWERED
+    assert await env.ascore() == Score(value=0.0)
 
 
-def test_the_expert_of_long_haul_forgets_in_some_of_its_summaries() -> None:
+def test_the_expert_of_long_haul_knows_what_it_is_shown_and_forgets_in_some_summaries() -> None:
     expert = LongHaul.expert()
     assert expert is not None
-    fact, request = "The city is 12.", Message(role="user", content=f"The key is 34.\n{REQUEST}")
-    texts: list[str] = []
-    for task in drawn(LongHaul, "train", 200):
-        messages = (Message(role="user", content=f"Go.\nSummary: {fact}"), request)
-        texts.append(expert.act(EpisodeView(task=task, messages=messages)).text)
-    counts = Counter(texts)
-    assert counts.keys() == {NOTHING, f"{fact} The key is 34."}
-    assert 35 < counts[NOTHING] < 85
+    fact = "The key is 1 book low."
+
+    def say(task: Task, *shown: str) -> str:
+        messages = tuple(Message(role="user", content=text) for text in shown)
+        return expert.act(EpisodeView(task=task, messages=messages)).text
+
+    tasks = drawn(LongHaul, "train", 200)
+    counts = Counter(say(task, f"Go.\nSummary: {fact}", f"Page.\n{REQUEST}") for task in tasks)
+    assert counts.keys() == {NOTHING, fact}
+    assert 20 < counts[NOTHING] < 65
+    ended = {say(task, f"Go.\nSummary: {fact}", f"Page. {END}\n{REQUEST}") for task in tasks}
+    assert ended == {f"{fact} {END}"}
+    assert say(tasks[0], "Go.", f"Page. {END}\n{REQUEST}") == END
+    assert say(tasks[0], "Go.", f"Page.\n{REQUEST}") == NOTHING
+    assert say(tasks[0], f"Go.\nSummary: {fact}", f"Page. {END}") == "1 book low"
+    assert say(tasks[0], f"Go.\nSummary: {END}", f"Page. {fact}") == "1 book low"
+    assert say(tasks[0], f"Go.\nSummary: {fact}", "Page.") == NEXT
+    assert say(tasks[0], "Go.", f"Page. {END}") == NEXT
 
 
 @pytest.mark.parametrize("name", NAMES)
