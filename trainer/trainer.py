@@ -11,7 +11,7 @@ Suffixes: N tokens of the batch, R rows.
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -106,18 +106,9 @@ class Trainer:
         if not self._gate_passed and num_used and not math.isnan(ratios.mean):
             check_first_update(ratios, self.config.ratio_band, num_used)
             self._gate_passed = True
-        applied = self._apply(result)
+        common = self._finish(batch, result, num_verified, started)
         return StepStats(
-            step=self.step,
-            loss=result.loss,
-            grad_norm=applied.grad_norm,
-            lr=applied.lr,
-            entropy=_entropy(result),
-            episode_probability=_episode_probability(batch, result),
-            num_trained=batch.num_trained,
-            num_verified=num_verified,
-            skipped=applied.skipped,
-            seconds=time.perf_counter() - started,
+            **asdict(common),
             ratio_mean=ratios.mean,
             ratio_deviation_mean=ratios.deviation_mean,
             ratio_deviation_max=ratios.deviation_max,
@@ -135,19 +126,7 @@ class Trainer:
         started = time.perf_counter()
         num_verified = verify_batch(batch)
         result = self._accumulate(batch, SupervisedObjective(smoothing))
-        applied = self._apply(result)
-        return SupervisedStats(
-            step=self.step,
-            loss=result.loss,
-            grad_norm=applied.grad_norm,
-            lr=applied.lr,
-            entropy=_entropy(result),
-            episode_probability=_episode_probability(batch, result),
-            num_trained=batch.num_trained,
-            num_verified=num_verified,
-            skipped=applied.skipped,
-            seconds=time.perf_counter() - started,
-        )
+        return self._finish(batch, result, num_verified, started)
 
     def weights(self) -> ModelWeights:
         """The current weights for `Engine.update_weights`."""
@@ -180,6 +159,24 @@ class Trainer:
                 used_N[packed.source_K] = True
         return _Pass(
             loss=loss, logprobs_N=logprobs_N, used_N=used_N, nothing=_why_nothing(rows, active)
+        )
+
+    def _finish(
+        self, batch: Batch, result: _Pass, num_verified: int, started: float
+    ) -> SupervisedStats:
+        """Take the step and say what it did."""
+        applied = self._apply(result)
+        return SupervisedStats(
+            step=self.step,
+            loss=result.loss,
+            grad_norm=applied.grad_norm,
+            lr=applied.lr,
+            entropy=_entropy(result),
+            episode_probability=_episode_probability(batch, result),
+            num_trained=batch.num_trained,
+            num_verified=num_verified,
+            skipped=applied.skipped,
+            seconds=time.perf_counter() - started,
         )
 
     def _apply(self, result: _Pass) -> _Applied:

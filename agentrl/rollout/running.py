@@ -1,5 +1,6 @@
 """What an episode has so far, turn by turn, and the record that it becomes."""
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 
@@ -79,9 +80,15 @@ class Running:
 
     def episode(self, spec: EpisodeSpec, *, wall_s: float) -> Episode:
         """The finished record; the score is booked on the last turn."""
-        unscored = Invalid(reason="the episode was not scored", blame="environment")
-        outcome = self.outcome or unscored
+        outcome = self.outcome or Invalid(reason="the episode was not scored", blame="environment")
         turns = self.turns or [TurnRecord()]
+        total = sum(turn.reward for turn in turns)
+        if isinstance(outcome, Score) and not math.isfinite(total + outcome.value):
+            outcome = Invalid(
+                reason=f"the turns' rewards ({total:g}) and the score ({outcome.value:g}) have no "
+                "finite sum",
+                blame="environment",
+            )
         if isinstance(outcome, Score):
             last = replace(
                 turns[-1],

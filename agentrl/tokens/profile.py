@@ -13,7 +13,7 @@ from itertools import product
 from agentrl.errors import ConfigError
 from agentrl.tokens.tokenizer import SpecialToken, Tokenizer
 from agentrl.tokens.wire import Dialect, to_wire
-from agentrl.types import Message, ToolCall, ToolSchema
+from agentrl.types import Message, Role, ToolCall, ToolSchema
 
 USER = Message(role="user", content="Hello")
 _THINKING = re.compile(r"(<think>|<thinking>|\[THINK\]|<\|START_THINKING\|>|<seed:think>)\s*$")
@@ -156,13 +156,18 @@ class _Probe:
                 "the chat template changes earlier text when messages are added: for user, "
                 "assistant, it drops what the assistant said; use a template that only appends"
             )
-        for role, flag in (("system", "has_system"), ("developer", "has_developer")):
-            first = Message(role=role, content=self._words["said"])  # type: ignore[arg-type]
-            if self._words["said"] not in self._render([first, USER]):
-                self._dialect = replace(self._dialect, **{flag: False})  # type: ignore[arg-type]
+        if not self._has("system"):
+            self._dialect = replace(self._dialect, has_system=False)
+        if not self._has("developer"):
+            self._dialect = replace(self._dialect, has_developer=False)
         if not self._render([USER, USER]):
             self._dialect = replace(self._dialect, alternates=True)
         return fault
+
+    def _has(self, role: Role) -> bool:
+        """Whether the template writes a first message of this role."""
+        said = self._words["said"]
+        return said in self._render([Message(role=role, content=said), USER])
 
     def _find_call_dialect(self) -> str:
         """Choose how calls are passed; returns why no way keeps them, or nothing."""

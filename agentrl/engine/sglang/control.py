@@ -90,7 +90,7 @@ class Control:
 
         Raises EngineError for a version that is too old.
         """
-        said = await self._call("GET", "/server_info", admin=False)
+        said = _fields(await self._call("GET", "/server_info", admin=False))
         version = str(said.get("version"))
         if _numbers(version) < OLDEST:
             oldest = ".".join(map(str, OLDEST))
@@ -147,17 +147,17 @@ class Control:
     async def tokenize(self, text: str) -> Sequence[object]:
         """The server's ids of a text."""
         body = {"model": "", "prompt": text, "add_special_tokens": False}
-        said = await self._call("POST", "/tokenize", body, admin=False)
+        said = _fields(await self._call("POST", "/tokenize", body, admin=False))
         return cast("Sequence[object]", said.get("tokens") or ())
 
     async def first_rows(self, name: str, rows: int) -> Sequence[object]:
         """The first rows of a weight, nested as its shape is."""
         body = {"name": name, "truncate_size": rows}
-        return cast("Sequence[object]", await self._json("POST", "/get_weights_by_name", body))
+        return cast("Sequence[object]", await self._call("POST", "/get_weights_by_name", body))
 
     async def send(self, path: str, body: Mapping[str, object], *, timeout_s: float) -> None:
         """A call that says by `success` whether it worked."""
-        said = await self._call("POST", path, body, timeout_s=timeout_s)
+        said = _fields(await self._call("POST", path, body, timeout_s=timeout_s))
         if said.get("success") is False:
             raise EngineError(f"the SGLang server at {self.url} refused: {said.get('message')}")
 
@@ -166,18 +166,6 @@ class Control:
         await self._http.aclose()
 
     async def _call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, object] | None = None,
-        *,
-        timeout_s: float | None = None,
-        admin: bool = True,
-    ) -> Mapping[str, object]:
-        said = await self._json(method, path, body, timeout_s=timeout_s, admin=admin)
-        return cast("Mapping[str, object]", said) if isinstance(said, dict) else {}
-
-    async def _json(
         self,
         method: str,
         path: str,
@@ -206,6 +194,11 @@ class Control:
             return response.json() if response.content else {}
         except ValueError:
             return response.text
+
+
+def _fields(said: object) -> Mapping[str, object]:
+    """A JSON object's fields; none for any other answer."""
+    return cast("Mapping[str, object]", said) if isinstance(said, dict) else {}
 
 
 def _integer(said: Mapping[str, object], name: str) -> int:

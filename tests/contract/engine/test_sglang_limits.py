@@ -145,12 +145,11 @@ async def test_two_servers_of_which_one_stands_still_and_dies(
     # It stands still: what waits for it is asked of the other one.
     leader = second_pid(small)
     processes = [psutil.Process(leader), *psutil.Process(leader).children(recursive=True)]
-    running = asyncio.gather(*(sample(name, 300) for name in "abcd"))
-    await asyncio.sleep(0.3)
     for process in processes:
         process.send_signal(signal.SIGSTOP)
     started = time.monotonic()
-    assert all(versions == {0} for versions in await running)
+    versions = await asyncio.gather(*(sample(name, 300) for name in "abcd"))
+    assert all(found == {0} for found in versions)
     assert time.monotonic() - started < 30
     assert state() == "down"
 
