@@ -5,10 +5,12 @@ Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
 
 import importlib
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from types import FrameType
 
 from agentrl.errors import AgentrlError, ConfigError
 
@@ -53,11 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def entry() -> int:
     """`main` as a process: threads that user code left running do not keep it alive."""
     done = _watched() if sys.argv[1:3] == ["env", "check"] else None
+    signal.signal(signal.SIGTERM, _interrupt)  # so that a scheduler's end is one like Ctrl-C
     code = main()
     if done is not None:
         os.write(done, b"1")
     threading.Thread(target=_leave, args=(code,), daemon=True).start()
     return code
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _watched() -> int:

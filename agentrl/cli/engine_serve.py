@@ -1,10 +1,8 @@
 """`agentrl engine serve`: a server in the foreground."""
 
 import asyncio
-import signal
 import time
 from pathlib import Path
-from types import FrameType
 
 from pydantic import Field
 
@@ -43,7 +41,6 @@ def _run(options: ServeOptions, arguments: Arguments) -> int:
     config = load_config(EngineFlags, flags=arguments.flags).config.engine
     logs = Path(options.logs) if options.logs else default_cache_dir() / "logs"
     folder = resolve_model(options.model)
-    before = signal.signal(signal.SIGTERM, _interrupt)
     server = start(config, folder, logs, port=options.port, host=options.host)
     try:
         print(f"starting SGLang; its log is {server.log}", flush=True)
@@ -54,7 +51,6 @@ def _run(options: ServeOptions, arguments: Arguments) -> int:
         print("stopping", flush=True)
     finally:
         server.stop()
-        signal.signal(signal.SIGTERM, before)
     return 0
 
 
@@ -62,10 +58,6 @@ def _wait(server: Server) -> None:
     while server.alive:
         time.sleep(_LOOK_S)
     raise EngineError(f"the server ended: {server.last_words()}")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 COMMAND = Command(

@@ -1,6 +1,7 @@
 """What a field accepts, in words: for error messages and for `--help`."""
 
 import json
+import math
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
@@ -21,9 +22,12 @@ _NAMES: Mapping[object, tuple[str, str]] = {
 _UNIONS = (Union, types.UnionType)
 
 
-def expected(field: FieldInfo) -> str:
+def expected(field: FieldInfo, got: object = None) -> str:
     """The accepted values as a phrase, such as "an integer of at least 1"."""
-    return _phrase(field.annotation, field.metadata)
+    phrase = _phrase(field.annotation, field.metadata)
+    number = _number(got)
+    finite = number is None or math.isfinite(number)
+    return phrase if finite else phrase.replace("a number", "a finite number")
 
 
 def placeholder(field: FieldInfo) -> str:
@@ -60,18 +64,17 @@ def members(annotation: Any) -> tuple[Any, ...]:
 def shown(value: object) -> str:
     """A value that was got, cut to a readable length; text in quotes unless it is a number."""
     if isinstance(value, str):
-        text = value if _is_number(value) else f'"{value}"'
+        text = f'"{value}"' if _number(value) is None else value
     else:
         text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
 
-def _is_number(text: str) -> bool:
+def _number(value: object) -> float | None:
     try:
-        float(text)
+        return float(str(value))
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _phrase(annotation: Any, metadata: Iterable[Any]) -> str:

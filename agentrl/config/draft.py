@@ -245,7 +245,7 @@ class Draft(Generic[C]):
     def _check_leaf(self, key: str, value: object) -> None:
         leaf = self.schema.leaves.get(key)
         if leaf is not None and not fits(value, leaf):
-            self._problem(self.where(key), f"got {shown(value)}, expected {expected(leaf)}")
+            self._problem(self.where(key), f"got {shown(value)}, expected {expected(leaf, value)}")
 
     def _validated(self, data: Mapping[str, object]) -> C | None:
         try:

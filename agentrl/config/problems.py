@@ -43,4 +43,4 @@ def sentence(error: ErrorDetails, where: str, field: FieldInfo | None, got: obje
         return f"{where}: missing{wanted}; set it in the file or by a flag"
     if field is None:
         return f"{where}: {error['msg']}"
-    return f"{where}: got {shown(got)}, expected {expected(field)}"
+    return f"{where}: got {shown(got)}, expected {expected(field, got)}"

@@ -56,3 +56,16 @@ def test_an_environment_that_ends_the_process_is_not_fit(tmp_path: Path) -> None
     )
     assert done.returncode == 1
     assert "ended the process" in done.stderr
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agentrl", "train", "--env", "calculator", "--steps", "500"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()  # it has begun
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; the last checkpoint is kept" in said
