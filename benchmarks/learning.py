@@ -42,11 +42,12 @@ LONG_HAUL = [
 ]
 FLAGS = {
     "calculator": [],
-    # A game forgives a few wrong tokens, so its warm start has to leave more of them.
+    # A game forgives a few wrong tokens, so its warm start has to leave more of them. With fewer
+    # updates one seed in three had not learnt the game: its greedy guesses missed 1 task in 23.
     "number_guess": [
         *("--steps", "70"),
-        *("--warm-start.smoothing", "0.06"),
-        *("--warm-start.updates", "350"),
+        *("--warm-start.smoothing", "0.08"),
+        *("--warm-start.updates", "500"),
     ],
     # Each page can be read once, so what a summary loses is lost. The preset of `tiny` does not
     # reach a model that was warm-started before.
