@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -109,7 +109,9 @@ def main() -> int:
     arguments = parser.parse_args()
     rows: list[Row] = []
     if find_spec("renderers") is None:
-        print("renderers is not installed; put the folder of make benchmarks/.renderers on the path")
+        print(
+            "renderers is not installed; put the folder of make benchmarks/.renderers on the path"
+        )
     else:
         for name in arguments.templates.split(","):
             rows += compare_renderer(name)
@@ -136,7 +138,9 @@ def by_reason(row: Row) -> int:
 
 def show(rows: Sequence[Row]) -> None:
     """The table: what each subject was asked, how often both agree, and who is right else."""
-    print("| compared with | subject | asked | agree | ours is right | theirs | a matter of choice |")
+    print(
+        "| compared with | subject | asked | agree | ours is right | theirs | a matter of choice |"
+    )
     print("|---|---|---|---|---|---|---|")
     for (other, subject), some in groupby(rows, key=lambda row: (row.other, row.subject)):
         asked = list(some)

@@ -301,6 +301,15 @@ def test_a_prompt_that_opens_thinking_is_closed_by_the_turn(make_folder: MakeFol
     assert tokenizer.decode(renderer.assistant(turn)) == "Is it?\n</think>\n\nYes.<|im_end|>"
     assert not Renderer(load(make_folder(CHATML_LIKE))).opens_thinking
 
+    shows_empty = template.replace(
+        "{{ m.content }}",
+        "{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}",
+    )
+    assert shows_empty != template
+    tokenizer = load(make_folder(shows_empty))
+    turn = AssistantTurn(text="Yes.")
+    assert tokenizer.decode(Renderer(tokenizer).assistant(turn)) == "</think>Yes.<|im_end|>"
+
 
 FORGETS_REASONING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
