@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agentrl.errors import ConfigError
 from agentrl.tokens import Hermes, Renderer
+from agentrl.tokens.render import Reasoning
 from agentrl.types import AssistantTurn, Message, StopReason, ToolCall, ToolSchema
 from tests.unit.tokens.chat import (
     CHATML_LIKE,
@@ -311,6 +312,7 @@ def test_a_prompt_that_opens_thinking_is_closed_by_the_turn(make_folder: MakeFol
     assert tokenizer.decode(Renderer(tokenizer).assistant(turn)) == "</think>Yes.<|im_end|>"
 
 
+REASONING: tuple[Reasoning, ...] = ("keep", "fork")
 FORGETS_REASONING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if loop.last and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
@@ -344,6 +346,29 @@ def test_reasoning_is_kept_or_a_new_segment_begins(make_folder: MakeFolder) -> N
     goes_on = renderer.continuation(record, chat, 1)
     assert not goes_on.forks
     assert goes_on.ids == renderer.observation(chat[2:])
+
+
+def test_a_turn_cut_off_is_closed_by_the_template_only_where_it_may_fork(qwen_like: Path) -> None:
+    tokenizer = load(qwen_like)
+    turn = AssistantTurn(text="Yes and", stop_reason=StopReason.LENGTH)
+    chat = [user("a"), turn.message(), user("b")]
+    appended: list[list[int]] = []
+    for reasoning in REASONING:
+        renderer = Renderer(tokenizer, reasoning=reasoning)
+        ids = renderer.prompt(chat[:1]) + renderer.assistant(turn)
+        step = renderer.continuation(ids, chat, 1)
+        assert not step.forks
+        appended.append(step.ids)
+    kept, forked = appended
+    assert forked == [tokenizer.controls["<|im_end|>"], *kept]
+
+    other_split = [
+        *renderer.prompt(chat[:1]),
+        *(tokenizer.encode(c, specials=False)[0] for c in "Yes and"),
+    ]
+    step = renderer.continuation(other_split, chat, 1)
+    assert step.forks
+    assert step.ids == renderer.prompt(chat)
 
 
 NO_END_OF_TURN = (
