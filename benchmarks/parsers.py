@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentrl.tokens import ToolFormat
 from agentrl.tokens.formats import FORMATS
+from agentrl.tokens.formats.scan import MAX_CHARS
 from agentrl.types import ToolCall, ToolSchema
 
 SIZES = (250_000, 500_000, 1_000_000)
@@ -92,14 +93,15 @@ def parse_s(form: ToolFormat, text: str) -> float:
 def slope(times: list[float]) -> float:
     """Of log time over log length; 0 if the times are too short.
 
-    Beyond its cap a call is given up, and what follows it is read: such a step is no curve. So the
-    slope of what each doubling adds counts where it is less.
+    A call longer than its cap is given up and what follows is read, which the smallest text may
+    not reach: then only the lengths behind the cap count.
     """
     if len(times) < len(SIZES):
         return 0.0
-    whole = float(np.polyfit(np.log(SIZES), np.log(times), 1)[0])
-    first, second = np.diff(times)
-    return min(whole, float(np.log2(second / first))) if min(first, second) > 0 else whole
+    if times[0] < times[-1] / 50:
+        behind = np.array(SIZES[1:]) - MAX_CHARS
+        return float(np.log(times[2] / times[1]) / np.log(behind[1] / behind[0]))
+    return float(np.polyfit(np.log(SIZES), np.log(times), 1)[0])
 
 
 def shown(title: str) -> str:

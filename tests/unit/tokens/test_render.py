@@ -350,25 +350,19 @@ def test_reasoning_is_kept_or_a_new_segment_begins(make_folder: MakeFolder) -> N
 
 def test_a_turn_cut_off_is_closed_by_the_template_only_where_it_may_fork(qwen_like: Path) -> None:
     tokenizer = load(qwen_like)
+    keeps, forks = (Renderer(tokenizer, reasoning=reasoning) for reasoning in REASONING)
     turn = AssistantTurn(text="Yes and", stop_reason=StopReason.LENGTH)
     chat = [user("a"), turn.message(), user("b")]
-    appended: list[list[int]] = []
-    for reasoning in REASONING:
-        renderer = Renderer(tokenizer, reasoning=reasoning)
-        ids = renderer.prompt(chat[:1]) + renderer.assistant(turn)
-        step = renderer.continuation(ids, chat, 1)
-        assert not step.forks
-        appended.append(step.ids)
-    kept, forked = appended
-    assert forked == [tokenizer.controls["<|im_end|>"], *kept]
+    ids = keeps.prompt(chat[:1]) + keeps.assistant(turn)
+    kept, forked = (renderer.continuation(ids, chat, 1) for renderer in (keeps, forks))
+    assert not kept.forks
+    assert not forked.forks
+    assert forked.ids == [tokenizer.controls["<|im_end|>"], *kept.ids]
 
-    other_split = [
-        *renderer.prompt(chat[:1]),
-        *(tokenizer.encode(c, specials=False)[0] for c in "Yes and"),
-    ]
-    step = renderer.continuation(other_split, chat, 1)
-    assert step.forks
-    assert step.ids == renderer.prompt(chat)
+    letters = [i for c in turn.text for i in tokenizer.encode(c, specials=False)]
+    begun = forks.continuation(keeps.prompt(chat[:1]) + letters, chat, 1)
+    assert begun.forks
+    assert begun.ids == forks.prompt(chat)
 
 
 NO_END_OF_TURN = (
