@@ -75,12 +75,12 @@ def floods(form: ToolFormat) -> Iterator[tuple[str, str, str]]:
 
 
 def seconds(form: ToolFormat, begin: str, piece: str) -> list[float]:
-    """CPU seconds at each size, the best of two; of the largest only if that is quick."""
+    """CPU seconds at each size, the best of three; of the largest only if that is quick."""
     texts = [begin + piece * ((size - len(begin)) // len(piece)) for size in SIZES]
     largest = parse_s(form, texts[-1])
     if largest < TOO_SHORT_S:
         return [largest]
-    return [min(parse_s(form, text) for _ in range(2)) for text in texts]
+    return [min(parse_s(form, text) for _ in range(3)) for text in texts]
 
 
 def parse_s(form: ToolFormat, text: str) -> float:
@@ -98,7 +98,7 @@ def slope(times: list[float]) -> float:
     """
     if len(times) < len(SIZES):
         return 0.0
-    if times[0] < times[-1] / 50:
+    if 8 * times[0] < times[1]:
         behind = np.array(SIZES[1:]) - MAX_CHARS
         return float(np.log(times[2] / times[1]) / np.log(behind[1] / behind[0]))
     return float(np.polyfit(np.log(SIZES), np.log(times), 1)[0])
