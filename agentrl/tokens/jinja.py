@@ -155,7 +155,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _dictsort(value: Mapping[str, object], *how: object, **named: object) -> list[object]:
-    """jinja's own, with keys in the order of what they mean: a cut in one does not move it."""
+    """Jinja's own, with keys in the order of what they mean: a cut in one does not move it."""
     pairs = {_SECRET.sub("", str(key)): (key, item) for key, item in value.items()}
     order = do_dictsort({key: item for key, (_, item) in pairs.items()}, *how, **named)  # type: ignore[arg-type]
     return [pairs[key] for key, _ in order]
