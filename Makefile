@@ -3,6 +3,7 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+RENDERERS := benchmarks/.renderers
 
 .PHONY: venv demo test sglang unit lint types layers integration nightly clean
 
@@ -39,11 +40,19 @@ sglang: venv
 	$(PY) -m agentrl engine install sglang --cpu
 	REQUIRE_SGLANG=1 $(PY) -m pytest -m sglang
 
-nightly: venv
+$(RENDERERS): benchmarks/requirements.txt $(STAMP)
+	rm -rf $@
+	$(PY) -m pip install --quiet --no-deps -t $@ -r $<
+	touch $@
+
+nightly: venv $(RENDERERS)
 	$(PY) benchmarks/learning.py --env calculator --seeds 0,1,2
 	$(PY) benchmarks/learning.py --env number_guess --seeds 0,1,2
 	$(PY) benchmarks/learning.py --env long_haul --seeds 0
 	$(PY) benchmarks/engine.py
+	$(PY) benchmarks/parsers.py
+	PYTHONPATH=$(RENDERERS) $(PY) benchmarks/agreement.py
+	PYTHONPATH=$(RENDERERS) $(PY) benchmarks/tito.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(RENDERERS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

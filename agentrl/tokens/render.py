@@ -328,7 +328,11 @@ class Renderer:
         body = text[len(before) :]
         if body.startswith(opening):
             return body[len(opening) :]
-        return f"{self._closing_thinking}{body}" if self.opens_thinking else body
+        closing = self._closing_thinking
+        # History may show an empty block whose opening mark is the generation prompt's own.
+        if not self.opens_thinking or body.startswith(closing.strip()):
+            return body
+        return closing + body
 
     @cached_property
     def _before_assistant(self) -> str:

@@ -46,3 +46,9 @@ def test_templates_render_as_in_transformers(source: str, expected: str) -> None
 def test_what_goes_wrong_in_a_template_is_a_configuration_error(source: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         render(source)
+
+
+def test_the_order_of_keys_is_that_of_the_keys_without_what_guards_them() -> None:
+    template = ChatTemplate("{% for k, v in messages[0] | dictsort %}{{ v }}{% endfor %}", {})
+    sorts = [{"b": "2", "\U000f0001\U000ffffdA": "1", "c\U000f0001": "3"}]
+    assert template.render(sorts, add_generation_prompt=True) == "123"

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agentrl.errors import ConfigError
 from agentrl.tokens import Hermes, Renderer
+from agentrl.tokens.render import Reasoning
 from agentrl.types import AssistantTurn, Message, StopReason, ToolCall, ToolSchema
 from tests.unit.tokens.chat import (
     CHATML_LIKE,
@@ -301,7 +302,17 @@ def test_a_prompt_that_opens_thinking_is_closed_by_the_turn(make_folder: MakeFol
     assert tokenizer.decode(renderer.assistant(turn)) == "Is it?\n</think>\n\nYes.<|im_end|>"
     assert not Renderer(load(make_folder(CHATML_LIKE))).opens_thinking
 
+    shows_empty = template.replace(
+        "{{ m.content }}",
+        "{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}",
+    )
+    assert shows_empty != template
+    tokenizer = load(make_folder(shows_empty))
+    turn = AssistantTurn(text="Yes.")
+    assert tokenizer.decode(Renderer(tokenizer).assistant(turn)) == "</think>Yes.<|im_end|>"
 
+
+REASONING: tuple[Reasoning, ...] = ("keep", "fork")
 FORGETS_REASONING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if loop.last and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
@@ -335,6 +346,23 @@ def test_reasoning_is_kept_or_a_new_segment_begins(make_folder: MakeFolder) -> N
     goes_on = renderer.continuation(record, chat, 1)
     assert not goes_on.forks
     assert goes_on.ids == renderer.observation(chat[2:])
+
+
+def test_a_turn_cut_off_is_closed_by_the_template_only_where_it_may_fork(qwen_like: Path) -> None:
+    tokenizer = load(qwen_like)
+    keeps, forks = (Renderer(tokenizer, reasoning=reasoning) for reasoning in REASONING)
+    turn = AssistantTurn(text="Yes and", stop_reason=StopReason.LENGTH)
+    chat = [user("a"), turn.message(), user("b")]
+    ids = keeps.prompt(chat[:1]) + keeps.assistant(turn)
+    kept, forked = (renderer.continuation(ids, chat, 1) for renderer in (keeps, forks))
+    assert not kept.forks
+    assert not forked.forks
+    assert forked.ids == [tokenizer.controls["<|im_end|>"], *kept.ids]
+
+    letters = [i for c in turn.text for i in tokenizer.encode(c, specials=False)]
+    begun = forks.continuation(keeps.prompt(chat[:1]) + letters, chat, 1)
+    assert begun.forks
+    assert begun.ids == forks.prompt(chat)
 
 
 NO_END_OF_TURN = (
