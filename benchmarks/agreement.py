@@ -167,7 +167,7 @@ def chats() -> dict[str, list[Message]]:
             ToolCall(name=TOOLS[i].name, arguments=some, id=f"call_{i}")
             for i, some in enumerate(arguments)
         ]
-        return Message(role="assistant", tool_calls=tuple(calls), **said)  # type: ignore[arg-type]
+        return Message(role="assistant", tool_calls=tuple(calls), **said)
 
     def result(text: str, number: int = 0) -> Message:
         name = TOOLS[number].name
@@ -278,9 +278,10 @@ def tokenizers_of(name: str) -> tuple[Tokenizer, PreTrainedTokenizerFast]:
         special = special | {"eos_token": "<|eot_id|>"}
     else:
         raw = RawTokenizer.from_str(definition)
-        raw.add_special_tokens([AddedToken(text, normalized=False) for text in GEMMA])
+        special_tokens = [AddedToken(text, normalized=False) for text in GEMMA]
+        raw.add_special_tokens(special_tokens)  # pyright: ignore[reportUnknownMemberType]
         definition, special = raw.to_str(), {"bos_token": "<bos>", "eos_token": "<eos>"}
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=RawTokenizer.from_str(definition),
         clean_up_tokenization_spaces=False,
         **special,
@@ -368,8 +369,8 @@ def cases_of(name: str) -> Iterator[tuple[str, str, str, str]]:
     for value in (*table.STRINGS, f"a {marker} b", quoted):
         title = {quoted: "a call quoted", f"a {marker} b": "a marker"}.get(value, repr(value))
         yield name, f"string {title}", written(call({"s": value}), call({"i": 1}, 1)), "table"
-    for value in table.VALUES:
-        yield name, f"values {json.dumps(value)}", written(call(value)), "table"
+    for values in table.VALUES:
+        yield name, f"values {json.dumps(values)}", written(call(values)), "table"
     for title, bad, reason in table.BAD:
         if reason != "too_large":
             text = written(call({"s": "first"}), bad, call({"s": "last"}, 2))
