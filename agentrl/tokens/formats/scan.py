@@ -93,13 +93,9 @@ def read(text: str) -> Json:
     numbers too large for a float, lone surrogates.
     """
     try:
-        value: Json = json.loads(
-            text,
-            object_pairs_hook=_unique,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-        )
-        json.dumps(value, ensure_ascii=False).encode()
+        value: Json = _STRICT.decode(text)
+        if "\\u" in text or not text.isascii():
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise BadJson("a string holds half of a surrogate pair") from error
     except json.JSONDecodeError as error:
@@ -136,3 +132,8 @@ def _finite(digits: str) -> float:
     if not math.isfinite(number):
         raise ValueError("a number is too large")
     return number
+
+
+_STRICT = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
+)

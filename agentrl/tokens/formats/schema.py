@@ -163,7 +163,7 @@ def _unexpected(path: str, key: str, known: list[str]) -> str:
 
 
 def _list(value: Json) -> Sequence[Json]:
-    return value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
 
 
 def _join(path: str, key: str) -> str:
