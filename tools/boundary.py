@@ -29,12 +29,12 @@ class user_code:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if isinstance(error, Exception | SystemExit | asyncio.CancelledError):
-            if not self._keeps_meaning(error):
-                what = f"{self._what} raised {type(error).__name__}: {error}"
-                raise EnvironmentFault(what) from error
+        caught = isinstance(error, Exception | SystemExit | asyncio.CancelledError)
+        if caught and not self._keeps_meaning(error):
+            what = f"{self._what} raised {type(error).__name__}: {error}"
+            raise EnvironmentFault(what) from error
 
-    def _keeps_meaning(self, error: BaseException) -> bool:
+    def _keeps_meaning(self, error: BaseException | None) -> bool:
         if isinstance(error, ToolError):
             return self._shows_tool_errors
         if isinstance(error, asyncio.CancelledError):
