@@ -53,6 +53,7 @@ nightly: venv $(RENDERERS)
 	$(PY) benchmarks/parsers.py
 	PYTHONPATH=$(RENDERERS) $(PY) benchmarks/agreement.py
 	PYTHONPATH=$(RENDERERS) $(PY) benchmarks/tito.py
+	$(PY) benchmarks/rollout.py
 
 clean:
 	rm -rf $(VENV) $(RENDERERS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

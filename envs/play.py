@@ -298,11 +298,13 @@ class _CannotRun(ToolError):
 
 def check_text(what: str, text: str) -> None:
     """Raise EnvironmentFault if the text holds half of a surrogate pair: no tokenizer takes it."""
-    lone = next((c for c in text if "\ud800" <= c <= "\udfff"), None) if text else None
-    if lone is not None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
         raise EnvironmentFault(
-            f"{what} holds half of a surrogate pair (U+{ord(lone):04X}); decode or clean the text"
-        )
+            f"{what} holds half of a surrogate pair (U+{ord(text[error.start]):04X}); decode or "
+            "clean the text"
+        ) from None
 
 
 def _unknown(name: str, tools: Mapping[str, ToolSpec]) -> str:

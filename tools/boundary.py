@@ -1,32 +1,45 @@
 """The border between our code and a user's: whatever a user's code raises gets an owner."""
 
 import asyncio
-from collections.abc import Generator
-from contextlib import contextmanager
+from types import TracebackType
 
 from agentrl.errors import AgentrlError, EnvironmentFault, ToolError
 
 
-@contextmanager
-def user_code(what: str, *, shows_tool_errors: bool = False) -> Generator[None]:
+class user_code:
     """Turn an exception of the user's code into an EnvironmentFault that says where it came from.
 
     Errors of agentrl keep their meaning. A ToolError is for the model to see, which only a tool can
     arrange; elsewhere it is a fault like any other. `sys.exit()` in a tool is one too, and so is a
     cancellation that nobody asked for.
     """
-    try:
-        yield
-    except ToolError as error:
-        if shows_tool_errors:
-            raise
-        raise EnvironmentFault(f"{what} raised ToolError: {error}") from error
-    except AgentrlError:
-        raise
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and _is_cancelled():
-            raise
-        raise EnvironmentFault(f"{what} raised {type(error).__name__}: {error}") from error
+
+    __slots__ = ("_shows_tool_errors", "_what")
+
+    def __init__(self, what: str, *, shows_tool_errors: bool = False) -> None:
+        self._what = what
+        self._shows_tool_errors = shows_tool_errors
+
+    def __enter__(self) -> None:
+        """Nothing happens before the code."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        caught = isinstance(error, Exception | SystemExit | asyncio.CancelledError)
+        if caught and not self._keeps_meaning(error):
+            what = f"{self._what} raised {type(error).__name__}: {error}"
+            raise EnvironmentFault(what) from error
+
+    def _keeps_meaning(self, error: BaseException | None) -> bool:
+        if isinstance(error, ToolError):
+            return self._shows_tool_errors
+        if isinstance(error, asyncio.CancelledError):
+            return _is_cancelled()
+        return isinstance(error, AgentrlError)
 
 
 def _is_cancelled() -> bool:

@@ -11,6 +11,9 @@ _BYTES_PER_TOKEN = 4
 _MOST_CHARS_PER_TOKEN = 32
 """More text than this per token of the limit is cut away before it is tokenized."""
 
+_MOST_TOKENS_PER_ASCII = 4
+"""Fewer characters than the limit over this need not be tokenized to be known to fit."""
+
 
 class TextTokenizer(Protocol):
     """As much of a tokenizer as it takes to cut a text by tokens."""
@@ -50,6 +53,8 @@ def truncate_middle(text: str, limit: int, tokenizer: TextTokenizer | None = Non
     """
     if limit < 1:
         raise ValueError(f"limit is {limit}, expected at least one token")
+    if text.isascii() and _MOST_TOKENS_PER_ASCII * len(text) <= limit:
+        return text
     if tokenizer is None:
         tokenizer = _Bytes()
     left, right, missing = _pre_cut(text, limit)

@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from agentrl.errors import ConfigError, ToolError
 from agentrl.types import Json, ToolSchema
 
+_ENCODER = json.JSONEncoder(default=dict)
 _POSITIONAL_OR_KEYWORD = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.KEYWORD_ONLY,
@@ -57,7 +58,7 @@ class Arguments:
         """Keyword arguments for the tool; a ToolError names each field that does not fit."""
         try:
             # By way of JSON, so that an enum or a tuple takes the JSON form that the schema shows.
-            return self._adapter.validate_json(json.dumps(arguments, default=dict))
+            return self._adapter.validate_json(_ENCODER.encode(arguments))
         except ValidationError as error:
             problems = "; ".join(_problem(dict(item)) for item in error.errors()[:5])
             raise ToolError(f"{self._tool}: {problems}") from error

@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from agentrl.engine.protocol import Health, WeightSource
 from agentrl.errors import EngineError
 from agentrl.tokens.seal import seal
@@ -141,4 +143,5 @@ class ScriptedEngine:
         reason = StopReason.LENGTH if end is None or end > limit else StopReason.STOP
         ids = ids[: min(limit, end or len(ids))]
         self._sampled += len(ids)
-        return seal(ids, [0.0] * len(ids), [self._version] * len(ids), reason)
+        num = len(ids)
+        return seal(ids, np.zeros(num), np.full(num, self._version), reason)

@@ -60,8 +60,12 @@ class Codec:
         return ids
 
     def parse(
-        self, ids: NDArray[np.int32], stop_reason: StopReason, tools: Sequence[ToolSchema]
+        self,
+        ids: NDArray[np.int32],
+        stop_reason: StopReason,
+        tools: Sequence[ToolSchema],
+        *,
+        thinking: bool,
     ) -> AssistantTurn:
-        """The turn that the policy sampled."""
-        thinking = self.renderer(tools).opens_thinking
+        """The turn that the policy sampled; `thinking` if the prompt opened a thinking block."""
         return self.format.parse(ids.tolist(), stop_reason, tools, thinking=thinking)

@@ -37,6 +37,7 @@ from agentrl.rollout.segments import Segments
 from agentrl.tokens import Renderer
 from agentrl.tools import user_code
 from agentrl.types import (
+    AssistantTurn,
     Completion,
     Episode,
     EpisodeStop,
@@ -47,6 +48,7 @@ from agentrl.types import (
     Sampling,
     Session,
     StopReason,
+    ToolSchema,
 )
 
 T = TypeVar("T")
@@ -81,8 +83,10 @@ class _Parts:
 
     spec: EpisodeSpec
     env: ToolEnv
+    tools: tuple[ToolSchema, ...]
     renderer: Renderer
     running: Running
+    context_seed: int
 
 
 class EpisodeRunner:
@@ -124,7 +128,9 @@ class EpisodeRunner:
         options = {"task": spec.task, "split": spec.split}
         await _within(limits.setup_s, env.areset(seed=spec.seed, options=options), "reset")
         running.first = env.conversation
-        parts = _Parts(spec, env, self._codec.renderer(env.tool_schemas), running)
+        tools = env.tool_schemas
+        context_seed = derive_seed("context", spec.task.id)
+        parts = _Parts(spec, env, tools, self._codec.renderer(tools), running, context_seed)
         prompt = self._codec.prompt(parts.renderer, running.first)
         if len(prompt) >= min(limits.context_tokens, limits.episode_tokens or len(prompt) + 1):
             raise EnvironmentFault(
@@ -152,7 +158,7 @@ class EpisodeRunner:
             return
         shown = running.segments.shown(parts.env.conversation)
         completion = await self._sample(parts, shown, trained=True)
-        turn = self._codec.parse(completion.ids_T, completion.stop_reason, parts.env.tool_schemas)
+        turn = self._parse(parts, completion, parts.tools)
         running.last, running.advancing_since = turn, time.perf_counter()
         transition = await parts.env.advance(turn)
         running.book(transition)
@@ -172,7 +178,7 @@ class EpisodeRunner:
             num_tokens=0 if step.forks else record.num_tokens,
             new_tokens=len(step.ids),
             limit=self._limits.context_tokens,
-            seed=derive_seed("context", parts.spec.task.id),
+            seed=parts.context_seed,
             count=lambda messages: len(parts.renderer.prompt(messages)),
         )
         with user_code("the context policy"):
@@ -203,7 +209,7 @@ class EpisodeRunner:
         if parts.running.stop is not None:
             return
         completion = await self._sample(parts, shown, trained=ask.trained)
-        answer = self._codec.parse(completion.ids_T, completion.stop_reason, ())
+        answer = self._parse(parts, completion, ())
         with user_code("the context policy"):
             messages = checked_messages(ask.then(answer.text))
         await self._begin(parts, messages)
@@ -255,6 +261,16 @@ class EpisodeRunner:
             raise RecordMismatch(f"episode {spec.id}: {error}") from error
         running.book_sampled(completion, time.perf_counter() - started)
         return completion
+
+    def _parse(
+        self, parts: _Parts, completion: Completion, tools: Sequence[ToolSchema]
+    ) -> AssistantTurn:
+        return self._codec.parse(
+            completion.ids_T,
+            completion.stop_reason,
+            tools,
+            thinking=parts.renderer.opens_thinking,
+        )
 
     async def _truncate(self, parts: _Parts, stop: EpisodeStop) -> None:
         running = parts.running

@@ -67,8 +67,11 @@ class Running:
     def book(self, transition: Transition) -> None:
         """Add to the last turn what the environment made of it."""
         assert self.advancing_since is not None
-        self.turns[-1] = replace(
-            self.turns[-1],
+        sampled = self.turns[-1]
+        self.turns[-1] = TurnRecord(
+            num_sampled=sampled.num_sampled,
+            cached_tokens=sampled.cached_tokens,
+            generate_s=sampled.generate_s,
             reward=transition.reward,
             parts=transition.parts,
             state_key=transition.state_key,

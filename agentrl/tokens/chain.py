@@ -35,6 +35,8 @@ _TOKEN = np.dtype(
         ("mask", "?"),
     ]
 )
+NO_VERSION = -1
+"""Of tokens that the policy did not sample."""
 _SOURCE_AT = 14
 _MODEL = int(Source.MODEL)
 
@@ -75,17 +77,47 @@ class Packed:
 
 def pack(fields: Fields) -> Packed:
     """Lay the columns out token by token."""
-    tokens_N = np.empty(len(fields.ids), dtype=_TOKEN)
-    tokens_N["id"] = fields.ids
-    tokens_N["logprob"] = fields.logprobs
-    tokens_N["version"] = fields.versions
-    tokens_N["turn"] = fields.turns
-    tokens_N["source"] = fields.sources
-    tokens_N["mask"] = fields.mask
+    tokens_N = _rows(
+        len(fields.ids),
+        id=fields.ids,
+        logprob=fields.logprobs,
+        version=fields.versions,
+        turn=fields.turns,
+        source=fields.sources,
+        mask=fields.mask,
+    )
     return Packed(
         tokens_N.view(np.uint8).reshape(len(tokens_N), _TOKEN.itemsize),
-        _channel_bytes(fields.channels, len(tokens_N)),
+        channel_bytes(fields.channels, len(tokens_N)),
         channel_header(fields.channels),
+    )
+
+
+def pack_append(
+    ids: NDArray[np.integer],
+    source: Source,
+    turn: int,
+    *,
+    mask: bool = False,
+    logprobs: NDArray[np.float32] | float = 0.0,
+    versions: NDArray[np.int32] | int = NO_VERSION,
+) -> bytes:
+    """The packed tokens of one append."""
+    columns = {"id": ids, "logprob": logprobs, "version": versions}
+    return _rows(len(ids), **columns, turn=turn, source=source.value, mask=mask).tobytes()
+
+
+def unpack(blocks: Iterable[bytes], channels: Mapping[str, NDArray[np.generic]]) -> Fields:
+    """The columns of packed appends, one behind the other."""
+    tokens_N = np.frombuffer(b"".join(blocks), dtype=_TOKEN)
+    return Fields(
+        ids=tokens_N["id"].copy(),
+        mask=tokens_N["mask"].copy(),
+        logprobs=tokens_N["logprob"].copy(),
+        sources=tokens_N["source"].copy(),
+        turns=tokens_N["turn"].copy(),
+        versions=tokens_N["version"].copy(),
+        channels=channels,
     )
 
 
@@ -100,15 +132,12 @@ def marks(packed: Packed) -> NDArray[np.uint32]:
     return (mixed_N >> np.uint64(32)).astype(np.uint32)
 
 
-def link(previous: bytes, packed: Packed, tokens: slice) -> bytes:
-    """h_k from h_(k-1) and the tokens of append k, which all have one source."""
-    block = packed.view[tokens.start * _TOKEN.itemsize : tokens.stop * _TOKEN.itemsize]
+def link(previous: bytes, block: bytes | memoryview, channels: bytes = b"") -> bytes:
+    """h_k from h_(k-1), the packed tokens of append k, and its side channels if it has any."""
     hasher = hashlib.blake2b(previous, digest_size=DIGEST_BYTES)
-    hasher.update((tokens.stop - tokens.start).to_bytes(4, "little"))
+    hasher.update((len(block) // _TOKEN.itemsize).to_bytes(4, "little"))
     hasher.update(block)
-    if packed.header and block[_SOURCE_AT] == _MODEL:
-        hasher.update(packed.header)
-        hasher.update(packed.channels[tokens].data)
+    hasher.update(channels)
     return hasher.digest()
 
 
@@ -116,47 +145,34 @@ def chain_digest(packed: Packed, lengths: Iterable[int], start: int = 0) -> byte
     """The digest of the segment that begins at token `start` and has appends of these lengths."""
     digest = START
     for length in lengths:
-        digest = link(digest, packed, slice(start, start + length))
-        start += length
+        end = start + length
+        block = packed.view[start * _TOKEN.itemsize : end * _TOKEN.itemsize]
+        channels = b""
+        if packed.header and block[_SOURCE_AT] == _MODEL:
+            channels = packed.header + packed.channels[start:end].tobytes()
+        digest = link(digest, block, channels)
+        start = end
     return digest
 
 
-def completion_digest(
+def completion_content(
     ids: NDArray[np.int32],
     logprobs: NDArray[np.float32],
     versions: NDArray[np.int32],
-    stop_reason: str,
     channels: Mapping[str, NDArray[np.generic]],
 ) -> bytes:
+    """All of an engine's answer but the stop reason: three columns of 4 bytes, then channels."""
+    columns = [column.tobytes() for column in (ids, logprobs, versions)]
+    if channels:
+        columns += [channel_bytes(channels, len(ids)).tobytes(), channel_header(channels)]
+    return b"".join(columns)
+
+
+def completion_digest(content: bytes, stop_reason: str) -> bytes:
     """The digest of an engine's answer."""
-    hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    hasher.update(len(ids).to_bytes(4, "little") + stop_reason.encode() + b"\0")
-    hasher.update(ids.astype("<i4").tobytes())
-    hasher.update(logprobs.astype("<f4").tobytes())
-    hasher.update(versions.astype("<i4").tobytes())
-    hasher.update(channel_header(channels))
-    hasher.update(_channel_bytes(channels, len(ids)).tobytes())
+    hasher = hashlib.blake2b(stop_reason.encode() + b"\0", digest_size=DIGEST_BYTES)
+    hasher.update(content)
     return hasher.digest()
-
-
-def completion_marks(
-    ids: NDArray[np.int32],
-    logprobs: NDArray[np.float32],
-    versions: NDArray[np.int32],
-    channels: Mapping[str, NDArray[np.generic]],
-) -> NDArray[np.uint32]:
-    """The marks of an engine's answer, as if it were the first turn of a record."""
-    num = len(ids)
-    fields = Fields(
-        ids=ids,
-        mask=np.ones(num, dtype=np.bool_),
-        logprobs=logprobs,
-        sources=np.full(num, _MODEL, dtype=np.int8),
-        turns=np.zeros(num, dtype=np.int16),
-        versions=versions,
-        channels=channels,
-    )
-    return marks(pack(fields))
 
 
 def channel_header(channels: Mapping[str, NDArray[np.generic]]) -> bytes:
@@ -167,7 +183,7 @@ def channel_header(channels: Mapping[str, NDArray[np.generic]]) -> bytes:
     return repr(shapes).encode() if shapes else b""
 
 
-def _channel_bytes(channels: Mapping[str, NDArray[np.generic]], rows: int) -> NDArray[np.uint8]:
+def channel_bytes(channels: Mapping[str, NDArray[np.generic]], rows: int) -> NDArray[np.uint8]:
     """All channels side by side, by name, as bytes [rows, W]."""
     columns = [
         np.ascontiguousarray(channels[name]).reshape(rows, -1).view(np.uint8)
@@ -177,6 +193,14 @@ def _channel_bytes(channels: Mapping[str, NDArray[np.generic]], rows: int) -> ND
     if not columns:
         return np.empty((rows, 0), dtype=np.uint8)
     return np.ascontiguousarray(np.concatenate(columns, axis=1))
+
+
+def _rows(num: int, **columns: NDArray[np.generic] | float) -> NDArray[np.void]:
+    """Tokens with these columns; a number is the same for all of them."""
+    tokens_N = np.empty(num, dtype=_TOKEN)
+    for name, values in columns.items():
+        tokens_N[name] = values
+    return tokens_N
 
 
 def _mix(bytes_NW: NDArray[np.uint8], factors: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -19,12 +19,16 @@ No cut fits into a control token of one character: content has a secret *stand-i
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from agentrl.tokens.tokenizer import Tokenizer, private_text
 from agentrl.types import Json
 
 Mark = Callable[[str], str]
+
+_TEXTS_KEPT = 1024
+_KEPT_CHARS = 4096
+"""A longer text is a content, which hardly comes again."""
 
 
 class ContentGuard:
@@ -44,6 +48,8 @@ class ContentGuard:
         self._longest = max(map(len, controls), default=0)
         self._controls = controls
         self._joins = any(map(self._ends_open, template.literals))
+        self._scaffold = re.compile(f"({tokenizer.control_pattern.pattern})")
+        self._between_kept = lru_cache(maxsize=_TEXTS_KEPT)(self._between)
         self.stitches = any(map(self._ends_open, template.inserted))
         """Whether the template may put a part of a control token into the midst of content."""
 
@@ -68,11 +74,34 @@ class ContentGuard:
     def encode(self, rendered: str) -> list[int]:
         """Ids of rendered text; control tokens are recognised in the scaffold only."""
         if not any(secret in rendered for secret in self._meant):
-            ids = self._tokenizer.encode(rendered, specials=True)
-            if sum(map(self._control_ids.__contains__, ids)) == self.num_controls(rendered):
+            ids = self._by_pieces(rendered)
+            if ids is not None:
                 return ids
-            # A normalizer made a control token out of other text.
         return self._tokenizer.encode_pieces(list(self._pieces(rendered)))
+
+    def _by_pieces(self, rendered: str) -> list[int] | None:
+        """The ids, from those of each text between control tokens; None if there are others.
+
+        No token reaches across a control token, and most of the texts are the template's own.
+        """
+        ids: list[int] = []
+        before, *rest = "", *self._scaffold.split(rendered), ""
+        for text, after in zip(rest[::2], rest[1::2], strict=True):
+            between = self._between_kept if len(text) <= _KEPT_CHARS else self._between
+            found = between(before, text, after)
+            if found is None:
+                return None
+            ids += found
+            before = after
+        return ids
+
+    def _between(self, before: str, text: str, after: str) -> list[int] | None:
+        """The ids of the text and of the control token behind it; None if more of it became one."""
+        ids = self._tokenizer.encode(before + text + after, specials=True)
+        flanks = [self._tokenizer.controls[flank] for flank in (before, after) if flank]
+        if [number for number in ids if number in self._control_ids] != flanks:
+            return None  # a normalizer made a control token out of other text, or lost one
+        return ids[bool(before) :]
 
     def num_controls(self, rendered: str) -> int:
         """How many control tokens the scaffold of rendered text has."""

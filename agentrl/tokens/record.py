@@ -22,17 +22,18 @@ from numpy.typing import NDArray
 from agentrl.errors import EngineError, RecordMismatch
 from agentrl.tokens.chain import (
     START,
-    Fields,
+    channel_bytes,
     channel_header,
+    completion_content,
     completion_digest,
-    completion_marks,
     link,
     marks,
     pack,
+    pack_append,
+    unpack,
 )
 from agentrl.types import Completion, Segment, Source
-
-_NO_VERSION = -1
+from agentrl.types.tokens import Channels
 
 
 class TokenRecord:
@@ -42,12 +43,15 @@ class TokenRecord:
         """Ids must be below `vocab_size`; `first_turn` counts the turns of earlier segments."""
         self._vocab_size = vocab_size
         self._ids: list[int] = []
-        self._parts: list[Fields] = []
-        self._marks: list[NDArray[np.uint32]] = []
+        self._blocks: list[bytes] = []
+        """The packed tokens of each append."""
+        self._channels_of: list[Channels] = []
+        self._lengths: list[int] = []
         self._sources: list[Source] = []
         self._digest = START
         self._turn = self._first_turn = first_turn
-        self._channels: dict[str, NDArray[np.generic]] | None = None
+        self._channels: Channels | None = None
+        """Without rows: what the side channels are."""
         self._closed = False
 
     @property
@@ -88,21 +92,17 @@ class TokenRecord:
         last = self._sources[-1] if self._sources else Source.MODEL
         self._check_order(Source.MODEL, allowed=last is not Source.MODEL)
         self._check_completion(completion)
-        num = len(completion.ids_T)
-        logprobs_T = completion.logprobs_T if trained else np.zeros(num, dtype=np.float32)
-        self._append(
-            Fields(
-                ids=completion.ids_T,
-                mask=np.full(num, trained),
-                logprobs=logprobs_T,
-                sources=np.full(num, Source.MODEL, dtype=np.int8),
-                turns=np.full(num, self._turn, dtype=np.int16),
-                versions=completion.versions_T,
-                channels=completion.channels,
-            ),
+        ids, channels = completion.ids_T, completion.channels
+        block = pack_append(
+            ids,
             Source.MODEL,
+            self._turn,
+            mask=trained,
+            logprobs=completion.logprobs_T if trained else 0.0,
+            versions=completion.versions_T,
         )
-        self._channels = {name: values[:0] for name, values in completion.channels.items()}
+        self._append(ids, Source.MODEL, block, channels)
+        self._channels = {name: values[:0] for name, values in channels.items()}
         self._turn += 1
 
     def close(self) -> Segment:
@@ -110,7 +110,7 @@ class TokenRecord:
         if not self._sources:
             raise ValueError("the record is empty; append a prompt before closing it")
         self._closed = True
-        fields = _joined(self._parts, self._channels or {})
+        fields = unpack(self._blocks, self._joined_channels())
         return Segment(
             ids_T=fields.ids,
             mask_T=fields.mask,
@@ -119,8 +119,8 @@ class TokenRecord:
             turns_T=fields.turns,
             versions_T=fields.versions,
             channels=fields.channels,
-            appends_A=np.array([len(part.ids) for part in self._parts], dtype=np.int32),
-            marks_T=np.concatenate(self._marks),
+            appends_A=np.array(self._lengths, dtype=np.int32),
+            marks_T=marks(pack(fields)),
             digest=self._digest,
         )
 
@@ -135,14 +135,8 @@ class TokenRecord:
             )
 
     def _check_completion(self, completion: Completion) -> None:
-        recomputed = completion_digest(
-            completion.ids_T,
-            completion.logprobs_T,
-            completion.versions_T,
-            completion.stop_reason,
-            completion.channels,
-        )
-        if recomputed != completion.digest:
+        content = _content(completion)
+        if completion_digest(content, completion.stop_reason) != completion.digest:
             raise RecordMismatch(
                 f"{_first_change(completion)} of the completion of turn {self._turn} is not what "
                 "the engine's adapter sealed; append completions unchanged, as `seal` made them"
@@ -163,62 +157,60 @@ class TokenRecord:
             )
 
     def _append_given(self, ids: Sequence[int], source: Source, turn: int) -> None:
-        num = len(ids)
-        if not num:
+        if not len(ids):
             raise ValueError(f"no {source.name.lower()} tokens were given; expected at least one")
-        if min(ids) < 0 or max(ids) >= self._vocab_size:
+        ids_T = np.array(ids, dtype=np.int64)
+        # A negative number is a large one without its sign.
+        if ids_T.view(np.uint64).max() >= self._vocab_size:
             raise ValueError(
                 f"{source.name.lower()} ids run from {min(ids)} to {max(ids)}, expected 0 to "
                 f"{self._vocab_size - 1}; check that tokenizer and engine are of one model"
             )
-        fields = Fields(
-            ids=np.array(ids, dtype=np.int32),
-            mask=np.zeros(num, dtype=np.bool_),
-            logprobs=np.zeros(num, dtype=np.float32),
-            sources=np.full(num, source, dtype=np.int8),
-            turns=np.full(num, turn, dtype=np.int16),
-            versions=np.full(num, _NO_VERSION, dtype=np.int32),
-            channels={},
-        )
-        self._append(fields, source)
+        self._append(ids_T, source, pack_append(ids_T, source, turn), {})
 
-    def _append(self, fields: Fields, source: Source) -> None:
-        packed = pack(fields)
-        self._digest = link(self._digest, packed, slice(0, len(fields.ids)))
-        self._marks.append(marks(packed))
-        self._parts.append(fields)
+    def _append(
+        self, ids: NDArray[np.integer], source: Source, block: bytes, channels: Channels
+    ) -> None:
+        extra = b""
+        if channels:
+            extra = channel_header(channels) + channel_bytes(channels, len(ids)).tobytes()
+        self._digest = link(self._digest, block, extra)
+        self._blocks.append(block)
+        self._channels_of.append(channels)
+        self._lengths.append(len(ids))
         self._sources.append(source)
-        self._ids.extend(fields.ids.tolist())
+        self._ids.extend(ids.tolist())
+
+    def _joined_channels(self) -> Channels:
+        """All rows of each side channel: zero where the policy did not sample."""
+        return {
+            name: np.concatenate(
+                [
+                    channels.get(name, np.zeros((length, *empty.shape[1:]), empty.dtype))
+                    for length, channels in zip(self._lengths, self._channels_of, strict=True)
+                ]
+            )
+            for name, empty in (self._channels or {}).items()
+        }
+
+
+def _content(completion: Completion) -> bytes:
+    return completion_content(
+        completion.ids_T, completion.logprobs_T, completion.versions_T, completion.channels
+    )
 
 
 def _first_change(completion: Completion) -> str:
     """What differs in a completion from what was sealed."""
-    marks_T = completion_marks(
-        completion.ids_T, completion.logprobs_T, completion.versions_T, completion.channels
-    )
-    if len(marks_T) != len(completion.marks_T):
-        return f"the number of tokens ({len(marks_T)})"
-    changed = np.flatnonzero(marks_T != completion.marks_T)
-    return f"token {changed[0]}" if len(changed) else "the stop reason"
-
-
-def _joined(parts: Sequence[Fields], channels: dict[str, NDArray[np.generic]]) -> Fields:
-    """One column each; channels are zero where the policy did not sample."""
-    joined = {
-        name: np.concatenate(
-            [
-                part.channels.get(name, np.zeros((len(part.ids), *empty.shape[1:]), empty.dtype))
-                for part in parts
-            ]
-        )
-        for name, empty in channels.items()
-    }
-    return Fields(
-        ids=np.concatenate([part.ids for part in parts]),
-        mask=np.concatenate([part.mask for part in parts]),
-        logprobs=np.concatenate([part.logprobs for part in parts]),
-        sources=np.concatenate([part.sources for part in parts]),
-        turns=np.concatenate([part.turns for part in parts]),
-        versions=np.concatenate([part.versions for part in parts]),
-        channels=joined,
-    )
+    num, content = len(completion.ids_T), _content(completion)
+    if len(content) != len(completion.sealed):
+        return f"the number of tokens ({num})"
+    was, now = (np.frombuffer(b, dtype=np.uint8) for b in (completion.sealed, content))
+    changed = np.flatnonzero(was != now)
+    if not len(changed):
+        return "the stop reason"
+    # Three columns of four bytes, then the rows of the side channels.
+    width = channel_bytes(completion.channels, num).shape[1]
+    columns, rows = changed[changed < 12 * num], changed[changed >= 12 * num] - 12 * num
+    tokens = [*(columns // 4 % num), *(rows // width if width else ())]
+    return f"token {min(tokens)}"

@@ -7,13 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import EngineError
-from agentrl.tokens.chain import completion_digest, completion_marks
+from agentrl.tokens.chain import completion_content, completion_digest
 from agentrl.types import Completion, StopReason
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 MAX_LOGPROB = 1e-4
 """Rounding may carry a logprob a little above zero, not further."""
+
+_MOST = np.iinfo(np.int32).max
 
 Integers = Sequence[int] | NDArray[np.integer]
 Floats = Sequence[float] | NDArray[np.floating]
@@ -43,6 +45,7 @@ def seal(
     versions_T = _integers(versions, "policy versions")
     logprobs_T = _logprobs(logprobs)
     frozen = {name: _frozen(np.array(values)) for name, values in channels.items()}
+    content = completion_content(ids_T, logprobs_T, versions_T, frozen)
     return Completion(
         ids_T=ids_T,
         logprobs_T=logprobs_T,
@@ -50,8 +53,8 @@ def seal(
         stop_reason=stop_reason,
         channels=frozen,
         cached_tokens=cached_tokens,
-        digest=completion_digest(ids_T, logprobs_T, versions_T, stop_reason, frozen),
-        marks_T=completion_marks(ids_T, logprobs_T, versions_T, frozen),
+        digest=completion_digest(content, stop_reason),
+        sealed=content,
     )
 
 
@@ -83,7 +86,8 @@ def _integers(values: Integers, what: str) -> NDArray[np.int32]:
             f"completion's {what} are {array.ndim}-dimensional {array.dtype}; "
             "expected a flat list of integers"
         )
-    if len(array) and (array.min() < 0 or array.max() > np.iinfo(np.int32).max):
+    # A negative number is a large one without its sign.
+    if len(array) and array.astype(np.int64).view(np.uint64).max() > _MOST:
         raise EngineError(
             f"completion's {what} run from {array.min()} to {array.max()}; "
             "expected integers from 0 that fit 32 bits"
@@ -92,27 +96,27 @@ def _integers(values: Integers, what: str) -> NDArray[np.int32]:
 
 
 def _logprobs(values: Floats) -> NDArray[np.float32]:
-    if any(value is None for value in values):
-        raise EngineError(
-            "completion has a logprob that is None; "
-            "ask the engine to return the logprob of every sampled token"
-        )
     with np.errstate(over="ignore"):  # what overflows is infinite, and refused as that
-        array = np.asarray(values, dtype=np.float32)
+        array = np.array(values, dtype=np.float32)
     if array.ndim != 1:
         raise EngineError(
             f"completion's logprobs are {array.ndim}-dimensional; expected a flat list of numbers"
         )
-    bad = np.flatnonzero(~np.isfinite(array) | (array > MAX_LOGPROB))
-    if len(bad):
+    good = np.isfinite(array) & (array <= MAX_LOGPROB)
+    if not good.all():
+        first = int(np.argmin(good))
+        if values[first] is None:
+            raise EngineError(
+                f"completion's logprob of token {first} is None; "
+                "ask the engine to return the logprob of every sampled token"
+            )
         raise EngineError(
-            f"completion's logprob of token {bad[0]} is {array[bad[0]]:g}; "
+            f"completion's logprob of token {first} is {array[first]:g}; "
             "expected a finite natural logarithm of a probability, at most 0"
         )
     return _frozen(array)
 
 
 def _frozen(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
-    copy = array.copy()
-    copy.flags.writeable = False
-    return copy
+    array.flags.writeable = False
+    return array

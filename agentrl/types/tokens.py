@@ -62,8 +62,8 @@ class Completion:
     cached_tokens: int = 0
     """Prompt tokens whose keys and values the engine already had."""
     digest: bytes = b""
-    marks_T: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
-    """A fingerprint per token, there to name the first one that was changed."""
+    sealed: bytes = b""
+    """The arrays as they were, there to name the first token that was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ from agentrl.verifiers.format import FormatOk
 from agentrl.verifiers.match import ExactMatch
 from agentrl.verifiers.number import ExactNumber
 from agentrl.verifiers.protocol import (
-    AnswerVerifier,
-    CompositeVerifier,
-    EpisodeVerifier,
     Verifier,
+    is_answer_verifier,
+    is_composite,
+    is_episode_verifier,
     name_of,
     score_range,
 )
@@ -84,16 +84,16 @@ def _check(verifier: object, label: str) -> None:
     if isinstance(verifier, Rubric):
         for name, part in verifier.verifiers.items():
             _check(part, f"{label}, part {name}")
-    if isinstance(verifier, CompositeVerifier):
+    if is_composite(verifier):
         return
-    if not (isinstance(verifier, EpisodeVerifier | AnswerVerifier) or callable(verifier)):
+    if not (is_episode_verifier(verifier) or is_answer_verifier(verifier) or callable(verifier)):
         raise ConfigError(
             f"{label} has no score method; expected score(task, answer), score_episode(view) or a "
             f"function (task, answer), got a {type(verifier).__qualname__}"
         )
     score_range(verifier)
     method = method_of(cast("Verifier", verifier))
-    _check_signature(method, isinstance(verifier, EpisodeVerifier), label)
+    _check_signature(method, is_episode_verifier(verifier), label)
     if not is_async(method) and not getattr(verifier, "in_process", False):
         _check_pickle(method, label)
 

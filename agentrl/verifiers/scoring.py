@@ -14,10 +14,10 @@ import numpy as np
 
 from agentrl.types import EpisodeView, Invalid, Outcome, Score
 from agentrl.verifiers.protocol import (
-    AnswerVerifier,
-    CompositeVerifier,
-    EpisodeVerifier,
     Verifier,
+    is_answer_verifier,
+    is_composite,
+    is_episode_verifier,
     name_of,
     score_range,
 )
@@ -36,7 +36,7 @@ async def score_with(
     `in_process` at once. An exception, a time-out, no value, NaN, a value outside the declared
     range: each is Invalid, blamed on the verifier.
     """
-    if isinstance(verifier, CompositeVerifier):
+    if is_composite(verifier):
         # A composite runs nothing itself, so its parts' limits are its own.
         work = verifier.score_parts(partial(score_with, view=view, pool=pool, timeout_s=timeout_s))
         return await _outcome(verifier, work)
@@ -57,9 +57,9 @@ async def _outcome(verifier: Verifier, work: Awaitable[object]) -> Outcome:
 
 def method_of(verifier: Verifier) -> Callable[..., object]:
     """What is called; `score_episode` goes before `score`, and both before a plain call."""
-    if isinstance(verifier, EpisodeVerifier):
+    if is_episode_verifier(verifier):
         return verifier.score_episode
-    if isinstance(verifier, AnswerVerifier):
+    if is_answer_verifier(verifier):
         return verifier.score
     return cast("Callable[..., object]", verifier)
 
@@ -98,7 +98,7 @@ def checked(value: object, allowed: tuple[float, float], name: str) -> Outcome:
 
 async def _run(verifier: Verifier, view: EpisodeView, pool: WorkerPool, timeout_s: float) -> object:
     method = method_of(verifier)
-    episode = isinstance(verifier, EpisodeVerifier)
+    episode = is_episode_verifier(verifier)
     arguments: tuple[object, ...] = (view,) if episode else (view.task, view.answer)
     if is_async(method):
         return await _awaited(method, arguments, timeout_s)

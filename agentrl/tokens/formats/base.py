@@ -15,6 +15,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 from agentrl.tokens.formats.markers import MarkedText
@@ -59,6 +60,12 @@ class ToolFormat:
         """Without a tokenizer only text can be parsed."""
         self._tokenizer = tokenizer
 
+    @cached_property
+    def _single(self) -> Mapping[int, str]:
+        """The markers that are tokens of their own, by their ids."""
+        added: Mapping[str, int] = self._tokenizer.added_tokens if self._tokenizer else {}
+        return {added[marker]: marker for marker in self.markers if marker in added}
+
     @property
     def markers(self) -> tuple[str, ...]:
         """All of them."""
@@ -77,9 +84,8 @@ class ToolFormat:
             raise ValueError("a format needs a tokenizer to parse ids; use parse_text for text")
         spoken = ids
         if ids and stop_reason is StopReason.STOP:
-            own = {self._tokenizer.added_tokens.get(marker) for marker in self.markers}
-            spoken = ids if ids[-1] in own else ids[:-1]
-        marked = MarkedText.from_ids(spoken, self._tokenizer, self.markers)
+            spoken = ids if ids[-1] in self._single else ids[:-1]
+        marked = MarkedText.from_ids(spoken, self._tokenizer, self._single)
         return self._turn(marked, stop_reason, tools, thinking)
 
     def parse_text(

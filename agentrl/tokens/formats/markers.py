@@ -18,10 +18,9 @@ class MarkedText:
 
     @classmethod
     def from_ids(
-        cls, ids: Sequence[int], tokenizer: Tokenizer, markers: Sequence[str]
+        cls, ids: Sequence[int], tokenizer: Tokenizer, single: Mapping[int, str]
     ) -> "MarkedText":
-        """The decoded ids; markers that are added tokens are found by id only."""
-        single = {tokenizer.added_tokens[m]: m for m in markers if m in tokenizer.added_tokens}
+        """The decoded ids; the markers in `single` are tokens, so they are found by id only."""
         places: dict[str, list[int]] = {marker: [] for marker in single.values()}
         pieces: list[str] = []
         length, begin = 0, 0

@@ -251,10 +251,10 @@ class Reader:
         self.add(name, value[used[0]] if used else {})
 
     def _schema(self, name: str) -> ToolSchema:
-        schema = next((tool for tool in self.tools if tool.name == name), None)
-        if schema is None:
-            raise Refused(CallErrorReason.UNKNOWN_TOOL, _unknown(name, self.tools), name)
-        return schema
+        for tool in self.tools:
+            if tool.name == name:
+                return tool
+        raise Refused(CallErrorReason.UNKNOWN_TOOL, _unknown(name, self.tools), name)
 
 
 def _arguments_in_string(text: str, name: str) -> Json:

@@ -47,6 +47,8 @@ def find_end(text: str, start: int, *, listed: bool = False) -> Extent:
     it. In a list nothing marks the next call, so a `listed` value is followed to its end however
     deep it is and whatever its strings hold, and the fault is told with that end.
     """
+    if end := _end_if_plain(text, start):
+        return Extent(end)
     depth, deepest, position, limit = 0, 0, start, start + MAX_CHARS
     while found := _STRUCTURE.search(text, position, limit):
         position = found.end()
@@ -66,6 +68,16 @@ def find_end(text: str, start: int, *, listed: bool = False) -> Extent:
         if depth == 0:
             return Extent(position)
     return _ran_out(text, limit)
+
+
+def _end_if_plain(text: str, start: int) -> int:
+    """The end of a value without any fault, found by the JSON reader itself; 0 for others."""
+    try:
+        _, end = _STRICT.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return 0
+    brackets = text.count("{", start, end) + text.count("[", start, end)
+    return end if end - start <= MAX_CHARS and brackets <= MAX_DEPTH else 0
 
 
 def _skip_string(text: str, position: int, limit: int, *, listed: bool) -> Extent:
@@ -93,13 +105,9 @@ def read(text: str) -> Json:
     numbers too large for a float, lone surrogates.
     """
     try:
-        value: Json = json.loads(
-            text,
-            object_pairs_hook=_unique,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-        )
-        json.dumps(value, ensure_ascii=False).encode()
+        value: Json = _STRICT.decode(text)
+        if "\\u" in text or not text.isascii():
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise BadJson("a string holds half of a surrogate pair") from error
     except json.JSONDecodeError as error:
@@ -136,3 +144,8 @@ def _finite(digits: str) -> float:
     if not math.isfinite(number):
         raise ValueError("a number is too large")
     return number
+
+
+_STRICT = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
+)

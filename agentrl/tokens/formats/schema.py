@@ -95,12 +95,22 @@ _PYTHON: dict[str, Json] = {"True": True, "False": False, "None": None}
 
 def type_name(value: Json) -> str:
     """The JSON name of the value's type."""
+    if type(value) in _NAMES:
+        return _NAMES[type(value)]
     for name, python in _TYPES.items():
         if isinstance(value, python) and (name == "boolean") == isinstance(value, bool):
             return name
     return "null"
 
 
+_NAMES: dict[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    dict: "object",
+    list: "array",
+}
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "boolean": bool,
     "integer": int,
@@ -163,7 +173,7 @@ def _unexpected(path: str, key: str, known: list[str]) -> str:
 
 
 def _list(value: Json) -> Sequence[Json]:
-    return value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
 
 
 def _join(path: str, key: str) -> str:
