@@ -46,7 +46,7 @@ class Rows:
             cached = min(cached, int(self.filled_R[row]))
         else:
             donor, cached = self._donor(ids_P[:-1])
-            if cached < 0 or (row := self._free(donor)) is None:
+            if cached < 0 or (row := self._free(donor, cached)) is None:
                 return None
             self._grow(row, room)
             if cached and donor != row:
@@ -69,6 +69,12 @@ class Rows:
         row = self._row_of.get(session)
         if row is not None and not self.busy_R[row]:
             self._empty(row)
+
+    def leave(self, session: str) -> None:
+        """End an idle session, but keep what its row holds until somebody needs the row."""
+        row = self._row_of.get(session)
+        if row is not None and not self.busy_R[row]:
+            self._owner[self._row_of.pop(session)] = None
 
     def invalidate(self) -> None:
         """The weights changed: idle rows are emptied, busy ones compute theirs again."""
@@ -104,10 +110,16 @@ class Rows:
             return best, -1
         return best, int(ready_R[best])
 
-    def _free(self, donor: int) -> int | None:
-        """An empty row, a new one, or that of the session that was idle longest."""
+    def _free(self, donor: int, cached: int) -> int | None:
+        """A row for a new session: what it holds is lost, but for the donor's prefix.
+
+        The donor itself if all of it is wanted and nobody owns it; else an empty row, a new one, or
+        that which was idle longest.
+        """
+        if cached and self._owner[donor] is None and cached == self.known_R[donor]:
+            return donor
         for row, owner in enumerate(self._owner):
-            if owner is None:
+            if owner is None and not self.known_R[row]:
                 return row
         if len(self._owner) < self.slots:
             return len(self._owner)
@@ -115,7 +127,8 @@ class Rows:
         if not len(idle):
             return None
         row = int(idle[self._used_R[idle].argmin()])
-        if self.busy_R.any() and self.steps - self._used_R[row] < _KEEP_STEPS:
+        owned = self._owner[row] is not None
+        if owned and self.busy_R.any() and self.steps - self._used_R[row] < _KEEP_STEPS:
             return None
         keeps_donor = row != donor
         self._empty(row, forget=keeps_donor)
