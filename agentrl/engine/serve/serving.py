@@ -260,8 +260,7 @@ class Serving:
 
 def _eos(model: PreTrainedModel) -> Sequence[int]:
     """The ids that end a completion by the model's own settings."""
-    settings = model.generation_config
-    given: int | list[int] | None = None if settings is None else settings.eos_token_id
+    given: int | list[int] | None = getattr(model.generation_config, "eos_token_id", None)
     return [] if given is None else [given] if isinstance(given, int) else given
 
 
