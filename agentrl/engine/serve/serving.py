@@ -98,11 +98,11 @@ class Serving:
         if 0 <= temperature < _GREEDY_BELOW:
             temperature = 0.0
         most, seed = given.max_new_tokens, given.sampling_seed
-        own = () if given.ignore_eos else self._eos
+        stops = () if given.ignore_eos else (*(given.stop_token_ids or ()), *self._eos)
         return Sampling(
             max_tokens=max(1, room) if most is None else most,
             temperature=temperature,
-            stop_ids=frozenset([*(given.stop_token_ids or ()), *own]),
+            stop_ids=frozenset(stops),
             seed=secrets.randbits(63) if seed is None else seed,
         )
 
