@@ -16,7 +16,7 @@ class InstallOptions(JsonOption):
 
 
 def _run(options: InstallOptions, arguments: Arguments) -> int:
-    check_name(arguments.positional[0], INSTALLED)
+    check_name(arguments.positional[0], INSTALLED, "installed")
     flavour: Flavour = "cpu" if options.cpu else "gpu"
     found = install(flavour) if options.as_json else install(flavour, lambda line: print(line))
     if options.as_json:

@@ -10,7 +10,7 @@ INSTALLED = ("sglang",)
 """Those that need an environment of their own."""
 
 
-def check_name(name: str, known: Sequence[str]) -> None:
-    """Raise ConfigError for an engine that is none of the known ones."""
+def check_name(name: str, known: Sequence[str], done: str) -> None:
+    """Raise ConfigError for an engine that is none of those that can be `done`."""
     if name not in known:
-        raise ConfigError(f"engine {name!r} has no server of its own, {nearest(name, known)}")
+        raise ConfigError(f"engine {name!r} cannot be {done}, {nearest(name, known)}")

@@ -41,7 +41,7 @@ class EngineFlags(Config):
 
 def _run(options: ServeOptions, arguments: Arguments) -> int:
     name = arguments.positional[0]
-    check_name(name, SERVED)
+    check_name(name, SERVED, "served")
     config = load_config(EngineFlags, flags=arguments.flags).config.engine
     return (_serve_local if name == "local" else _serve_sglang)(options, config)
 

@@ -60,7 +60,7 @@ def test_nothing_else_is_called(tmp_path: Path) -> None:
     call = Call(os.mkdir, str(trace))
     storage = io.BytesIO()
     torch.save(call, storage)
-    inside = Call(torch.storage._load_from_bytes, storage.getvalue())  # pyright: ignore[reportPrivateUsage]
+    inside = Call(cast("Any", torch.storage)._load_from_bytes, storage.getvalue())
     shared = Call(cast("Any", reductions).rebuild_tensor, 1)
     for harm, said in (
         (call, "posix.mkdir"),
