@@ -80,11 +80,16 @@ class LocalEngine:
         return cls(model, config.model_copy(update={"share_weights": "auto"}))
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, session: Session
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        session: Session,
+        *,
+        cache_key: str | None = None,
     ) -> Completion:
-        """Sample one completion of `ids`."""
+        """Sample one completion of `ids`; sessions share prefixes under one `cache_key`."""
         waiter: _Waiter = asyncio.get_running_loop().create_future()
-        request = self._request(ids, sampling, session, waiter)
+        request = self._request(ids, sampling, session, waiter, cache_key)
         self._post(lambda: self._stepper.submit(request))
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -173,7 +178,12 @@ class LocalEngine:
         await asyncio.to_thread(self._thread.join)
 
     def _request(
-        self, ids: Sequence[int], sampling: Sampling, session: Session, waiter: _Waiter
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        session: Session,
+        waiter: _Waiter,
+        cache_key: str | None,
     ) -> Request:
         ids_T = np.asarray(ids, dtype=np.int64)
         self._check(ids_T, sampling, session)
@@ -184,6 +194,7 @@ class LocalEngine:
             seed=sampling.seed & _SEED_MASK,
             limit=min(len(ids_T) + sampling.max_tokens, self.context_length),
             done=lambda request: self._outbox.append((waiter, request.error)),
+            cache_key=cache_key,
         )
 
     def _check(self, ids_T: np.ndarray, sampling: Sampling, session: Session) -> None:

@@ -40,6 +40,8 @@ class Request:
     limit: int
     """Length of prompt and completion at which it is cut."""
     done: Callable[["Request"], None]
+    cache_key: str | None = None
+    """Prefixes are shared among sessions of one key."""
     row: int = -1
     cached_tokens: int = 0
     forget: bool = False
@@ -284,7 +286,9 @@ class Stepper:
             return
         still: deque[Request] = deque()
         for request in self.waiting:
-            found = self._rows.find(request.session, request.ids_T, request.limit)
+            found = self._rows.find(
+                request.session, request.ids_T, request.limit, request.cache_key
+            )
             if found is None:
                 still.append(request)
                 continue

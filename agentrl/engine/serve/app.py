@@ -116,6 +116,7 @@ class App:
                 "max_req_input_len": engine.context_length - 1,
                 "max_total_num_tokens": engine.slots * engine.context_length,
                 "quantization": None,
+                "disable_overlap_schedule": True,
                 "internal_states": [],
             }
         )

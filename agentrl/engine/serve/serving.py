@@ -95,7 +95,7 @@ class Serving:
 
     def _sampling(self, given: SamplingParams, room: int) -> Sampling:
         temperature = 1.0 if given.temperature is None else given.temperature
-        if 0 <= temperature < _GREEDY_BELOW:
+        if 0 <= temperature < _GREEDY_BELOW or given.top_k == 1:
             temperature = 0.0
         most, seed = given.max_new_tokens, given.sampling_seed
         stops = () if given.ignore_eos else (*(given.stop_token_ids or ()), *self._eos)
@@ -112,7 +112,9 @@ class Serving:
         session = Session(rid)
         self._live.add(rid)
         try:
-            completion = await self.engine.generate(ids, sampling, session)
+            completion = await self.engine.generate(
+                ids, sampling, session, cache_key=asked.extra_key
+            )
         finally:
             self._live.discard(rid)
             self.engine.leave(session)

@@ -17,7 +17,6 @@ Json = dict[str, object]
 _STRICT = ConfigDict(strict=True)
 _ONLY: Mapping[str, Sequence[object]] = {
     "top_p": (1,),
-    "top_k": (-1, 1 << 30),
     "repetition_penalty": (1,),
     "n": (1,),
 }
@@ -27,6 +26,10 @@ _ABSENT = (
     "watermark", "choice",
 )  # fmt: skip
 """Settings of the protocol that ask for nothing when they are null, zero or empty."""
+_BEYOND = (
+    "stream", "top_logprobs_num", "token_ids_logprob", "lora_path", "return_hidden_states",
+    "custom_logit_processor", "cache_salt", "image_data", "video_data", "audio_data",
+)  # fmt: skip
 _NO_MATTER = ("spaces_between_special_tokens", "stream_interval")
 
 
@@ -42,6 +45,8 @@ class SamplingParams(BaseModel):
     skip_special_tokens: bool | None = True
     no_stop_trim: bool | None = False
     sampling_seed: int | None = None
+    top_k: Literal[-1, 1, 1_073_741_824] | None = -1
+    """1 takes the most likely id, the others any."""
 
     def check_others(self) -> None:
         """Raise EngineError for settings that the protocol has not, or this engine."""
@@ -70,12 +75,12 @@ class Generate(BaseModel):
     return_logprob: bool | None = False
     return_prompt_token_ids: bool | None = False
     logprob_start_len: Literal[-1] | None = None
+    extra_key: str | None = None
+    """Requests of one key share prefixes."""
 
     def check_others(self) -> None:
         """Raise EngineError for what changes an answer and cannot be had here."""
-        for key in ("stream", "top_logprobs_num", "token_ids_logprob", "lora_path",
-                    "return_sampling_mask", "return_hidden_states", "custom_logit_processor",
-                    "image_data", "video_data", "audio_data"):  # fmt: skip
+        for key in _BEYOND:
             if (self.model_extra or {}).get(key):
                 raise EngineError(f"{key}: the local engine has no such thing; leave it out")
 

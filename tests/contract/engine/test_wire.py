@@ -129,6 +129,27 @@ async def test_a_part_of_the_distribution_is_given_or_refused(wire: Wire, target
         assert "top_p: got 0.5" in said
 
 
+async def test_prefixes_are_shared_within_a_key(wire: Wire) -> None:
+    async def cached(key: str | None) -> int:
+        asked = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 2}, "extra_key": key}
+        found: int = (await wire.post("/generate", **asked)).json()["meta_info"]["cached_tokens"]
+        return found
+
+    await wire.post("/flush_cache?timeout=5")
+    numbers = [await cached(key) for key in (None, "1", "1", None, "2")]
+    assert [number > 0 for number in numbers] == [False, False, True, True, False]
+
+
+async def test_the_likeliest_id_has_the_logprob_of_the_whole_distribution(wire: Wire) -> None:
+    one, other = [
+        (await wire.generate(1, **how))["meta_info"]["output_token_logprobs"][0]
+        for how in ({"top_k": 1}, {"temperature": 0.0})
+    ]
+    assert one[1] == other[1]
+    assert one[0] == pytest.approx(other[0], abs=1e-5)
+    assert one[0] < -0.01
+
+
 async def test_an_abort_ends_one_request(wire: Wire) -> None:
     rids = [new_rid() for _ in range(2)]
     first, second = [asyncio.ensure_future(wire.generate(400, rid)) for rid in rids]
