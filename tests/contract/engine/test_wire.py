@@ -141,9 +141,9 @@ async def test_prefixes_are_shared_within_a_key(wire: Wire) -> None:
 
 
 async def test_the_likeliest_id_has_the_logprob_of_the_whole_distribution(wire: Wire) -> None:
+    ways: list[dict[str, Any]] = [{"top_k": 1}, {"temperature": 0.0}]
     one, other = [
-        (await wire.generate(1, **how))["meta_info"]["output_token_logprobs"][0]
-        for how in ({"top_k": 1}, {"temperature": 0.0})
+        (await wire.generate(1, **way))["meta_info"]["output_token_logprobs"][0] for way in ways
     ]
     assert one[1] == other[1]
     assert one[0] == pytest.approx(other[0], abs=1e-5)
