@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from agentrl.cli.command import Arguments, Command, JsonOption, print_json
-from agentrl.cli.engine_names import check_name
+from agentrl.cli.engine_names import INSTALLED, check_name
 from agentrl.engine.sglang.install import SGLANG, Flavour, install
 
 
@@ -16,7 +16,7 @@ class InstallOptions(JsonOption):
 
 
 def _run(options: InstallOptions, arguments: Arguments) -> int:
-    check_name(arguments.positional[0])
+    check_name(arguments.positional[0], INSTALLED, "installed")
     flavour: Flavour = "cpu" if options.cpu else "gpu"
     found = install(flavour) if options.as_json else install(flavour, lambda line: print(line))
     if options.as_json:

@@ -1,16 +1,19 @@
 """`agentrl engine serve`: a server in the foreground."""
 
 import asyncio
+import os
 import time
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field
 
 from agentrl.cli.command import Arguments, Command
-from agentrl.cli.engine_names import check_name
+from agentrl.cli.engine_names import SERVED, check_name
 from agentrl.config import Config, load_config
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
+from agentrl.engine.sglang.control import ADMIN_KEY, KEY
 from agentrl.engine.sglang.server import HOST, Server, start
 from agentrl.errors import EngineError
 
@@ -37,8 +40,26 @@ class EngineFlags(Config):
 
 
 def _run(options: ServeOptions, arguments: Arguments) -> int:
-    check_name(arguments.positional[0])
+    name = arguments.positional[0]
+    check_name(name, SERVED, "served")
     config = load_config(EngineFlags, flags=arguments.flags).config.engine
+    return (_serve_local if name == "local" else _serve_sglang)(options, config)
+
+
+def _serve_local(options: ServeOptions, config: EngineConfig) -> int:
+    from agentrl.engine.serve.app import bind, serve
+
+    with bind(options.host, options.port) as listening:
+        url = f"http://{options.host}:{listening.getsockname()[1]}"
+        folder = resolve_model(options.model)
+        ready = partial(print, f"{options.model} is served at {url}; stop with Ctrl-C", flush=True)
+        keys = {"key": os.environ.get(KEY), "admin_key": os.environ.get(ADMIN_KEY)}
+        asyncio.run(serve(folder, config, listening, ready, **keys))
+    print("stopped", flush=True)
+    return 0
+
+
+def _serve_sglang(options: ServeOptions, config: EngineConfig) -> int:
     logs = Path(options.logs) if options.logs else default_cache_dir() / "logs"
     folder = resolve_model(options.model)
     server = start(config, folder, logs, port=options.port, host=options.host)
@@ -65,6 +86,7 @@ COMMAND = Command(
     summary="Start a server for a model; it ends with this command.",
     examples=[
         "agentrl engine serve sglang --model tiny --port 30000",
+        "agentrl engine serve local --model tiny --port 30000",
         "agentrl engine serve sglang --model Qwen/Qwen3-8B --engine.sglang.tp-size 2",
     ],
     options=ServeOptions,

@@ -128,9 +128,12 @@ class Tokenizer:
         """
         return self._textual.encode(pieces)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` with control tokens kept; incomplete UTF-8 gives U+FFFD."""
-        return self._full.decode(list(ids), skip_special_tokens=False)
+    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """The text of `ids` with control tokens kept; incomplete UTF-8 gives U+FFFD.
+
+        `skip_special` leaves out those that the tokenizer calls special.
+        """
+        return self._full.decode(list(ids), skip_special_tokens=skip_special)
 
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:

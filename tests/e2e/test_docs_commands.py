@@ -20,6 +20,7 @@ ELSEWHERE = {
     "agentrl engine install sglang --cpu": "make sglang runs it",
     "agentrl train --env calculator --engine sglang --steps 3": "tests/e2e/test_sglang_train.py",
     "agentrl engine serve sglang --model tiny --port 30000": "tests/e2e/test_sglang_train.py",
+    "agentrl engine serve local --model tiny --port 30001": "tests/contract/engine",
     "agentrl engine check http://127.0.0.1:30000 --model tiny": "tests/contract/engine",
     "agentrl train --env calculator --engine-url http://127.0.0.1:30000": "tests/contract/engine",
     "make venv": "this run's own environment",

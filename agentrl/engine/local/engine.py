@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from agentrl.types import Completion, Sampling, Session
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SEED_MASK = (1 << 64) - 1
 _Waiter = asyncio.Future[None]
+_T = TypeVar("_T")
 
 
 class LocalEngine:
@@ -53,10 +54,12 @@ class LocalEngine:
         self.vocab_size = embeddings.shape[0]
         longest: int = model.config.max_position_embeddings
         self.context_length = min(config.context_length or longest, longest)
+        self.slots = config.slots
         self._timeout_s = config.timeout_s
-        self._model = inference_model(model, self.dtype, share=self.shares_weights)
         self._stepper = Stepper(
-            self._model, slots=config.slots, prefill_tokens=config.prefill_tokens
+            inference_model(model, self.dtype, share=self.shares_weights),
+            slots=config.slots,
+            prefill_tokens=config.prefill_tokens,
         )
         self._stepper.version = version
         self._inbox = SimpleQueue[Callable[[], None]]()
@@ -77,11 +80,16 @@ class LocalEngine:
         return cls(model, config.model_copy(update={"share_weights": "auto"}))
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, session: Session
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        session: Session,
+        *,
+        cache_key: str | None = None,
     ) -> Completion:
-        """Sample one completion of `ids`."""
+        """Sample one completion of `ids`; sessions share prefixes under one `cache_key`."""
         waiter: _Waiter = asyncio.get_running_loop().create_future()
-        request = self._request(ids, sampling, session, waiter)
+        request = self._request(ids, sampling, session, waiter, cache_key)
         self._post(lambda: self._stepper.submit(request))
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -102,23 +110,54 @@ class LocalEngine:
         if self._dead is None:
             self._post(lambda: self._stepper.end_session(session.key))
 
+    def leave(self, session: Session) -> None:
+        """End a session, but let others begin with what is kept of it while there is room."""
+        if self._dead is None:
+            self._post(lambda: self._stepper.leave(session.key))
+
     async def update_weights(self, weights: WeightSource, version: int) -> None:
         """Take new weights between two steps; all keys and values of the old ones are forgotten."""
         # Here, not on the engine's thread: what the source raises is its caller's.
         tensors = list(weights.named_tensors())
-        await self._call(lambda: self._update(tensors, version))
+        await self.between_steps(lambda _: self._update(tensors, version))
 
     async def pause(self) -> None:
         """Stop sampling: when this returns, no step runs and the weights may be written to."""
-        await self._call(lambda: self._set_paused(True))
+        await self.between_steps(lambda _: self._set_paused(True))
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        await self._call(lambda: self._set_paused(False))
+        await self.between_steps(lambda _: self._set_paused(False))
 
     async def abort(self, session: Session) -> None:
         """End the session's running request; it returns with what it has."""
-        await self._call(lambda: self._stepper.abort(session.key))
+        await self.between_steps(lambda stepper: stepper.abort(session.key))
+
+    async def between_steps(self, function: Callable[[Stepper], _T]) -> _T:
+        """What a function gives that runs on the step thread, between two steps.
+
+        It may raise EngineError, and nothing else.
+        """
+        waiter: _Waiter = asyncio.get_running_loop().create_future()
+        given: list[_T] = []
+
+        def run() -> None:
+            error = None
+            try:
+                given.append(function(self._stepper))
+            except EngineError as e:
+                error = e
+            self._calls.discard(waiter)
+            self._outbox.append((waiter, error))
+
+        self._calls.add(waiter)
+        self._post(run)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await waiter
+        except TimeoutError as e:
+            raise EngineError(f"the engine did not answer within {self._timeout_s:g} s") from e
+        return given[0]
 
     async def health(self) -> Health:
         """State and counters."""
@@ -139,7 +178,12 @@ class LocalEngine:
         await asyncio.to_thread(self._thread.join)
 
     def _request(
-        self, ids: Sequence[int], sampling: Sampling, session: Session, waiter: _Waiter
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        session: Session,
+        waiter: _Waiter,
+        cache_key: str | None,
     ) -> Request:
         ids_T = np.asarray(ids, dtype=np.int64)
         self._check(ids_T, sampling, session)
@@ -150,6 +194,7 @@ class LocalEngine:
             seed=sampling.seed & _SEED_MASK,
             limit=min(len(ids_T) + sampling.max_tokens, self.context_length),
             done=lambda request: self._outbox.append((waiter, request.error)),
+            cache_key=cache_key,
         )
 
     def _check(self, ids_T: np.ndarray, sampling: Sampling, session: Session) -> None:
@@ -178,7 +223,7 @@ class LocalEngine:
             raise EngineError(
                 f"got weights of version {version}, expected one above {self._stepper.version}"
             )
-        update(self._model, tensors)
+        update(self._stepper.model, tensors)
         self._stepper.invalidate()
         self._stepper.version = version
 
@@ -189,27 +234,6 @@ class LocalEngine:
         if self._dead is not None:
             raise EngineError(str(self._dead)) from self._dead
         self._inbox.put(function)
-
-    async def _call(self, function: Callable[[], None]) -> None:
-        """Run a function on the step thread, between two steps, and wait for it."""
-        waiter: _Waiter = asyncio.get_running_loop().create_future()
-
-        def run() -> None:
-            error = None
-            try:
-                function()
-            except EngineError as e:
-                error = e
-            self._calls.discard(waiter)
-            self._outbox.append((waiter, error))
-
-        self._calls.add(waiter)
-        self._post(run)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await waiter
-        except TimeoutError as e:
-            raise EngineError(f"the engine did not answer within {self._timeout_s:g} s") from e
 
     def _run(self, threads: int) -> None:
         if threads:

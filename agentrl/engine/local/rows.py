@@ -32,8 +32,12 @@ class Rows:
         self._used_R = np.zeros(0, dtype=np.int64)
         self._owner: list[str | None] = []
         self._row_of: dict[str, int] = {}
+        self._key: list[str | None] = []
+        """Prefixes are shared among rows of one key."""
 
-    def find(self, session: str, ids_P: NDArray[np.int64], room: int) -> tuple[int, int] | None:
+    def find(
+        self, session: str, ids_P: NDArray[np.int64], room: int, key: str | None = None
+    ) -> tuple[int, int] | None:
         """A row for the session with `ids_P` in it, and how many of them are cached.
 
         None says that it must wait: for a row, or for another request that is computing its prefix.
@@ -45,13 +49,13 @@ class Rows:
             )
             cached = min(cached, int(self.filled_R[row]))
         else:
-            donor, cached = self._donor(ids_P[:-1])
-            if cached < 0 or (row := self._free(donor)) is None:
+            donor, cached = self._donor(ids_P[:-1], key)
+            if cached < 0 or (row := self._free(donor, cached)) is None:
                 return None
             self._grow(row, room)
             if cached and donor != row:
                 self.cache.copy(donor, row, cached)
-            self._owner[row] = session
+            self._owner[row], self._key[row] = session, key
             self._row_of[session] = row
         self._grow(row, room)
         self.tokens_RP[row, : len(ids_P)] = ids_P
@@ -69,6 +73,12 @@ class Rows:
         row = self._row_of.get(session)
         if row is not None and not self.busy_R[row]:
             self._empty(row)
+
+    def leave(self, session: str) -> None:
+        """End an idle session, but keep what its row holds until somebody needs the row."""
+        row = self._row_of.get(session)
+        if row is not None and not self.busy_R[row]:
+            self._owner[self._row_of.pop(session)] = None
 
     def invalidate(self) -> None:
         """The weights changed: idle rows are emptied, busy ones compute theirs again."""
@@ -89,14 +99,14 @@ class Rows:
             moved.append((top, hole))
         return moved
 
-    def _donor(self, prefix_P: NDArray[np.int64]) -> tuple[int, int]:
+    def _donor(self, prefix_P: NDArray[np.int64], key: str | None) -> tuple[int, int]:
         """The row that shares most of the prefix and how many positions; -1 to wait for it."""
         num = min(len(prefix_P), self.tokens_RP.shape[1])
         if not num or not len(self.known_R):
             return 0, 0
         differs = self.tokens_RP[:, :num] != prefix_P[:num]
         same_R = np.where(differs.any(axis=1), differs.argmax(axis=1), num)
-        same_R = np.minimum(same_R, self.known_R)
+        same_R = np.minimum(same_R, self.known_R) * np.array([k == key for k in self._key])
         ready_R = np.minimum(same_R, self.filled_R)
         best = int(ready_R.argmax())
         coming = int(np.where(self.busy_R, same_R, 0).max())
@@ -104,10 +114,16 @@ class Rows:
             return best, -1
         return best, int(ready_R[best])
 
-    def _free(self, donor: int) -> int | None:
-        """An empty row, a new one, or that of the session that was idle longest."""
+    def _free(self, donor: int, cached: int) -> int | None:
+        """A row for a new session: what it holds is lost, but for the donor's prefix.
+
+        The donor itself if all of it is wanted and nobody owns it; else an empty row, a new one, or
+        that which was idle longest.
+        """
+        if cached and self._owner[donor] is None and cached == self.known_R[donor]:
+            return donor
         for row, owner in enumerate(self._owner):
-            if owner is None:
+            if owner is None and not self.known_R[row]:
                 return row
         if len(self._owner) < self.slots:
             return len(self._owner)
@@ -115,7 +131,8 @@ class Rows:
         if not len(idle):
             return None
         row = int(idle[self._used_R[idle].argmin()])
-        if self.busy_R.any() and self.steps - self._used_R[row] < _KEEP_STEPS:
+        owned = self._owner[row] is not None
+        if owned and self.busy_R.any() and self.steps - self._used_R[row] < _KEEP_STEPS:
             return None
         keeps_donor = row != donor
         self._empty(row, forget=keeps_donor)
@@ -144,6 +161,7 @@ class Rows:
         self.known_R, self.filled_R = np.pad(self.known_R, more), np.pad(self.filled_R, more)
         self.busy_R, self._used_R = np.pad(self.busy_R, more), np.pad(self._used_R, more)
         self._owner += [None] * (new_rows - rows)
+        self._key += [None] * (new_rows - rows)
 
     def _swap(self, a: int, b: int) -> None:
         self.cache.swap(a, b, int(max(self.filled_R[a], self.filled_R[b])))
@@ -151,6 +169,7 @@ class Rows:
         for array in (self.tokens_RP, self.known_R, self.filled_R, self.busy_R, self._used_R):
             array[pair] = array[swapped]
         self._owner[a], self._owner[b] = self._owner[b], self._owner[a]
+        self._key[a], self._key[b] = self._key[b], self._key[a]
         for row in pair:
             owner = self._owner[row]
             if owner is not None:

@@ -40,6 +40,8 @@ class Request:
     limit: int
     """Length of prompt and completion at which it is cut."""
     done: Callable[["Request"], None]
+    cache_key: str | None = None
+    """Prefixes are shared among sessions of one key."""
     row: int = -1
     cached_tokens: int = 0
     forget: bool = False
@@ -76,7 +78,7 @@ class Stepper:
         self.running: dict[int, Request] = {}
         """By row."""
         self.waiting: deque[Request] = deque()
-        self._model = model
+        self.model = model
         self._device, self._dtype = model.device, model.dtype
         self._cache = RowCache(model.config, self._dtype, self._device)
         self._group: int = model.config.num_attention_heads // self._cache.data.shape[3]
@@ -108,6 +110,15 @@ class Stepper:
         for request in self.running.values():
             request.forget |= request.session == session
         self._rows.drop(session)
+
+    def leave(self, session: str) -> None:
+        """End an idle session; others may begin with what it computed until its room is needed."""
+        self._rows.leave(session)
+
+    def abort_all(self) -> None:
+        """End every request with what it has."""
+        for request in self._all():
+            self._end(request, StopReason.ABORT)
 
     def invalidate(self) -> None:
         """Forget all keys and values, since the weights changed."""
@@ -188,7 +199,7 @@ class Stepper:
         return Piece(start=start, stop=start + num, row=row, length=first + num, mask=mask)
 
     def _forward(self, work: _Work) -> torch.Tensor:
-        output = self._model(
+        output = self.model(
             input_ids=self._tensor(work.ids_N)[None],
             position_ids=self._tensor(work.positions_N)[None],
             use_cache=False,
@@ -197,7 +208,7 @@ class Stepper:
         )
         if work.plan.calls != self._cache.num_layers:
             raise EngineError(
-                f"{type(self._model).__name__} called the engine's attention {work.plan.calls} "
+                f"{type(self.model).__name__} called the engine's attention {work.plan.calls} "
                 f"times, expected {self._cache.num_layers}; this model cannot be served"
             )
         logits_SV: torch.Tensor = output.logits[0]
@@ -275,7 +286,9 @@ class Stepper:
             return
         still: deque[Request] = deque()
         for request in self.waiting:
-            found = self._rows.find(request.session, request.ids_T, request.limit)
+            found = self._rows.find(
+                request.session, request.ids_T, request.limit, request.cache_key
+            )
             if found is None:
                 still.append(request)
                 continue

@@ -46,14 +46,18 @@ def _check_served(model: PreTrainedModel) -> None:
         )
 
 
-def update(model: nn.Module, theirs: Sequence[tuple[str, Tensor]]) -> None:
+def update(
+    model: nn.Module, theirs: Sequence[tuple[str, Tensor]], *, partial: bool = False
+) -> None:
     """Write every named tensor into the model, or none of them.
 
+    A `partial` update may lack parameters, and may name tied ones by their other name too.
     Parameters that are given as they are here (shared ones) are left alone. Nothing is allocated:
     values are cast while they are written in place.
     """
-    ours = dict(model.named_parameters())
-    _check_names([name for name, _ in theirs], set(ours))
+    ours = dict(model.named_parameters(remove_duplicate=not partial))
+    names = [name for name, _ in theirs]
+    _check_names(names, set(names) & set(ours) if partial else set(ours))
     for name, tensor in theirs:
         _check_tensor(name, tensor, ours[name])
     with torch.no_grad():

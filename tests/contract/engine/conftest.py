@@ -1,5 +1,9 @@
 import asyncio
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,21 @@ from agentrl.engine.sglang.weights import TensorTransport
 from agentrl.trainer.weights import ModelWeights
 
 READY_S = 240.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A server that runs, and what it can do beyond what all can."""
+
+    url: str
+    seeds: bool
+    """A `sampling_seed` decides what is sampled."""
+    checks_ids: bool
+    """It survives ids outside its vocabulary."""
+    broadcasts: bool
+    """It takes weights over a process group."""
+    truncates: bool
+    """It samples from a part of the distribution if asked."""
 
 
 @pytest.fixture(scope="session")
@@ -29,16 +48,45 @@ def server(
         running.stop()
 
 
+@pytest.fixture(scope="session")
+def local_url(tiny_folder: Path) -> Iterator[str]:
+    """`agentrl engine serve local` with the tiny model, one for all tests."""
+    command = ["-m", "agentrl", "engine", "serve", "local", "--engine.threads", "1", "--model"]
+    process = subprocess.Popen(
+        [sys.executable, *command, str(tiny_folder)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert found, line
+        yield found[0]
+    finally:
+        process.terminate()
+        rest, _ = process.communicate(timeout=20)
+    assert (process.returncode, rest) == (0, "stopped\n")
+
+
+@pytest.fixture(scope="session", params=[pytest.param("sglang", marks=pytest.mark.sglang), "local"])
+def target(request: pytest.FixtureRequest) -> Target:
+    """Each server in turn."""
+    if request.param == "local":
+        url = request.getfixturevalue("local_url")
+        return Target(url=url, seeds=True, checks_ids=True, broadcasts=False, truncates=False)
+    url = request.getfixturevalue("server").url
+    return Target(url=url, seeds=False, checks_ids=False, broadcasts=True, truncates=True)
+
+
 @pytest.fixture
 def model(tiny_folder: Path) -> PreTrainedModel:
     return load_model(tiny_folder)
 
 
 @pytest.fixture
-async def engine(server: Server, model: PreTrainedModel) -> AsyncIterator[SglangEngine]:
-    """An engine over the real server, with the model's weights as version 0."""
+async def engine(target: Target, model: PreTrainedModel) -> AsyncIterator[SglangEngine]:
+    """An engine over each server, with the model's weights as version 0."""
     made = SglangEngine(
-        [server.url],
+        [target.url],
         vocab_size=768,
         context_length=2048 - RESERVED,
         transport=TensorTransport(),

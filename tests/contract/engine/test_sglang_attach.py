@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.cli.dispatch import main
 from agentrl.engine.sglang.server import Server
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 def agentrl(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -23,6 +24,22 @@ def agentrl(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]"
     )
 
 
+@pytest.mark.parametrize("transport", ["tensor", "disk"])
+def test_a_run_trains_against_our_own_server(
+    local_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["--rollout.tasks-per-step", "2", "--group-size", "2", "--warm-start.updates", "1"]
+    how = ["--engine-url", local_url, "--engine.sglang.transport", transport, "--steps", "1"]
+    assert main(["train", "--env", "calculator", *how, *small]) == 0
+    (step,) = (tmp_path / "runs/last/metrics.jsonl").read_text().splitlines()
+    assert json.loads(step)["verified"] == 1.0
+    assert json.loads(step)["gap_mean"] < 1e-5
+    assert main(["engine", "check", local_url, "--model", "runs/last/model"]) == 0
+    assert main(["engine", "check", local_url, "--model", "tiny"]) == 1
+
+
+@pytest.mark.sglang
 def test_a_run_uses_the_server_and_leaves_it_running(server: Server, tmp_path: Path) -> None:
     small = ["--rollout.tasks-per-step", "4", "--group-size", "4", "--warm-start.updates", "60"]
     train = ["train", "--env", "calculator", "--engine-url", server.url, "--steps", "2", *small]
@@ -51,6 +68,7 @@ def test_a_run_uses_the_server_and_leaves_it_running(server: Server, tmp_path: P
     assert json.loads(evaluated.stdout)["episodes"] == 8
 
 
+@pytest.mark.sglang
 def test_what_is_no_server_is_said_in_one_sentence(tmp_path: Path) -> None:
     url = "http://127.0.0.1:9"
     for command in (
@@ -65,6 +83,7 @@ def test_what_is_no_server_is_said_in_one_sentence(tmp_path: Path) -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.sglang
 def test_a_deterministic_run_is_refused(tmp_path: Path) -> None:
     flags = ["--engine", "sglang", "--deterministic", "--dry-run"]
     done = agentrl(tmp_path, "train", "--env", "calculator", *flags)

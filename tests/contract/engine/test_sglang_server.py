@@ -1,4 +1,4 @@
-"""The real SGLang server: what is sent, what comes back, and the traps between."""
+"""What is sent to a server, what comes back, and the traps between: the same for each server."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.check import check_server
 from agentrl.engine.sglang.client import new_rid, request_body
 from agentrl.engine.sglang.engine import SglangEngine
-from agentrl.engine.sglang.server import RESERVED, Server, start
+from agentrl.engine.sglang.server import RESERVED, start
 from agentrl.engine.sglang.weights import (
     BroadcastTransport,
     DiskTransport,
@@ -27,8 +27,9 @@ from agentrl.tokens import Tokenizer
 from agentrl.trainer.logprobs import sequence_logprobs
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Completion, Sampling, Session, StopReason
+from tests.contract.engine.conftest import Target
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 CONTEXT = 2048 - RESERVED
 PROMPT = list(range(300, 340))
@@ -132,9 +133,11 @@ async def test_an_id_outside_the_vocabulary_never_reaches_the_server(
 
 @pytest.mark.parametrize("kind", [TensorTransport, DiskTransport, BroadcastTransport])
 async def test_new_weights_are_sampled_under_their_version(
-    engine: SglangEngine, model: PreTrainedModel, server: Server, kind: type[Transport]
+    engine: SglangEngine, model: PreTrainedModel, target: Target, kind: type[Transport]
 ) -> None:
-    other = SglangEngine([server.url], vocab_size=768, context_length=CONTEXT, transport=kind())
+    if kind is BroadcastTransport and not target.broadcasts:
+        pytest.skip("this server takes no broadcasts")
+    other = SglangEngine([target.url], vocab_size=768, context_length=CONTEXT, transport=kind())
     await other.start(ready_s=60, weights=ModelWeights(model))
     try:
         await other.generate(PROMPT, Sampling(max_tokens=4), Session("a"))
@@ -237,7 +240,7 @@ async def test_an_abort_while_paused_is_not_lost(engine: SglangEngine) -> None:
 
 
 async def test_a_cancelled_request_ends_on_the_server_too(
-    engine: SglangEngine, server: Server
+    engine: SglangEngine, target: Target
 ) -> None:
     running = asyncio.ensure_future(
         engine.generate(PROMPT, Sampling(max_tokens=1900), Session("a"))
@@ -246,7 +249,7 @@ async def test_a_cancelled_request_ends_on_the_server_too(
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    async with httpx.AsyncClient(base_url=server.url, timeout=10) as http:
+    async with httpx.AsyncClient(base_url=target.url, timeout=10) as http:
         for _ in range(50):
             loads = (await http.get("/v1/loads")).json()["loads"]
             if not any(load["num_running_reqs"] for load in loads):
@@ -255,18 +258,18 @@ async def test_a_cancelled_request_ends_on_the_server_too(
     pytest.fail("the server went on sampling for nobody")
 
 
-async def test_a_request_that_takes_too_long_says_that_the_server_lives(server: Server) -> None:
-    slow = SglangEngine([server.url], vocab_size=768, context_length=CONTEXT, timeout_s=0.3)
+async def test_a_request_that_takes_too_long_says_that_the_server_lives(target: Target) -> None:
+    slow = SglangEngine([target.url], vocab_size=768, context_length=CONTEXT, timeout_s=0.3)
     await slow.start(ready_s=60)
     with pytest.raises(EngineError, match=r"no completion within 0\.3 s; the server is alive"):
         await slow.generate(PROMPT, Sampling(max_tokens=1900), Session("a"))
     await slow.aclose()
 
 
-async def test_the_server_knows_every_key_that_is_sent(server: Server) -> None:
+async def test_the_server_knows_every_key_that_is_sent(target: Target) -> None:
     sampling = Sampling(max_tokens=2, stop_ids=frozenset({STOP}))
     body = request_body(PROMPT, sampling, new_rid())
-    async with httpx.AsyncClient(base_url=server.url, headers=JSON) as http:
+    async with httpx.AsyncClient(base_url=target.url, headers=JSON) as http:
         good = await http.post("/generate", content=body)
         bad = await http.post("/generate", content=body.replace(b"max_new_tokens", b"max_tokens"))
     assert good.status_code == 200
@@ -300,6 +303,7 @@ async def test_a_server_with_other_weights_fails_the_check(
     assert [row.name for row in rows if not row.ok] == ["logprobs", "temperature"]
 
 
+@pytest.mark.sglang
 def test_a_taken_port_is_said_at_once(
     sglang_folder: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:

@@ -226,10 +226,15 @@ async def test_the_local_engine_goes_on_over_segments(codec: Codec, tiny_folder:
 
     class Stops(LocalEngine):
         async def generate(
-            self, ids: Sequence[int], sampling: Sampling, session: Session
+            self,
+            ids: Sequence[int],
+            sampling: Sampling,
+            session: Session,
+            *,
+            cache_key: str | None = None,
         ) -> Completion:
             often = replace(sampling, stop_ids=frozenset(range(0, 768, 4)))
-            return await super().generate(ids, often, session)
+            return await super().generate(ids, often, session, cache_key=cache_key)
 
     engine = Stops.load(tiny_folder)
 

@@ -244,6 +244,32 @@ async def test_a_request_ends_by_its_deadline(llama: LlamaForCausalLM) -> None:
         assert (await engine.health()).waiting == 0
 
 
+@pytest.mark.parametrize("slots", [1, 3, 32])
+async def test_what_a_session_left_is_the_prefix_of_another(
+    llama: LlamaForCausalLM, slots: int
+) -> None:
+    """Each turn is a session of its own; the cache finds what those before it computed."""
+
+    async def talk(engine: LocalEngine, number: int) -> int:
+        rng = random.Random(number)
+        ids, cached = some_ids(rng, 20), 0
+        for turn in range(4):
+            session = Session(f"{number}.{turn}")
+            sampling = Sampling(max_tokens=rng.randint(1, 12), seed=turn)
+            completion = await engine.generate(ids, sampling, session)
+            engine.leave(session)
+            assert gaps(llama, ids, completion, 1.0).max() < MAX_GAP
+            cached += completion.cached_tokens
+            ids += completion.ids_T.tolist() + some_ids(rng, 5)
+        return cached
+
+    async with local(llama, slots=slots) as engine:
+        alone = await talk(engine, 0)
+        assert alone >= 20 + 25 + 30
+        together = await asyncio.gather(*(talk(engine, number) for number in range(1, 9)))
+        assert slots < 32 or min(together) >= 20 + 25 + 30
+
+
 async def test_nothing_is_sampled_while_paused(llama: LlamaForCausalLM) -> None:
     async with local(llama) as engine:
         task = asyncio.create_task(engine.generate([3], Sampling(max_tokens=90), Session("a")))

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
+from agentrl.engine.local.weights import update
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import Sampling, Session
 from tests.unit.engine.plain import VOCAB, ModelWeights, random_llama, reference_logprobs, sampled
@@ -226,3 +227,17 @@ def test_models_without_full_attention_are_refused() -> None:
     )
     with pytest.raises(ConfigError, match="full attention"):
         LocalEngine(MistralForCausalLM(config), EngineConfig())
+
+
+def test_a_part_of_the_weights_may_name_tied_ones_by_either_name() -> None:
+    model = random_llama(tied=True)
+    tied = torch.full_like(model.lm_head.weight, 0.5)
+    norm = torch.full_like(model.model.norm.weight, 2.0)
+    with pytest.raises(EngineError, match=r"hold the unknown 1 .*bogus"):
+        update(model, [("model.norm.weight", norm), ("bogus", norm)], partial=True)
+    assert not torch.equal(model.model.norm.weight, norm)
+    update(model, [("lm_head.weight", tied), ("model.norm.weight", norm)], partial=True)
+    assert torch.equal(model.model.embed_tokens.weight, tied)
+    assert torch.equal(model.model.norm.weight, norm)
+    with pytest.raises(EngineError, match="lack"):
+        update(model, [("model.norm.weight", norm)])

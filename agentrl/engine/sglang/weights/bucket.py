@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 BUCKET_BYTES = 512 << 20
-_METADATA = ("sglang.srt.weight_sync.tensor_bucket", "FlattenedTensorMetadata")
+METADATA = ("sglang.srt.weight_sync.tensor_bucket", "FlattenedTensorMetadata")
+"""The class that the server reads a tensor's place from."""
 
 Named = Sequence[tuple[str, Tensor]]
 
@@ -46,7 +47,7 @@ class _Pickler(pickle._Pickler):  # pyright: ignore[reportPrivateUsage]
         if obj is not FlattenedTensorMetadata:
             super().save_global(obj, name)  # type: ignore[misc]
             return
-        for part in _METADATA:
+        for part in METADATA:
             self.save(part)  # type: ignore[attr-defined]
         self.write(pickle.STACK_GLOBAL)  # type: ignore[attr-defined]
         self.memoize(obj)  # type: ignore[attr-defined]

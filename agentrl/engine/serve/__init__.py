@@ -1,0 +1,1 @@
+"""The local engine behind SGLang's wire protocol: `agentrl engine serve local`."""

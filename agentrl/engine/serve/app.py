@@ -1,0 +1,270 @@
+"""The server: routes, keys, start and stop."""
+
+import asyncio
+import hmac
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import orjson
+from aiohttp import web
+from pydantic import ValidationError
+
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.local.engine import LocalEngine
+from agentrl.engine.local.models.load import load_model
+from agentrl.engine.serve import wire
+from agentrl.engine.serve.serving import Serving
+from agentrl.engine.sglang.install import SGLANG
+from agentrl.errors import ConfigError, EngineError
+from agentrl.tokens import Tokenizer
+
+_STOP_S = 5.0
+_OPEN = ("/health", "/health_generate")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class App:
+    """The routes over one engine. `key` and `admin_key` are what clients must bring, if any."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        folder: Path,
+        *,
+        key: str | None = None,
+        admin_key: str | None = None,
+    ) -> None:
+        self._serving = serving
+        self._folder = folder
+        self._key = key
+        self._admin_key = admin_key or key
+        self._free: Mapping[str, Handler] = {
+            "/generate": self._generate,
+            "/tokenize": self._tokenize,
+            "/server_info": self._server_info,
+            "/model_info": self._model_info,
+            "/v1/loads": self._loads,
+            "/health": self._health,
+            "/health_generate": self._health,
+        }
+        self._for_admins: Mapping[str, Handler] = {
+            "/abort_request": self._abort,
+            "/pause_generation": self._pause,
+            "/continue_generation": self._resume,
+            "/flush_cache": self._flush,
+            "/begin_weight_update": self._begin,
+            "/end_weight_update": self._end,
+            "/update_weights_from_tensor": self._from_tensor,
+            "/update_weights_from_disk": self._from_disk,
+            "/update_weight_version": self._name,
+            "/get_weights_by_name": self._rows,
+        }
+
+    def make(self) -> web.Application:
+        """The aiohttp application."""
+        # 0: weights come in bodies of any size.
+        app = web.Application(client_max_size=0, middlewares=[self._guard])
+        for path, handler in {**self._free, **self._for_admins}.items():
+            app.router.add_route("*", path, handler)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check the key, and turn what a handler raises into an answer."""
+        key = self._admin_key if request.path in self._for_admins else self._key
+        given = request.headers.get("Authorization", "").encode()
+        right = not key or hmac.compare_digest(given, f"Bearer {key}".encode())
+        if not right and request.path not in _OPEN:
+            return _json({"error": "Unauthorized"}, 401)
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return _json({"detail": error.reason}, error.status)
+        except ValidationError as error:
+            return _refused(_first(error))
+        except EngineError as error:
+            return _refused(str(error))
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        asked = wire.Generate.model_validate_json(await request.read())
+        admitted = self._serving.admit(asked)
+        try:
+            return _json(await self._serving.generate(asked, *admitted))
+        except EngineError as error:
+            return _json({"error": {"message": str(error)}}, 500)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        asked = wire.Text.model_validate_json(await request.read())
+        ids = self._serving.tokenize(asked.prompt, bos=asked.add_special_tokens)
+        longest = self._serving.engine.context_length
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": longest})
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        engine = self._serving.engine
+        return _json(
+            {
+                # The protocol's: what clients go by.
+                "version": SGLANG,
+                "frontend": "agentrl",
+                **self._model(),
+                "dtype": str(engine.dtype).removeprefix("torch."),
+                "tp_size": 1,
+                "dp_size": 1,
+                "context_length": engine.context_length,
+                "max_req_input_len": engine.context_length - 1,
+                "max_total_num_tokens": engine.slots * engine.context_length,
+                "quantization": None,
+                "disable_overlap_schedule": True,
+                "internal_states": [],
+            }
+        )
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        return _json(self._model())
+
+    def _model(self) -> wire.Json:
+        config = self._serving.config
+        path = str(self._folder)
+        return {
+            "model_path": path,
+            "tokenizer_path": path,
+            "served_model_name": path,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": self._serving.weight_version,
+            "model_type": config.model_type,
+            "architectures": config.architectures,
+        }
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        health = await self._serving.engine.health()
+        load = {
+            "dp_rank": 0,
+            "num_running_reqs": health.running,
+            "num_waiting_reqs": health.waiting,
+        }
+        return _json({"loads": [load]})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        alive = (await self._serving.engine.health()).alive
+        return web.Response(status=200 if alive else 503)
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        asked = wire.Abort.model_validate_json(await request.read())
+        await self._serving.abort(asked.rid, everything=asked.abort_all)
+        return web.Response()
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        asked = wire.Pause.model_validate_json(await request.read())
+        await self._serving.pause(asked.mode)
+        return _json({"message": "Generation paused.", "status": "ok"})
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        await self._serving.resume()
+        return _json({"message": "Generation continued.", "status": "ok"})
+
+    async def _flush(self, request: web.Request) -> web.Response:
+        try:
+            timeout_s = float(request.query.get("timeout", "0"))
+        except ValueError as error:
+            raise EngineError(f"timeout: {error}") from error
+        await self._serving.flush(timeout_s)
+        return web.Response(text="Cache flushed.\n")
+
+    async def _begin(self, request: web.Request) -> web.Response:
+        return await _succeeds(self._serving.begin_update())
+
+    async def _end(self, request: web.Request) -> web.Response:
+        return await _succeeds(self._serving.end_update())
+
+    async def _from_tensor(self, request: web.Request) -> web.Response:
+        asked = wire.TensorUpdate.model_validate_json(await request.read())
+        return await _succeeds(self._serving.update_from_tensor(asked))
+
+    async def _from_disk(self, request: web.Request) -> web.Response:
+        asked = wire.DiskUpdate.model_validate_json(await request.read())
+        return await _succeeds(self._serving.update_from_disk(asked))
+
+    async def _name(self, request: web.Request) -> web.Response:
+        asked = wire.VersionUpdate.model_validate_json(await request.read())
+        abort = asked.abort_all_requests
+        return await _succeeds(self._serving.name_weights(asked.new_version, abort=abort))
+
+    async def _rows(self, request: web.Request) -> web.Response:
+        asked = wire.Weight.model_validate_json(await request.read())
+        return _json(await self._serving.first_rows(asked.name, asked.truncate_size))
+
+
+def _json(content: object, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(content), status=status, content_type="application/json")
+
+
+def _refused(message: str) -> web.Response:
+    return _json({"error": {"message": message}}, 400)
+
+
+async def _succeeds(work: Awaitable[None]) -> web.Response:
+    """Say by `success` whether some work was done."""
+    try:
+        await work
+    except EngineError as error:
+        return _json({"success": False, "message": str(error)}, 400)
+    return _json({"success": True, "message": "Success"})
+
+
+def _first(error: ValidationError) -> str:
+    """The first mistake in a body, as a sentence."""
+    mistake = error.errors(include_url=False)[0]
+    where = ".".join(map(str, mistake["loc"])) or "the body"
+    return f"{where}: {mistake['msg']}"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        ConfigError: the port is taken, or the host is none of this machine.
+    """
+    try:
+        return socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
+        raise ConfigError(
+            f"port {port} of {host} cannot be used ({reason}); give another one or none"
+        ) from error
+
+
+async def serve(
+    folder: Path,
+    config: EngineConfig,
+    listening: socket.socket,
+    ready: Callable[[], None],
+    *,
+    key: str | None,
+    admin_key: str | None,
+) -> None:
+    """Serve a model until SIGTERM or SIGINT; running requests then end with what they have."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    model = await asyncio.to_thread(load_model, folder, config.dtype)
+    # Clients have deadlines of their own; a server that is paused for long must not have one.
+    engine = LocalEngine(model, config.model_copy(update={"timeout_s": float("inf")}))
+    serving = Serving(engine, model, Tokenizer.load(folder))
+    app = App(serving, folder, key=key, admin_key=admin_key).make()
+    # Cancellation, so that the request of a client that went away ends.
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=_STOP_S
+    )
+    try:
+        await runner.setup()
+        await web.SockSite(runner, listening).start()
+        if not stop.is_set():
+            ready()
+        await stop.wait()
+        await serving.abort(None, everything=True)
+    finally:
+        await runner.cleanup()
+        await engine.aclose()
