@@ -102,6 +102,8 @@ def sglang_start(
         vocab_size=_vocab_size(folder),
         context_length=context_length,
         transport=make_transport(settings.transport),
+        pause=settings.pause,
+        restarts=settings.restarts,
         timeout_s=config.engine.timeout_s,
     )
     return SglangStart(engine, config, tokenizer)

@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -43,6 +43,10 @@ class Server:
     port: int
     log: Path
     guard: "subprocess.Popen[bytes]"
+    command: Sequence[str] = field(repr=False)
+    env: Mapping[str, str] = field(repr=False)
+    lives: int = 1
+    """How often it was started."""
 
     @property
     def alive(self) -> bool:
@@ -75,6 +79,12 @@ class Server:
             tail = file.read().decode(errors="replace")
         return f"{explain(tail, self.port, status)} (log: {self.log})"
 
+    def again(self) -> "Server":
+        """Start a server that ended once more, where it was, with a log of its own."""
+        lives = self.lives + 1
+        log = self.log.with_name(f"sglang-{self.port}-{lives}.log")
+        return replace(self, lives=lives, log=log, guard=_launch(self.command, self.env, log))
+
     def stop(self) -> None:
         """End it and all its processes and wait for that; a second call does nothing."""
         if self.guard.poll() is None:
@@ -95,19 +105,30 @@ def start(
     where = require_installed()
     port = _free_port(host, port)
     command = _command(where, config, model, host, port)
+    env = _environment(where, config)
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"sglang-{port}.log"
+    return Server(
+        url=f"http://{host}:{port}",
+        port=port,
+        log=log,
+        guard=_launch(command, env, log),
+        command=command,
+        env=env,
+    )
+
+
+def _launch(command: Sequence[str], env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
     guard = Path(__file__).parent / "guard.py"
     with log.open("wb") as file:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-I", str(guard), str(os.getpid()), str(STOP_S), *command],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=_environment(where, config),
+            env=env,
             start_new_session=True,  # so that Ctrl-C at a terminal reaches us alone
         )
-    return Server(url=f"http://{host}:{port}", port=port, log=log, guard=process)
 
 
 def explain(tail: str, port: int, status: int | None) -> str:

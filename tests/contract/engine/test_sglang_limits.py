@@ -12,7 +12,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from agentrl.engine.config import EngineConfig, SglangConfig
-from agentrl.engine.sglang import engine as engine_module
+from agentrl.engine.sglang import fleet
 from agentrl.engine.sglang.control import ADMIN_KEY, KEY
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import Server, start
@@ -98,8 +98,8 @@ async def pair(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[SglangEngine]:
     """An engine over both servers that soon notices who is gone."""
-    monkeypatch.setattr(engine_module, "WATCH_S", 0.3)
-    monkeypatch.setattr(engine_module, "HEALTH_S", 1.0)
+    monkeypatch.setattr(fleet, "WATCH_S", 0.3)
+    monkeypatch.setattr(fleet, "HEALTH_S", 1.0)
     made = SglangEngine(
         [server, small],
         vocab_size=768,
