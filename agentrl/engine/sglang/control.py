@@ -44,6 +44,8 @@ class Info:
     kv_tokens: int
     longest_prompt: int
     """Tokens; it is shorter than the context, and than the cache."""
+    lags: bool
+    """A token is booked a step after it was sampled, with the version of then."""
     quirks: tuple[str, ...]
     """Settings that bias or break training, as `name=value`."""
 
@@ -112,6 +114,7 @@ class Control:
             dp_size=_integer(said, "dp_size"),
             kv_tokens=_integer(said, "max_total_num_tokens"),
             longest_prompt=_integer(said, "max_req_input_len"),
+            lags=not said.get("disable_overlap_schedule"),
             quirks=quirks,
         )
 

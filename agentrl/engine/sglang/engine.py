@@ -246,6 +246,7 @@ class SglangEngine:
         self, slot: Slot, ids: list[int], sampling: Sampling, flight: _Flight
     ) -> tuple[Completion, int | None]:
         flight.slot, flight.rid = slot, new_rid()
+        began, in_place = self._fleet.version, self._fleet.cache_key is not None
         slot.running += 1
         clock = asyncio.timeout(None)
         try:
@@ -263,6 +264,8 @@ class SglangEngine:
             slot.running -= 1
             flight.slot = None
         slot.book(len(ids), completion)
+        if in_place and slot.info is not None and slot.info.lags:
+            completion = _earlier(completion, began)
         return completion, stopped_by
 
     async def _wait_going(self, flight: _Flight) -> None:
@@ -287,6 +290,22 @@ class SglangEngine:
             else f"the server at {slot.url} does not answer its health check either"
         )
         return f"session {session.key!r} got no completion within {self._timeout_s:g} s; {hint}"
+
+
+def _earlier(completion: Completion, began: int) -> Completion:
+    """With the version that each token was sampled under, where it has that of a step later.
+
+    Paused in place, a server keeps a token that it has sampled and books it after the update.
+    """
+    if not len(completion.ids_T) or (completion.versions_T == began).all():
+        return completion
+    return seal(
+        completion.ids_T,
+        completion.logprobs_T,
+        np.concatenate([np.array([began], np.int32), completion.versions_T[:-1]]),
+        completion.stop_reason,
+        cached_tokens=completion.cached_tokens,
+    )
 
 
 def _joined(parts: Sequence[Completion], reason: StopReason) -> Completion:
