@@ -9,6 +9,7 @@ A server that comes back gets the weights of now before it serves. Its sessions 
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,6 +21,9 @@ from agentrl.errors import EngineError
 from agentrl.types import Completion
 
 State = Literal["serving", "down", "starting", "stale"]
+
+DYING_S = 5.0
+"""How long it may take until a server of ours that answers no more is known to have ended."""
 
 
 class Nobody(Busy):
@@ -48,6 +52,8 @@ class Slot:
     state: State = "down"
     reason: str = "it was not asked yet"
     """Why it does not serve."""
+    failed_at: float = 0.0
+    """When it last ceased to serve, monotonic seconds."""
     info: Info | None = None
     missed: int = 0
     """Health checks without an answer, in a row."""
@@ -69,7 +75,7 @@ class Slot:
 
     def fail(self, state: Literal["down", "starting", "stale"], reason: str) -> None:
         """Take no requests; those that wait for an answer are let go."""
-        self.state, self.reason = state, reason
+        self.state, self.reason, self.failed_at = state, reason, time.monotonic()
         now = asyncio.get_running_loop().time()
         for clock in self.clocks:
             clock.reschedule(now)
@@ -81,8 +87,12 @@ class Slot:
 
     @property
     def reviving(self) -> bool:
-        """True if it is started again, or will be."""
-        return self.state == "starting" or (self.dead and self.restarts_left > 0)
+        """True if it is started again, will be, or has just stopped answering and may be dying."""
+        if self.state == "starting" or self.server is None:
+            return self.state == "starting"
+        if self.dead:
+            return self.restarts_left > 0
+        return self.state == "down" and time.monotonic() - self.failed_at < DYING_S
 
     @property
     def why(self) -> str:

@@ -87,9 +87,7 @@ async def test_each_token_of_a_request_across_an_update_is_from_its_version(
     paused_engine: SglangEngine, model: PreTrainedModel, mode: PauseMode
 ) -> None:
     engine, new = paused_engine, changed(model)
-    running = [
-        asyncio.ensure_future(engine.generate(PROMPT, LONG, Session(name))) for name in "ab"
-    ]
+    running = [asyncio.ensure_future(engine.generate(PROMPT, LONG, Session(name))) for name in "ab"]
     await asyncio.sleep(0.4)
     await engine.update_weights(ModelWeights(new), 1)
     for completion in await asyncio.gather(*running):
