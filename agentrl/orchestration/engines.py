@@ -73,7 +73,11 @@ class SglangStart:
         await engine.start(ready_s=self.config.engine.sglang.start_timeout_s, weights=weights)
         for slot in engine.slots:
             rows = await check_server(
-                slot, self.tokenizer, vocab_size=engine.vocab_size, reference=reference
+                slot,
+                self.tokenizer,
+                vocab_size=engine.vocab_size,
+                reference=reference,
+                in_place=self.config.engine.sglang.pause == "in_place",
             )
             refuse(slot.url, rows)
             self._check_room(slot.info.longest_prompt if slot.info else 0)

@@ -24,7 +24,7 @@ class Proxy:
 
     async def run(self) -> AsyncIterator[None]:
         async with aiohttp.ClientSession() as self.http:
-            app = web.Application()
+            app = web.Application(client_max_size=1 << 30)
             app.router.add_route("*", "/{path:.*}", self.handle)
             runner = web.AppRunner(app, shutdown_timeout=0.1)
             await runner.setup()
