@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from io import BytesIO
 from typing import Any
 
 import aiohttp
@@ -49,7 +50,9 @@ class Proxy:
         answer, status = b"", 200
         if fault != "swallowed":
             try:
-                async with self.http.request(request.method, url, data=body, headers=head) as got:
+                async with self.http.request(
+                    request.method, url, data=BytesIO(body), headers=head
+                ) as got:
                     answer, status = await got.read(), got.status
             except aiohttp.ClientError:
                 fault = "cut"
