@@ -24,6 +24,7 @@ STOP_S = 20.0
 RESERVED = 8
 """At least so many tokens of its context a server keeps to itself: it refuses longer prompts."""
 _CPU_KV_TOKENS = 65_536
+_READY = "ready to roll!"
 _TAIL_BYTES = 64_000
 _EXCEPTION = re.compile(r"^(?:\[[^\]]*\] )?((?:[\w.]*(?:Error|Exception|Interrupt)|.*error): .+)$")
 _KNOWN = (
@@ -132,7 +133,8 @@ def _launch(command: Sequence[str], env: Mapping[str, str], log: Path) -> "subpr
 
 
 def explain(tail: str, port: int, status: int | None) -> str:
-    """The reason that the last lines of a server's log give."""
+    """The reason that the last lines of a server's log give: the last ones since it was ready."""
+    tail = tail.rpartition(_READY)[2]
     for sign, reason in _KNOWN:
         if sign.lower() in tail.lower():
             return reason.format(port=port)

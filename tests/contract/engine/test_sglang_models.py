@@ -20,7 +20,7 @@ from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Sampling, Session
 from tests.contract.engine.conftest import READY_S
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
 QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 
