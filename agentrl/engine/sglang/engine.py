@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agentrl.engine.protocol import Health, WeightSource
 from agentrl.engine.sglang.client import Busy, GenerateClient, Unreachable, check_request, new_rid
@@ -246,14 +247,16 @@ class SglangEngine:
         self, slot: Slot, ids: list[int], sampling: Sampling, flight: _Flight
     ) -> tuple[Completion, int | None]:
         flight.slot, flight.rid = slot, new_rid()
-        began, in_place = self._fleet.version, self._fleet.cache_key is not None
+        fleet = self._fleet
+        began, cache_key, adapter = fleet.version, fleet.cache_key, fleet.adapter
         slot.running += 1
+        fleet.users[began] += 1
         clock = asyncio.timeout(None)
         try:
             async with clock:
                 slot.clocks.add(clock)
                 completion, stopped_by = await slot.client.generate(
-                    ids, sampling, flight.rid, self._fleet.cache_key
+                    ids, sampling, flight.rid, cache_key, adapter
                 )
         except TimeoutError as error:
             if self._closed:
@@ -262,9 +265,12 @@ class SglangEngine:
         finally:
             slot.clocks.discard(clock)
             slot.running -= 1
+            fleet.users[began] -= 1
             flight.slot = None
         slot.book(len(ids), completion)
-        if in_place and slot.info is not None and slot.info.lags:
+        if adapter is not None:
+            completion = _of(completion, np.full_like(completion.versions_T, began))
+        elif cache_key is not None and slot.info is not None and slot.info.lags:
             completion = _earlier(completion, began)
         return completion, stopped_by
 
@@ -297,12 +303,18 @@ def _earlier(completion: Completion, began: int) -> Completion:
 
     Paused in place, a server keeps a token that it has sampled and books it after the update.
     """
-    if not len(completion.ids_T) or (completion.versions_T == began).all():
+    earlier_T = np.concatenate([np.array([began], np.int32), completion.versions_T])[:-1]
+    return _of(completion, earlier_T)
+
+
+def _of(completion: Completion, versions_T: NDArray[np.int32]) -> Completion:
+    """The completion with other versions."""
+    if (completion.versions_T == versions_T).all():
         return completion
     return seal(
         completion.ids_T,
         completion.logprobs_T,
-        np.concatenate([np.array([began], np.int32), completion.versions_T[:-1]]),
+        versions_T,
         completion.stop_reason,
         cached_tokens=completion.cached_tokens,
     )

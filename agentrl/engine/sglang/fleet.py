@@ -8,6 +8,7 @@ One update at a time: what comes back while the others take new weights waits fo
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -51,10 +52,13 @@ class Fleet:
         self.going.set()
         self.pauses = 0
         """How often they were paused."""
+        self.users: Counter[int] = Counter()
+        """Running requests by the version that they were sent under."""
         self._mode: PauseMode = mode
         self._restarts = restarts
         self._transport = transport
         self._weights: WeightSource | None = None
+        self._old: set[int] = set()
         self._ready_s = 0.0
         self._updating = asyncio.Lock()
         self._watchers: list[asyncio.Task[None]] = []
@@ -68,6 +72,13 @@ class Fleet:
     def cache_key(self) -> str | None:
         """Requests of one key reuse each other's prefixes; in place no update flushes the cache."""
         return str(self.version) if self._mode == "in_place" else None
+
+    @property
+    def adapter(self) -> str | None:
+        """What requests name, if versions are adapters."""
+        if self._transport is None or self._weights is None:
+            return None
+        return self._transport.adapter(self.version)
 
     async def start(self, ready_s: float, weights: WeightSource | None) -> None:
         """Wait for the servers, learn what they are, give them the weights as version 0.
@@ -110,7 +121,18 @@ class Fleet:
                         f"{self.router.reasons()}"
                     )
                 await asyncio.sleep(REVIVE_S)
+            self._old.add(self.version)
             self.version, self._weights = version, weights
+            await self._retire()
+
+    async def _retire(self) -> None:
+        """Let servers forget the versions before this one that no request uses."""
+        for old in [old for old in self._old if old != self.version and not self.users[old]]:
+            self._old.remove(old)
+            for slot in self.slots:
+                with suppress(EngineError):  # what is left of it does no harm
+                    if self._transport is not None and slot.state == "serving":
+                        await self._transport.retire(slot.control, old)
 
     async def pause(self) -> None:
         """Stop sampling."""

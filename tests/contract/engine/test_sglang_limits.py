@@ -132,12 +132,12 @@ class Killing(TensorTransport):
     victim = 0
 
     async def send(
-        self, targets: Sequence[Target], named: Named, *, flush: bool
+        self, targets: Sequence[Target], named: Named, version: int, *, flush: bool
     ) -> Sequence[EngineError | None]:
         if self.victim:
             os.kill(self.victim, signal.SIGKILL)
             self.victim = 0
-        return await super().send(targets, named, flush=flush)
+        return await super().send(targets, named, version, flush=flush)
 
 
 @pytest.fixture

@@ -1,20 +1,31 @@
 """Servers of other shapes: a real model of 135 million parameters, and a model on two ranks."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and peft are not typed)
 
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from torch import nn
 
+from agentrl.engine import WeightSource
 from agentrl.engine.config import EngineConfig, SglangConfig
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import start
-from agentrl.engine.sglang.weights import TensorTransport
+from agentrl.engine.sglang.weights import AdapterTransport, TensorTransport, Transport
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Sampling, Session
@@ -27,30 +38,80 @@ QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_sta
 
 @asynccontextmanager
 async def serving(
-    config: SglangConfig, folder: Path, model: PreTrainedModel, logs: Path
-) -> AsyncIterator[SglangEngine]:
+    config: SglangConfig,
+    folder: Path,
+    vocab_size: int,
+    logs: Path,
+    transport: Transport | None = None,
+    weights: WeightSource | None = None,
+) -> AsyncGenerator[SglangEngine]:
     """An engine over a server of its own."""
     engine = SglangEngine(
         [start(EngineConfig(dtype="float32", sglang=config), folder, logs)],
-        vocab_size=int(model.config.vocab_size),
+        vocab_size=vocab_size,
         context_length=1000,
-        transport=TensorTransport(),
+        transport=transport,
         timeout_s=120,
     )
     try:
-        await engine.start(ready_s=READY_S)
+        await engine.start(ready_s=READY_S, weights=weights)
         yield engine
     finally:
         await engine.aclose()
 
 
-async def gap(engine: SglangEngine, model: PreTrainedModel, ids: Sequence[int], num: int) -> float:
-    completion = await engine.generate(ids, Sampling(max_tokens=num), Session("a"))
+async def gap(
+    engine: SglangEngine,
+    model: nn.Module,
+    ids: Sequence[int],
+    num: int,
+    version: int,
+    session: str = "a",
+) -> float:
+    """The largest difference between the server's logprobs and transformers'."""
+    completion = await engine.generate(ids, Sampling(max_tokens=num), Session(session))
+    assert set(completion.versions_T.tolist()) == {version}
     sampled = torch.from_numpy(completion.ids_T).long()
     with torch.no_grad():
         logits = model(input_ids=torch.cat([torch.tensor(ids), sampled])[None, :-1]).logits[0]
     ours = logits[len(ids) - 1 :].log_softmax(-1).gather(1, sampled[:, None])[:, 0].numpy()
     return float(np.abs(ours - completion.logprobs_T).max())
+
+
+@dataclass
+class Adapter:
+    """The adapter of a model, as a `WeightSource`."""
+
+    model: nn.Module
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from get_peft_model_state_dict(self.model).items()
+
+
+def adapter_config(model: PeftModel) -> Mapping[str, object]:
+    """What PEFT writes into `adapter_config.json`."""
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        config: Mapping[str, object] = json.loads(
+            (Path(folder) / "adapter_config.json").read_text()
+        )
+    return config
+
+
+def shape(model: nn.Module, factor: float) -> None:
+    """Give every tensor of the adapter a size that tells."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * factor)
+
+
+async def loaded(engine: SglangEngine) -> list[str]:
+    """The adapters that the server says it has."""
+    async with httpx.AsyncClient(base_url=engine.slots[0].url) as http:
+        models = (await http.get("/v1/models")).json()["data"]
+    return sorted(model["id"] for model in models if model["id"].startswith("agentrl-"))
 
 
 async def test_a_real_models_logprobs_are_those_of_transformers(
@@ -60,8 +121,8 @@ async def test_a_real_models_logprobs_are_those_of_transformers(
     folder = resolve_model("smollm2-135m", cache_dir=shared)
     model = load_model(folder, "float32")
     ids = Tokenizer.load(folder).encode(QUESTION, specials=True)
-    async with serving(SglangConfig(kv_tokens=2048), folder, model, tmp_path) as engine:
-        assert await gap(engine, model, ids, 24) < 1e-5
+    async with serving(SglangConfig(kv_tokens=2048), folder, 49152, tmp_path) as engine:
+        assert await gap(engine, model, ids, 24, 0) < 1e-5
 
 
 async def test_two_ranks_take_an_update_by_tensor(
@@ -69,14 +130,42 @@ async def test_two_ranks_take_an_update_by_tensor(
 ) -> None:
     model = load_model(tiny_folder)
     config = SglangConfig(tp_size=2, kv_tokens=4096, memory_fraction=0.5)
-    async with serving(config, tiny_folder, model, tmp_path) as engine:
+    async with serving(config, tiny_folder, 768, tmp_path, TensorTransport()) as engine:
         info = engine.slots[0].info
         assert info is not None
         assert (info.tp_size, info.dp_size, info.kv_tokens) == (2, 1, 4096)
         ids = list(range(300, 340))
-        assert await gap(engine, model, ids, 8) < 1e-4
+        assert await gap(engine, model, ids, 8, 0) < 1e-4
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.1)
         await engine.update_weights(ModelWeights(model), 1)
-        assert await gap(engine, model, ids, 16) < 1e-4
+        assert await gap(engine, model, ids, 16, 1) < 1e-4
+
+
+async def test_each_version_is_an_adapter_of_its_own(
+    sglang_folder: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    adapted = get_peft_model(load_model(tiny_folder), lora)
+    shape(adapted, 0.1)
+    old = deepcopy(adapted)
+    transport = AdapterTransport(adapter_config(adapted))
+    config = SglangConfig(
+        kv_tokens=4096,
+        extra_args="--enable-lora --max-lora-rank 4 --lora-target-modules q_proj v_proj "
+        "--lora-backend torch_native --max-loras-per-batch 3",
+    )
+    async with serving(config, tiny_folder, 768, tmp_path, transport, Adapter(adapted)) as engine:
+        ids = list(range(300, 340))
+        assert await gap(engine, old, ids, 16, 0) < 1e-4
+        running = asyncio.ensure_future(gap(engine, old, ids, 400, 0))
+        await asyncio.sleep(0.3)
+        shape(adapted, -0.2)
+        await engine.update_weights(Adapter(adapted), 1)
+        assert await gap(engine, adapted, ids, 16, 1, "b") < 1e-4
+        assert await running < 1e-4
+        assert await loaded(engine) == [transport.adapter(0), transport.adapter(1)]
+        await engine.update_weights(Adapter(adapted), 2)
+        assert await loaded(engine) == [transport.adapter(2)]
+        assert await gap(engine, adapted, ids, 16, 2) < 1e-4

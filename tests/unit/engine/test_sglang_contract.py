@@ -1,6 +1,6 @@
 """What is asked of servers of different versions, by an endpoint that answers as they did."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -49,7 +49,7 @@ class Recorder:
             return web.json_response(INFO | {"version": self.version})
         self.calls.append((request.path, await request.json()))
         if request.path == "/get_weights_by_name":
-            return web.json_response(WEIGHT.tolist())
+            return web.json_response(WEIGHT.numpy().tolist())
         return web.json_response(DONE)
 
     @property
@@ -58,7 +58,7 @@ class Recorder:
 
 
 @asynccontextmanager
-async def serving(version: str) -> AsyncIterator[tuple[Recorder, Control]]:
+async def serving(version: str) -> AsyncGenerator[tuple[Recorder, Control]]:
     recorder = Recorder(version)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", recorder.handle)

@@ -40,7 +40,7 @@ class BroadcastTransport(Checked):
         self._groups: dict[str, _Group] = {}
 
     async def send(
-        self, targets: Sequence[Target], named: Named, *, flush: bool
+        self, targets: Sequence[Target], named: Named, version: int, *, flush: bool
     ) -> Sequence[EngineError | None]:
         """Bring all tensors to all targets."""
         made = list(buckets(named))

@@ -19,7 +19,7 @@ class TensorTransport(Checked):
     """Buckets in the body of a request: the bytes of a CPU, or where a GPU's memory is."""
 
     async def send(
-        self, targets: Sequence[Target], named: Named, *, flush: bool
+        self, targets: Sequence[Target], named: Named, version: int, *, flush: bool
     ) -> Sequence[EngineError | None]:
         """Bring all tensors to all targets."""
         made = list(buckets(named))
@@ -50,7 +50,7 @@ class DiskTransport(Checked):
         self._folder = Path(tempfile.mkdtemp(prefix="agentrl-weights-", dir=root))
 
     async def send(
-        self, targets: Sequence[Target], named: Named, *, flush: bool
+        self, targets: Sequence[Target], named: Named, version: int, *, flush: bool
     ) -> Sequence[EngineError | None]:
         """Bring all tensors to all targets."""
         tensors = {name: tensor.cpu().contiguous() for name, tensor in named}

@@ -50,6 +50,14 @@ class Transport(Protocol):
         """
         ...
 
+    def adapter(self, version: int) -> str | None:
+        """The adapter that requests of a version name, if versions are adapters."""
+        ...
+
+    async def retire(self, control: Control, version: int) -> None:
+        """Let a server forget a version that no request uses."""
+        ...
+
     async def aclose(self) -> None:
         """Let go of groups and files."""
         ...
@@ -78,24 +86,35 @@ class Checked:
         named = self._named(weights, targets)
         again = self._published is not None and self._published[0] == version
         self._check_same(named, version)
-        failures = await self.send(targets, named, flush=flush)
+        failures = await self.send(targets, named, version, flush=flush)
         if again:  # the trainer may have begun to change them meanwhile
             self._check_same(self._named(weights, targets), version)
         sampled = named[version % len(named)]
 
-        async def confirm(target: Target, failure: EngineError | None) -> None:
+        async def finish(target: Target, failure: EngineError | None) -> None:
             if failure is not None:
                 raise failure
-            await _check_arrived(target[0], *sampled)
-            await target[0].set_version(version)
+            await self.confirm(target[0], sampled, version)
 
-        return await each(zip(targets, failures, strict=True), lambda pair: confirm(*pair))
+        return await each(zip(targets, failures, strict=True), lambda pair: finish(*pair))
 
     async def send(
-        self, targets: Sequence[Target], named: Named, *, flush: bool
+        self, targets: Sequence[Target], named: Named, version: int, *, flush: bool
     ) -> Sequence[EngineError | None]:
         """Bring all tensors to all targets."""
         raise NotImplementedError
+
+    async def confirm(self, control: Control, sampled: tuple[str, Tensor], version: int) -> None:
+        """Compare a sampled tensor, then name the version."""
+        await _check_arrived(control, *sampled)
+        await control.set_version(version)
+
+    def adapter(self, version: int) -> str | None:
+        """Versions are weights of the model, no adapters."""
+        return None
+
+    async def retire(self, control: Control, version: int) -> None:
+        """Nothing is left of weights that were overwritten."""
 
     async def aclose(self) -> None:
         """Nothing is held."""
