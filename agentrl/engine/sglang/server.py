@@ -185,6 +185,7 @@ def _environment(where: Installation, config: EngineConfig) -> dict[str, str]:
     env.pop("PYTHONPATH", None)
     if where.flavour == "cpu":
         env |= {"PYTHONPATH": str(SHIMS), "SGLANG_USE_CPU_ENGINE": "1"}
+        env["TORCHDYNAMO_DISABLE"] = "1"  # no compiler is asked for the few things that it compiles
         # More threads than cores that are free made it 4 to 20 times slower.
         env["OMP_NUM_THREADS"] = str(config.threads or 1)
         if config.sglang.tp_size > 1:
