@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from copy import deepcopy
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -55,6 +56,17 @@ def expected(
     return logits.log_softmax(-1).gather(1, chosen)[:, 0].numpy()
 
 
+async def begun(url: str, num: int) -> None:
+    """Wait until so many requests run, and some of their tokens are there."""
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        while True:
+            loads = (await http.get("/v1/loads")).json()["loads"]
+            if sum(load["num_running_reqs"] for load in loads) == num:
+                break
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.2)
+
+
 @pytest.fixture
 async def paused_engine(
     server: Server, model: PreTrainedModel, request: pytest.FixtureRequest
@@ -88,7 +100,7 @@ async def test_each_token_of_a_request_across_an_update_is_from_its_version(
 ) -> None:
     engine, new = paused_engine, changed(model)
     running = [asyncio.ensure_future(engine.generate(PROMPT, LONG, Session(name))) for name in "ab"]
-    await asyncio.sleep(0.4)
+    await begun(engine.slots[0].url, len(running))
     await engine.update_weights(ModelWeights(new), 1)
     for completion in await asyncio.gather(*running):
         assert len(completion.ids_T) == LONG.max_tokens
