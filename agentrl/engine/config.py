@@ -35,6 +35,18 @@ class SglangConfig(Config):
     transport: Literal["tensor", "disk", "distributed"] = Field(
         default="tensor", description="how new weights reach the servers"
     )
+    pause: Literal["retract", "abort", "in_place"] = Field(
+        default="retract",
+        description="what an update does to running requests; retract: their prefix is computed "
+        "again; abort: they end and are sent again with their tokens; in_place: they go on with "
+        "the keys and values of the old weights",
+    )
+    restarts: int = Field(
+        default=3,
+        ge=0,
+        description="how often a started server that ended is started again before it takes "
+        "another update",
+    )
     start_timeout_s: float = Field(
         default=600.0, gt=0, description="seconds that a started server may take to be ready"
     )

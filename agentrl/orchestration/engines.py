@@ -73,7 +73,11 @@ class SglangStart:
         await engine.start(ready_s=self.config.engine.sglang.start_timeout_s, weights=weights)
         for slot in engine.slots:
             rows = await check_server(
-                slot, self.tokenizer, vocab_size=engine.vocab_size, reference=reference
+                slot,
+                self.tokenizer,
+                vocab_size=engine.vocab_size,
+                reference=reference,
+                in_place=self.config.engine.sglang.pause == "in_place",
             )
             refuse(slot.url, rows)
             self._check_room(slot.info.longest_prompt if slot.info else 0)
@@ -102,6 +106,8 @@ def sglang_start(
         vocab_size=_vocab_size(folder),
         context_length=context_length,
         transport=make_transport(settings.transport),
+        pause=settings.pause,
+        restarts=settings.restarts,
         timeout_s=config.engine.timeout_s,
     )
     return SglangStart(engine, config, tokenizer)

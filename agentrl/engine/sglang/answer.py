@@ -37,8 +37,10 @@ def parse(body: bytes, asked: Asked) -> tuple[Completion, int | None]:
     meta = _mapping(answer.get("meta_info"), "meta_info")
     ids = _list(answer.get("output_ids"), "output_ids")
     reason, stopped_by = _reason(meta.get("finish_reason"), ids, asked)
+    if reason is StopReason.ABORT and not ids:
+        return seal([], [], [], reason), None  # nothing else is said of what never began
     logprobs = _logprobs(_list(meta.get("output_token_logprobs"), "output_token_logprobs"), ids)
-    _check_counts(meta, ids, asked)
+    _check_counts(meta, ids, asked, aborted=reason is StopReason.ABORT)
     spans = _list(meta.get("weight_versions"), "weight_versions")
     cached = meta.get("cached_tokens")
     completion = seal(
@@ -145,8 +147,9 @@ def _logprobs(rows: list[object], ids: list[object]) -> NDArray[np.float32]:
         raise EngineError(f"the server sent a logprob that is no number ({error})") from error
 
 
-def _check_counts(meta: Json, ids: list[object], asked: Asked) -> None:
-    if meta.get("prompt_tokens") != asked.num_prompt:
+def _check_counts(meta: Json, ids: list[object], asked: Asked, *, aborted: bool) -> None:
+    said = "prompt_tokens" in meta or not aborted  # what was aborted in the queue does not say
+    if said and meta.get("prompt_tokens") != asked.num_prompt:
         raise EngineError(
             f"the server computed a prompt of {meta.get('prompt_tokens')} tokens, but "
             f"{asked.num_prompt} were sent"

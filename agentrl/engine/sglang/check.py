@@ -6,6 +6,7 @@ change. The same rows are `agentrl engine check URL`.
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -35,10 +36,18 @@ class Row:
 
 
 async def check_server(
-    slot: Slot, tokenizer: Tokenizer, *, vocab_size: int, reference: Reference | None
+    slot: Slot,
+    tokenizer: Tokenizer,
+    *,
+    vocab_size: int,
+    reference: Reference | None,
+    in_place: bool = False,
 ) -> list[Row]:
-    """All questions to one server; it must not be in use. Never raises for a bad answer."""
-    asker = _Asker(slot, tokenizer, vocab_size, reference)
+    """All questions to one server; it must not be in use. Never raises for a bad answer.
+
+    `in_place`: updates will not flush the cache, so prefixes must be kept apart by version.
+    """
+    asker = _Asker(slot, tokenizer, vocab_size, reference, in_place)
     rows: list[Row] = []
     for name, ask in asker.questions():
         try:
@@ -60,12 +69,18 @@ def refuse(url: str, rows: Sequence[Row]) -> None:
 
 class _Asker:
     def __init__(
-        self, slot: Slot, tokenizer: Tokenizer, vocab_size: int, reference: Reference | None
+        self,
+        slot: Slot,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        reference: Reference | None,
+        in_place: bool,
     ) -> None:
         self._slot = slot
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._reference = reference
+        self._in_place = in_place
         self._ids = tokenizer.encode(TEXT, specials=False)
 
     def questions(self) -> list[tuple[str, Callable[[], Awaitable[tuple[bool, str]]]]]:
@@ -76,6 +91,7 @@ class _Asker:
             ("versions", self._versions),
             ("logprobs", lambda: self._gap(1.0)),
             ("temperature", lambda: self._gap(0.5)),
+            ("truncation", self._truncation),
             ("cache", self._cache),
         ]
 
@@ -126,22 +142,33 @@ class _Asker:
             f"expected at most {most:g}; serve the model that is trained, unquantized"
         )
 
+    async def _truncation(self) -> tuple[bool, str]:
+        meta = await self._slot.control.truncated(self._ids)
+        rows = cast("Sequence[Sequence[object]]", meta.get("output_token_logprobs") or [[0.0]])
+        kind = "those after it" if rows[0][0] == 0.0 else "those before it"
+        told = "told" if "output_token_sampling_mask" in meta else "not told"
+        return True, f"logprobs are {kind}, the tokens it keeps are {told}; agentrl asks for none"
+
     async def _cache(self) -> tuple[bool, str]:
         await self._sample(1.0)
         kept = (await self._sample(1.0)).cached_tokens
+        apart = kept and not (await self._sample(1.0, new_rid())).cached_tokens
         await self._slot.control.flush()
         left = (await self._sample(1.0)).cached_tokens
         if left:
             return False, f"a flush left {left} tokens in the prefix cache"
-        return (
-            True,
-            f"{kept} of {len(self._ids)} prompt tokens were reused; a flush ends that",
-        )
+        if kept and self._in_place and not apart:
+            return False, (
+                "prefixes of different versions are not kept apart; set engine.sglang.pause to "
+                "retract or abort"
+            )
+        how = "a flush or another version ends that" if apart else "a flush ends that"
+        return True, f"{kept} of {len(self._ids)} prompt tokens were reused; {how}"
 
-    async def _sample(self, temperature: float) -> Completion:
+    async def _sample(self, temperature: float, cache_key: str | None = None) -> Completion:
         sampling = Sampling(max_tokens=_TOKENS, temperature=temperature)
         check_request(self._ids, sampling, vocab_size=self._vocab_size, context_length=2**31)
-        completion, _ = await self._slot.client.generate(self._ids, sampling, new_rid())
+        completion, _ = await self._slot.client.generate(self._ids, sampling, new_rid(), cache_key)
         return completion
 
     def _distance(self, completion: Completion, temperature: float) -> float:

@@ -35,8 +35,17 @@ def new_rid() -> str:
     return uuid4().hex
 
 
-def request_body(ids: Sequence[int], sampling: Sampling, rid: str) -> bytes:
-    """The body of one request; these keys and no others."""
+def request_body(
+    ids: Sequence[int],
+    sampling: Sampling,
+    rid: str,
+    cache_key: str | None = None,
+    adapter: str | None = None,
+) -> bytes:
+    """The body of one request; these keys and no others.
+
+    Prefixes are reused among requests of one `cache_key` and one `adapter`.
+    """
     parameters: dict[str, object] = {
         "max_new_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -51,6 +60,8 @@ def request_body(ids: Sequence[int], sampling: Sampling, rid: str) -> bytes:
             "return_logprob": True,
             "logprob_start_len": -1,
             "stream": False,
+            "extra_key": cache_key,
+            "lora_path": adapter,
         }
     )
 
@@ -94,7 +105,12 @@ class GenerateClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, rid: str
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        rid: str,
+        cache_key: str | None = None,
+        adapter: str | None = None,
     ) -> tuple[Completion, int | None]:
         """One completion of checked ids, and the id that stopped it; no deadline of its own.
 
@@ -103,7 +119,7 @@ class GenerateClient:
             Unreachable: the connection failed.
             EngineError: the server refused the request, or its answer is wrong.
         """
-        body = request_body(ids, sampling, rid)
+        body = request_body(ids, sampling, rid, cache_key, adapter)
         try:
             async with self._http().post(self._path, data=body, headers=self._headers) as response:
                 answer = await response.read()

@@ -15,6 +15,8 @@ ADMIN_KEY = "AGENTRL_SGLANG_ADMIN_KEY"
 """Environment variables, so that no key reaches a configuration, a log or a run directory."""
 OLDEST = (0, 5, 20)
 """Older servers do not say which weights a token was sampled under."""
+BEYOND = (0, 6)
+"""Nobody has seen how these talk."""
 _SESSIONS_SINCE = (0, 5, 21)
 
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -44,6 +46,8 @@ class Info:
     kv_tokens: int
     longest_prompt: int
     """Tokens; it is shorter than the context, and than the cache."""
+    lags: bool
+    """A token is booked a step after it was sampled, with the version of then."""
     quirks: tuple[str, ...]
     """Settings that bias or break training, as `name=value`."""
 
@@ -88,15 +92,15 @@ class Control:
     async def info(self) -> Info:
         """What the server is.
 
-        Raises EngineError for a version that is too old.
+        Raises EngineError for a version that is not supported.
         """
         said = _fields(await self._call("GET", "/server_info", admin=False))
         version = str(said.get("version"))
-        if _numbers(version) < OLDEST:
-            oldest = ".".join(map(str, OLDEST))
+        if not OLDEST <= _numbers(version) < BEYOND:
+            oldest, beyond = (".".join(map(str, numbers)) for numbers in (OLDEST, BEYOND))
             raise EngineError(
                 f"the server at {self.url} is SGLang {version}, expected {oldest} or newer, which "
-                "tells the weight version of each token"
+                f"tells the weight version of each token, and older than {beyond}"
             )
         quirks = tuple(
             f"{name}={said.get(name)}"
@@ -112,6 +116,7 @@ class Control:
             dp_size=_integer(said, "dp_size"),
             kv_tokens=_integer(said, "max_total_num_tokens"),
             longest_prompt=_integer(said, "max_req_input_len"),
+            lags=not said.get("disable_overlap_schedule"),
             quirks=quirks,
         )
 
@@ -149,6 +154,14 @@ class Control:
         body = {"model": "", "prompt": text, "add_special_tokens": False}
         said = _fields(await self._call("POST", "/tokenize", body, admin=False))
         return cast("Sequence[object]", said.get("tokens") or ())
+
+    async def truncated(self, ids: Sequence[int]) -> Mapping[str, object]:
+        """What is said of one token when sampling keeps the likeliest one only."""
+        sampling = {"max_new_tokens": 1, "temperature": 1.0, "top_k": 1}
+        wanted = {"return_logprob": True, "return_sampling_mask": True}
+        body = {"input_ids": ids, "sampling_params": sampling, **wanted}
+        said = _fields(await self._call("POST", "/generate", body, admin=False))
+        return _fields(said.get("meta_info"))
 
     async def first_rows(self, name: str, rows: int) -> Sequence[object]:
         """The first rows of a weight, nested as its shape is."""

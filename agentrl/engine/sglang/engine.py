@@ -1,41 +1,35 @@
 """`SglangEngine`: one or more SGLang servers as an engine.
 
     generate ──▶ router ──▶ server's /generate ──▶ checked, sealed completion
-    update_weights ──▶ every server ──▶ a sampled tensor read back ──▶ version published
 
-A watcher asks each server for its health; one that gives none is left out, and what waits for it is
-asked of another.
+What a pause cut short is continued from its tokens, so that one completion may have been sampled
+under several versions of the weights; each of its tokens has its own.
 """
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agentrl.engine.protocol import Health, WeightSource
 from agentrl.engine.sglang.client import Busy, GenerateClient, Unreachable, check_request, new_rid
 from agentrl.engine.sglang.control import Control, PauseMode, key_headers
-from agentrl.engine.sglang.router import Router, Slot
+from agentrl.engine.sglang.fleet import HEALTH_S, Fleet
+from agentrl.engine.sglang.router import Nobody, Slot
 from agentrl.engine.sglang.server import Server
-from agentrl.errors import ConfigError, EngineError
+from agentrl.errors import EngineError
 from agentrl.tokens.seal import seal
 from agentrl.types import Completion, Sampling, Session, StopReason
 
 if TYPE_CHECKING:
     from agentrl.engine.sglang.weights import Transport
 
-WATCH_S = 5.0
-HEALTH_S = 10.0
-MISSED_MOST = 3
-"""Health checks in a row without an answer that make a server count as gone."""
 _UNREACHABLE_MOST = 4
-_PAUSE: PauseMode = "retract"
-"""Requests go back to the server's queue with the tokens that they have, so the cache is free to be
-flushed, and compute their prefix again under the new weights."""
 _BACK_OFF_S = (0.05, 2.0)
 
 
@@ -61,24 +55,24 @@ class SglangEngine:
         vocab_size: int,
         context_length: int,
         transport: "Transport | None" = None,
+        pause: PauseMode = "retract",
+        restarts: int = 3,
         timeout_s: float = 600.0,
         control_s: float = 60.0,
     ) -> None:
         """Over servers or URLs; `start` it before use. Without a transport weights stay.
 
-        A request has `timeout_s` in all, a call such as a pause `control_s`.
+        A request has `timeout_s` in all, a call such as a pause `control_s`. For `pause` and
+        `restarts` see `SglangConfig`.
         """
         self.vocab_size = vocab_size
         self.context_length = context_length
-        self.version = 0
-        self._transport = transport
         self._timeout_s = timeout_s
         self._control_s = control_s
-        self._router = Router([self._slot(server) for server in servers])
+        slots = [self._slot(server) for server in servers]
+        self._fleet = Fleet(slots, transport=transport, mode=pause, restarts=restarts)
+        self._router = self._fleet.router
         self._flights: dict[str, _Flight] = {}
-        self._going = asyncio.Event()
-        self._going.set()
-        self._watcher: asyncio.Task[None] | None = None
         self._closed = False
 
     def _slot(self, server: Server | str) -> Slot:
@@ -92,7 +86,12 @@ class SglangEngine:
     @property
     def slots(self) -> Sequence[Slot]:
         """The servers, with their state and counters."""
-        return self._router.slots
+        return self._fleet.slots
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that are served."""
+        return self._fleet.version
 
     async def start(self, *, ready_s: float, weights: WeightSource | None = None) -> None:
         """Wait for the servers, learn what they are, give them the weights as version 0.
@@ -100,24 +99,7 @@ class SglangEngine:
         Raises:
             ConfigError: a server does not start, or is none that can be trained with.
         """
-        for slot in self.slots:
-            if slot.server is not None:
-                await slot.server.wait_ready(ready_s)
-            try:
-                slot.info = await slot.control.info()
-                await slot.control.resume()  # a trainer that died may have left it paused
-            except EngineError as error:
-                raise ConfigError(str(error)) from error
-            slot.serve()
-        try:
-            if weights is not None and self._transport is not None:
-                await self._publish(weights, 0)
-            else:
-                for slot in self.slots:
-                    await slot.control.set_version(0)
-        except EngineError as error:
-            raise ConfigError(f"the servers do not take the model: {error}") from error
-        self._watcher = asyncio.create_task(self._watch())
+        await self._fleet.start(ready_s, weights)
 
     async def generate(
         self, ids: Sequence[int], sampling: Sampling, session: Session
@@ -157,24 +139,22 @@ class SglangEngine:
             raise EngineError(
                 f"got weights of version {version}, expected one above {self.version}"
             )
-        running = self._going.is_set()
+        running = self._fleet.going.is_set()
         if running:
             await self.pause()
         try:
-            await self._publish(weights, version)
+            await self._fleet.update(weights, version)
         finally:
             if running:
                 await self.resume()
 
     async def pause(self) -> None:
         """Stop sampling; running requests freeze, new ones wait here."""
-        self._going.clear()
-        await self._on_serving(lambda control: control.pause(_PAUSE))
+        await self._fleet.pause()
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        self._going.set()
-        await self._on_serving(lambda control: control.resume())
+        await self._fleet.resume()
 
     async def abort(self, session: Session) -> None:
         """End the session's running request; it returns its ids so far with ABORT."""
@@ -209,34 +189,27 @@ class SglangEngine:
         if self._closed:
             return
         self._closed = True
-        self._going.set()
-        if self._watcher is not None:
-            self._watcher.cancel()
-        for slot in self.slots:
-            slot.fail("down", "the engine was closed")
-        try:
-            if self._transport is not None:
-                await self._transport.aclose()
-            for slot in self.slots:
-                await slot.client.aclose()
-                await slot.control.aclose()
-        finally:
-            owned = [slot.server for slot in self.slots if slot.server is not None]
-            await asyncio.gather(*(asyncio.to_thread(server.stop) for server in owned))
+        self._fleet.going.set()
+        await self._fleet.aclose()
 
     async def _complete(
         self, ids: list[int], sampling: Sampling, session: Session, flight: _Flight
     ) -> Completion:
-        """One request, or more where the server stopped at a token that is none of ours."""
+        """One request, or more: after a pause that ended it, or a stop at a token not ours."""
         room = min(sampling.max_tokens, self.context_length - len(ids))
         parts: list[Completion] = []
         while True:
+            pauses = self._fleet.pauses
             part, stopped_by = await self._request(
                 ids, replace(sampling, max_tokens=room), session, flight
             )
             parts.append(part)
             room -= len(part.ids_T)
-            if stopped_by is None or stopped_by in sampling.stop_ids:
+            if part.stop_reason is StopReason.ABORT:
+                done = flight.abort.is_set() or self._fleet.pauses == pauses
+            else:
+                done = stopped_by is None or stopped_by in sampling.stop_ids
+            if done:
                 return _joined(parts, part.stop_reason)
             if not room:
                 return _joined(parts, StopReason.LENGTH)
@@ -251,7 +224,11 @@ class SglangEngine:
             await self._wait_going(flight)
             if flight.abort.is_set():
                 return seal([], [], [], StopReason.ABORT), None
-            slot = self._router.pick(session.key)
+            try:
+                slot = self._router.pick(session.key)
+            except Nobody:
+                await asyncio.sleep(_BACK_OFF_S[1] * random.uniform(0.5, 1))
+                continue
             try:
                 return await self._ask(slot, ids, sampling, flight)
             except Busy:
@@ -270,12 +247,17 @@ class SglangEngine:
         self, slot: Slot, ids: list[int], sampling: Sampling, flight: _Flight
     ) -> tuple[Completion, int | None]:
         flight.slot, flight.rid = slot, new_rid()
+        fleet = self._fleet
+        began, cache_key, adapter = fleet.version, fleet.cache_key, fleet.adapter
         slot.running += 1
+        fleet.users[began] += 1
         clock = asyncio.timeout(None)
         try:
             async with clock:
                 slot.clocks.add(clock)
-                completion, stopped_by = await slot.client.generate(ids, sampling, flight.rid)
+                completion, stopped_by = await slot.client.generate(
+                    ids, sampling, flight.rid, cache_key, adapter
+                )
         except TimeoutError as error:
             if self._closed:
                 raise EngineError("the engine was closed") from error
@@ -283,14 +265,19 @@ class SglangEngine:
         finally:
             slot.clocks.discard(clock)
             slot.running -= 1
+            fleet.users[began] -= 1
             flight.slot = None
         slot.book(len(ids), completion)
+        if adapter is not None:
+            completion = _of(completion, np.full_like(completion.versions_T, began))
+        elif cache_key is not None and slot.info is not None and slot.info.lags:
+            completion = _earlier(completion, began)
         return completion, stopped_by
 
     async def _wait_going(self, flight: _Flight) -> None:
         """Wait while paused, unless the request is aborted."""
-        while not self._going.is_set() and not flight.abort.is_set():
-            waits = [asyncio.ensure_future(e.wait()) for e in (self._going, flight.abort)]
+        while not self._fleet.going.is_set() and not flight.abort.is_set():
+            waits = [asyncio.ensure_future(e.wait()) for e in (self._fleet.going, flight.abort)]
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -298,7 +285,10 @@ class SglangEngine:
                     wait.cancel()
 
     async def _why_late(self, session: Session, flight: _Flight) -> str:
-        slot = flight.slot or self._router.slots[0]
+        if flight.slot is None and not any(slot.state == "serving" for slot in self.slots):
+            hint = f"no server serves: {self._router.reasons()}"
+            return f"session {session.key!r} got no completion within {self._timeout_s:g} s; {hint}"
+        slot = flight.slot or self.slots[0]
         alive = await slot.control.healthy(2.0)
         hint = (
             "the server is alive but slow: raise engine.timeout_s or lower rollout.concurrency"
@@ -307,78 +297,27 @@ class SglangEngine:
         )
         return f"session {session.key!r} got no completion within {self._timeout_s:g} s; {hint}"
 
-    async def _publish(self, weights: WeightSource, version: int) -> None:
-        """Send to all that answer; publish where a sampled tensor arrived as it was sent."""
-        if self._transport is None:
-            raise EngineError("this engine was made without a transport, so its weights stay")
-        targets = [slot for slot in self.slots if await self._reachable(slot)]
-        failures = await self._transport.publish(
-            [(slot.control, slot.info) for slot in targets if slot.info is not None],
-            weights,
-            version,
-        )
-        for slot, failure in zip(targets, failures, strict=True):
-            if failure is None:
-                slot.serve()
-            else:
-                slot.fail("stale", f"it did not take the weights of version {version}: {failure}")
-        if all(failure is not None for failure in failures):
-            raise EngineError(
-                f"no SGLang server took the weights of version {version}: {self._router.reasons()}"
-            )
-        self.version = version
 
-    async def _reachable(self, slot: Slot) -> bool:
-        if slot.state == "serving":
-            return True
-        if not await slot.control.healthy(2.0):
-            return False
-        with suppress(EngineError):
-            slot.info = await slot.control.info()
-            await slot.control.pause(_PAUSE)
-            return True
-        return False
+def _earlier(completion: Completion, began: int) -> Completion:
+    """With the version that each token was sampled under, where it has that of a step later.
 
-    async def _on_serving(self, call: Callable[[Control], Awaitable[None]]) -> None:
-        """Make a call to all servers that serve; one that fails serves no longer."""
-        serving = [slot for slot in self.slots if slot.state == "serving"]
-        results = await asyncio.gather(
-            *(call(slot.control) for slot in serving), return_exceptions=True
-        )
-        for slot, result in zip(serving, results, strict=True):
-            if isinstance(result, EngineError):
-                slot.fail("down", str(result))
-            elif isinstance(result, BaseException):
-                raise result
+    Paused in place, a server keeps a token that it has sampled and books it after the update.
+    """
+    earlier_T = np.concatenate([np.array([began], np.int32), completion.versions_T])[:-1]
+    return _of(completion, earlier_T)
 
-    async def _watch(self) -> None:
-        """Ask each server for its health, for ever."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            await asyncio.gather(*(self._look(slot) for slot in self.slots))
 
-    async def _look(self, slot: Slot) -> None:
-        if await slot.control.healthy(HEALTH_S):
-            slot.missed = 0
-            if slot.state != "serving":
-                await self._take_back(slot)
-            return
-        slot.missed += 1
-        dead = slot.server is not None and not slot.server.alive
-        if slot.state == "serving" and (dead or slot.missed >= MISSED_MOST):
-            slot.fail("down", f"it gave no sign of life {slot.missed} times")
-
-    async def _take_back(self, slot: Slot) -> None:
-        """Let a server that answers again serve, if it has the weights of now."""
-        if slot.state == "stale" or not self._going.is_set():
-            return
-        with suppress(EngineError):
-            slot.info = await slot.control.info()
-            if slot.info.weight_version != str(self.version):
-                slot.fail("stale", f"it has the weights of version {slot.info.weight_version}")
-                return
-            await slot.control.resume()
-            slot.serve()
+def _of(completion: Completion, versions_T: NDArray[np.int32]) -> Completion:
+    """The completion with other versions."""
+    if (completion.versions_T == versions_T).all():
+        return completion
+    return seal(
+        completion.ids_T,
+        completion.logprobs_T,
+        versions_T,
+        completion.stop_reason,
+        cached_tokens=completion.cached_tokens,
+    )
 
 
 def _joined(parts: Sequence[Completion], reason: StopReason) -> Completion:

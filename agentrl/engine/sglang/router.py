@@ -1,23 +1,33 @@
 """Which server a request goes to: its session's, else the one with least to do.
 
-    serving ──no answer──▶ down ──answers──▶ stale ──has the right weights──▶ serving
+    serving ──no answer──▶ down ──answers──▶ has the weights of now ──▶ serving
+                            │ ours, and dead                │ did not take them
+                            ▼                               ▼
+                         starting                         stale ──▶ next update
 
-A server that comes back serves again once it has the weights of now: at once if it kept them, else
-after the next update. Its sessions have moved by then.
+A server that comes back gets the weights of now before it serves. Its sessions have moved by then.
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agentrl.engine.sglang.client import GenerateClient
+from agentrl.engine.sglang.client import Busy, GenerateClient
 from agentrl.engine.sglang.control import Control, Info
 from agentrl.engine.sglang.server import Server
 from agentrl.errors import EngineError
 from agentrl.types import Completion
 
-State = Literal["serving", "down", "stale"]
+State = Literal["serving", "down", "starting", "stale"]
+
+DYING_S = 5.0
+"""How long it may take until a server of ours that answers no more is known to have ended."""
+
+
+class Nobody(Busy):
+    """No server serves now, but one may soon."""
 
 
 @dataclass(slots=True)
@@ -42,9 +52,13 @@ class Slot:
     state: State = "down"
     reason: str = "it was not asked yet"
     """Why it does not serve."""
+    failed_at: float = 0.0
+    """When it last ceased to serve, monotonic seconds."""
     info: Info | None = None
     missed: int = 0
     """Health checks without an answer, in a row."""
+    restarts_left: int = 0
+    """How often it may still be started again."""
     running: int = 0
     stats: ServerStats = field(default_factory=ServerStats)
     clocks: set[asyncio.Timeout] = field(default_factory=set[asyncio.Timeout])
@@ -59,17 +73,31 @@ class Slot:
         """Take requests."""
         self.state, self.reason, self.missed = "serving", "", 0
 
-    def fail(self, state: Literal["down", "stale"], reason: str) -> None:
+    def fail(self, state: Literal["down", "starting", "stale"], reason: str) -> None:
         """Take no requests; those that wait for an answer are let go."""
-        self.state, self.reason = state, reason
+        self.state, self.reason, self.failed_at = state, reason, time.monotonic()
         now = asyncio.get_running_loop().time()
         for clock in self.clocks:
             clock.reschedule(now)
 
     @property
+    def dead(self) -> bool:
+        """True if it is ours and ended."""
+        return self.server is not None and not self.server.alive
+
+    @property
+    def reviving(self) -> bool:
+        """True if it is started again, will be, or has just stopped answering and may be dying."""
+        if self.state == "starting" or self.server is None:
+            return self.state == "starting"
+        if self.dead:
+            return self.restarts_left > 0
+        return self.state == "down" and time.monotonic() - self.failed_at < DYING_S
+
+    @property
     def why(self) -> str:
         """Why it does not serve, in its own last words if it is ours and ended."""
-        if self.server is not None and not self.server.alive:
+        if self.server is not None and self.dead:
             return f"it ended: {self.server.last_words()}"
         return self.reason
 
@@ -91,13 +119,15 @@ class Router:
     def pick(self, session: str) -> Slot:
         """The server for the session's next request.
 
-        Raises EngineError, with the reason of each, if none serves.
+        Raises EngineError, with the reason of each, if none serves: Nobody if waiting may help.
         """
         slot = self._of.get(session)
         if slot is None or slot.state != "serving":
             serving = [slot for slot in self.slots if slot.state == "serving"]
             if not serving:
-                raise EngineError(f"no SGLang server can be used: {self.reasons()}")
+                hope = any(slot.reviving or slot.state == "stale" for slot in self.slots)
+                kind = Nobody if hope else EngineError
+                raise kind(f"no SGLang server can be used: {self.reasons()}")
             slot = self._of[session] = min(serving, key=lambda slot: slot.running)
         return slot
 

@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -24,6 +24,7 @@ STOP_S = 20.0
 RESERVED = 8
 """At least so many tokens of its context a server keeps to itself: it refuses longer prompts."""
 _CPU_KV_TOKENS = 65_536
+_READY = "ready to roll!"
 _TAIL_BYTES = 64_000
 _EXCEPTION = re.compile(r"^(?:\[[^\]]*\] )?((?:[\w.]*(?:Error|Exception|Interrupt)|.*error): .+)$")
 _KNOWN = (
@@ -43,6 +44,10 @@ class Server:
     port: int
     log: Path
     guard: "subprocess.Popen[bytes]"
+    command: Sequence[str] = field(repr=False)
+    env: Mapping[str, str] = field(repr=False)
+    lives: int = 1
+    """How often it was started."""
 
     @property
     def alive(self) -> bool:
@@ -75,6 +80,12 @@ class Server:
             tail = file.read().decode(errors="replace")
         return f"{explain(tail, self.port, status)} (log: {self.log})"
 
+    def again(self) -> "Server":
+        """Start a server that ended once more, where it was, with a log of its own."""
+        lives = self.lives + 1
+        log = self.log.with_name(f"sglang-{self.port}-{lives}.log")
+        return replace(self, lives=lives, log=log, guard=_launch(self.command, self.env, log))
+
     def stop(self) -> None:
         """End it and all its processes and wait for that; a second call does nothing."""
         if self.guard.poll() is None:
@@ -95,23 +106,35 @@ def start(
     where = require_installed()
     port = _free_port(host, port)
     command = _command(where, config, model, host, port)
+    env = _environment(where, config)
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"sglang-{port}.log"
+    return Server(
+        url=f"http://{host}:{port}",
+        port=port,
+        log=log,
+        guard=_launch(command, env, log),
+        command=command,
+        env=env,
+    )
+
+
+def _launch(command: Sequence[str], env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
     guard = Path(__file__).parent / "guard.py"
     with log.open("wb") as file:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-I", str(guard), str(os.getpid()), str(STOP_S), *command],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=_environment(where, config),
+            env=env,
             start_new_session=True,  # so that Ctrl-C at a terminal reaches us alone
         )
-    return Server(url=f"http://{host}:{port}", port=port, log=log, guard=process)
 
 
 def explain(tail: str, port: int, status: int | None) -> str:
-    """The reason that the last lines of a server's log give."""
+    """The reason that the last lines of a server's log give: the last ones since it was ready."""
+    tail = tail.rpartition(_READY)[2]
     for sign, reason in _KNOWN:
         if sign.lower() in tail.lower():
             return reason.format(port=port)
@@ -162,6 +185,7 @@ def _environment(where: Installation, config: EngineConfig) -> dict[str, str]:
     env.pop("PYTHONPATH", None)
     if where.flavour == "cpu":
         env |= {"PYTHONPATH": str(SHIMS), "SGLANG_USE_CPU_ENGINE": "1"}
+        env["TORCHDYNAMO_DISABLE"] = "1"  # no compiler is asked for the few things that it compiles
         # More threads than cores that are free made it 4 to 20 times slower.
         env["OMP_NUM_THREADS"] = str(config.threads or 1)
         if config.sglang.tp_size > 1:

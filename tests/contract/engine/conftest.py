@@ -16,7 +16,7 @@ from agentrl.engine.sglang.server import RESERVED, Server, start
 from agentrl.engine.sglang.weights import TensorTransport
 from agentrl.trainer.weights import ModelWeights
 
-READY_S = 240.0
+READY_S = 400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,6 +92,7 @@ def test_what_a_dead_server_leaves_is_ended_and_its_status_passed_on(tmp_path: P
         ),
         ("[2026-01-01 10:00:00 TP0] RuntimeError: bad shape\n", 1, "RuntimeError: bad shape"),
         ("serve.py: error: unrecognized arguments: --foo\n", 2, "unrecognized arguments: --foo"),
+        ("FooError: harmless\n[10:00] ready to roll!\nserving\n", 137, "it was killed by force"),
         ("loading\n", 137, "it was killed by force"),
         ("loading\n", 3, "it ended with status 3 and no message"),
     ],

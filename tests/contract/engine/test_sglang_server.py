@@ -287,7 +287,7 @@ async def test_a_fit_server_passes_every_check(
         reference=lambda ids, temperature: sequence_logprobs(model, list(ids), temperature),
     )
     assert [row.name for row in rows if not row.ok] == []
-    assert len(rows) == 7
+    assert len(rows) == 8
 
 
 async def test_a_server_with_other_weights_fails_the_check(

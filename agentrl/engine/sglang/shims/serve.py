@@ -1,12 +1,15 @@
 """Starts SGLang's server on a CPU.
 
-The processes that the server spawns import this file again, so the stand-in reaches each of them.
+The processes that the server spawns import this file again, so the stand-ins reach each of them.
 """
 
 import os
 import sys
 
 import torchvision_ops  # noqa: F401
+
+if "--enable-lora" in sys.argv:
+    import pinned_memory  # noqa: F401
 
 if __name__ == "__main__":
     from sglang.launch_server import run_server

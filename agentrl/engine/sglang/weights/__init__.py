@@ -1,14 +1,16 @@
-"""How new weights reach SGLang servers: as tensors, over a disk, or by a broadcast."""
+"""How new weights reach SGLang servers: as tensors, over a disk, by a broadcast, as an adapter."""
 
 from collections.abc import Callable
 from typing import Literal
 
+from agentrl.engine.sglang.weights.adapter import AdapterTransport
 from agentrl.engine.sglang.weights.broadcast import BroadcastTransport
 from agentrl.engine.sglang.weights.bucket import Bucket, buckets
 from agentrl.engine.sglang.weights.local import DiskTransport, TensorTransport
 from agentrl.engine.sglang.weights.transport import Transport
 
 __all__ = [
+    "AdapterTransport",
     "BroadcastTransport",
     "Bucket",
     "DiskTransport",

@@ -6,6 +6,7 @@
 import asyncio
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,55 +22,66 @@ from agentrl.engine.sglang.weights.transport import UPDATE_S, Checked, Target, e
 from agentrl.errors import EngineError
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """With one server."""
+
+    name: str
+    ours: Any
+    control: Control
+    info: Info
+
+
 class BroadcastTransport(Checked):
     """Broadcasts buckets over gloo from a CPU and over NCCL from a GPU."""
 
     def __init__(self, *, timeout_s: float = UPDATE_S) -> None:
         super().__init__(timeout_s=timeout_s)
-        self._groups: dict[str, tuple[str, Any, Control]] = {}
+        self._groups: dict[str, _Group] = {}
 
-    async def send(self, targets: Sequence[Target], named: Named) -> Sequence[EngineError | None]:
+    async def send(
+        self, targets: Sequence[Target], named: Named, version: int, *, flush: bool
+    ) -> Sequence[EngineError | None]:
         """Bring all tensors to all targets."""
         made = list(buckets(named))
-        return await each(targets, lambda target: self._to_one(target, made))
+        return await each(targets, lambda target: self._to_one(target, made, flush))
 
     async def aclose(self) -> None:
         """Take the groups apart on both sides."""
         groups, self._groups = self._groups, {}
 
-        async def leave(group: tuple[str, Any, Control]) -> None:
-            name, _, control = group
-            body = {"group_name": name}
-            await control.send("/destroy_weights_update_group", body, timeout_s=10)
+        await each(list(groups.values()), _leave)
 
-        await each(list(groups.values()), leave)
-
-    async def _to_one(self, target: Target, made: Sequence[Bucket]) -> None:
+    async def _to_one(self, target: Target, made: Sequence[Bucket], flush: bool) -> None:
         control, info = target
         try:
-            name, group = await self._group(control, info, made[0].data.device.type)
+            group = await self._group(control, info, made[0].data.device.type)
             async with session(control, info):
                 for i, bucket in enumerate(made):
                     body = {
                         "names": [meta.name for meta in bucket.metadata],
                         "dtypes": [str(meta.dtype).split(".")[1] for meta in bucket.metadata],
                         "shapes": [list(meta.shape) for meta in bucket.metadata],
-                        "group_name": name,
+                        "group_name": group.name,
                         "load_format": "flattened_bucket",
-                        "flush_cache": i == len(made) - 1,
+                        "flush_cache": flush and i == len(made) - 1,
                     }
                     path, timeout_s = "/update_weights_from_distributed", self._timeout_s
                     post = control.send(path, body, timeout_s=timeout_s)
-                    await _both(post, asyncio.to_thread(self._broadcast, group, bucket.data))
+                    await _both(post, asyncio.to_thread(self._broadcast, group.ours, bucket.data))
         except EngineError:
             self._groups.pop(control.url, None)  # nobody knows where its other side is
             raise
 
-    async def _group(self, control: Control, info: Info, device: str) -> tuple[str, Any]:
-        """The group with one server, made at its first use."""
-        known = self._groups.get(control.url)
+    async def _group(self, control: Control, info: Info, device: str) -> _Group:
+        """The group with one server, made at its first use and when it came back from the dead."""
+        known = self._groups.pop(control.url, None)
+        if known is not None and known.info is not info:
+            await each([known], _leave)
+            known = None
         if known is not None:
-            return known[0], known[1]
+            self._groups[control.url] = known
+            return known
         if info.dp_size != 1:
             raise EngineError(
                 f"the server at {control.url} has dp_size {info.dp_size}, but a broadcast reaches "
@@ -88,9 +100,9 @@ class BroadcastTransport(Checked):
         }
         post = control.send("/init_weights_update_group", body, timeout_s=self._timeout_s)
         join = asyncio.to_thread(self._join, f"tcp://{host}:{port}", size, name, backend)
-        group = await _both(post, join)
-        self._groups[control.url] = (name, group, control)
-        return name, group
+        group = _Group(name, await _both(post, join), control, info)
+        self._groups[control.url] = group
+        return group
 
     def _join(self, address: str, size: int, name: str, backend: str) -> Any:
         """Be rank 0 of a group that stands beside the trainer's own, as the server makes it."""
@@ -114,6 +126,11 @@ class BroadcastTransport(Checked):
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = timedelta(seconds=self._timeout_s)
         group.broadcast([data], options).wait()
+
+
+async def _leave(group: _Group) -> None:
+    body = {"group_name": group.name}
+    await group.control.send("/destroy_weights_update_group", body, timeout_s=10)
 
 
 async def _both(post: Any, work: Any) -> Any:

@@ -18,7 +18,9 @@ from agentrl.errors import EngineError
 class TensorTransport(Checked):
     """Buckets in the body of a request: the bytes of a CPU, or where a GPU's memory is."""
 
-    async def send(self, targets: Sequence[Target], named: Named) -> Sequence[EngineError | None]:
+    async def send(
+        self, targets: Sequence[Target], named: Named, version: int, *, flush: bool
+    ) -> Sequence[EngineError | None]:
         """Bring all tensors to all targets."""
         made = list(buckets(named))
 
@@ -31,7 +33,7 @@ class TensorTransport(Checked):
                     body = {
                         "serialized_named_tensors": texts,
                         "load_format": "flattened_bucket",
-                        "flush_cache": i == len(made) - 1,
+                        "flush_cache": flush and i == len(made) - 1,
                     }
                     await control.send(
                         "/update_weights_from_tensor", body, timeout_s=self._timeout_s
@@ -47,11 +49,13 @@ class DiskTransport(Checked):
         super().__init__(timeout_s=timeout_s)
         self._folder = Path(tempfile.mkdtemp(prefix="agentrl-weights-", dir=root))
 
-    async def send(self, targets: Sequence[Target], named: Named) -> Sequence[EngineError | None]:
+    async def send(
+        self, targets: Sequence[Target], named: Named, version: int, *, flush: bool
+    ) -> Sequence[EngineError | None]:
         """Bring all tensors to all targets."""
         tensors = {name: tensor.cpu().contiguous() for name, tensor in named}
         save_file(tensors, self._folder / "model.safetensors", metadata={"format": "pt"})
-        body = {"model_path": str(self._folder), "flush_cache": True}
+        body = {"model_path": str(self._folder), "flush_cache": flush}
         path, timeout_s = "/update_weights_from_disk", self._timeout_s
         return await each(targets, lambda one: one[0].send(path, body, timeout_s=timeout_s))
 

@@ -34,12 +34,28 @@ class Transport(Protocol):
     """Brings weights to servers."""
 
     async def publish(
-        self, targets: Sequence[Target], weights: WeightSource, version: int
+        self,
+        targets: Sequence[Target],
+        weights: WeightSource,
+        version: int,
+        *,
+        flush: bool = True,
     ) -> Sequence[EngineError | None]:
         """Send to all targets, check, name the version; for each target None or its failure.
 
-        Raises EngineError if the weights are not those of the model; then nothing was sent.
+        `flush` forgets the keys and values of the old weights, for which nothing may run.
+
+        Raises EngineError if the weights are not those of the model, or not those that the version
+        was given to before; then no server serves them.
         """
+        ...
+
+    def adapter(self, version: int) -> str | None:
+        """The adapter that requests of a version name, if versions are adapters."""
+        ...
+
+    async def retire(self, control: Control, version: int) -> None:
+        """Let a server forget a version that no request uses."""
         ...
 
     async def aclose(self) -> None:
@@ -56,26 +72,49 @@ class Checked:
     def __init__(self, *, timeout_s: float = UPDATE_S) -> None:
         self._timeout_s = timeout_s
         self._shapes: Mapping[str, torch.Size] | None = None
+        self._published: tuple[int, Sequence[float]] | None = None
 
     async def publish(
-        self, targets: Sequence[Target], weights: WeightSource, version: int
+        self,
+        targets: Sequence[Target],
+        weights: WeightSource,
+        version: int,
+        *,
+        flush: bool = True,
     ) -> Sequence[EngineError | None]:
         """As `Transport.publish`."""
         named = self._named(weights, targets)
-        failures = await self.send(targets, named)
+        again = self._published is not None and self._published[0] == version
+        self._check_same(named, version)
+        failures = await self.send(targets, named, version, flush=flush)
+        if again:  # the trainer may have begun to change them meanwhile
+            self._check_same(self._named(weights, targets), version)
         sampled = named[version % len(named)]
 
-        async def confirm(target: Target, failure: EngineError | None) -> None:
+        async def finish(target: Target, failure: EngineError | None) -> None:
             if failure is not None:
                 raise failure
-            await _check_arrived(target[0], *sampled)
-            await target[0].set_version(version)
+            await self.confirm(target[0], sampled, version)
 
-        return await each(zip(targets, failures, strict=True), lambda pair: confirm(*pair))
+        return await each(zip(targets, failures, strict=True), lambda pair: finish(*pair))
 
-    async def send(self, targets: Sequence[Target], named: Named) -> Sequence[EngineError | None]:
+    async def send(
+        self, targets: Sequence[Target], named: Named, version: int, *, flush: bool
+    ) -> Sequence[EngineError | None]:
         """Bring all tensors to all targets."""
         raise NotImplementedError
+
+    async def confirm(self, control: Control, sampled: tuple[str, Tensor], version: int) -> None:
+        """Compare a sampled tensor, then name the version."""
+        await _check_arrived(control, *sampled)
+        await control.set_version(version)
+
+    def adapter(self, version: int) -> str | None:
+        """Versions are weights of the model, no adapters."""
+        return None
+
+    async def retire(self, control: Control, version: int) -> None:
+        """Nothing is left of weights that were overwritten."""
 
     async def aclose(self) -> None:
         """Nothing is held."""
@@ -106,6 +145,17 @@ class Checked:
                 )
         self._shapes = shapes
         return named
+
+    def _check_same(self, named: Named, version: int) -> None:
+        """Refuse other numbers under a version that has been given: the sums would differ."""
+        sums = [float(tensor.sum(dtype=torch.float64)) for _, tensor in named]
+        before, known = self._published or (-1, sums)
+        if before == version and known != sums:
+            raise EngineError(
+                f"the trainer's weights are those of version {version} no longer; the next "
+                "update brings new ones"
+            )
+        self._published = (version, sums)
 
 
 class session:

@@ -1,0 +1,270 @@
+"""The servers together: their weights, their pauses, their health, and a second life.
+
+    update ──▶ every server ──▶ a sampled tensor read back ──▶ version published
+    watch ──▶ no sign of life ──▶ left out ──▶ started again, if ours ──▶ weights of now ──▶ serves
+
+One update at a time: what comes back while the others take new weights waits for that.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from agentrl.engine.protocol import WeightSource
+from agentrl.engine.sglang.control import Control, PauseMode
+from agentrl.engine.sglang.router import Router, Slot
+from agentrl.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from agentrl.engine.sglang.weights import Transport
+
+WATCH_S = 5.0
+HEALTH_S = 10.0
+MISSED_MOST = 3
+"""Health checks in a row without an answer that make a server count as gone."""
+REVIVE_S = 1.0
+"""Before a dead server is started again; four times as long before each further try."""
+_LOG = logging.getLogger(__name__)
+
+
+class Fleet:
+    """Servers that serve one version of the weights; whoever has another does not serve."""
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        *,
+        transport: "Transport | None",
+        mode: PauseMode,
+        restarts: int,
+    ) -> None:
+        """`mode` is what a pause does to running requests, see `SglangConfig.pause`.
+
+        A server of ours that ends is started again at most `restarts` times in a row.
+        """
+        self.router = Router(slots)
+        self.version = 0
+        self.going = asyncio.Event()
+        """Set while servers sample."""
+        self.going.set()
+        self.pauses = 0
+        """How often they were paused."""
+        self.users: Counter[int] = Counter()
+        """Running requests by the version that they were sent under."""
+        self._mode: PauseMode = mode
+        self._restarts = restarts
+        self._transport = transport
+        self._weights: WeightSource | None = None
+        self._old: set[int] = set()
+        self._ready_s = 0.0
+        self._updating = asyncio.Lock()
+        self._watchers: list[asyncio.Task[None]] = []
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """The servers, with their state and counters."""
+        return self.router.slots
+
+    @property
+    def cache_key(self) -> str | None:
+        """Requests of one key reuse each other's prefixes; in place no update flushes the cache."""
+        return str(self.version) if self._mode == "in_place" else None
+
+    @property
+    def adapter(self) -> str | None:
+        """What requests name, if versions are adapters."""
+        if self._transport is None or self._weights is None:
+            return None
+        return self._transport.adapter(self.version)
+
+    async def start(self, ready_s: float, weights: WeightSource | None) -> None:
+        """Wait for the servers, learn what they are, give them the weights as version 0.
+
+        Raises ConfigError for one that does not start or cannot be trained with.
+        """
+        self._ready_s = ready_s
+        for slot in self.slots:
+            if slot.server is not None:
+                await slot.server.wait_ready(ready_s)
+            try:
+                slot.info = await slot.control.info()
+                await slot.control.resume()  # a trainer that died may have left it paused
+            except EngineError as error:
+                raise ConfigError(str(error)) from error
+            slot.serve()
+        try:
+            if weights is not None and self._transport is not None:
+                await self.update(weights, 0)
+            else:
+                for slot in self.slots:
+                    await slot.control.set_version(0)
+        except EngineError as error:
+            raise ConfigError(f"the servers do not take the model: {error}") from error
+        for slot in self.slots:
+            slot.restarts_left = self._restarts if slot.server is not None else 0
+        self._watchers = [asyncio.create_task(self._watch(slot)) for slot in self.slots]
+
+    async def update(self, weights: WeightSource, version: int) -> None:
+        """Give the weights to all servers and serve them as `version` where they arrived.
+
+        Raises EngineError if that is nowhere, and no server is on its way back.
+        """
+        async with self._updating:
+            flush = not self._watchers or self._mode != "in_place"
+            while not await self._publish(weights, version, flush=flush):
+                if not any(slot.reviving for slot in self.slots):
+                    raise EngineError(
+                        f"no SGLang server took the weights of version {version}: "
+                        f"{self.router.reasons()}"
+                    )
+                await asyncio.sleep(REVIVE_S)
+            self._old.add(self.version)
+            self.version, self._weights = version, weights
+            await self._retire()
+
+    async def _retire(self) -> None:
+        """Let servers forget the versions before this one that no request uses."""
+        for old in [old for old in self._old if old != self.version and not self.users[old]]:
+            self._old.remove(old)
+            for slot in self.slots:
+                with suppress(EngineError):  # what is left of it does no harm
+                    if self._transport is not None and slot.state == "serving":
+                        await self._transport.retire(slot.control, old)
+
+    async def pause(self) -> None:
+        """Stop sampling."""
+        self.going.clear()
+        self.pauses += 1
+        await self._on_serving(lambda control: control.pause(self._mode))
+
+    async def resume(self) -> None:
+        """Go on."""
+        self.going.set()
+        await self._on_serving(lambda control: control.resume())
+
+    async def aclose(self) -> None:
+        """Let go of the servers, and stop those that are ours."""
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for slot in self.slots:
+            slot.fail("down", "the engine was closed")
+        try:
+            if self._transport is not None:
+                await self._transport.aclose()
+            for slot in self.slots:
+                await slot.client.aclose()
+                await slot.control.aclose()
+        finally:
+            owned = [slot.server for slot in self.slots if slot.server is not None]
+            await asyncio.gather(*(asyncio.to_thread(server.stop) for server in owned))
+
+    async def _publish(self, weights: WeightSource, version: int, *, flush: bool) -> bool:
+        """Send to all that answer; True if a server took them."""
+        if self._transport is None:
+            raise EngineError("this engine was made without a transport, so its weights stay")
+        targets = [slot for slot in self.slots if await self._reachable(slot)]
+        if not targets:
+            return False
+        failures = await self._transport.publish(
+            [(slot.control, slot.info) for slot in targets if slot.info is not None],
+            weights,
+            version,
+            flush=flush,
+        )
+        for slot, failure in zip(targets, failures, strict=True):
+            if failure is None:
+                slot.serve()
+                slot.restarts_left = self._restarts if slot.server is not None else 0
+            else:
+                slot.fail("stale", f"it did not take the weights of version {version}: {failure}")
+        return None in failures
+
+    async def _reachable(self, slot: Slot) -> bool:
+        if slot.state == "serving":
+            return True
+        if not await slot.control.healthy(2.0):
+            return False
+        with suppress(EngineError):
+            slot.info = await slot.control.info()
+            await slot.control.pause("abort")  # nobody waits for what it samples
+            return True
+        return False
+
+    async def _on_serving(self, call: Callable[[Control], Awaitable[None]]) -> None:
+        """Make a call to all servers that serve; one that fails serves no longer."""
+        serving = [slot for slot in self.slots if slot.state == "serving"]
+        results = await asyncio.gather(
+            *(call(slot.control) for slot in serving), return_exceptions=True
+        )
+        for slot, result in zip(serving, results, strict=True):
+            if isinstance(result, EngineError):
+                slot.fail("down", str(result))
+            elif isinstance(result, BaseException):
+                raise result
+
+    async def _watch(self, slot: Slot) -> None:
+        """Ask a server for its health, for ever."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if slot.dead:
+                await self._revive(slot)
+            elif await slot.control.healthy(HEALTH_S):
+                slot.missed = 0
+                if slot.state in ("down", "starting"):
+                    await self._take_back(slot)
+            else:
+                slot.missed += 1
+                if slot.state == "serving" and slot.missed >= MISSED_MOST:
+                    slot.fail("down", f"it gave no sign of life {slot.missed} times")
+
+    async def _revive(self, slot: Slot) -> None:
+        """Start a dead server of ours again, unless that was done too often."""
+        if slot.server is None or not slot.restarts_left:
+            if slot.state != "down":
+                slot.fail("down", "it ended")
+            return
+        tried = self._restarts - slot.restarts_left
+        slot.restarts_left -= 1
+        _LOG.warning(
+            "the SGLang server at %s ended and is started again (%d of %d): %s",
+            slot.url,
+            tried + 1,
+            self._restarts,
+            slot.server.last_words(),
+        )
+        slot.fail("starting", "it is started again")
+        await asyncio.sleep(REVIVE_S * 4**tried)
+        try:
+            slot.server = slot.server.again()
+            await slot.server.wait_ready(self._ready_s)
+        except ConfigError as error:
+            slot.fail("down", str(error))
+        else:
+            await self._take_back(slot)
+
+    async def _take_back(self, slot: Slot) -> None:
+        """Let a server that answers again serve, with the weights of now."""
+        async with self._updating:
+            if slot.state == "serving" or not self.going.is_set():
+                return  # an update came first, or will
+            try:
+                slot.info = await slot.control.info()
+                await slot.control.pause("abort")
+                if self._transport is None or self._weights is None:
+                    await slot.control.set_version(self.version)
+                else:
+                    target = (slot.control, slot.info)
+                    for failure in await self._transport.publish(
+                        [target], self._weights, self.version
+                    ):
+                        if failure is not None:
+                            raise failure
+                await slot.control.resume()
+            except EngineError as error:
+                slot.fail("stale", str(error))
+            else:
+                slot.serve()

@@ -1,0 +1,184 @@
+"""Servers of other shapes: a real model of 135 million parameters, two ranks, adapters."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and peft are not typed)
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from torch import nn
+
+from agentrl.engine import WeightSource
+from agentrl.engine.config import EngineConfig, SglangConfig
+from agentrl.engine.local.models.load import load_model
+from agentrl.engine.local.models.resolve import resolve_model
+from agentrl.engine.sglang.engine import SglangEngine
+from agentrl.engine.sglang.server import Server, start
+from agentrl.engine.sglang.weights import AdapterTransport, TensorTransport, Transport
+from agentrl.tokens import Tokenizer
+from agentrl.trainer.weights import ModelWeights
+from agentrl.types import Sampling, Session
+from tests.contract.engine.conftest import READY_S
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+
+PROMPT = list(range(300, 340))
+QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def servers(
+    sglang_folder: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, Server]]:
+    """All of them, started at once, since each takes long by itself."""
+    shared = Path.home() / ".cache" / "agentrl"  # big downloads are shared by all test runs
+    real = resolve_model("smollm2-135m", cache_dir=shared)
+    lora = (
+        "--enable-lora --max-lora-rank 4 --lora-target-modules q_proj v_proj "
+        "--lora-backend torch_native --max-loras-per-batch 3"
+    )
+    wanted = {
+        "ranks": (tiny_folder, SglangConfig(tp_size=2, kv_tokens=4096, memory_fraction=0.5)),
+        "adapters": (tiny_folder, SglangConfig(kv_tokens=4096, extra_args=lora)),
+        "real": (real, SglangConfig(kv_tokens=2048)),
+    }
+    logs, started = tmp_path_factory.mktemp("logs"), dict[str, Server]()
+    try:
+        for name, (folder, config) in wanted.items():
+            started[name] = start(EngineConfig(dtype="float32", sglang=config), folder, logs)
+        yield started
+    finally:
+        for server in started.values():
+            server.stop()
+
+
+@asynccontextmanager
+async def serving(
+    server: Server,
+    vocab_size: int,
+    transport: Transport | None = None,
+    weights: WeightSource | None = None,
+) -> AsyncGenerator[SglangEngine]:
+    """An engine over a server, which ends with it."""
+    engine = SglangEngine(
+        [server], vocab_size=vocab_size, context_length=1000, transport=transport, timeout_s=120
+    )
+    try:
+        await engine.start(ready_s=READY_S, weights=weights)
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+async def gap(
+    engine: SglangEngine,
+    model: nn.Module,
+    ids: Sequence[int],
+    num: int,
+    version: int,
+    session: str = "a",
+) -> float:
+    """The largest difference between the server's logprobs and transformers'."""
+    completion = await engine.generate(ids, Sampling(max_tokens=num), Session(session))
+    assert set(completion.versions_T.tolist()) == {version}
+    sampled = torch.tensor(completion.ids_T.tolist())
+    with torch.no_grad():
+        logits = model(input_ids=torch.cat([torch.tensor(ids), sampled])[None, :-1]).logits[0]
+    ours = logits[len(ids) - 1 :].log_softmax(-1).gather(1, sampled[:, None])[:, 0].numpy()
+    return float(np.abs(ours - completion.logprobs_T).max())
+
+
+@dataclass
+class Adapter:
+    """The adapter of a model, as a `WeightSource`."""
+
+    model: nn.Module
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from get_peft_model_state_dict(self.model).items()
+
+
+def adapter_config(model: PeftModel) -> Mapping[str, object]:
+    """What PEFT writes into `adapter_config.json`."""
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        config: Mapping[str, object] = json.loads(
+            (Path(folder) / "adapter_config.json").read_text()
+        )
+    return config
+
+
+def shape(model: nn.Module, factor: float) -> None:
+    """Give every tensor of the adapter a size that tells."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * factor)
+
+
+async def loaded(engine: SglangEngine) -> list[str]:
+    """The adapters that the server says it has."""
+    async with httpx.AsyncClient(base_url=engine.slots[0].url) as http:
+        models = (await http.get("/v1/models")).json()["data"]
+    return sorted(model["id"] for model in models if model["id"].startswith("agentrl-"))
+
+
+async def test_two_ranks_take_an_update_by_tensor(
+    servers: Mapping[str, Server], tiny_folder: Path
+) -> None:
+    model = load_model(tiny_folder)
+    async with serving(servers["ranks"], 768, TensorTransport()) as engine:
+        info = engine.slots[0].info
+        assert info is not None
+        assert (info.tp_size, info.dp_size, info.kv_tokens) == (2, 1, 4096)
+        assert await gap(engine, model, PROMPT, 8, 0) < 1e-4
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+        await engine.update_weights(ModelWeights(model), 1)
+        assert await gap(engine, model, PROMPT, 16, 1) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+async def test_each_version_is_an_adapter_of_its_own(
+    servers: Mapping[str, Server], tiny_folder: Path
+) -> None:
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    adapted = get_peft_model(load_model(tiny_folder), lora)
+    shape(adapted, 0.1)
+    old = deepcopy(adapted)
+    transport = AdapterTransport(adapter_config(adapted))
+    async with serving(servers["adapters"], 768, transport, Adapter(adapted)) as engine:
+        assert await gap(engine, old, PROMPT, 16, 0) < 1e-4
+        running = asyncio.ensure_future(gap(engine, old, PROMPT, 400, 0))
+        await asyncio.sleep(0.3)
+        shape(adapted, -0.2)
+        await engine.update_weights(Adapter(adapted), 1)
+        assert await gap(engine, adapted, PROMPT, 16, 1, "b") < 1e-4
+        assert await running < 1e-4
+        assert await loaded(engine) == [transport.adapter(0), transport.adapter(1)]
+        await engine.update_weights(Adapter(adapted), 2)
+        assert await loaded(engine) == [transport.adapter(2)]
+        assert await gap(engine, adapted, PROMPT, 16, 2) < 1e-4
+
+
+async def test_a_real_models_logprobs_are_those_of_transformers(
+    servers: Mapping[str, Server],
+) -> None:
+    shared = Path.home() / ".cache" / "agentrl"
+    folder = resolve_model("smollm2-135m", cache_dir=shared)
+    ids = Tokenizer.load(folder).encode(QUESTION, specials=True)
+    async with serving(servers["real"], 49152) as engine:
+        assert await gap(engine, load_model(folder, "float32"), ids, 24, 0) < 1e-5

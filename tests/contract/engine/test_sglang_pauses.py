@@ -1,0 +1,130 @@
+"""A request that runs across an update, in each pause mode: which weights its tokens are from."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from copy import deepcopy
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import DynamicCache, PreTrainedModel
+
+from agentrl.engine.sglang.control import PauseMode
+from agentrl.engine.sglang.engine import SglangEngine
+from agentrl.engine.sglang.server import Server
+from agentrl.engine.sglang.weights import DiskTransport, TensorTransport
+from agentrl.trainer.weights import ModelWeights
+from agentrl.types import Sampling, Session, StopReason
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
+
+PROMPT = list(range(300, 340))
+LONG = Sampling(max_tokens=300)
+STOPS = {0, 2}
+"""Of the server's own; past one of them the rest is another request."""
+
+
+def changed(model: PreTrainedModel) -> PreTrainedModel:
+    """Other weights, such that each token's logprob tells which ones it is from."""
+    other = deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+    return other
+
+
+def expected(
+    models: "tuple[PreTrainedModel, PreTrainedModel]", ids: list[int], first: int, *, kept: bool
+) -> NDArray[np.float64]:
+    """Logprobs of the completion in `ids`, whose first tokens are the old model's.
+
+    `kept`: the new one goes on with the old one's keys and values, else with its own.
+    """
+    old, new = models
+    at = len(PROMPT) + first
+    cache = DynamicCache()
+    with torch.no_grad():
+        begun = old(input_ids=torch.tensor([ids[: at - 1]]), cache=cache).logits[0]
+        if not kept:
+            cache = DynamicCache()
+            new(input_ids=torch.tensor([ids[: at - 1]]), cache=cache)
+        ended = new(input_ids=torch.tensor([ids[at - 1 : -1]]), cache=cache).logits[0]
+    logits = torch.cat([begun[len(PROMPT) - 1 :], ended]).double()
+    chosen = torch.tensor(ids[len(PROMPT) :])[:, None]
+    return logits.log_softmax(-1).gather(1, chosen)[:, 0].numpy()
+
+
+async def begun(url: str, num: int) -> None:
+    """Wait until so many requests run, and some of their tokens are there."""
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        while True:
+            loads = (await http.get("/v1/loads")).json()["loads"]
+            if sum(load["num_running_reqs"] for load in loads) == num:
+                break
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.2)
+
+
+@pytest.fixture
+async def paused_engine(
+    server: Server, model: PreTrainedModel, request: pytest.FixtureRequest
+) -> AsyncIterator[SglangEngine]:
+    mode, transport = request.param
+    made = SglangEngine(
+        [server.url],
+        vocab_size=768,
+        context_length=2040,
+        transport=transport(),
+        pause=mode,
+        timeout_s=120,
+    )
+    await made.start(ready_s=60, weights=ModelWeights(model))
+    yield made
+    await made.aclose()
+
+
+@pytest.mark.parametrize(
+    ("paused_engine", "mode"),
+    [
+        (("retract", TensorTransport), "retract"),
+        (("abort", TensorTransport), "abort"),
+        (("in_place", TensorTransport), "in_place"),
+        (("in_place", DiskTransport), "in_place"),
+    ],
+    indirect=["paused_engine"],
+)
+async def test_each_token_of_a_request_across_an_update_is_from_its_version(
+    paused_engine: SglangEngine, model: PreTrainedModel, mode: PauseMode
+) -> None:
+    engine, new = paused_engine, changed(model)
+    running = [asyncio.ensure_future(engine.generate(PROMPT, LONG, Session(name))) for name in "ab"]
+    await begun(engine.slots[0].url, len(running))
+    await engine.update_weights(ModelWeights(new), 1)
+    for completion in await asyncio.gather(*running):
+        assert len(completion.ids_T) == LONG.max_tokens
+        assert completion.stop_reason is StopReason.LENGTH
+        versions = completion.versions_T.tolist()
+        first = versions.index(1)
+        assert 0 < first < 300
+        assert versions == [0] * first + [1] * (300 - first)
+        ids = PROMPT + completion.ids_T.tolist()
+        want = expected((model, new), ids, first, kept=mode == "in_place")
+        gaps = np.abs(want - completion.logprobs_T)
+        wrong = np.abs(
+            expected((model, new), ids, first, kept=mode != "in_place") - completion.logprobs_T
+        )
+        if mode == "in_place":
+            rest = completion.ids_T[first:].tolist()
+            end = first + next((i + 1 for i, token in enumerate(rest) if token in STOPS), len(rest))
+            gaps, wrong = gaps[:end], wrong[:end]
+        assert gaps.max() < 1e-4
+        assert first + 1 == len(wrong) or wrong[first + 1 :].max() > 1e-2
+    # Whoever begins later is sampled under the new weights alone, also with a prefix of before.
+    later = await engine.generate(PROMPT, Sampling(max_tokens=16), Session("c"))
+    ids = PROMPT + later.ids_T.tolist()
+    only_new = expected((new, new), ids, 1, kept=False)
+    assert np.abs(only_new - later.logprobs_T).max() < 1e-4
+    cached = await engine.generate(PROMPT, Sampling(max_tokens=1), Session("d"))
+    assert cached.cached_tokens > 0
