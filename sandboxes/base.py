@@ -132,7 +132,7 @@ class Sandbox(ABC):
                 await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def __aenter__(self) -> Self:
-        return await self.start()
+        return self if self._state == "running" else await self.start()
 
     async def __aexit__(
         self,
@@ -263,7 +263,9 @@ class Sandbox(ABC):
             FileTooLarge: It is longer than `max_bytes`, or than the limit.
         """
         limit = min(max_bytes or self.limits.read_bytes, self.limits.read_bytes)
-        result = await self._script(files.READ, self._path(path), str(limit), max_output=limit)
+        result = await self._script(
+            files.READ, self._path(path), str(limit), max_output=limit + 4096
+        )
         return files.require_ok(result, path).stdout
 
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:

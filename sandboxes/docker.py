@@ -197,12 +197,14 @@ class DockerSandbox(Sandbox):
 
     async def kill_leftovers(self) -> None:
         """End everything in the container, other commands and sessions too."""
-
-        def sweep(api: Any) -> None:
-            made = api.exec_create(self._container, ["sh", "-c", "kill -9 -1"], user=_USER)
-            api.exec_start(made["Id"])
-
-        await self._ask(sweep)
+        sweep = Command(argv=("sh", "-c", "kill -9 -1"), cwd="")
+        process = await self._open(sweep, lambda fd, data: None)
+        try:
+            async with asyncio.timeout(KILL_S):
+                await process.wait()
+        except TimeoutError:
+            await self.close()
+            raise SandboxDied("the processes in the container cannot be killed") from None
 
     async def _ask(self, question: Callable[[Any], T]) -> T:
         """Ask the engine's client."""

@@ -43,9 +43,11 @@ LIST: Final = """
 [ -d "$1" ] || { echo "there is no such folder" >&2; exit 65; }
 exec find "$1/" -mindepth 1 -maxdepth 1 -printf '%y %s %f\\0'
 """
-# Without the folder itself: it may belong to another user, who alone could set its times.
+# Without the folder itself: it may belong to another user, who alone could set its times. What its
+# own user cannot read is left out; 1 stands for a file that changed meanwhile.
 PACK: Final = """
-cd -- "$1" && find . -mindepth 1 -maxdepth 1 -print0 | tar --null --no-unquote -T - -cf -
+cd -- "$1" && find . -mindepth 1 -maxdepth 1 -print0 |
+tar --null --no-unquote -T - -cf - --ignore-failed-read || [ $? = 1 ]
 """
 UNPACK: Final = 'mkdir -p -- "$1" && cd -- "$1" && exec tar -xf - --no-same-owner'
 # A folder without permissions could not be emptied.

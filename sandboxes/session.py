@@ -20,7 +20,7 @@ from agentrl.sandboxes.types import ExecResult
 
 SessionKind: TypeAlias = Literal["bash", "python"]
 GRACE_S: Final = 1.0
-"""After its timeout a call is interrupted; the session survives if the call gives up within this."""
+"""So long an interrupted call may take to give up; then the session ends."""
 _END: Final = re.compile(rb"\x1e([0-9a-f]{32}):(\d+)\x1f")
 _MARK_BYTES: Final = 48
 """More than the longest mark has."""
