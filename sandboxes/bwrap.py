@@ -20,7 +20,7 @@ from agentrl.sandboxes.base import Sandbox
 from agentrl.sandboxes.cgroup import Group, Hierarchy
 from agentrl.sandboxes.errors import SandboxDied, SandboxStartError, SandboxUnavailable
 from agentrl.sandboxes.probe import find_bwrap
-from agentrl.sandboxes.process import LocalProcess, Process, Sink
+from agentrl.sandboxes.process import LocalProcess, Process, Sink, in_thread
 from agentrl.sandboxes.seccomp import program
 from agentrl.sandboxes.types import WORKSPACE, Capability, Command, ExecResult, SandboxOptions
 from agentrl.sandboxes.workspace import (
@@ -117,7 +117,7 @@ class BwrapSandbox(Sandbox):
         self._place: Workspace | None = None
 
     async def _start(self) -> None:
-        await asyncio.to_thread(self._make)
+        await in_thread(self._make)
         self.capabilities = self._machine.capabilities
         result = await self._script("echo ok; touch /workspace /tmp", timeout_s=10.0)
         if not result.ok:

@@ -11,6 +11,7 @@ import importlib
 import os
 import re
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from agentrl.sandboxes.base import Sandbox
 from agentrl.sandboxes.docker_stream import ExecStream
 from agentrl.sandboxes.errors import SandboxDied, SandboxStartError, SandboxUnavailable
 from agentrl.sandboxes.owner import Owner
-from agentrl.sandboxes.process import DRAIN_S, KILL_S, Process, Sink
+from agentrl.sandboxes.process import DRAIN_S, KILL_S, Process, Sink, in_thread
 from agentrl.sandboxes.seccomp import profile
 from agentrl.sandboxes.types import WORKSPACE, Command, ExecResult, Limits, SandboxOptions
 
@@ -56,10 +57,11 @@ class Engine:
             raise SandboxUnavailable(f"DOCKER_HOST is {host}, expected unix:// or tcp://")
         self._errors: Any = importlib.import_module("docker.errors")
         try:
+            _knock(host)
             self.client: Any = self._docker.DockerClient(
                 base_url=host, timeout=_API_TIMEOUT_S, max_pool_size=_NUM_THREADS
             )
-        except self._errors.DockerException as error:
+        except (OSError, self._errors.DockerException) as error:
             raise SandboxUnavailable(
                 f"no Docker engine answers at {host} ({_first_line(error)}); start it, or set "
                 "DOCKER_HOST"
@@ -73,8 +75,7 @@ class Engine:
             SandboxDied: The container is not there or does not run.
             SandboxUnavailable: The engine failed.
         """
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: self._translated(function))
+        return await in_thread(lambda: self._translated(function), self._threads)
 
     def _translated(self, function: Callable[[], T]) -> T:
         try:
@@ -122,7 +123,7 @@ class Engine:
         for container in found:
             owner = Owner.parse(container["Labels"][LABEL])
             if owner is not None:
-                yield owner, str(container["Id"])
+                yield owner, str(container["Names"][0]).lstrip("/")
 
     def reap(self) -> int:
         """Remove the containers of processes that are gone; how many that were."""
@@ -132,6 +133,14 @@ class Engine:
         return len(gone)
 
 
+def _knock(host: str) -> None:
+    """Raise OSError if nobody is there: the client would leave its socket open."""
+    kind, _, place = host.partition("://")
+    if kind == "unix":
+        with socket.socket(socket.AF_UNIX) as attempt:
+            attempt.connect(place)
+
+
 def docker_host() -> str:
     """The address of the engine."""
     return os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
@@ -139,14 +148,20 @@ def docker_host() -> str:
 
 @functools.cache
 def _engine(host: str) -> Engine:
-    engine = Engine(host)
-    engine.reap()
-    return engine
+    return Engine(host)
 
 
-def engine() -> Engine:
+@functools.cache
+def _reaped(host: str) -> int:
+    return _engine(host).reap()
+
+
+def engine(*, reap: bool = True) -> Engine:
     """The engine of DOCKER_HOST; what dead processes left in it is removed at the first call."""
-    return _engine(docker_host())
+    host = docker_host()
+    if reap:
+        _reaped(host)
+    return _engine(host)
 
 
 class DockerSandbox(Sandbox):

@@ -6,7 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Literal, Protocol, TypeAlias
+from concurrent.futures import Executor
+from typing import Final, Literal, Protocol, TypeAlias, TypeVar
 
 import psutil
 
@@ -14,12 +15,24 @@ from agentrl.sandboxes.capture import Capture
 from agentrl.sandboxes.errors import SandboxDied
 from agentrl.sandboxes.types import Command, ExecResult
 
+T = TypeVar("T")
 Sink: TypeAlias = Callable[[int, bytes], None]
 """Takes output as it comes: 1 or 2 for the stream, and the bytes. It must not let them pile up."""
 
 DRAIN_S: Final = 0.2
 """A command that ended may leave a child that holds its output open: so long it is waited for."""
 KILL_S: Final = 10.0
+
+
+async def in_thread(function: Callable[[], T], threads: Executor | None = None) -> T:
+    """The function's result; who is cancelled waits for its end, so that its work can be undone."""
+    loop = asyncio.get_running_loop()
+    call = loop.run_in_executor(threads, function)
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await asyncio.wait([call])
+        raise
 
 
 class Process(Protocol):

@@ -106,7 +106,7 @@ class Session:
         self._max_output = max_output
         self._process: Process | None = None
         self._ended: asyncio.Task[int] | None = None
-        self._output = _Output("", 0)
+        self._output = Output("", 0)
         self._busy = False
         self._closed = False
 
@@ -134,7 +134,7 @@ class Session:
         try:
             ended = await self._started()
             token = secrets.token_hex(16)
-            self._output = _Output(token, self._max_output)
+            self._output = Output(token, self._max_output)
             started = time.monotonic()
             assert self._process is not None
             self._process.write(_CALLS[self.kind](code, token))
@@ -205,7 +205,7 @@ class Session:
                 await ended
 
 
-class _Output:
+class Output:
     """What one call printed, up to its mark."""
 
     def __init__(self, token: str, max_output: int) -> None:

@@ -26,6 +26,7 @@ from agentrl.sandboxes.types import Limits
 
 SHARED_UID: Final = 0x5A0B0000
 """The user of the sandboxes where a control group keeps them apart."""
+_SHARED: Final = ("bases", "bin", "probe")
 _NOSUID, _NODEV, _DETACH = 2, 4, 2
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -174,8 +175,7 @@ def _copy(source: Path, target: Path) -> None:
 def close_owner_folder() -> None:
     """Remove this process's folder when its last sandbox is closed."""
     folder = _owner_folder(os.getpid())
-    others = [path for path in folder.glob("*") if path.name not in ("bases", "bin")]
-    if not others:
+    if not sandboxes_in(folder):
         prepared_base.cache_clear()
         remove_tree(folder)
 
@@ -188,6 +188,11 @@ def owners() -> Iterator[tuple[Owner, Path]]:
             yield owner, path
 
 
+def sandboxes_in(folder: Path) -> tuple[Path, ...]:
+    """The folders of the sandboxes of one owner."""
+    return tuple(path for path in folder.glob("*") if path.name not in _SHARED)
+
+
 def reap() -> int:
     """Remove what processes that are gone have left; how many sandboxes that were."""
     count = 0
@@ -195,7 +200,7 @@ def reap() -> int:
     for owner, folder in owners():
         if not owner.is_gone:
             continue
-        names = [path.name for path in folder.iterdir() if path.name not in ("bases", "bin")]
+        names = [path.name for path in sandboxes_in(folder)]
         if hierarchy is not None:
             for name in hierarchy.groups(f"{owner.pid}-{owner.started}-"):
                 Group(hierarchy, name).remove()
