@@ -100,7 +100,7 @@ class Sandbox(ABC):
         if self._state != "new":
             raise SandboxStartError(f"this sandbox is {self._state}; make a new one")
         self._state = "running"
-        keep_until_exit(self, self._destroy)
+        keep_until_exit(self, self.destroy)
         done = False
         try:
             await self._start()
@@ -121,6 +121,12 @@ class Sandbox(ABC):
         if self._state == "running":
             self._state = "closed"
             await asyncio.shield(self._close_all())
+
+    def destroy(self) -> None:
+        """As `close`, where no event loop can run any more: at the end of the process."""
+        if self._state == "running":
+            self._state = "closed"
+            self._destroy()
 
     async def _close_all(self) -> None:
         try:
