@@ -14,13 +14,13 @@ from agentrl.envs.tasks import read_tasks
 from agentrl.errors import ConfigError
 from agentrl.sandboxes import FileAccessError
 from agentrl.tools import tool
-from agentrl.tools.sandboxed import BashTool, FileTools
+from agentrl.tools.sandboxed import BashTool, WriteFileTool
 from agentrl.types import Agent, AssistantTurn, EpisodeView, Score, Task, ToolCall
 
 _MAX_SOLUTION_BYTES = 64 << 10
 
 
-class CodeSandbox(BashTool, FileTools, SandboxEnv):
+class CodeSandbox(BashTool, WriteFileTool, SandboxEnv):
     """Write solution.py, run it, submit it: it is worth 1 if it passes all hidden tests.
 
     The tests run after everything of the episode has been killed and thrown away, but for that one
@@ -34,14 +34,14 @@ class CodeSandbox(BashTool, FileTools, SandboxEnv):
             default="",
             description="a JSONL file of tasks (prompt, answer: the tests); empty: made by a seed",
         )
-        test_timeout_s: float = Field(default=10.0, gt=0, description="seconds of one test run")
+        test_timeout_s: float = Field(default=10.0, gt=0, description="seconds of one test")
+        grading_s: float = Field(default=40.0, gt=0, description="seconds of all tests together")
 
+    hook_timeout_s = 120.0
+    """More than `grading_s`: what the policy's code does must not make an episode invalid."""
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    system = (
-        "Write the file solution.py in the working folder. Try it with bash. When it is right, "
-        "call submit."
-    )
+    system = "Write the file solution.py, try it, and submit it when it is right."
     max_turns = 12
 
     @classmethod
@@ -58,7 +58,7 @@ class CodeSandbox(BashTool, FileTools, SandboxEnv):
 
     @tool
     async def submit(self) -> str:
-        """Hand in solution.py: it is tested, and the work is finished."""
+        """Hand in solution.py and finish."""
         return self.finish("submitted")
 
     async def score(self, answer: str) -> Score:
@@ -67,7 +67,10 @@ class CodeSandbox(BashTool, FileTools, SandboxEnv):
             code = await self.sandbox.read_file(SOLUTION, max_bytes=_MAX_SOLUTION_BYTES)
         except FileAccessError:
             return Score(value=0.0, parts={"tests": 0.0})
-        share = await share_passed(self.sandbox, code, self.task.answer, self.config.test_timeout_s)
+        config = self.config
+        share = await share_passed(
+            self.sandbox, code, self.task.answer, config.test_timeout_s, config.grading_s
+        )
         return Score(value=float(share == 1.0), parts={"tests": share})
 
     @classmethod

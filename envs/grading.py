@@ -13,25 +13,37 @@ from agentrl.errors import ConfigError
 from agentrl.sandboxes import Sandbox
 
 SOLUTION: Final = "solution.py"
-_ENTRY: Final = "solve"
 _MAX_DEPTH: Final = 64
 
-# Runs beside the candidate's code and is at its mercy; all it can do to it is to spoil its results.
-_CALLS: Final = """
-import json, os, sys
+# What runs beside the candidate's code is at its mercy; all it can do to it is to spoil its results.
+_HEAD: Final = """
+import json, os, subprocess, sys
 spec = json.load(sys.stdin)
 out = os.dup(1)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-sys.path.insert(0, "")
 sys.stdin = open(os.devnull)
-import importlib
-function = getattr(importlib.import_module("solution"), spec["entry"])
 results = []
-for arguments in spec["arguments"]:
+"""
+_CALLS: Final = """
+sys.path.insert(0, "")
+import importlib
+function = getattr(importlib.import_module("solution"), "solve")
+for arguments in spec["inputs"]:
     try:
         results.append([json.dumps(function(*arguments), allow_nan=False)])
     except Exception:
         results.append([])
+"""
+_PROGRAMS: Final = """
+for text in spec["inputs"]:
+    try:
+        done = subprocess.run(["python3", "solution.py"], input=text.encode(),
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=spec["timeout_s"])
+        results.append([done.stdout.decode(errors="replace")] * (done.returncode == 0))
+    except subprocess.TimeoutExpired:
+        results.append([])
+"""
+_TAIL: Final = """
 data = json.dumps(results).encode()
 while data:
     data = data[os.write(out, data):]
@@ -55,55 +67,43 @@ def _keys(test: object) -> tuple[str, ...]:
 
 
 async def share_passed(
-    sandbox: Sandbox, code: bytes, tests: Sequence[Mapping[str, Any]], timeout_s: float
+    sandbox: Sandbox,
+    code: bytes,
+    tests: Sequence[Mapping[str, Any]],
+    timeout_s: float,
+    all_s: float,
 ) -> float:
     """The share of the tests that a program passes; the sandbox is reset before.
+
+    One run of a program may take `timeout_s`, all tests together `all_s`: else none has passed.
 
     Raises:
         SandboxError: The sandbox failed, so there is no score.
     """
     await sandbox.reset()
     await sandbox.write_file(SOLUTION, code)
-    if "args" in tests[0]:
-        passed = await _passed_calls(sandbox, tests, timeout_s)
-    else:
-        passed = sum([await _passes(sandbox, test, timeout_s) for test in tests])
-    return passed / len(tests)
-
-
-async def _passed_calls(
-    sandbox: Sandbox, tests: Sequence[Mapping[str, Any]], timeout_s: float
-) -> int:
-    spec = {"entry": _ENTRY, "arguments": [test["args"] for test in tests]}
+    calls = "args" in tests[0]
+    spec = {"inputs": [t["args" if calls else "stdin"] for t in tests], "timeout_s": timeout_s}
     done = await sandbox.exec(
-        ["python3", "-I", "-c", _CALLS], stdin=json.dumps(spec).encode(), timeout_s=timeout_s
+        ["python3", "-I", "-c", _HEAD + (_CALLS if calls else _PROGRAMS) + _TAIL],
+        stdin=json.dumps(spec).encode(),
+        timeout_s=all_s,
     )
     results = _parsed(done.stdout) if done.ok and not done.stdout_truncated else None
     if not isinstance(results, list) or len(cast("list[object]", results)) != len(tests):
-        return 0
+        return 0.0
     pairs = zip(cast("list[object]", results), tests, strict=True)
-    return sum(_is_result(result, test["expected"]) for result, test in pairs)
+    return sum(_passes(result, test) for result, test in pairs) / len(tests)
 
 
-def _is_result(result: object, expected: object) -> bool:
+def _passes(result: object, test: Mapping[str, Any]) -> bool:
     match result:
+        case [str(text)] if "args" in test:
+            return same(_parsed(text), test["expected"])
         case [str(text)]:
-            return same(_parsed(text), expected)
+            return _lines(text) == _lines(test["stdout"])
         case _:
             return False
-
-
-async def _passes(sandbox: Sandbox, test: Mapping[str, Any], timeout_s: float) -> bool:
-    done = await sandbox.exec(
-        ["python3", SOLUTION],
-        stdin=test["stdin"].encode(),
-        timeout_s=timeout_s,
-        kill_leftovers=True,
-    )
-    said = done.stdout.decode(errors="replace").split("\n")
-    return (
-        done.ok and not done.stdout_truncated and _lines(said) == _lines(test["stdout"].split("\n"))
-    )
 
 
 def _lines(lines: Sequence[str]) -> list[str]:

@@ -1,13 +1,16 @@
 """`SandboxEnv`: an environment whose episodes each have a sandbox."""
 
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
 from pydantic import Field
 
 from agentrl.config import Config as BaseConfig
 from agentrl.envs.toolenv import ToolEnv
-from agentrl.sandboxes import SandboxOptions
+from agentrl.sandboxes import Sandbox, SandboxOptions
 from agentrl.tools.sandboxed import UsesSandbox
 
-_QUEUE_S = 840.0
+_QUEUE_S = 3600.0
 
 
 class SandboxConfig(BaseConfig):
@@ -19,17 +22,28 @@ class SandboxConfig(BaseConfig):
 class SandboxEnv(UsesSandbox, ToolEnv):
     """`self.sandbox` is there from `setup` to the teardown; a subclass's `setup` awaits this one's.
 
-    Its tools are what it inherits from `agentrl.tools.sandboxed`. Sandboxes are shared by all
-    episodes of a process: an episode waits in `setup` for a free one.
+    Its tools are what it inherits from `agentrl.tools.sandboxed`. The sandboxes of a process are
+    shared by its episodes; each finds one as new.
     """
 
     Config = SandboxConfig
     config: SandboxConfig
+    _lent: Sandbox | None = None
 
-    hook_timeout_s = 900.0
-    """Of waiting, nearly all of it: what runs in the sandbox has its own limits."""
+    @asynccontextmanager
+    async def admission(self) -> AsyncGenerator[object]:
+        """Wait for a free sandbox."""
+        async with self._lease() as sandbox:
+            self._lent = sandbox
+            yield sandbox
+        self._lent = None
 
     async def setup(self) -> None:
-        """Take a sandbox, as new."""
-        lease = self.services.sandboxes.acquire(self.config.sandbox, queue_timeout_s=_QUEUE_S)
-        self.use_sandbox(await self.resources.enter_async_context(lease))
+        """Take the sandbox; without the agent loop, wait for one here."""
+        sandbox = self._lent
+        if sandbox is None:
+            sandbox = await self.resources.enter_async_context(self._lease())
+        self.use_sandbox(sandbox)
+
+    def _lease(self) -> AbstractAsyncContextManager[Sandbox]:
+        return self.services.sandboxes.acquire(self.config.sandbox, queue_timeout_s=_QUEUE_S)

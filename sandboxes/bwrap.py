@@ -19,7 +19,7 @@ from typing import Final
 from agentrl.sandboxes.base import Sandbox
 from agentrl.sandboxes.cgroup import Group, Hierarchy
 from agentrl.sandboxes.errors import SandboxDied, SandboxStartError, SandboxUnavailable
-from agentrl.sandboxes.probe import find_bwrap
+from agentrl.sandboxes.probe import find_bwrap, probe_bwrap
 from agentrl.sandboxes.process import LocalProcess, Process, Sink, in_thread
 from agentrl.sandboxes.seccomp import program
 from agentrl.sandboxes.types import WORKSPACE, Capability, Command, ExecResult, SandboxOptions
@@ -119,12 +119,16 @@ class BwrapSandbox(Sandbox):
     async def _start(self) -> None:
         await in_thread(self._make)
         self.capabilities = self._machine.capabilities
-        result = await self._script("echo ok; touch /workspace /tmp", timeout_s=10.0)
-        if not result.ok:
-            said = result.text().strip().splitlines()
+        try:
+            result = await self._script("touch /workspace /tmp && echo ok", timeout_s=10.0)
+            said = "" if result.ok else result.text()
+        except SandboxDied:
+            probe = await asyncio.to_thread(probe_bwrap, self._machine.bwrap)
+            said = probe.detail
+        if said:
             raise SandboxUnavailable(
-                f"bwrap does not work here: {said[-1] if said else result.status}; are user "
-                "namespaces forbidden (sysctl user.max_user_namespaces, AppArmor)?"
+                f"bwrap does not work here: {said.strip()}; are user namespaces forbidden (sysctl "
+                "user.max_user_namespaces, AppArmor)?"
             )
 
     def _make(self) -> None:

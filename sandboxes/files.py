@@ -5,8 +5,9 @@ of the host. Whoever waits at a FIFO waits in the sandbox, and only until a time
 """
 
 import io
+import shutil
 import tarfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from agentrl.sandboxes.errors import FileAccessError, FileTooLarge, PathEscape
@@ -54,6 +55,7 @@ UNPACK: Final = 'mkdir -p -- "$1" && cd -- "$1" && exec tar -xf - --no-same-owne
 WIPE: Final = """
 for d in "$@"; do chmod -R u+rwX -- "$d" 2>/dev/null; find "$d" -mindepth 1 -delete; done
 """
+_HERE: Final = PurePosixPath()
 _KINDS: Final[dict[str, Kind]] = {"f": "file", "d": "folder", "l": "link"}
 
 
@@ -91,17 +93,49 @@ def pack(source: Path) -> bytes:
 def unpack(data: bytes, target: Path) -> None:
     """Unpack what a sandbox packed; nothing lands outside of `target`.
 
+    Links are made last, so that nothing is written through one.
+
     Raises:
         PathEscape: A member is a device or a pipe, or points out of the folder.
-        FileAccessError: It is no whole archive.
+        FileAccessError: It is no whole archive, or cannot be written.
     """
-    target.mkdir(parents=True, exist_ok=True)
+    links: list[tuple[Path, str]] = []
     try:
+        target.mkdir(parents=True, exist_ok=True)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            tar.extractall(target, filter="data")
-    except tarfile.FilterError as error:
-        raise PathEscape(f"the archive from the sandbox was refused: {error}") from error
+            for member in tar:
+                place = target / _inner(member.name, member.name)
+                if member.issym():
+                    _inner(member.linkname, member.name, PurePosixPath(member.name).parent)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    links.append((place, member.linkname))
+                elif member.isdir():
+                    place.mkdir(parents=True, exist_ok=True)
+                else:
+                    _write_member(tar, member, place)
+        for place, linked in links:
+            place.symlink_to(linked)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise FileAccessError(
-            f"the archive from the sandbox cannot be unpacked: {error}"
-        ) from error
+        raise FileAccessError(f"the sandbox's archive cannot be unpacked: {error}") from error
+
+
+def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
+    content = tar.extractfile(member) if member.isreg() or member.islnk() else None
+    if content is None:
+        raise PathEscape(f"the sandbox packed {member.name}, which is a device or a pipe")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with content, place.open("xb") as file:
+        shutil.copyfileobj(content, file)
+    place.chmod(member.mode & 0o777 | 0o600)
+
+
+def _inner(path: str, name: str, folder: PurePosixPath = _HERE) -> PurePosixPath:
+    """The path, if it stays in the archive's folder however its links are resolved.
+
+    `..` counts only where it begins a link's path: behind a name it may be a link's parent.
+    """
+    parts = PurePosixPath(path).parts
+    up = next((i for i, part in enumerate(parts) if part != ".."), len(parts))
+    if path.startswith("/") or ".." in parts[up:] or up > len(folder.parts):
+        raise PathEscape(f"the sandbox packed {name}, which leads out of its folder to {path}")
+    return PurePosixPath(path)

@@ -77,11 +77,11 @@ class BashTool(UsesSandbox):
 
     @tool(timeout_s=_MOST_S + _MARGIN_S)
     async def bash(self, command: str, timeout_s: float = _DEFAULT_S) -> str:
-        """Run a command in a bash shell that keeps its state; it has no standard input.
+        """Run a command in a shell that keeps its state.
 
         Args:
-            command: for example "ls -la && python3 solution.py".
-            timeout_s: seconds after which it is stopped.
+            command: it has no standard input.
+            timeout_s: seconds until it is stopped.
         """
         return await self._run_in("bash", command, timeout_s)
 
@@ -95,13 +95,13 @@ class PythonTool(UsesSandbox):
 
         Args:
             code: one or more lines.
-            timeout_s: seconds after which it is stopped.
+            timeout_s: seconds until it is stopped.
         """
         return await self._run_in("python", code, timeout_s)
 
 
-class FileTools(UsesSandbox):
-    """`read_file` and `write_file`."""
+class ReadFileTool(UsesSandbox):
+    """`read_file`."""
 
     @tool
     async def read_file(self, path: str) -> str:
@@ -112,12 +112,16 @@ class FileTools(UsesSandbox):
         """
         return await self._text(path)
 
+
+class WriteFileTool(UsesSandbox):
+    """`write_file`."""
+
     @tool
     async def write_file(self, path: str, content: str) -> str:
-        """Write a text file, with its folders; what was in it is gone.
+        """Write a text file.
 
         Args:
-            path: the file; relative paths begin in the working folder.
+            path: the file; its folders are made.
             content: all of the file.
         """
         data = content.encode(errors="replace")

@@ -10,10 +10,10 @@ from typing import Final
 
 import pytest
 
-from agentrl.envs import resolve_env
+from agentrl.envs import default_services, resolve_env
 from agentrl.envs.grading import SOLUTION, share_passed
 from agentrl.sandboxes import Sandbox, SandboxOptions, SandboxPools
-from agentrl.types import AssistantTurn, Task, ToolCall
+from agentrl.types import AssistantTurn, Score, Task, ToolCall
 
 TESTS: Final = [{"args": [n], "expected": n * 37 + 11} for n in (1, 2, 3)]
 HONEST: Final = "def solve(n):\n    return n * 37 + 11\n"
@@ -173,21 +173,50 @@ async def test_honest_work_scores(options: SandboxOptions, pools: SandboxPools) 
         )
         program = b"print(int(input()) * 2)"
         tests = [{"stdin": "1\n", "stdout": "2"}, {"stdin": "3\n", "stdout": "6\n\n"}]
-        assert await share_passed(sandbox, program, tests, 5) == 1
+        assert await share_passed(sandbox, program, tests, 5, 20) == 1
+        half = b"n = int(input())\nwhile n == 3: pass\nprint(n * 2)"
+        assert await share_passed(sandbox, half, tests, 1, 20) == 0.5
+        forged = b"""print('[["2"],["6"]]')"""
+        assert await share_passed(sandbox, forged, tests, 1, 20) == 0
 
 
 async def _score(sandbox: Sandbox, cheat: Cheat) -> float:
     await sandbox.write_file(SOLUTION, cheat.code.encode())
     await sandbox.exec(cheat.before)
     code = await sandbox.read_file(SOLUTION)
-    return await share_passed(sandbox, code, TESTS, 2)
+    return await share_passed(sandbox, code, TESTS, 2, 2)
+
+
+@pytest.mark.sandbox
+@pytest.mark.bwrap
+async def test_a_policy_that_is_right_half_of_the_time_earns_half() -> None:
+    """Honest, wrong, cheating and absent solutions, in known shares: the mean reward is theirs."""
+    cls = resolve_env("code_sandbox")
+    rewards: list[float] = []
+    for index in range(12):
+        env = cls({"sandbox": {"backend": "bwrap"}})
+        await env.areset(options={"index": index, "split": "train"})
+        honest = env.task.data["solution"]
+        code = (honest, CHEATS["exits early"].code, honest, "def solve(x): return x")[index % 4]
+        for name, arguments in (
+            ("write_file", {"path": SOLUTION, "content": code}),
+            ("submit", {}),
+        ):
+            call = ToolCall(name=name, arguments=arguments, id="c")
+            await env.advance(AssistantTurn(calls=(call,)))
+        outcome = await env.ascore()
+        assert isinstance(outcome, Score)
+        rewards.append(outcome.value)
+        await env.aclose()
+    assert rewards == [1, 0] * 6
+    await default_services().sandboxes.close()
 
 
 @pytest.mark.sandbox
 async def test_an_episode_from_its_first_turn_to_its_score(options: SandboxOptions) -> None:
     env = resolve_env("code_sandbox")({"sandbox": options.model_dump()})
     await env.areset(options={"task": Task(prompt="n * 37 + 11", answer=TESTS)})
-    turns = [
+    turns: list[tuple[str, dict[str, str]]] = [
         ("bash", {"command": "export A=1; ls"}),
         ("bash", {"command": "echo $A; exit 3"}),
         ("write_file", {"path": SOLUTION, "content": HONEST}),
@@ -202,5 +231,6 @@ async def test_an_episode_from_its_first_turn_to_its_score(options: SandboxOptio
     assert said[3] == "48"
     score = await env.ascore()
     await env.aclose()
-    assert score.value == 1  # type: ignore[union-attr]  # pyright: ignore
+    assert isinstance(score, Score)
+    assert score.value == 1
     await env.services.sandboxes.close()

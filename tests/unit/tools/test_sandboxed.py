@@ -10,14 +10,15 @@ from agentrl.tools import tools_of
 from agentrl.tools.sandboxed import (
     BashTool,
     EditorTool,
-    FileTools,
     PythonTool,
+    ReadFileTool,
     SearchTools,
+    WriteFileTool,
     shown,
 )
 
 
-class All(BashTool, PythonTool, FileTools, SearchTools, EditorTool):
+class All(BashTool, PythonTool, ReadFileTool, WriteFileTool, SearchTools, EditorTool):
     pass
 
 
@@ -108,7 +109,7 @@ async def test_searches_are_bounded(tools: All, monkeypatch: pytest.MonkeyPatch)
     assert found[-1] == "[There are more than 200; search for less.]"
     assert "find ./-x -name '*.py'" in tools.sandbox.commands[-1].argv[-1]
     monkeypatch.setattr(FakeSandbox, "answer", wrong)
-    with pytest.raises(ToolError, match="^Unmatched"):
+    with pytest.raises(ToolError, match=r"^Unmatched"):
         await tools.grep("(")
     monkeypatch.setattr(FakeSandbox, "answer", late)
     with pytest.raises(ToolError, match="search a smaller part"):
