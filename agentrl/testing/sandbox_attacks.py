@@ -457,20 +457,16 @@ except OSError: pass
     ),
     Attack(
         name="processor",
-        what="eight busy loops take more than their share of a core",
+        what="eight busy loops take more than a tenth of a core, the limit there",
         needs="cpu",
         cpus=0.1,
         code="""
-pids = []
+end = time.monotonic() + 6
 for _ in range(8):
-    pid = os.fork()
-    if pid == 0:
-        end = time.time() + 1.5
-        while time.time() < end: pass
+    if os.fork() == 0:
+        while time.process_time() < 0.1 and time.monotonic() < end: pass
         os._exit(0)
-    pids.append(pid)
-used = sum(sum(os.wait3(0)[2][:2]) for _ in pids)
-if used > 0.35: escaped()
+if sum(sum(os.wait3(0)[2][:2]) for _ in range(8)) > 0.75: escaped()
 """,
     ),
     Attack(
