@@ -15,7 +15,8 @@ from agentrl.sandboxes import Sandbox
 SOLUTION: Final = "solution.py"
 _MAX_DEPTH: Final = 64
 
-# What runs beside the candidate's code is at its mercy; all it can do to it is to spoil its results.
+# What runs beside the candidate's code is at its mercy; all that can be done to it is to spoil its
+# results.
 _HEAD: Final = """
 import json, os, subprocess, sys
 spec = json.load(sys.stdin)

@@ -32,8 +32,8 @@ class RemoteSandbox(Sandbox):
 
     def _destroy(self) -> None:
         if hasattr(self, "_box"):
-            # It runs in a thread, or when the process ends, so it blocks. What cannot be reached has
-            # to end by a limit of the provider's own.
+            # It runs in a thread, or at the end of the process, so it blocks. What cannot be
+            # reached has to end by a limit of the provider's own.
             with contextlib.suppress(httpx.HTTPError):
                 httpx.delete(f"{self.url}{self._box}", timeout=MARGIN_S)
 
