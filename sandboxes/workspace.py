@@ -154,7 +154,11 @@ def prepared_base(base: str, uid: int | None) -> Path:
     bases = owner_folder() / "bases"
     bases.mkdir(mode=0o711, exist_ok=True)
     copy = Path(tempfile.mkdtemp(dir=bases))
-    _copy(Path(base), copy)
+    try:
+        _copy(Path(base), copy)
+    except SandboxStartError:
+        remove_tree(copy)
+        raise
     if uid is not None:
         subprocess.run(["chown", "-Rh", f"{uid}:{uid}", str(copy)], check=True)
     return copy

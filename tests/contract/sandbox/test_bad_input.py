@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,15 @@ from agentrl.sandboxes.docker import engine
 from agentrl.sandboxes.leftovers import find_sandboxes
 
 pytestmark = pytest.mark.sandbox
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Beside what the other tests share."""
+    before = find_sandboxes()
+    yield
+    assert find_sandboxes() == before
+
 
 AS_NOBODY = """
 import asyncio, json, sys
@@ -84,7 +94,6 @@ async def test_a_limit_that_cannot_be_held(options: SandboxOptions) -> None:
     wanted = options.model_copy(update={"require": ("overlay",)})
     with pytest.raises(UnsupportedLimit, match="the backend docker does not hold overlay"):
         await make_sandbox(wanted).start()
-    assert not find_sandboxes()
 
 
 @pytest.mark.bwrap
@@ -104,7 +113,6 @@ async def test_namespaces_that_are_forbidden(
     monkeypatch.setattr(bwrap_module, "machine", forbidden)
     with pytest.raises(SandboxUnavailable, match=r"No permissions.*are user namespaces forbidden"):
         await make_sandbox(SandboxOptions(backend="bwrap")).start()
-    assert not find_sandboxes()
 
 
 @pytest.mark.parametrize("backend_name", ["bwrap", "docker"])
@@ -116,4 +124,3 @@ def test_training_runs_in_sandboxes(
     arguments += ["--steps=1", "--name=short", "--tasks-per-step=2", "--group-size=2"]
     arguments += ["--warm-start.updates=2", "--warm-start.batch=4"]
     assert main(arguments) == 0
-    assert not find_sandboxes()

@@ -193,7 +193,7 @@ async def test_a_policy_that_is_right_half_of_the_time_earns_half() -> None:
     """Honest, wrong, cheating and absent solutions, in known shares: the mean reward is theirs."""
     cls = resolve_env("code_sandbox")
     rewards: list[float] = []
-    for index in range(12):
+    for index in range(8):
         env = cls({"sandbox": {"backend": "bwrap"}})
         await env.areset(options={"index": index, "split": "train"})
         honest = env.task.data["solution"]
@@ -208,7 +208,7 @@ async def test_a_policy_that_is_right_half_of_the_time_earns_half() -> None:
         assert isinstance(outcome, Score)
         rewards.append(outcome.value)
         await env.aclose()
-    assert rewards == [1, 0] * 6
+    assert rewards == [1, 0] * 4
     await default_services().sandboxes.close()
 
 
