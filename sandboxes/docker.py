@@ -252,8 +252,18 @@ class DockerSandbox(Sandbox):
         file = "/sys/fs/cgroup/memory"
         text = (await self._script(f"cat {file}/memory.oom_control {file}.events")).stdout
         found = re.search(rb"oom_kill (\d+)", text)
-        before, self._num_ooms = self._num_ooms, int(found[1]) if found else 0
+        if found is None:
+            # In a container that is ending, commands fail in odd ways.
+            await self._require_container()
+            return False
+        before, self._num_ooms = self._num_ooms, int(found[1])
         return self._num_ooms > before
+
+    async def _require_container(self) -> None:
+        """Every command ends like a killed one when the container does: then it has no result."""
+        found = await self._ask(lambda api: api.inspect_container(self._container))
+        if not found["State"]["Running"]:
+            raise SandboxDied("the container ended")
 
     async def inspect_exec(self, exec_id: str) -> int | None:
         """The exit code of a command; None while it runs.
@@ -266,10 +276,7 @@ class DockerSandbox(Sandbox):
             return None
         code = int(state["ExitCode"])
         if code == _KILLED:
-            # Every command ends so when the container does.
-            found = await self._ask(lambda api: api.inspect_container(self._container))
-            if not found["State"]["Running"]:
-                raise SandboxDied("the container ended")
+            await self._require_container()
         return code
 
     async def interrupt(self, marker: str) -> None:
@@ -306,7 +313,7 @@ class _DockerProcess:
                             await self._stream.closed.wait()
                     return code
         finally:
-            self._stream.close()
+            await self._stream.end()
 
     async def interrupt(self) -> None:
         """Send SIGINT to it and the processes below it."""
@@ -321,7 +328,7 @@ class _DockerProcess:
                 await self._sandbox.close()
                 raise SandboxDied("a command did not end when it was killed")
             await asyncio.sleep(0.02)
-        self._stream.close()
+        await self._stream.end()
 
 
 def _hardened(limits: Limits) -> dict[str, Any]:

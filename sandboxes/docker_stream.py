@@ -115,4 +115,9 @@ class ExecStream(asyncio.Protocol):
     def close(self) -> None:
         """Hang up; the command itself goes on."""
         if self._transport is not None:
-            self._transport.close()
+            self._transport.abort()
+
+    async def end(self) -> None:
+        """Hang up and wait until the connection is gone."""
+        self.close()
+        await self.closed.wait()

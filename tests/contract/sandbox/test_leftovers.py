@@ -148,8 +148,9 @@ async def test_a_sandbox_that_dies_is_no_result(options: SandboxOptions, census:
             await asyncio.to_thread(engine().client.containers.get(name).kill)
         else:
             for process in psutil.Process().children(recursive=True):
-                if "bwrap" in process.name():
-                    process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if "bwrap" in process.name():
+                        process.kill()
         with pytest.raises(SandboxDied):
             await running
         assert await sandbox.alive() is (options.backend == "bwrap")
