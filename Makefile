@@ -5,14 +5,14 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 RENDERERS := benchmarks/.renderers
 
-.PHONY: venv demo test sglang unit lint types layers integration nightly clean
+.PHONY: venv demo test sandboxes sglang unit lint types layers integration nightly clean
 
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt tests/requirements.txt
 	test -x $(PY) || python3 -m venv $(VENV)
 	$(PY) -m pip install --quiet -c constraints.txt torch
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[train,dev]'
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[train,docker,dev]'
 	$(PY) -m pip install --quiet --no-deps -r tests/requirements.txt
 	touch $@
 
@@ -34,7 +34,10 @@ unit: venv
 	$(PY) -m pytest tests/unit -q
 
 test: lint types layers
-	$(PY) -m pytest -m "not sglang"
+	$(PY) -m pytest -m "not sglang and not sandbox"
+
+sandboxes: venv
+	.ci/with_docker $(PY) -m pytest -m sandbox
 
 sglang: venv
 	$(PY) -m agentrl engine install sglang --cpu

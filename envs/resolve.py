@@ -10,6 +10,7 @@ from agentrl.errors import ConfigError
 
 BUILT_IN: Final = {
     "calculator": "agentrl.envs.calculator:Calculator",
+    "code_sandbox": "agentrl.envs.code_sandbox:CodeSandbox",
     "long_haul": "agentrl.envs.long_haul:LongHaul",
     "number_guess": "agentrl.envs.number_guess:NumberGuess",
 }

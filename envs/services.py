@@ -3,9 +3,13 @@
 import atexit
 import functools
 import os
+from typing import TYPE_CHECKING
 
 from agentrl.tools import ThreadCensus
 from agentrl.workers import WorkerPool
+
+if TYPE_CHECKING:
+    from agentrl.sandboxes import SandboxPools
 
 _NUM_TOOL_WORKERS = 16
 """More than cores: a call that hangs until its timeout must not hold up the others."""
@@ -14,7 +18,7 @@ _NUM_ENV_WORKERS = 1024
 
 
 class EnvServices:
-    """Processes for isolated tools, verifiers and environments; the count of abandoned threads.
+    """Processes for isolated work, sandboxes, the count of abandoned threads.
 
     Verifiers have processes of their own, so that scores never wait for tools that hang. Processes
     start with the first call and end with `close`.
@@ -39,8 +43,19 @@ class EnvServices:
         )
         self.census = census or ThreadCensus()
 
+    @functools.cached_property
+    def sandboxes(self) -> "SandboxPools":
+        """The sandboxes that episodes share; those in use are waited for."""
+        from agentrl.sandboxes import SandboxPools
+
+        return SandboxPools()
+
     def close(self) -> None:
-        """End the processes; a second call does nothing."""
+        """End the processes and sandboxes; a second call does nothing."""
+        if "sandboxes" in vars(self):
+            from agentrl.sandboxes import run_sync
+
+            run_sync(self.sandboxes.close())
         self.tool_pool.close()
         self.verifier_pool.close()
         self.env_pool.close()

@@ -85,7 +85,7 @@ def listed_tasks(tasks: Tasks, folder: Path) -> ListedTasks:
 
 def _read(split: str, tasks: TaskList, folder: Path) -> tuple[Task, ...]:
     if isinstance(tasks, str | Path):
-        found = _read_file(folder / tasks)
+        found = read_tasks(folder / tasks)
     else:
         found = tuple(_to_task(item, f"task {i} of {split}") for i, item in enumerate(tasks))
     if not found:
@@ -93,7 +93,12 @@ def _read(split: str, tasks: TaskList, folder: Path) -> tuple[Task, ...]:
     return found
 
 
-def _read_file(path: Path) -> tuple[Task, ...]:
+def read_tasks(path: Path) -> tuple[Task, ...]:
+    """The tasks of a JSONL file.
+
+    Raises:
+        ConfigError: It is missing, or a line is no task.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

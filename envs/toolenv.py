@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -134,6 +135,13 @@ class ToolEnv(GymSide):
     def expert(cls) -> Agent | None:
         """A scripted agent that solves the tasks, if there is one: for demonstrations and tests."""
         return None
+
+    def admission(self) -> AbstractAsyncContextManager[object]:
+        """Holds what is scarce for the time of an episode: the agent loop enters it before `reset`.
+
+        Waiting here is nobody's time: no limit of the episode runs yet.
+        """
+        return nullcontext()
 
     # What hooks and tools use.
 

@@ -27,6 +27,9 @@ COMMANDS: Mapping[str, str] = {
     "engine install": "install an engine's server into an environment of its own",
     "engine serve": "start a server for a model and stop it with Ctrl-C",
     "engine check": "ask a running server whether it can be trained with",
+    "sandbox build": "build the image of Docker sandboxes from this machine's packages",
+    "sandbox list": "list the sandboxes that exist on this machine",
+    "sandbox gc": "remove sandboxes that dead processes left behind",
     "doctor": "show versions, devices, engines and sandboxes",
 }
 """Every command with what it is for; `env list` lives in `agentrl.cli.env_list`."""

@@ -7,7 +7,7 @@ from agentrl.config.load import Loaded, load_config, read_toml
 from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
-from agentrl.orchestration.plan import MODEL_PRESETS
+from agentrl.orchestration.plan import ENV_PRESETS, MODEL_PRESETS
 
 
 def load_run_config(
@@ -42,7 +42,10 @@ def load_run_config(
 
     given = dict(defaults or {})
     first = load(given)
-    preset = MODEL_PRESETS.get(base_name(first.config.model), {})
+    preset = dict(MODEL_PRESETS.get(base_name(first.config.model), {}))
+    for entry in first.config.env:
+        needed = ENV_PRESETS.get(entry.name, {})
+        preset |= {key: value for key, value in needed.items() if key in preset}
     missing = {key: value for key, value in preset.items() if first.origins[key] == "default"}
     loaded = load(missing | given)
     origins = {

@@ -115,3 +115,8 @@ MODEL_PRESETS: Mapping[str, Mapping[str, object]] = {
     },
 }
 """Defaults that depend on the model; they lie under the file and the flags."""
+
+ENV_PRESETS: Mapping[str, Mapping[str, object]] = {
+    "code_sandbox": {"rollout.max_turn_tokens": 256, "rollout.max_context_tokens": 1024},
+}
+"""What an environment needs where a model's preset gives less."""

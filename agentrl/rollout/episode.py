@@ -12,6 +12,7 @@ environment adds is rendered.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -108,17 +109,23 @@ class EpisodeRunner:
         """
         start = time.perf_counter()
         running = Running(Segments(self._codec.tokenizer.vocab_size))
-        try:
-            failed = await _as_data(self._play_and_score(spec, make_env, running))
-        finally:
-            closing = await _as_data(self._close(running))
+        async with AsyncExitStack() as admission:
+            try:
+                failed = await _as_data(self._play_and_score(spec, make_env, running, admission))
+            finally:
+                closing = await _as_data(self._close(running))
         running.outcome = closing or failed or running.outcome
         return running.episode(spec, wall_s=time.perf_counter() - start)
 
     async def _play_and_score(
-        self, spec: EpisodeSpec, make_env: Callable[[], ToolEnv], running: Running
+        self,
+        spec: EpisodeSpec,
+        make_env: Callable[[], ToolEnv],
+        running: Running,
+        admission: AsyncExitStack,
     ) -> None:
         env = running.env = make_env()
+        await admission.enter_async_context(env.admission())
         await self._play(spec, env, running)
         running.outcome = await self._score(env, running)
 

@@ -1,7 +1,8 @@
 """Many episodes at once, with engines and environments that fail in every way."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -86,6 +87,29 @@ async def test_an_expert_solves_every_task_and_every_token_verifies(codec: Codec
     batch = make_batch(episodes, temperature=1.0)
     assert verify_batch(batch) == batch.num_trained > 0
     assert len({e.seed for e in episodes}) == 16
+
+
+async def test_waiting_for_what_is_scarce_is_no_time_of_the_episode(codec: Codec) -> None:
+    """Sixteen episodes share one place; each waits longer than its reset may take."""
+    place, inside = asyncio.Lock(), 0
+
+    class Scarce(Calculator):
+        @asynccontextmanager
+        async def admission(self) -> AsyncGenerator[object]:
+            nonlocal inside
+            async with place:
+                inside += 1
+                assert inside == 1
+                yield None
+                assert not self.is_open
+                inside -= 1
+
+        async def setup(self) -> None:
+            await asyncio.sleep(0.02)
+
+    limits = Limits(turn_tokens=64, context_tokens=512, wall_s=0.3, setup_s=0.15)
+    episodes = await play(codec, jobs(8, Scarce), limits=limits)
+    assert [episode.outcome for episode in episodes] == [Score(value=1.0)] * 16
 
 
 async def test_sampled_ids_are_recorded_as_they_are(codec: Codec) -> None:

@@ -1,0 +1,23 @@
+"""`agentrl sandbox build`: the image of Docker sandboxes."""
+
+from agentrl.cli.command import Arguments, Command
+from agentrl.config import Config
+from agentrl.sandboxes.image import build
+from agentrl.sandboxes.types import DEFAULT_IMAGE
+
+
+def _run(options: Config, arguments: Arguments) -> int:
+    name = arguments.positional[0] if arguments.positional else DEFAULT_IMAGE
+    print(f"{name} {build(name)}")
+    return 0
+
+
+COMMAND = Command(
+    name="sandbox build",
+    summary="Build the image of Docker sandboxes from this machine's Debian packages; no registry "
+    "is asked.",
+    examples=["agentrl sandbox build", "agentrl sandbox build my-sandbox:latest"],
+    takes=["[IMAGE]"],
+    options=Config,
+    run=_run,
+)

@@ -1,0 +1,19 @@
+"""`agentrl sandbox gc`: remove what dead processes left behind."""
+
+from agentrl.cli.command import Arguments, Command, JsonOption
+from agentrl.cli.sandbox_list import show
+from agentrl.sandboxes.leftovers import collect_leftovers
+
+
+def _run(options: JsonOption, arguments: Arguments) -> int:
+    show(collect_leftovers(), options, "Nothing was left behind.")
+    return 0
+
+
+COMMAND = Command(
+    name="sandbox gc",
+    summary="Remove the sandboxes of processes that are gone; those in use stay.",
+    examples=["agentrl sandbox gc"],
+    options=JsonOption,
+    run=_run,
+)

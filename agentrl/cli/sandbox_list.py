@@ -1,0 +1,33 @@
+"""`agentrl sandbox list`: the sandboxes of this machine."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.sandboxes.leftovers import Found, find_sandboxes
+
+
+def _run(options: JsonOption, arguments: Arguments) -> int:
+    show(find_sandboxes(), options, "There are no sandboxes.")
+    return 0
+
+
+def show(found: Sequence[Found], options: JsonOption, nothing: str) -> None:
+    """Print sandboxes; `nothing` if there are none."""
+    if options.as_json:
+        print_json([asdict(sandbox) for sandbox in found])
+        return
+    for sandbox in found:
+        state = "left behind by" if sandbox.is_left_over else "in use by"
+        print(f"{sandbox.backend:8} {sandbox.name:26} {state} process {sandbox.pid}")
+    if not found:
+        print(nothing)
+
+
+COMMAND = Command(
+    name="sandbox list",
+    summary="List the sandboxes that exist on this machine, and which are left over.",
+    examples=["agentrl sandbox list", "agentrl sandbox list --json"],
+    options=JsonOption,
+    run=_run,
+)

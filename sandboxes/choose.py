@@ -1,0 +1,63 @@
+"""From options to a sandbox."""
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from agentrl.config.nearest import nearest
+from agentrl.config.references import load_reference
+from agentrl.errors import ConfigError
+from agentrl.sandboxes.base import Sandbox
+from agentrl.sandboxes.docker import engine
+from agentrl.sandboxes.errors import SandboxUnavailable
+from agentrl.sandboxes.probe import probe_bwrap
+from agentrl.sandboxes.types import SandboxOptions
+
+_log = logging.getLogger(__name__)
+
+BACKENDS: Final[Mapping[str, str]] = {
+    "bwrap": "agentrl.sandboxes.bwrap:BwrapSandbox",
+    "docker": "agentrl.sandboxes.docker:DockerSandbox",
+    "unsafe-local": "agentrl.sandboxes.local:UnsafeLocalSandbox",
+    "fake": "agentrl.sandboxes.fake:FakeSandbox",
+}
+
+
+def make_sandbox(options: SandboxOptions | None = None) -> Sandbox:
+    """A sandbox, not yet started; `auto` may take some seconds to look for a backend.
+
+    Raises:
+        ConfigError: There is no such backend.
+        SandboxUnavailable: `auto` found none that works.
+    """
+    options = options or SandboxOptions()
+    name = _found(options.image) if options.backend == "auto" else options.backend
+    if ":" not in name and name not in BACKENDS:
+        raise ConfigError(f"sandbox backend {name} is unknown, {nearest(name, BACKENDS)}")
+    found = load_reference(BACKENDS.get(name, name), "sandbox")
+    if not (isinstance(found, type) and issubclass(found, Sandbox)):
+        raise ConfigError(f"sandbox {name} is no subclass of Sandbox; name a class that is")
+    return found(options)
+
+
+@functools.cache
+def _found(image: str) -> str:
+    """Docker if it answers and has the image, else bwrap; never what contains nothing."""
+    reasons: list[str] = []
+    try:
+        if engine().has_image(image):
+            return _chosen("docker")
+        reasons.append(f"docker has no image {image}: run `agentrl sandbox build`")
+    except SandboxUnavailable as error:
+        reasons.append(str(error))
+    probe = probe_bwrap()
+    if probe.works:
+        return _chosen("bwrap")
+    reasons.append(probe.detail)
+    raise SandboxUnavailable(f"no sandbox works on this machine: {'; '.join(reasons)}")
+
+
+def _chosen(name: str) -> str:
+    _log.info("sandboxes: %s", name)
+    return name

@@ -1,0 +1,45 @@
+"""`unsafe-local`: a plain child process. It contains nothing and has to be asked for by name."""
+
+import asyncio
+import logging
+import shutil
+import tempfile
+
+from agentrl.sandboxes.base import Sandbox
+from agentrl.sandboxes.errors import SandboxDied
+from agentrl.sandboxes.process import LocalProcess, Process, Sink
+from agentrl.sandboxes.types import WORKSPACE, Command, ExecResult
+
+_log = logging.getLogger(__name__)
+
+
+class UnsafeLocalSandbox(Sandbox):
+    """Commands run as this user, with this machine's files and network."""
+
+    name = "unsafe-local"
+
+    async def _start(self) -> None:
+        _log.warning("the sandbox unsafe-local contains nothing: commands run as this user")
+        self.workspace = await asyncio.to_thread(tempfile.mkdtemp, prefix="agentrl-unsafe-")
+        self.capabilities = frozenset({"sessions"})
+        if self.options.base is not None:
+            await self.upload(self.options.base)
+
+    def _destroy(self) -> None:
+        if self.workspace != WORKSPACE:
+            shutil.rmtree(self.workspace, ignore_errors=True)
+
+    async def _exec(self, command: Command) -> ExecResult:
+        return await self._run_opened(command)
+
+    async def _open(self, command: Command, sink: Sink) -> Process:
+        try:
+            return await LocalProcess.start(command.argv, sink, cwd=self.workspace, env=command.env)
+        except OSError as error:
+            raise SandboxDied(f"the folder {self.workspace} is gone: {error}") from error
+
+    async def kill_leftovers(self) -> None:
+        """Nothing keeps track of what a child left behind."""
+
+    def _scratch(self) -> tuple[str, ...]:
+        return ()  # /tmp is everybody's

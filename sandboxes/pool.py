@@ -1,0 +1,231 @@
+"""`SandboxPool`: few sandboxes for many episodes."""
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+
+from agentrl.errors import SandboxError
+from agentrl.sandboxes.base import Sandbox
+from agentrl.sandboxes.choose import make_sandbox
+from agentrl.sandboxes.errors import SandboxClosed, SandboxesBusy
+from agentrl.sandboxes.types import Limits, SandboxOptions
+
+_NUM_STARTS: Final = 4
+"""More starts at once are no faster: an engine does some ten a second."""
+
+
+class Turnstile:
+    """A semaphore for several event loops, first come first served."""
+
+    def __init__(self, places: int) -> None:
+        self._lock = threading.Lock()
+        self._free = places
+        self._waiting: deque[Future[None]] = deque()
+
+    async def enter(self, timeout_s: float | None) -> None:
+        """Take a place; TimeoutError if there is none in time."""
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
+            place: Future[None] = Future()
+            self._waiting.append(place)
+        done = False
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.wrap_future(place)
+            done = True
+        finally:
+            # A place that was given while this gave up goes to the next.
+            if not done and not place.cancel() and not place.cancelled():
+                self.leave()
+
+    def leave(self) -> None:
+        """Give the place to who waits longest."""
+        with self._lock:
+            while self._waiting:
+                place = self._waiting.popleft()
+                if place.set_running_or_notify_cancel():
+                    place.set_result(None)
+                    return
+            self._free += 1
+
+    @asynccontextmanager
+    async def place(self) -> AsyncGenerator[None]:
+        """A place for the time of a `with` block."""
+        await self.enter(None)
+        try:
+            yield
+        finally:
+            self.leave()
+
+
+@dataclass(slots=True)
+class _Sum:
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        self.count += count
+        self.seconds += seconds
+
+
+class SandboxPool:
+    """At most `size` sandboxes of one kind, reset and used again.
+
+    Works from several event loops. Waiting for a free one is no part of any command's time; who
+    waits too long gets an error of the infrastructure, never a result.
+    """
+
+    def __init__(self, options: SandboxOptions | None = None, *, size: int | None = None) -> None:
+        """Start nothing yet.
+
+        Args:
+            options: what each sandbox is.
+            size: most sandboxes at once; default: as many as the machine's memory holds.
+        """
+        self.options = options or SandboxOptions()
+        self.size = size or default_size(self.options.limits)
+        self._admission = Turnstile(self.size)
+        self._starts = Turnstile(_NUM_STARTS)
+        self._lock = threading.Lock()
+        self._idle: list[Sandbox] = []
+        self._closed = False
+        self._sums = {name: _Sum() for name in ("queue", "start", "reset", "exec")}
+
+    def acquire(
+        self, *, queue_timeout_s: float | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A sandbox as it is after its start, for the time of an `async with` block.
+
+        Raises:
+            SandboxesBusy: None was free within `queue_timeout_s`.
+            SandboxError: It did not start.
+        """
+        return self._lease(queue_timeout_s)
+
+    @asynccontextmanager
+    async def _lease(self, queue_timeout_s: float | None) -> AsyncGenerator[Sandbox]:
+        waited = time.monotonic()
+        try:
+            await self._admission.enter(queue_timeout_s)
+        except TimeoutError:
+            raise SandboxesBusy(
+                f"none of the {self.size} sandboxes was free within {queue_timeout_s} s; make the "
+                "pool larger or the episodes fewer"
+            ) from None
+        try:
+            self._add("queue", time.monotonic() - waited)
+            sandbox = await self._take()
+            try:
+                yield sandbox
+            finally:
+                await asyncio.shield(self._give_back(sandbox))
+        finally:
+            self._admission.leave()
+
+    async def warm_up(self, count: int) -> None:
+        """Start sandboxes before they are needed."""
+        missing = min(count, self.size) - len(self._idle)
+        started = await asyncio.gather(*(self._started() for _ in range(missing)))
+        with self._lock:
+            self._idle += started
+
+    async def close(self) -> None:
+        """Close what is idle; what is in use is closed when it is given back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        await asyncio.gather(*(sandbox.close() for sandbox in idle))
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Seconds and counts so far: `queue_s`, `num_queue` and the same of start, reset, exec."""
+        found: dict[str, float] = {}
+        for name, total in self._sums.items():
+            found[f"{name}_s"] = total.seconds
+            found[f"num_{name}"] = total.count
+        return found
+
+    async def _take(self) -> Sandbox:
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise SandboxClosed("the pool of sandboxes is closed")
+                sandbox = self._idle.pop() if self._idle else None
+            if sandbox is None:
+                return await self._started()
+            if await sandbox.alive():
+                return sandbox
+            await sandbox.close()
+
+    async def _started(self) -> Sandbox:
+        async with self._starts.place():
+            began = time.monotonic()
+            sandbox = await asyncio.to_thread(make_sandbox, self.options)
+            await sandbox.start()
+            self._add("start", time.monotonic() - began)
+            return sandbox
+
+    async def _give_back(self, sandbox: Sandbox) -> None:
+        self._add("exec", sandbox.exec_s, sandbox.num_execs)
+        sandbox.exec_s, sandbox.num_execs = 0.0, 0
+        began = time.monotonic()
+        fit = False
+        try:
+            if not self._closed:
+                await sandbox.reset()
+                self._add("reset", time.monotonic() - began)
+                fit = True
+        except SandboxError:
+            pass  # it is closed, and the next episode gets a new one
+        with self._lock:
+            fit = fit and not self._closed
+            if fit:
+                self._idle.append(sandbox)
+        if not fit:
+            await sandbox.close()
+
+    def _add(self, name: str, seconds: float, count: int = 1) -> None:
+        with self._lock:
+            self._sums[name].add(seconds, count)
+
+
+class SandboxPools:
+    """The pools of a process: one for each kind of sandbox that is asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pools: dict[str, SandboxPool] = {}
+
+    def pool(self, options: SandboxOptions) -> SandboxPool:
+        """The pool of these options."""
+        with self._lock:
+            return self._pools.setdefault(options.model_dump_json(), SandboxPool(options))
+
+    def acquire(
+        self, options: SandboxOptions, *, queue_timeout_s: float | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A sandbox of these options, as `SandboxPool.acquire`."""
+        return self.pool(options).acquire(queue_timeout_s=queue_timeout_s)
+
+    async def close(self) -> None:
+        """Close all of them."""
+        with self._lock:
+            pools, self._pools = self._pools, {}
+        await asyncio.gather(*(pool.close() for pool in pools.values()))
+
+
+def default_size(limits: Limits) -> int:
+    """How many sandboxes a machine holds: by three quarters of its memory, and 4 on each core."""
+    by_memory = psutil.virtual_memory().total * 3 // 4 // limits.memory_bytes
+    return max(1, min(by_memory, 4 * len(os.sched_getaffinity(0))))

@@ -1,0 +1,231 @@
+"""One running command, wherever it runs, and how it becomes a result."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from typing import Final, Literal, Protocol, TypeAlias, TypeVar
+
+import psutil
+
+from agentrl.sandboxes.capture import Capture
+from agentrl.sandboxes.errors import SandboxDied
+from agentrl.sandboxes.types import Command, ExecResult
+
+T = TypeVar("T")
+Sink: TypeAlias = Callable[[int, bytes], None]
+"""Takes output as it comes: 1 or 2 for the stream, and the bytes. It must not let them pile up."""
+
+DRAIN_S: Final = 0.2
+"""A command that ended may leave a child that holds its output open: so long it is waited for."""
+KILL_S: Final = 10.0
+
+
+async def in_thread(function: Callable[[], T], threads: Executor | None = None) -> T:
+    """The function's result; who is cancelled waits for its end, so that its work can be undone."""
+    loop = asyncio.get_running_loop()
+    call = loop.run_in_executor(threads, function)
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await asyncio.wait([call])
+        raise
+
+
+class Process(Protocol):
+    """A command that runs."""
+
+    def write(self, data: bytes) -> None:
+        """Send to its standard input; nothing happens if it is gone."""
+        ...
+
+    def close_stdin(self) -> None:
+        """End its standard input."""
+        ...
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended and its output has come; 128+N after signal N.
+
+        Raises:
+            SandboxDied: The sandbox ended under it.
+        """
+        ...
+
+    async def interrupt(self) -> None:
+        """Send SIGINT to what a session's shell or interpreter runs."""
+        ...
+
+    async def kill(self) -> None:
+        """End it with all that it started."""
+        ...
+
+
+async def run(
+    opened: Callable[[Sink], Awaitable[Process]],
+    command: Command,
+    was_oom: Callable[[int], Awaitable[bool]],
+) -> ExecResult:
+    """Run a command to its end or its timeout; whatever happens, nothing of it goes on.
+
+    Args:
+        opened: starts it.
+        command: its input, timeout and limit of output.
+        was_oom: asked after an exit code other than 0: was a process killed for memory?
+    """
+    streams = (Capture(command.max_output), Capture(command.max_output))
+    started = time.monotonic()
+    process = await opened(lambda fd, data: streams[fd - 1].feed(data))
+    code: int | None = None
+    ended = False
+    try:
+        process.write(command.stdin)
+        process.close_stdin()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(command.timeout_s):
+                code = await process.wait()
+        ended = code is not None
+    finally:
+        if not ended:
+            await asyncio.shield(process.kill())
+    duration = time.monotonic() - started
+    out, err = streams
+    killed = code is not None and code != 0 and await was_oom(code)
+    # Shells report a child's signal as 128 and its number.
+    signalled = code is not None and 128 < code <= 128 + signal.NSIG
+    return ExecResult(
+        status="timeout" if code is None else "oom" if killed else _ended(signalled=signalled),
+        exit_code=code,
+        stdout=out.data(),
+        stderr=err.data(),
+        stdout_total=out.total,
+        stderr_total=err.total,
+        stdout_truncated=out.truncated,
+        stderr_truncated=err.truncated,
+        duration_s=duration,
+    )
+
+
+def _ended(*, signalled: bool) -> Literal["signalled", "exited"]:
+    return "signalled" if signalled else "exited"
+
+
+class LocalProcess(asyncio.SubprocessProtocol):
+    """A child process in a session of its own."""
+
+    def __init__(self, sink: Sink, *, wrapped: bool = False) -> None:
+        self._sink = sink
+        self._wrapped = wrapped
+        self._ended = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._transport: asyncio.SubprocessTransport | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        argv: Sequence[str],
+        sink: Sink,
+        *,
+        cwd: str,
+        env: dict[str, str],
+        pass_fds: Sequence[int] = (),
+        wrapped: bool = False,
+    ) -> "LocalProcess":
+        """Start a program; the error is an OSError.
+
+        Args:
+            argv: the program and its arguments.
+            sink: takes its output.
+            cwd: where it starts.
+            env: all of its environment.
+            pass_fds: descriptors that it inherits.
+            wrapped: it only waits for the program that matters, so interrupts are not for it.
+        """
+        loop = asyncio.get_running_loop()
+        _, process = await loop.subprocess_exec(
+            lambda: cls(sink, wrapped=wrapped),
+            *argv,
+            cwd=cwd,
+            env=env,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+        return process
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Hand on."""
+        self._sink(fd, data)
+
+    def process_exited(self) -> None:
+        """The program itself has ended."""
+        self._ended.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has ended and its pipes are closed."""
+        self._ended.set()
+        self._closed.set()
+
+    # What the sandbox calls.
+
+    @property
+    def pid(self) -> int:
+        """Of the program itself."""
+        return self._running().get_pid()
+
+    def write(self, data: bytes) -> None:
+        """Send to its standard input."""
+        pipe = self._running().get_pipe_transport(0)
+        if data and isinstance(pipe, asyncio.WriteTransport) and not pipe.is_closing():
+            pipe.write(data)
+
+    def close_stdin(self) -> None:
+        """End its standard input, after what was written."""
+        pipe = self._running().get_pipe_transport(0)
+        if isinstance(pipe, asyncio.WriteTransport):
+            pipe.close()
+
+    async def wait(self) -> int:
+        """Its exit code; a pipe that somebody else holds open is waited for only briefly."""
+        await self._ended.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                await self._closed.wait()
+        self._running().close()
+        code = self._running().get_returncode()
+        assert code is not None
+        return code if code >= 0 else 128 - code
+
+    async def interrupt(self) -> None:
+        """Send SIGINT to it and the processes below it."""
+        with contextlib.suppress(psutil.Error):
+            this = psutil.Process(self.pid)
+            for process in (*this.children(recursive=True), *[this] * (not self._wrapped)):
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signal.SIGINT)
+
+    async def kill(self) -> None:
+        """Kill its process group, and wait for its end."""
+        self.send_kill()
+        try:
+            async with asyncio.timeout(KILL_S):
+                await self.wait()
+        except TimeoutError:
+            raise SandboxDied(f"process {self.pid} did not end when it was killed") from None
+
+    def send_kill(self) -> None:
+        """Kill its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _running(self) -> asyncio.SubprocessTransport:
+        assert self._transport is not None
+        return self._transport

@@ -1,0 +1,300 @@
+"""Tools that work in a sandbox: inherit those that an environment offers.
+
+    class MyEnv(BashTool, EditorTool, SandboxEnv): ...
+
+What a command does wrong is shown to the model; when the sandbox itself fails, the episode is
+invalid.
+"""
+
+import re
+import shlex
+from typing import Final, Literal
+
+from agentrl.errors import ToolError
+from agentrl.sandboxes import ExecResult, FileAccessError, Sandbox, Session
+from agentrl.tools.declare import tool
+from agentrl.tools.results import truncate_middle
+
+_DEFAULT_S: Final = 20.0
+_MOST_S: Final = 120.0
+_MARGIN_S: Final = 30.0
+"""More time than a command: to interrupt it, and to start its session."""
+_MAX_EDIT_BYTES: Final = 1 << 20
+_MAX_MATCHES: Final = 200
+_SEARCH_S: Final = 20.0
+_SHOWN_TOKENS: Final = 1500
+
+
+class UsesSandbox:
+    """The sandbox of the episode and the sessions in it; the environment's `setup` sets it."""
+
+    sandbox: Sandbox
+    _sessions: dict[str, Session]
+    _edits: dict[str, list[bytes]]
+    """What files were before each edit."""
+
+    def use_sandbox(self, sandbox: Sandbox) -> None:
+        """Begin an episode with this sandbox."""
+        self.sandbox = sandbox
+        self._sessions = {}
+        self._edits = {}
+
+    async def _run_in(self, kind: Literal["bash", "python"], code: str, timeout_s: float) -> str:
+        if not 0 < timeout_s <= _MOST_S:
+            raise ToolError(f"timeout_s is {timeout_s:g}, expected at most {_MOST_S:g} seconds")
+        session = self._sessions.get(kind)
+        if session is None:
+            session = self._sessions[kind] = await self.sandbox.session(kind)
+        result = await session.run(code, timeout_s=timeout_s)
+        return shown(result, timeout_s, session)
+
+    async def _text(self, path: str) -> str:
+        data = await self.sandbox.read_file(path, max_bytes=_MAX_EDIT_BYTES)
+        return data.decode(errors="replace")
+
+
+def shown(result: ExecResult, timeout_s: float, session: Session | None = None) -> str:
+    """A command's result as the model sees it: its output, and how it ended if that was not well.
+
+    The output loses its middle, never the words about the end.
+    """
+    notes: list[str] = []
+    if result.status == "timeout":
+        notes.append(f"It was stopped after {timeout_s:g} s.")
+    elif result.status == "oom":
+        notes.append("It was killed: the memory was full.")
+    elif result.exit_code:
+        notes.append(f"Exit code {result.exit_code}.")
+    if session is not None and not session.is_running:
+        notes.append(f"The {session.kind} session ended; the next call begins a new one.")
+    text = truncate_middle(result.text(), _SHOWN_TOKENS).rstrip("\n")
+    ends = f"[{' '.join(notes)}]" if notes else ""
+    return "\n".join(part for part in (text, ends) if part) or "[It printed nothing.]"
+
+
+class BashTool(UsesSandbox):
+    """`bash`, in one shell for the whole episode."""
+
+    @tool(timeout_s=_MOST_S + _MARGIN_S)
+    async def bash(self, command: str, timeout_s: float = _DEFAULT_S) -> str:
+        """Run a command in a shell that keeps its state.
+
+        Args:
+            command: it has no standard input.
+            timeout_s: seconds until it is stopped.
+        """
+        return await self._run_in("bash", command, timeout_s)
+
+
+class PythonTool(UsesSandbox):
+    """`python`, in one interpreter for the whole episode."""
+
+    @tool(timeout_s=_MOST_S + _MARGIN_S)
+    async def python(self, code: str, timeout_s: float = _DEFAULT_S) -> str:
+        """Run Python code in an interpreter that keeps its state; a last expression is printed.
+
+        Args:
+            code: one or more lines.
+            timeout_s: seconds until it is stopped.
+        """
+        return await self._run_in("python", code, timeout_s)
+
+
+class ReadFileTool(UsesSandbox):
+    """`read_file`."""
+
+    @tool
+    async def read_file(self, path: str) -> str:
+        """Read a text file.
+
+        Args:
+            path: the file; relative paths begin in the working folder.
+        """
+        return await self._text(path)
+
+
+class WriteFileTool(UsesSandbox):
+    """`write_file`."""
+
+    @tool
+    async def write_file(self, path: str, content: str) -> str:
+        """Write a text file.
+
+        Args:
+            path: the file; its folders are made.
+            content: all of the file.
+        """
+        data = content.encode(errors="replace")
+        await self.sandbox.write_file(path, data)
+        return f"Wrote {len(data)} bytes to {path}."
+
+
+class SearchTools(UsesSandbox):
+    """`grep` and `find`."""
+
+    @tool
+    async def grep(self, pattern: str, path: str = ".") -> str:
+        """Search files for lines that match a regular expression.
+
+        Args:
+            pattern: an extended regular expression.
+            path: a file, or a folder that is searched with all below it.
+        """
+        return await self._search(["grep", "-rnIE", "-e", pattern, "--", path], "No line matches.")
+
+    @tool
+    async def find(self, name: str, path: str = ".") -> str:
+        """Find files and folders by name.
+
+        Args:
+            name: a pattern such as "*.py".
+            path: the folder that is searched with all below it.
+        """
+        argv = ["find", f"./{path}" if path.startswith("-") else path, "-name", name]
+        return await self._search(argv, "Nothing has such a name.")
+
+    async def _search(self, argv: list[str], nothing: str) -> str:
+        line = f"{shlex.join(argv)} | head -n {_MAX_MATCHES + 1}"
+        result = await self.sandbox.exec(line, timeout_s=_SEARCH_S)
+        if result.status == "timeout":
+            raise ToolError(f"the search did not end within {_SEARCH_S:g} s; search a smaller part")
+        lines = result.stdout.decode(errors="replace").splitlines()
+        if not lines and result.stderr:
+            said = result.stderr.decode(errors="replace").strip().splitlines()[0]
+            raise ToolError(said.partition(": ")[2] or said)
+        more = [f"[There are more than {_MAX_MATCHES}; search for less.]"]
+        return "\n".join(lines[:_MAX_MATCHES] + more * (len(lines) > _MAX_MATCHES)) or nothing
+
+
+class EditorTool(UsesSandbox):
+    """`str_replace_editor`."""
+
+    @tool
+    async def str_replace_editor(
+        self,
+        command: Literal["view", "create", "str_replace", "insert", "undo_edit"],
+        path: str,
+        file_text: str | None = None,
+        old_str: str | None = None,
+        new_str: str | None = None,
+        insert_line: int | None = None,
+        view_range: list[int] | None = None,
+    ) -> str:
+        """View and edit a text file.
+
+        Args:
+            command: what to do.
+            path: the file, or for view also a folder.
+            file_text: for create: all of the file.
+            old_str: for str_replace: the text to replace; it must be in the file exactly once.
+            new_str: for str_replace and insert: the new text.
+            insert_line: for insert: the line after which the text goes; 0 is the beginning.
+            view_range: for view: the first and the last line, from 1; -1 is the end.
+        """
+        match command:
+            case "view":
+                return await self._view(path, view_range)
+            case "create":
+                return await self._edit(path, None, _given(file_text, "create", "file_text"))
+            case "str_replace":
+                old = _given(old_str, command, "old_str")
+                before = await self._text(path)
+                return await self._edit(path, before, _replaced(before, old, new_str or "", path))
+            case "insert":
+                text = _given(new_str, command, "new_str")
+                before = await self._text(path)
+                return await self._edit(path, before, _inserted(before, insert_line, text))
+            case "undo_edit":
+                return await self._undo(path)
+
+    async def _view(self, path: str, view_range: list[int] | None) -> str:
+        try:
+            lines = (await self._text(path)).split("\n")
+        except FileAccessError as error:
+            if "folder" not in str(error):
+                raise
+            entries = await self.sandbox.list_dir(path)
+            return "\n".join(f"{e.name}{'/' * (e.kind == 'folder')}" for e in entries) or "[empty]"
+        if lines[-1] == "":
+            lines.pop()
+        first, last = _range(view_range, len(lines))
+        return "\n".join(f"{n:6}\t{lines[n - 1]}" for n in range(first, last + 1)) or "[empty]"
+
+    async def _edit(self, path: str, before: str | None, after: str) -> str:
+        old = await self._old(path)
+        await self.sandbox.write_file(path, after.encode(errors="replace"))
+        self._edits.setdefault(path, []).append(old)
+        if before is None:
+            return f"Wrote {path}."
+        changed = _first_change(before, after)
+        lines = after.split("\n")
+        first, last = max(1, changed - 3), min(len(lines), changed + 6)
+        near = "\n".join(f"{n:6}\t{lines[n - 1]}" for n in range(first, last + 1))
+        return f"Edited {path}:\n{near}"
+
+    async def _old(self, path: str) -> bytes:
+        try:
+            return await self.sandbox.read_file(path, max_bytes=_MAX_EDIT_BYTES)
+        except FileAccessError as error:
+            if "no such file" in str(error):
+                return b""
+            raise
+
+    async def _undo(self, path: str) -> str:
+        if not self._edits.get(path):
+            raise ToolError(f"there is no edit of {path} to undo")
+        await self.sandbox.write_file(path, self._edits[path].pop())
+        return f"Undid the last edit of {path}."
+
+
+def _given(value: str | None, command: str, name: str) -> str:
+    if value is None:
+        raise ToolError(f"{command} needs {name}")
+    return value
+
+
+def _replaced(text: str, old: str, new: str, path: str) -> str:
+    count = text.count(old) if old else 0
+    if count == 1:
+        return text.replace(old, new)
+    if not old:
+        raise ToolError("old_str is empty; to add text use insert, to make a file use create")
+    if count:
+        numbers = [str(text.count("\n", 0, m.start()) + 1) for m in _matches(old, text)]
+        raise ToolError(
+            f"old_str is in {path} {count} times, at the lines {', '.join(numbers)}; give more of "
+            "the text around the one that is meant"
+        )
+    squeezed = " ".join(old.split())
+    similar = bool(squeezed) and squeezed in " ".join(text.split())
+    hint = "; only the white space differs" if similar else "; view the file and copy it exactly"
+    raise ToolError(f"old_str is not in {path}{hint}")
+
+
+def _matches(old: str, text: str) -> list["re.Match[str]"]:
+    return list(re.finditer(re.escape(old), text))[:10]
+
+
+def _inserted(text: str, line: int | None, new: str) -> str:
+    lines = text.split("\n")
+    count = len(lines) - (lines[-1] == "")
+    if line is None or not 0 <= line <= count:
+        raise ToolError(f"insert_line is {line}, expected 0 to {count}")
+    return "\n".join([*lines[:line], new.removesuffix("\n"), *lines[line:]])
+
+
+def _range(asked: list[int] | None, count: int) -> tuple[int, int]:
+    if asked is None:
+        return 1, count
+    first, last = asked if len(asked) == 2 else (0, 0)
+    last = count if last == -1 else min(last, count)
+    if not 1 <= first <= max(last, 1):
+        raise ToolError(f"view_range is {asked}, expected [first, last] within 1 to {count}")
+    return first, last
+
+
+def _first_change(before: str, after: str) -> int:
+    """The number of the first line that differs."""
+    old, new = before.split("\n"), after.split("\n")
+    same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), len(old))
+    return same + 1
