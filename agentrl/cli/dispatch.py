@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "engine install": "install an engine's server into an environment of its own",
     "engine serve": "start a server for a model and stop it with Ctrl-C",
     "engine check": "ask a running server whether it can be trained with",
+    "tasks build": "turn Python packages that have tests into repair tasks",
     "doctor": "show versions, devices, engines and sandboxes",
 }
 """Every command with what it is for; `env list` lives in `agentrl.cli.env_list`."""

@@ -1,0 +1,168 @@
+"""Runs a test suite inside a sandbox and reports each test under a key of this run.
+
+This file is a script, alone in the sandbox: it imports nothing of agentrl. It reads one JSON object
+from standard input (see `report.run_request`) and writes the report to what was standard output;
+what the tests print goes to standard error. A line of the report is `MAC JSON`: the MAC is over the
+line's number and text, so a line that is forged, repeated, left out or moved shows.
+
+Start it as `python -s -P -S runner.py` with an environment of its own: no user site, no
+sitecustomize, no .pth file, nothing of the working folder on the path before the suite's entries.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+BAD = ("failed", "error")
+
+
+def open_report(key: bytes) -> Callable[[dict[str, object]], None]:
+    """The function that writes one line; from now on fd 1 is fd 2."""
+    report = os.dup(1)
+    os.dup2(2, 1)
+    keyed, count = hmac.new(key, digestmod=hashlib.sha256), 0
+
+    def write(event: dict[str, object]) -> None:
+        nonlocal count
+        text = json.dumps(event, ensure_ascii=True)
+        mac = keyed.copy()
+        mac.update(f"{count}:{text}".encode())
+        line = memoryview(f"{mac.hexdigest()[:32]} {text}\n".encode())
+        while line:
+            line = line[os.write(report, line) :]
+        count += 1
+
+    return write
+
+
+class Outcomes:
+    """Gathers the phases of each test and reports it once, when its last phase is over."""
+
+    def __init__(self, write: Callable[[dict[str, object]], None]) -> None:
+        self._write = write
+        self._worst: dict[str, str] = {}
+        self.num_tests = 0
+
+    def add(self, test: str, outcome: str) -> None:
+        """One phase of a test; a failure is never forgotten, a skip only for a failure."""
+        before = self._worst.get(test, "passed")
+        if before not in BAD and outcome != "passed":
+            self._worst[test] = outcome
+        else:
+            self._worst.setdefault(test, before)
+
+    def close(self, test: str) -> None:
+        """The test is over."""
+        self.num_tests += 1
+        outcome = self._worst.pop(test, "error")
+        self._write({"event": "test", "id": test, "outcome": outcome})
+
+
+def watch_plugins(watch: Sequence[str], write: Callable[[dict[str, object]], None]) -> list[object]:
+    """The plugin of the script `watch[0]`, made with the other arguments."""
+    if not watch:
+        return []
+    names: dict[str, Callable[..., object]] = {}
+    with open(watch[0], encoding="utf-8") as file:  # noqa: PTH123  # no more imports than needed
+        exec(compile(file.read(), watch[0], "exec"), names)
+    return [names["Watcher"](write, *watch[1:])]
+
+
+def run_pytest(
+    arguments: Sequence[str],
+    write: Callable[[dict[str, object]], None],
+    plugins: Sequence[object] = (),
+) -> int:
+    """Run pytest in this process; its exit status."""
+    import pytest
+
+    outcomes = Outcomes(write)
+
+    class Reporter:
+        @pytest.hookimpl(trylast=True)
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            kind = {"passed": "passed", "failed": "failed", "skipped": "skipped"}[report.outcome]
+            if hasattr(report, "wasxfail"):
+                kind = "xfailed" if report.skipped else "xpassed"
+            elif report.failed and report.when != "call":
+                kind = "error"
+            outcomes.add(report.nodeid, kind)
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_runtest_logfinish(self, nodeid: str) -> None:
+            outcomes.close(nodeid)
+
+        def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+            if report.failed:
+                said = str(report.longrepr).strip().splitlines() or [""]
+                write({"event": "collect", "id": report.nodeid, "error": said[-1][:300]})
+
+    status = int(pytest.main([*arguments], plugins=[Reporter(), *plugins]))
+    return finish(outcomes, status, write)
+
+
+def run_unittest(arguments: Sequence[str], write: Callable[[dict[str, object]], None]) -> int:
+    """Run unittest's discovery, or the named modules, in this process; 0 if all passed."""
+    import unittest
+
+    outcomes = Outcomes(write)
+
+    class Result(unittest.TestResult):
+        def startTest(self, test: unittest.TestCase) -> None:
+            super().startTest(test)
+            outcomes.add(test.id(), "passed")
+
+        def stopTest(self, test: unittest.TestCase) -> None:
+            super().stopTest(test)
+            outcomes.close(test.id())
+
+        def addFailure(self, test: unittest.TestCase, err: object) -> None:
+            outcomes.add(test.id(), "failed")
+
+        def addError(self, test: unittest.TestCase, err: object) -> None:
+            outcomes.add(test.id(), "error")
+
+        def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+            outcomes.add(test.id(), "skipped")
+
+        def addExpectedFailure(self, test: unittest.TestCase, err: object) -> None:
+            outcomes.add(test.id(), "xfailed")
+
+        def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
+            outcomes.add(test.id(), "xpassed")
+
+        def addSubTest(self, test: unittest.TestCase, subtest: object, err: object) -> None:
+            if err is not None:
+                outcomes.add(test.id(), "failed")
+
+    loader = unittest.TestLoader()
+    suite = loader.loadTestsFromNames([*arguments]) if arguments else loader.discover(".")
+    result = suite.run(Result())
+    status = int(bool(loader.errors) or not result.wasSuccessful())
+    return finish(outcomes, status, write)
+
+
+def finish(outcomes: Outcomes, status: int, write: Callable[[dict[str, object]], None]) -> int:
+    """The last line: a report without it is of a run that did not come to its end."""
+    write({"event": "end", "tests": outcomes.num_tests, "status": status})
+    return status
+
+
+def main() -> int:
+    """Read the request and run it."""
+    request = json.loads(sys.stdin.buffer.readline())
+    write = open_report(bytes.fromhex(request.pop("key")))
+    os.chdir(request["root"])
+    sys.path[:0] = request["paths"]
+    sys.argv[1:] = []
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    if request["runner"] == "unittest":
+        return run_unittest(request["arguments"], write)
+    return run_pytest(request["arguments"], write, watch_plugins(request["watch"], write))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
