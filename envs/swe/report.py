@@ -30,7 +30,7 @@ class Request:
     root: str
     """The working folder, in the sandbox."""
     paths: Sequence[str]
-    """Import path before the standard library's."""
+    """Import path behind the standard library's."""
     runner: Literal["pytest", "unittest"] = "pytest"
     arguments: Sequence[str] = ()
     watch: Sequence[str] = ()

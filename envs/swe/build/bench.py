@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +40,7 @@ class Bench:
     seconds: float
 
     @contextmanager
-    def changed(self, files: Mapping[str, str]) -> Iterator[None]:
+    def changed(self, files: Mapping[str, str]) -> Generator[None]:
         """With other texts in some files; afterwards they are as they were, whatever happened."""
         try:
             for name, text in files.items():

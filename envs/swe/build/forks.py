@@ -1,35 +1,40 @@
 """Runs suites in forks of an interpreter that has loaded pytest: half of a short run is that.
 
-A script that imports `runner.py`. For each line of standard input, `{"stdin", "stdout", "stderr",
+A script that loads `runner.py`. For each line of standard input, `{"stdin", "stdout", "stderr",
 "cpu_s"}`, it forks, connects the files, limits the processor time and lets the runner work; it
 prints the child's id when it begins, and its processor time in seconds when it is over.
 """
 
+import importlib.util
 import json
 import os
 import resource
 import sys
 import tempfile
-from pathlib import Path
+from collections.abc import Callable
 from typing import NoReturn
 
 
 def main() -> None:
     """Serve until standard input ends."""
-    runner, tools = sys.argv[1:3]
-    sys.path[:0] = [str(Path(runner).parent), tools]
-    load(tools)
+    path, tools = sys.argv[1:3]
+    spec = importlib.util.spec_from_file_location("agentrl_runner", path)
+    runner = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]  # the file is there
+    spec.loader.exec_module(runner)  # type: ignore[union-attr]
+    sys.path.append(tools)
+    load()
+    sys.path.remove(tools)
     for line in sys.stdin.buffer:
         job = json.loads(line)
         child = os.fork()
         if child == 0:
-            run(job)
+            run(job, runner.main)
         print(child, flush=True)
         _, _, used = os.wait4(child, 0)
         print(used.ru_utime + used.ru_stime, flush=True)
 
 
-def load(tools: str) -> None:
+def load() -> None:
     """Load pytest with its own plugins, by letting it collect nothing."""
     import pytest
 
@@ -40,10 +45,9 @@ def load(tools: str) -> None:
     sys.stdout.flush()
     os.dup2(real, 1)
     os.close(real)
-    sys.path.remove(tools)
 
 
-def run(job: dict[str, str]) -> NoReturn:
+def run(job: dict[str, str], main: Callable[[], int]) -> NoReturn:
     """In the child: run one request and end."""
     code = 70
     try:
@@ -55,9 +59,7 @@ def run(job: dict[str, str]) -> NoReturn:
         seconds = int(job["cpu_s"])
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         sys.stdin = open(0, closefd=False)  # noqa: SIM115  # the one that was read ahead
-        import runner  # type: ignore[import-not-found]  # beside the script that is given
-
-        code = runner.main()
+        code = main()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

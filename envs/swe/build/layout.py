@@ -1,35 +1,17 @@
-"""Which files of an unpacked package are its sources, its tests, and what steers the tests."""
+"""Which files of an unpacked package are its sources and its tests."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from agentrl.envs.swe.seal import is_test
 from agentrl.errors import ConfigError
 
-_TEST_FOLDERS: Final = frozenset({"tests", "test", "testing", "_tests"})
-_TEST_FILE: Final = re.compile(r"test_.*\.py|.*_tests?\.py|tests?\.py|conftest\.py")
-_RUNNER_FILES: Final = frozenset(
-    {"conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini"}
-    | {"setup.cfg", "pyproject.toml", "sitecustomize.py", "usercustomize.py"}
-)  # fmt: skip
 _NO_SOURCES: Final = frozenset(
     {"doc", "docs", "example", "examples", "benchmark", "benchmarks", "bench", "perf", "tools"}
     | {"build", "scripts", "bin"}
 )  # fmt: skip
 _NO_SOURCE_FILES: Final = frozenset({"setup.py", "noxfile.py", "tasks.py", "__main__.py"})
-
-
-def is_test(file: str) -> bool:
-    """True for a test file and for what lies in a folder of tests; the path is from the root."""
-    path = PurePosixPath(file)
-    return bool(_TEST_FOLDERS & set(path.parts[:-1]) or _TEST_FILE.fullmatch(path.name))
-
-
-def is_sealed(file: str) -> bool:
-    """True for what decides which tests run and how: tests, their settings, start-up hooks."""
-    path = PurePosixPath(file)
-    return is_test(file) or path.name in _RUNNER_FILES or path.suffix == ".pth"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

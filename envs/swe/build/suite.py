@@ -53,7 +53,7 @@ class Suite:
         """For the runner; `watch` are the arguments of the watching plugin, if any."""
         return Request(
             root=str(self.root),
-            paths=[*(str(self.root / path) for path in self.paths), str(self.tools)],
+            paths=[str(self.tools), *(str(self.root / path) for path in self.paths)],
             arguments=[*_OPTIONS, *self.arguments],
             watch=watch,
         )

@@ -61,13 +61,13 @@ class Watcher:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Iterator[None]:
         """Watch a test's own phase."""
-        if self._mode != "calls":
-            return (yield)
-        sys.settrace(self._trace_calls)
+        if self._mode == "calls":
+            sys.settrace(self._trace_calls)
         try:
-            return (yield)
+            yield
         finally:
-            sys.settrace(None)
+            if self._mode == "calls":
+                sys.settrace(None)
 
     def _trace_calls(self, frame: FrameType, event: str, arg: object) -> Any:
         caller = frame.f_back
