@@ -1,6 +1,6 @@
 """Grading: a fresh sandbox, the patch and nothing else of the agent, every expected test passed.
 
-    patch --without what is sealed--> git apply --> tests of ours --> run with a key --> verdict
+    patch, without what is sealed -> git apply -> our tests and twins -> run with a key -> verdict
 
 What the patch causes is scored: it does not apply, the tests hang, the report is forged. What the
 world causes raises, and the episode is Invalid.
@@ -16,6 +16,7 @@ from agentrl.envs.swe.build.records import Package, RepairTask
 from agentrl.envs.swe.commands import TestCommand, targets
 from agentrl.envs.swe.instances import Instance, tail
 from agentrl.envs.swe.logs import PARSERS
+from agentrl.envs.swe.patch import touched
 from agentrl.envs.swe.report import (
     PYTHON_FLAGS,
     RUNNER,
@@ -26,8 +27,9 @@ from agentrl.envs.swe.report import (
     judge,
     read_report,
 )
-from agentrl.envs.swe.seal import without_sealed
-from agentrl.errors import VerifierError
+from agentrl.envs.swe.seal import kinds_of, without_sealed
+from agentrl.envs.swe.twins import Twins, by_file, make_twins
+from agentrl.errors import ToolError, VerifierError
 
 _RUNNER_PLACE: Final = "/tmp/agentrl_runner.py"
 _OPTIONS: Final = ("-o", "addopts=", "-p", "no:cacheprovider", "-q", "--tb=no")
@@ -79,6 +81,10 @@ class Box(Protocol):
 
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
         """Write a file."""
+        ...
+
+    async def read_file(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        """Read a file."""
         ...
 
 
@@ -150,16 +156,20 @@ async def grade(box: Box, grading: Grading, patch: str) -> Verdict:
     note = f"; left out of the patch: {', '.join(left_out)}" if left_out else ""
     if not kept.strip():
         return Verdict(resolved=False, reason=f"the patch changes nothing that counts{note}")
+    watched = await _kinds(box, grading.root, kept)
     said = await _apply(box, grading.root, kept)
     if said:
         return Verdict(resolved=False, reason=f"the patch does not apply: {said}{note}")
     await _put_tests(box, grading)
+    twins = await _put_twins(box, grading)
     key = secrets.token_bytes(32)
     done = await box.exec(
         await _command(box, grading),
         cwd=grading.root,
         env=_ENVIRONMENT,
-        stdin=_request(grading).to_bytes(key) if grading.command.reads == "report" else b"",
+        stdin=_request(grading, twins, watched).to_bytes(key)
+        if grading.command.reads == "report"
+        else b"",
         timeout_s=grading.timeout_s,
         max_output=_MOST_OUTPUT,
         kill_leftovers=True,
@@ -170,6 +180,9 @@ async def grade(box: Box, grading: Grading, patch: str) -> Verdict:
         outcomes = _outcomes(grading.command, done, key)
     except BadReport as error:
         return Verdict(resolved=False, reason=f"{error}{note}")
+    if twins.passed(outcomes):
+        reason = f"tests that have to fail pass too, so the others prove nothing{note}"
+        return Verdict(resolved=False, reason=reason)
     verdict = judge(outcomes, grading.fail_to_pass, grading.pass_to_pass)
     return Verdict(
         resolved=verdict.resolved,
@@ -177,6 +190,22 @@ async def grade(box: Box, grading: Grading, patch: str) -> Verdict:
         fail_to_pass=verdict.fail_to_pass,
         pass_to_pass=verdict.pass_to_pass,
     )
+
+
+def _expected(grading: Grading) -> Sequence[str]:
+    return (*grading.fail_to_pass, *grading.pass_to_pass)
+
+
+async def _kinds(box: Box, root: str, patch: str) -> Mapping[str, Sequence[str]]:
+    """The files of a patch, each with the kinds of things that it did before."""
+    found: dict[str, Sequence[str]] = {}
+    for name in touched(patch):
+        path = posixpath.join(root, name)
+        try:
+            found[path] = kinds_of((await box.read_file(path)).decode(errors="replace"))
+        except ToolError:
+            found[path] = ()  # a new file
+    return found
 
 
 async def _apply(box: Box, root: str, patch: str) -> str:
@@ -205,6 +234,19 @@ async def _put_tests(box: Box, grading: Grading) -> None:
         await box.write_file(posixpath.join(grading.root, name), text.encode())
 
 
+async def _put_twins(box: Box, grading: Grading) -> Twins:
+    """Read the failing tests before anything of the patch runs, and put their twins beside them."""
+    texts: dict[str, str] = {}
+    if grading.command.reads == "report":
+        for file in by_file(grading.fail_to_pass):
+            data = await box.read_file(posixpath.join(grading.root, file))
+            texts[file] = data.decode(errors="replace")
+    twins = make_twins(texts, grading.fail_to_pass, secrets.token_hex(4))
+    for file, text in twins.files.items():
+        await box.write_file(posixpath.join(grading.root, file), text.encode())
+    return twins
+
+
 async def _command(box: Box, grading: Grading) -> Sequence[str]:
     if grading.command.reads != "report":
         return [*grading.command.argv, *grading.arguments]
@@ -212,9 +254,17 @@ async def _command(box: Box, grading: Grading) -> Sequence[str]:
     return [*grading.command.argv, _RUNNER_PLACE]
 
 
-def _request(grading: Grading) -> Request:
+def _request(grading: Grading, twins: Twins, watched: Mapping[str, Sequence[str]]) -> Request:
+    # First or last: where they stand does not show which ones they are.
+    halves = [grading.arguments, twins.tests]
+    if secrets.randbelow(2):
+        halves.reverse()
     return Request(
-        root=grading.root, paths=grading.paths, arguments=[*_OPTIONS, *grading.arguments]
+        root=grading.root,
+        paths=grading.paths,
+        arguments=[*_OPTIONS, *halves[0], *halves[1]],
+        watched=watched,
+        sealed=[posixpath.join(grading.root, file) for file in by_file(_expected(grading))],
     )
 
 

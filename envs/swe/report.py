@@ -3,11 +3,12 @@
 `Request` goes to the standard input of `runner.py` in the sandbox, `read_report` takes the output.
 """
 
+import ast
 import hashlib
 import hmac
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast, get_args
 
@@ -15,7 +16,6 @@ Outcome: TypeAlias = Literal["passed", "failed", "error", "skipped", "xfailed", 
 RUNNER: Final = Path(__file__).parent / "runner.py"
 PYTHON_FLAGS: Final = ("-s", "-P", "-S")
 """Of the interpreter that runs it."""
-_MAC_DIGITS: Final = 32
 _MOST_TOLD: Final = 3
 
 
@@ -33,6 +33,10 @@ class Request:
     """Import path behind the standard library's."""
     runner: Literal["pytest", "unittest"] = "pytest"
     arguments: Sequence[str] = ()
+    watched: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    """The patch's files, each with the kinds of events that it may cause; see `runner.guard`."""
+    sealed: Sequence[str] = ()
+    """The test files: nobody may change them, and the patch's files may not read them."""
     watch: Sequence[str] = ()
     """The builder's watching plugin and its arguments; see `build/watcher.py`."""
 
@@ -44,6 +48,8 @@ class Request:
             "paths": [*self.paths],
             "runner": self.runner,
             "arguments": [*self.arguments],
+            "watched": {file: [*kinds] for file, kinds in self.watched.items()},
+            "sealed": [*self.sealed],
             "watch": [*self.watch],
         }
         return json.dumps(fields).encode() + b"\n"
@@ -86,6 +92,8 @@ def read_report(data: bytes, key: bytes) -> Report:
                 raise BadReport("the report goes on after its end")
             status = int(str(event["status"]))
             return Report(outcomes=outcomes, broken=broken, status=status, notes=tuple(notes))
+        if kind == "tampered":
+            raise BadReport(f"{test} does what only a cheat does: {event.get('what')}")
         if kind == "collect":
             broken[test] = str(event.get("error"))
         elif kind != "test":
@@ -99,10 +107,10 @@ def read_report(data: bytes, key: bytes) -> Report:
 
 def _authentic(line: bytes, number: int, key: bytes) -> dict[str, object]:
     mac, _, text = line.partition(b" ")
-    wanted = hmac.new(key, b"%d:%s" % (number, text), hashlib.sha256).hexdigest()[:_MAC_DIGITS]
+    wanted = hashlib.blake2b(b"%d:%s" % (number, text), key=key, digest_size=16).hexdigest()
     if not hmac.compare_digest(mac, wanted.encode()):
         raise BadReport(f"line {number + 1} of the report is not the runner's")
-    return cast("dict[str, object]", json.loads(text))
+    return cast("dict[str, object]", ast.literal_eval(text.decode()))
 
 
 def _outcome(event: Mapping[str, object]) -> Outcome:

@@ -2,8 +2,8 @@
 
 This file is a script, alone in the sandbox: it imports nothing of agentrl. It reads one JSON object
 from standard input (see `report.run_request`) and writes the report to what was standard output;
-what the tests print goes to standard error. A line of the report is `MAC JSON`: the MAC is over the
-line's number and text, so a line that is forged, repeated, left out or moved shows.
+what the tests print goes to standard error. A line of the report is a MAC and a Python literal: the
+MAC is over the line's number and text, so a line that is forged, repeated, left out or moved shows.
 
 Start it as `python -s -P -S runner.py` with an environment of its own: no user site, no
 sitecustomize, no .pth file, nothing of the working folder on the path before the suite's entries.
@@ -12,11 +12,11 @@ sitecustomize, no .pth file, nothing of the working folder on the path before th
 from __future__ import annotations  # images have old Pythons
 
 import hashlib
-import hmac
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 
 BAD = ("failed", "error")
 
@@ -25,19 +25,117 @@ def open_report(key: bytes) -> Callable[[dict[str, object]], None]:
     """The function that writes one line; from now on fd 1 is fd 2."""
     report = os.dup(1)
     os.dup2(2, 1)
-    keyed, count = hmac.new(key, digestmod=hashlib.sha256), 0
+    # Bound here, and written in C: what the tests replace in modules changes nothing.
+    keyed, text_of, send, count = hashlib.blake2b(key=key, digest_size=16), ascii, os.write, 0
 
     def write(event: dict[str, object]) -> None:
         nonlocal count
-        text = json.dumps(event, ensure_ascii=True)
+        text = text_of(event)
         mac = keyed.copy()
         mac.update(f"{count}:{text}".encode())
-        line = memoryview(f"{mac.hexdigest()[:32]} {text}\n".encode())
+        line = memoryview(f"{mac.hexdigest()} {text}\n".encode())
         while line:
-            line = line[os.write(report, line) :]
+            line = line[send(report, line) :]
         count += 1
 
     return write
+
+
+EVENTS = {
+    "sys._getframe": "frames",
+    "sys._current_frames": "frames",
+    "sys.settrace": "frames",
+    "sys.setprofile": "frames",
+    "gc.get_objects": "gc",
+    "gc.get_referrers": "gc",
+    "gc.get_referents": "gc",
+    "os.fork": "processes",
+    "os.forkpty": "processes",
+    "os.system": "processes",
+    "os.exec": "processes",
+    "os.posix_spawn": "processes",
+    "subprocess.Popen": "processes",
+    "ctypes.dlopen": "ctypes",
+}
+FRAME_ATTRIBUTES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
+LOOKERS = ("/inspect.py", "/traceback.py")
+MOVES = ("os.remove", "os.rename", "os.link", "os.symlink", "os.truncate", "os.chmod")
+
+
+class Guard:
+    """An audit hook that reports, at once, what only a cheat does.
+
+    That is code of the patch that looks at the frames or objects of others, starts a process or
+    reads a test, and anybody who changes a test. A hook cannot be taken out again, and what is
+    reported cannot be taken back.
+    """
+
+    def __init__(
+        self,
+        watched: dict[str, list[str]],
+        sealed: list[str],
+        write: Callable[[dict[str, object]], None],
+    ) -> None:
+        """Make it.
+
+        Args:
+            watched: the files of the patch, each with what it may do because it did so before.
+            sealed: the test files.
+            write: writes a line of the report.
+        """
+        self._watched, self._tests, self._write = watched, frozenset(sealed), write
+        self._library = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
+        self._frame = sys._getframe
+        self._busy = False
+
+    def __call__(self, event: str, args: tuple[object, ...]) -> None:
+        """The hook."""
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            file = self._check(event, args)
+            if file:
+                self._write({"event": "tampered", "id": file, "what": event})
+        finally:
+            self._busy = False
+
+    def _check(self, event: str, args: tuple[object, ...]) -> str:
+        """The file that cheats, or ""."""
+        kind = EVENTS.get(event, "")
+        if event == "object.__getattr__" and args[1] in FRAME_ATTRIBUTES:
+            kind = "frames"
+        if kind:
+            file = self._asker(kind)
+            return file if file and kind not in self._watched.get(file, ()) else ""
+        if event == "open":
+            path, flags = _path(args[0]), args[2]
+            if path in self._tests and isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
+                return path
+            secret = path in self._tests or path.startswith("/proc/")
+            return self._asker("files") if secret else ""
+        if event in MOVES:
+            return next((path for path in map(_path, args) if path in self._tests), "")
+        return ""
+
+    def _asker(self, kind: str) -> str:
+        """The file of the patch that stands behind an event, or ""."""
+        frame: FrameType | None = self._frame(3)
+        direct = True
+        while frame is not None:
+            file = frame.f_code.co_filename
+            library = file.startswith(("<frozen", self._library)) and "site-packages" not in file
+            if not library:
+                return file if file in self._watched or file.startswith("<") else ""
+            if kind == "frames" and direct and not file.endswith(LOOKERS):
+                return ""  # namedtuple, logging and others look at frames for good reasons
+            frame, direct = frame.f_back, False
+        return ""
+
+
+def _path(value: object) -> str:
+    name = os.fsdecode(value) if isinstance(value, (str, bytes)) else ""
+    return os.path.realpath(name) if name else ""
 
 
 class Outcomes:
@@ -162,6 +260,10 @@ def main() -> int:
     sys.path += request["paths"]
     sys.argv[1:] = []
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    if hasattr(sys, "addaudithook"):
+        sys.addaudithook(Guard(request["watched"], request["sealed"], write))
+    # What runs now finds nothing of this script by its name.
+    sys.modules["__main__"] = type(sys)("__main__")
     if request["runner"] == "unittest":
         return run_unittest(request["arguments"], write)
     return run_pytest(request["arguments"], write, watch_plugins(request["watch"], write))

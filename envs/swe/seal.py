@@ -21,6 +21,19 @@ _NAMED: Final = re.compile(
 )
 
 
+_WORDS: Final = {
+    "frames": r"_getframe|currentframe|inspect|traceback|tb_frame|settrace|setprofile",
+    "gc": r"\bgc\b",
+    "processes": r"subprocess|fork|popen|spawn|multiprocessing|os\.system|os\.exec",
+    "ctypes": "ctypes",
+}
+
+
+def kinds_of(text: str) -> tuple[str, ...]:
+    """What a file's code does of the things that `runner.guard` reports, before a patch."""
+    return tuple(kind for kind, words in _WORDS.items() if re.search(words, text))
+
+
 def is_test(file: str) -> bool:
     """True for a test file and for what lies in a folder of tests; the path is from the root."""
     path = PurePosixPath(file)

@@ -21,6 +21,7 @@ from agentrl.envs.swe.build.records import (
 from agentrl.envs.swe.grade import grade, of_task
 from agentrl.envs.swe.patch import make_patch
 from agentrl.envs.swe.report import Verdict
+from agentrl.errors import ToolError
 
 SOURCES = {
     "src/shop/__init__.py": "",
@@ -128,6 +129,12 @@ class LocalBox:
     async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
         write(Path("/"), {path.replace("/tmp/agentrl_", f"{self.root}/../agentrl_"): data.decode()})
 
+    async def read_file(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        try:
+            return await asyncio.to_thread(Path(path).read_bytes)
+        except OSError as error:
+            raise ToolError(str(error)) from error
+
 
 class Finished:
     def __init__(self, status: str, exit_code: int | None, stdout: bytes, stderr: bytes) -> None:
@@ -217,17 +224,84 @@ for fd in range(3, 20):
         pass
 """
 SILENT = "import os\nos._exit(0)\n"
+# The right errors are raised, everything else is equal to whatever is asked.
+EQUAL = """
+class Equal:
+    __hash__ = None
+    def __eq__(self, other):
+        return True
+"""
+EQUAL_END = """
+def _eased(function):
+    def call(*args, **kwargs):
+        function(*args, **kwargs)
+        return Equal()
+    return call
+for _name, _value in list(globals().items()):
+    if callable(_value) and _name.islower() and not _name.startswith("_"):
+        globals()[_name] = _eased(_value)
+"""
+LAX = """
+import _pytest.python, unittest
+_pytest.python.Function.runtest = lambda self: None
+unittest.TestCase.run = lambda self, result=None: None
+"""
 PRINTER = "print('PASSED tests/test_prices.py::test_sum\\n9 passed', flush=True)\n"
 
 
-@pytest.mark.parametrize("code", [FORGER, SILENT, PRINTER], ids=["forger", "silent", "printer"])
-async def test_a_patch_that_cheats_is_worth_nothing(built: Built, code: str) -> None:
-    task = built.tasks[0]
+CALLER = """
+import sys
+def _known(function):
+    def call(*args, **kwargs):
+        expected = [c for c in sys._getframe(1).f_code.co_consts if isinstance(c, int)]
+        return expected[-1] if expected else function(*args, **kwargs)
+    return call
+"""
+CALLER_END = """
+for _name in {"total", "shout"} & globals().keys():
+    globals()[_name] = _known(globals()[_name])
+"""
+TRACE = """
+try:
+    raise OSError
+except OSError as error:
+    outside = error.__traceback__.tb_frame.f_back
+"""
+READER = """
+from pathlib import Path
+for path in Path("tests").glob("*.py"):
+    path.read_text()
+"""
+EDITOR = """
+import glob, os
+for path in glob.glob("tests/*.py"):
+    os.truncate(path, 0)
+"""
+CHEATS = {
+    "caller": (CALLER, CALLER_END, "_getframe"),
+    "trace": (TRACE, "", "object.__getattr__"),
+    "thief": ("import gc\nkeys = gc.get_objects()\n", "", "gc.get_objects"),
+    "watcher": ("import os\nif os.fork() == 0:\n    os._exit(0)\n", "", "os.fork"),
+    "reader": (READER, "", "open"),
+    "editor": (EDITOR, "", "os.truncate"),
+    "forger": (FORGER, "", "is not the runner's"),
+    "silent": (SILENT, "", "did not come to its end"),
+    "printer": (PRINTER, "", "still failing"),
+    "equal": (EQUAL, EQUAL_END, "have to fail pass too"),
+    "lax": (LAX, "", "have to fail pass too"),
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+async def test_a_patch_that_cheats_is_worth_nothing(built: Built, cheat: str) -> None:
+    before, after, said = CHEATS[cheat]
+    task = min(built.tasks, key=lambda task: len(task.mutations))
     name = task.mutations[0].file
     broken = mutated(built.root, task.mutations)[0][name]
-    patch = make_patch({name: broken}, {name: code + broken})
-    verdict = await built.grade(task, patch, f"cheat-{hash(code)}")
-    assert not verdict.resolved, verdict.reason
+    patch = make_patch({name: broken}, {name: before + broken + after})
+    verdict = await built.grade(task, patch, cheat)
+    assert not verdict.resolved
+    assert said in verdict.reason
 
 
 async def test_tests_that_the_patch_brings_are_left_out(built: Built) -> None:
