@@ -85,7 +85,7 @@ class Guard:
         """
         self._watched, self._tests, self._write = watched, frozenset(sealed), write
         self._library = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
-        self._frame = sys._getframe
+        self._frame = sys._getframe  # pyright: ignore[reportPrivateUsage]  # documented
         self._busy = False
 
     def __call__(self, event: str, args: tuple[object, ...]) -> None:

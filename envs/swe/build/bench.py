@@ -50,6 +50,17 @@ class Bench:
             for name in files:
                 write(self.root / name, (self.pristine / name).read_bytes())
 
+    @contextmanager
+    def beside(self, files: Mapping[str, str]) -> Generator[None]:
+        """With new files, which are gone afterwards."""
+        try:
+            for name, text in files.items():
+                write(self.root / name, text.encode())
+            yield
+        finally:
+            for name in files:
+                (self.root / name).unlink(missing_ok=True)
+
     def apply(self, patch: str) -> bool:
         """Apply a patch with git; True if it did."""
         done = subprocess.run(

@@ -11,20 +11,22 @@ import math
 import random
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from agentrl.envs.swe.build.archive import fetch
-from agentrl.envs.swe.build.behaviour import Call, calls, differences, executed_lines
+from agentrl.envs.swe.build.behaviour import Behaviour, Call, calls, differences, executed_lines
 from agentrl.envs.swe.build.bench import RUNS, Bench, set_up
 from agentrl.envs.swe.build.choose import Candidate, Chooser, candidates, words_of
 from agentrl.envs.swe.build.issue import write_issue
 from agentrl.envs.swe.build.recipe import Entry
-from agentrl.envs.swe.build.records import Mutation, Package, RepairTask, mutated
+from agentrl.envs.swe.build.records import Package, RepairTask, mutated
 from agentrl.envs.swe.patch import make_patch
+from agentrl.envs.swe.seal import kinds_of
+from agentrl.envs.swe.twins import by_file, make_twins
 from agentrl.errors import ConfigError
 
 _MOST_SHARE: Final = 0.2
@@ -71,10 +73,15 @@ class _Work:
     dropped: Counter[str] = field(default_factory=Counter[str])
     seen: set[object] = field(default_factory=set[object])
 
-    def offer(self, *chosen: Candidate) -> _Kept | None:
-        """Plant the candidates together; a task if that is one."""
+    def offer(self, *chosen: Candidate, own: Sequence[frozenset[str]] = ()) -> _Kept | None:
+        """Plant the candidates together; a task if that is one.
+
+        Args:
+            chosen: the candidates.
+            own: for each of several candidates the tests that fail only because of it.
+        """
         try:
-            kept = _Kept(self._validated(chosen), chosen)
+            kept = _Kept(self._validated(chosen, own), chosen)
         except Dropped as reason:
             self.dropped[str(reason)] += 1
             return None
@@ -83,29 +90,35 @@ class _Work:
         self.say(f"  {kept.task.task}  {kinds}  {len(kept.task.fail_to_pass)} failing")
         return kept
 
-    def _validated(self, chosen: Sequence[Candidate]) -> RepairTask:
+    def _validated(self, chosen: Sequence[Candidate], own: Sequence[frozenset[str]]) -> RepairTask:
         bench = self.bench
         mutations = tuple(candidate.mutation for candidate in chosen)
         try:
             broken, whole = mutated(bench.pristine, mutations)
         except ConfigError as error:
             raise Dropped("overlapping places") from error
+        if not all(map(_compiles, broken.values())):
+            raise Dropped("does not compile")
         if self._is_seen(tuple(sorted(broken.items()))):
             raise Dropped("duplicate")
         with bench.changed(broken):
             failing, seconds = self._failing()
             if self._is_seen((tuple(c.function for c in chosen), failing)):
                 raise Dropped("duplicate")
-            issue = self._issue(failing, chosen)
+            if any(not tests.intersection(failing) for tests in own):
+                raise Dropped("one bug hides the other")
+            names = frozenset[str]().union(*(c.names for c in chosen))
+            issue = self.issue([tests & {*failing} for tests in own] or [failing], names, failing)
             times = [seconds]
             for _ in range(RUNS - 1):
                 again, seconds = self._failing()
                 if again != failing:
                     raise Dropped("flaky")
                 times.append(seconds)
-            self._check_repair(make_patch(broken, whole), whole)
+            self._check_repair(make_patch(broken, whole), whole, failing)
+        key = "".join(mutation.model_dump_json() for mutation in mutations)
         return RepairTask(
-            task=f"{bench.archive.name}-{bench.archive.version}-{_digest(mutations)}",
+            task=f"{bench.archive.name}-{bench.archive.version}-{_digest(key)}",
             package=bench.archive.name,
             mutations=mutations,
             issue=issue,
@@ -134,28 +147,52 @@ class _Work:
             raise Dropped("too many tests fail")
         return failing, run.seconds
 
-    def _issue(self, failing: Sequence[str], chosen: Sequence[Candidate]) -> str:
+    def issue(
+        self,
+        bugs: Sequence[Collection[str]],
+        names: frozenset[str],
+        failing: Sequence[str],
+    ) -> str:
+        """The text for bugs that are planted now, each given by tests that fail because of it."""
         bench = self.bench
-        watched = sorted(failing, key=len)[:_WATCHED]
-        wrong = calls(
-            bench.runner, bench.suite.only(watched), bench.layout.sources, bench.layout.tests
-        )
-        right = {test: self.right.get(test, ()) for test in watched}
-        names = frozenset[str]().union(*(c.names for c in chosen), *map(words_of, failing))
-        names -= {"tests", "test", bench.archive.name}
-        issue = write_issue(bench.archive.name, differences(right, wrong), names, self.rng)
+        told: list[list[Behaviour]] = []
+        for tests in bugs:
+            watched = sorted(tests, key=lambda test: (len(test), test))[:_WATCHED]
+            wrong = calls(
+                bench.runner,
+                bench.suite.only(watched),
+                bench.layout.sources,
+                bench.layout.tests,
+            )
+            right = {test: self.right.get(test, ()) for test in watched}
+            told.append([*differences(right, wrong)])
+        names = names.union(*map(words_of, failing)) - {"tests", "test", bench.archive.name}
+        issue = write_issue(bench.archive.name, told, names, self.rng)
         if not issue:
             raise Dropped("nothing to tell")
         return issue
 
-    def _check_repair(self, patch: str, whole: Mapping[str, str]) -> None:
-        """The reference patch, applied with git, makes every test pass."""
+    def _check_repair(self, patch: str, whole: Mapping[str, str], failing: Sequence[str]) -> None:
+        """The reference patch makes every test pass, and grading does not take it for a cheat."""
         bench = self.bench
-        repaired = bench.apply(patch) and all(
-            (bench.root / name).read_text(encoding="utf-8") == text for name, text in whole.items()
+        if not bench.apply(patch):
+            raise Dropped("repair does not apply")
+        if any((bench.root / name).read_bytes() != text.encode() for name, text in whole.items()):
+            raise Dropped("repair does not apply")
+        files = by_file(failing)
+        texts = {file: (bench.root / file).read_text(encoding="utf-8") for file in files}
+        twins = make_twins(texts, failing, _digest(patch))
+        suite = replace(
+            bench.suite,
+            arguments=(*bench.suite.arguments, *twins.tests),
+            watched={str(bench.root / name): kinds_of(text) for name, text in whole.items()},
+            sealed=tuple(str(bench.root / file) for file in files),
         )
-        run = bench.runner.run(bench.suite)
-        if not repaired or run.report is None or not run.report.passed().issuperset(bench.tests):
+        with bench.beside(twins.files):
+            run = bench.runner.run(suite)
+        if run.report is None or twins.passed(run.report.outcomes):
+            raise Dropped("repair looks like a cheat")
+        if not run.report.passed().issuperset(bench.tests):
             raise Dropped("repair does not work")
 
 
@@ -220,7 +257,9 @@ def _several(work: _Work) -> None:
             break
         if used[a.task.task] or used[b.task.task]:
             continue
-        if work.offer(*a.candidates, *b.candidates) is not None:
+        first, second = frozenset(a.task.fail_to_pass), frozenset(b.task.fail_to_pass)
+        own = (first - second, second - first)
+        if work.offer(*a.candidates, *b.candidates, own=own) is not None:
             used.update((a.task.task, b.task.task))
 
 
@@ -252,6 +291,13 @@ def split(packages: Iterable[Package]) -> list[Package]:
     ]
 
 
-def _digest(mutations: Sequence[Mutation]) -> str:
-    text = "".join(mutation.model_dump_json() for mutation in mutations)
+def _compiles(text: str) -> bool:
+    try:
+        compile(text, "candidate", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]

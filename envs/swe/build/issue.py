@@ -14,7 +14,7 @@ from agentrl.envs.swe.build.behaviour import Behaviour, Call
 
 _MOST_EXAMPLES: Final = 3
 _MOST_CHARS: Final = 110
-_ADDRESS: Final = re.compile(r"0x[0-9a-f]{6,}|…|<\?>|/tmp/")
+_UNSTEADY: Final = re.compile(r"0x[0-9a-f]{6,}|<\?>|/tmp/")
 _OPENINGS: Final = (
     "Something in `{area}` is wrong since the last change.",
     "I get wrong answers from `{area}`.",
@@ -30,29 +30,26 @@ _CLOSINGS: Final = (
 
 def write_issue(
     package: str,
-    behaviours: Iterable[Behaviour],
+    bugs: Iterable[Iterable[Behaviour]],
     forbidden: frozenset[str],
     rng: random.Random,
 ) -> str:
-    """The text, or "" if nothing can be said without a forbidden name.
+    """The text, or "" if of one of the bugs nothing can be said without a forbidden name.
 
     Args:
         package: its name.
-        behaviours: what to choose examples from; short ones are preferred.
+        bugs: for each bug what it changes; short examples are preferred.
         forbidden: names that must not be in the text as words.
         rng: chooses among phrases.
     """
     words = _Words(forbidden)
-    seen: dict[str, Behaviour] = {}
-    for behaviour in behaviours:
-        line = _example(behaviour, words)
-        if line:
-            seen.setdefault(line, behaviour)
-    chosen = sorted(seen, key=len)[:_MOST_EXAMPLES]
-    if not chosen:
+    told = [_examples(behaviours, words) for behaviours in bugs]
+    if not all(told):
         return ""
-    areas = [_area(seen[line].right.file) for line in chosen]
-    area = next((area for area in areas if words.allow(area)), package)
+    each = -(-_MOST_EXAMPLES // len(told))
+    chosen = {line: file for examples in told for line, file in examples[:each]}
+    areas = [area for area in map(_area, chosen.values()) if words.allow(area)]
+    area = areas[0] if areas else package
     openings = [text for text in _OPENINGS if words.allow(text.format(area=area))]
     closings = [text for text in _CLOSINGS if words.allow(text)]
     if not openings or not closings:
@@ -73,30 +70,39 @@ class _Words:
         return not (self._short.intersection(words) or self._long & {w.lower() for w in words})
 
 
+def _examples(behaviours: Iterable[Behaviour], words: _Words) -> list[tuple[str, str]]:
+    """Sentences, shortest first, each with the file that it is about."""
+    found = {_example(behaviour, words): behaviour.right.file for behaviour in behaviours}
+    return sorted(((line, file) for line, file in found.items() if line), key=lambda x: len(x[0]))
+
+
 def _example(behaviour: Behaviour, words: _Words) -> str:
     right, wrong = behaviour.right, behaviour.wrong
     subject = _subject(right, words)
-    for said, wanted in _endings(right, wrong):
-        for text in (f"{subject} {said}, {wanted}." if wanted else f"{subject} {said}.",):
-            if words.allow(text) and not _ADDRESS.search(text) and "\n" not in text:
-                return text
+    for said, wanted in _endings(right, wrong) if subject else ():
+        text = f"{subject} {said}, {wanted}." if wanted else f"{subject} {said}."
+        if words.allow(text) and not _UNSTEADY.search(text) and "\n" not in text:
+            return text
     return ""
 
 
 def _subject(call: Call, words: _Words) -> str:
-    """The call, with its name where that may be said."""
+    """The call, with its name where that may be said; "" if its arguments cannot be."""
+    if not words.allow(call.arguments):
+        return ""
+    cut = call.arguments[: _MOST_CHARS - 1] + "…"
+    arguments = call.arguments if len(call.arguments) <= _MOST_CHARS else cut
     name = call.name.replace(".__init__", "").replace(".<locals>", "")
-    arguments = f"`{call.arguments}`" if len(call.arguments) <= _MOST_CHARS else ""
-    if arguments and not (words.allow(call.arguments) and not _ADDRESS.search(arguments)):
-        arguments = ""
     parts = name.split(".")
     while parts and not (words.allow(parts[-1]) and _plain(parts[-1])):
         parts.pop()
     shown = ".".join(parts)
     if shown == name:
-        return f"`{shown}({call.arguments})`" if arguments else f"A call of `{shown}`"
+        return f"`{shown}({arguments})`"
     owner = f"An operation of `{shown}`" if shown and words.allow(shown) else "A call"
-    return f"{owner} with the arguments {arguments}" if arguments else owner
+    return (
+        f"{owner} with the arguments `{arguments}`" if arguments else f"{owner} without arguments"
+    )
 
 
 def _plain(name: str) -> bool:
@@ -105,6 +111,8 @@ def _plain(name: str) -> bool:
 
 def _endings(right: Call, wrong: Call) -> Sequence[tuple[str, str]]:
     """What happens and what should; the plainest first, then ways that tell less."""
+    if "…" in right.result or "…" in wrong.result:
+        return []  # what was cut off may be what differs
     if wrong.how == "raised" and right.how == "raised":
         error, wanted = (call.result.split(":")[0] for call in (wrong, right))
         return [

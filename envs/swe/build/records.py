@@ -7,7 +7,7 @@ one that begins with `task` a task of a package of a line above.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, ValidationError
 
@@ -17,6 +17,8 @@ from agentrl.envs.swe.build.source import Edit, Node, NotMutable, Position, Sour
 from agentrl.envs.swe.patch import make_patch
 from agentrl.errors import ConfigError
 
+TASKS: Final = Path(__file__).parents[1] / "tasks.jsonl"
+"""The tasks that come with agentrl; `recipe.toml` made them."""
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 

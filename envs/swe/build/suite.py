@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -45,6 +45,10 @@ class Suite:
     cpu_s: float = 60.0
     """Processor time of one run, at most."""
 
+    watched: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    sealed: tuple[str, ...] = ()
+    """Both as in `report.Request`."""
+
     def only(self, tests: Sequence[str]) -> "Suite":
         """The same suite with these tests alone."""
         return replace(self, arguments=tuple(tests))
@@ -55,6 +59,8 @@ class Suite:
             root=str(self.root),
             paths=[str(self.tools), *(str(self.root / path) for path in self.paths)],
             arguments=[*_OPTIONS, *self.arguments],
+            watched=self.watched,
+            sealed=self.sealed,
             watch=watch,
         )
 

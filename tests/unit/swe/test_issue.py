@@ -15,7 +15,7 @@ def call(
 
 def issue(right: Call, wrong: Call, forbidden: set[str]) -> str:
     behaviours = [Behaviour(right=right, wrong=wrong)]
-    return write_issue("pkg", behaviours, frozenset(forbidden), random.Random(0))
+    return write_issue("pkg", [behaviours], frozenset(forbidden), random.Random(0))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_each_way_to_differ_has_its_words(right: Call, wrong: Call, said: str) -
 
 @pytest.mark.parametrize(
     "forbidden",
-    [{"get"}, {"get", "Box"}, {"get", "KeyError"}, {"get", "box"}, {"get", "a"}, {"Get"}],
+    [{"get"}, {"get", "Box"}, {"get", "KeyError"}, {"get", "box"}, {"get", "b"}, {"Get"}],
 )
 def test_no_forbidden_word_is_said(forbidden: set[str]) -> None:
     text = issue(call("raised", "KeyError: get"), call(), forbidden)
@@ -60,3 +60,14 @@ def test_a_difference_counts_only_where_the_calls_before_are_the_same() -> None:
     strayed = call(arguments="3")
     assert not list(differences({"t": (same, same)}, {"t": (strayed, other)}))
     assert not list(differences({"t": (same,)}, {}))
+
+
+def test_each_bug_is_told_of() -> None:
+    one = Behaviour(right=call(), wrong=call(result="2"))
+    other = Behaviour(right=call(name="Lid.shut", arguments=""), wrong=call(result="'longer'"))
+    text = write_issue("pkg", [[one], [other]], frozenset(), random.Random(0))
+    assert "`Box.get('a', 2)` gives `2`" in text
+    assert "`Lid.shut()` gives `'longer'`" in text
+    assert write_issue("pkg", [[one], []], frozenset(), random.Random(0)) == ""
+    hidden = write_issue("pkg", [[other]], frozenset({"Lid", "shut"}), random.Random(0))
+    assert "A call without arguments gives" in hidden
