@@ -84,6 +84,7 @@ class SuiteRunner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,  # `select` knows nothing of what a buffer has read ahead
             # Sets have the same order in each run, so that a failure is one in each run.
             env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
             start_new_session=True,
