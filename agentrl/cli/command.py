@@ -35,7 +35,8 @@ class Command(Generic[O]):
     """One command: its options, what else it takes, and the function that does it.
 
     `config` is the configuration whose keys are flags of the command too; `short` are their short
-    names. `takes` names the positional arguments; a name in brackets may be left out.
+    names. `takes` names the positional arguments; a name in brackets may be left out, and one that
+    ends in dots stands for any number.
     """
 
     name: str
@@ -95,7 +96,8 @@ def _check_count(command: Command[O], positional: Sequence[str]) -> None:
             f"{command.name}: got no {needed[len(positional)]}, expected one;"
             f" for example: {command.examples[0]}"
         )
-    if len(positional) > len(command.takes):
+    any_number = bool(command.takes) and command.takes[-1].rstrip("]").endswith("...")
+    if len(positional) > len(command.takes) and not any_number:
         extra = positional[len(command.takes)]
         wanted = " ".join(command.takes) or "none"
         raise ConfigError(f'{command.name}: got the argument "{extra}", expected {wanted}')

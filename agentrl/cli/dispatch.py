@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "sandbox build": "build the image of Docker sandboxes from this machine's packages",
     "sandbox list": "list the sandboxes that exist on this machine",
     "sandbox gc": "remove sandboxes that dead processes left behind",
+    "tasks build": "turn Python packages that have tests into repair tasks",
     "doctor": "show versions, devices, engines and sandboxes",
 }
 """Every command with what it is for; `env list` lives in `agentrl.cli.env_list`."""

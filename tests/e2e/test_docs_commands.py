@@ -23,6 +23,7 @@ ELSEWHERE = {
     "agentrl engine serve local --model tiny --port 30001": "tests/contract/engine",
     "agentrl engine check http://127.0.0.1:30000 --model tiny": "tests/contract/engine",
     "agentrl train --env calculator --engine-url http://127.0.0.1:30000": "tests/contract/engine",
+    "agentrl tasks build isodate==0.7.2 --tasks 5 --multiple 1": "tests/integration/swe",
     "make venv": "this run's own environment",
     ". .venv/bin/activate": "the tests run with that environment's commands",
 }

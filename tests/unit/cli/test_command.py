@@ -127,3 +127,12 @@ def test_help_shows_every_key(
 def test_help_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "72")
     assert max(len(line) for line in render(COMMAND).splitlines()) <= 72
+
+
+def test_a_name_with_dots_takes_any_number(capsys: pytest.CaptureFixture[str]) -> None:
+    command = Command(
+        name="build", summary="", examples=["x"], options=Options, run=_run, takes=["[THING...]"]
+    )
+    for arguments in ([], ["a"], ["a", "b", "c"]):
+        assert invoke(command, arguments) == 3
+        assert capsys.readouterr().out.split()[3:] == arguments

@@ -1,0 +1,1 @@
+"""Repair of real repositories: tasks, patches, sealed tests, reports that prove what they say."""

@@ -1,0 +1,1 @@
+"""Repair tasks from any Python package that has tests: `agentrl tasks build`."""

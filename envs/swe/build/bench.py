@@ -1,0 +1,174 @@
+"""A working copy of a package, in which bugs are planted and repaired one after the other."""
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from agentrl.envs.swe.build.archive import Archive, install_tools, unpack
+from agentrl.envs.swe.build.layout import Layout, layout
+from agentrl.envs.swe.build.suite import Suite, SuiteRun, SuiteRunner
+from agentrl.envs.swe.report import Outcome
+from agentrl.errors import ConfigError
+
+RUNS: Final = 3
+"""How often a suite runs to see whether it is steady."""
+_GIT_TIMEOUT_S: Final = 60.0
+_SLOWER: Final = 5
+"""A suite with a bug may take so many times as long as one without, and as many seconds."""
+_times: Final = itertools.count(1_500_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """The working copy and what is known of its suite."""
+
+    runner: SuiteRunner
+    archive: Archive
+    root: Path
+    pristine: Path
+    layout: Layout
+    suite: Suite
+    tests: tuple[str, ...]
+    """Those that pass in each run."""
+    seconds: float
+
+    @contextmanager
+    def changed(self, files: Mapping[str, str]) -> Generator[None]:
+        """With other texts in some files; afterwards they are as they were, whatever happened."""
+        try:
+            for name, text in files.items():
+                write(self.root / name, text.encode())
+            yield
+        finally:
+            for name in files:
+                write(self.root / name, (self.pristine / name).read_bytes())
+
+    @contextmanager
+    def beside(self, files: Mapping[str, str]) -> Generator[None]:
+        """With new files, which are gone afterwards."""
+        try:
+            for name, text in files.items():
+                write(self.root / name, text.encode())
+            yield
+        finally:
+            for name in files:
+                (self.root / name).unlink(missing_ok=True)
+
+    def apply(self, patch: str) -> bool:
+        """Apply a patch with git; True if it did."""
+        done = subprocess.run(
+            ["git", "apply", "-"],
+            cwd=self.root,
+            input=patch.encode(),
+            env={"PATH": os.environ["PATH"], "GIT_CEILING_DIRECTORIES": str(self.root.parent)},
+            capture_output=True,
+            timeout=_GIT_TIMEOUT_S,
+            check=False,
+        )
+        for name in self.layout.sources:
+            _new_time(self.root / name)
+        return done.returncode == 0
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file with a time that it never had, so that no stale bytecode is taken for it."""
+    path.write_bytes(data)
+    _new_time(path)
+
+
+def _new_time(path: Path) -> None:
+    now = next(_times)
+    os.utime(path, (now, now))
+
+
+def set_up(
+    archive: Archive,
+    folder: Path,
+    *,
+    resources: ExitStack,
+    requires: Sequence[str],
+    arguments: Sequence[str],
+) -> Bench:
+    """Unpack a package and run its suite three times.
+
+    Args:
+        archive: what to unpack.
+        folder: an empty folder for the working copy.
+        resources: ends the process that runs the suites.
+        requires: what its tests import, for pip.
+        arguments: of pytest; empty: every test file.
+
+    Raises:
+        ConfigError: It has no tests, or they do not pass as they are.
+    """
+    pristine = unpack(archive)
+    found = layout(pristine, archive.name)
+    root = folder / "tree"
+    shutil.copytree(pristine, root, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    suite = Suite(
+        root=root,
+        paths=found.paths,
+        tools=install_tools(requires),
+        arguments=tuple(arguments or _test_files(found)),
+    )
+    runner = resources.enter_context(SuiteRunner(suite.tools))
+    runs = [runner.run(suite) for _ in range(RUNS)]
+    tests = steady([_outcomes(archive.name, run) for run in runs])
+    if not tests:
+        raise ConfigError(f"{archive.name}: none of its tests passes in each of {RUNS} runs")
+    seconds = sorted(run.seconds for run in runs)[RUNS // 2]
+    return Bench(
+        runner=runner,
+        archive=archive,
+        root=root,
+        pristine=pristine,
+        layout=found,
+        suite=replace(suite, cpu_s=_SLOWER * (seconds + 1)),
+        tests=tests,
+        seconds=round(seconds, 2),
+    )
+
+
+def steady(runs: Sequence[Mapping[str, Outcome]]) -> tuple[str, ...]:
+    """The tests that pass in each run, without functions whose tests have other ids in each."""
+    everywhere = frozenset[str](runs[0]).intersection(*runs[1:])
+    changing = {_function(test) for run in runs for test in run if test not in everywhere}
+    return tuple(
+        test
+        for test in runs[0]
+        if _function(test) not in changing and all(run[test] == "passed" for run in runs)
+    )
+
+
+def _function(test: str) -> str:
+    return test.partition("[")[0]
+
+
+def _test_files(found: Layout) -> Iterator[str]:
+    names = ((file, file.rpartition("/")[2]) for file in found.tests)
+    return (file for file, name in names if re.match(r"test.*\.py$|.*_tests?\.py$", name))
+
+
+def _outcomes(name: str, run: SuiteRun) -> Mapping[str, Outcome]:
+    if run.report is None:
+        raise ConfigError(f"{name}: its suite does not run to the end: {run.problem}")
+    if run.report.broken:
+        file, said = next(iter(run.report.broken.items()))
+        raise ConfigError(
+            f"{name}: {file} cannot be imported ({said}); name what the tests need with "
+            "--requires, or the files to run with --tests"
+        )
+    bad = [test for test, o in run.report.outcomes.items() if o in ("failed", "error")]
+    if bad:
+        raise ConfigError(
+            f"{name}: {len(bad)} of {len(run.report.outcomes)} tests fail without any change, "
+            f"{bad[0]} first; leave them out with --tests, or choose another package"
+        )
+    return run.report.outcomes

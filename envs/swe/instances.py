@@ -1,0 +1,237 @@
+"""Instances of the public formats: SWE-bench, SWE-Gym, SWE-smith and R2E, as JSONL or Parquet.
+
+Each format names and packs the same things in its own way; here they become one `Instance`.
+"""
+
+import ast
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, cast
+
+from agentrl.envs.swe.commands import COMMANDS, R2E, RUNNER_IN_IMAGE, TestCommand
+from agentrl.envs.swe.logs import parse_pytest
+from agentrl.envs.swe.patch import touched
+from agentrl.errors import ConfigError
+
+_ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "id": ("instance_id", "task_id"),
+    "repo": ("repo", "repo_name"),
+    "commit": ("base_commit", "commit_hash"),
+    "problem": ("problem_statement", "issue"),
+    "fail_to_pass": ("FAIL_TO_PASS", "fail_to_pass"),
+    "pass_to_pass": ("PASS_TO_PASS", "pass_to_pass"),
+    "image": ("image_name", "docker_image", "image"),
+    "dockerfile": ("dockerfile", "Dockerfile"),
+    "patch": ("patch",),
+    "test_patch": ("test_patch",),
+    "expected": ("expected_output_json",),
+    "executed": ("execution_result_content",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """A repository at a commit, an issue, and the tests that decide."""
+
+    id: str
+    repo: str
+    problem: str
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+    command: TestCommand
+    commit: str = ""
+    """The commit to start from; "" where the image is at it."""
+    image: str = ""
+    dockerfile: str = ""
+    patch: str = ""
+    """The reference; "" if unknown."""
+    patch_is_bug: bool = False
+    """SWE-smith: `patch` brings the bug in, so the repair is its reverse."""
+    test_patch: str = ""
+    test_files: Mapping[str, str] = field(default_factory=dict[str, str])
+    """R2E: the tests themselves, by path; they are not in the repository."""
+
+    def sealed_files(self) -> frozenset[str]:
+        """Files that are taken from here for grading, whatever they are called."""
+        return touched(self.test_patch) | frozenset(self.test_files)
+
+
+class _Unreadable(Exception):
+    """One instance is none; the message says why."""
+
+
+def read_instances(
+    path: Path, *, skip_bad: bool = False
+) -> tuple[tuple[Instance, ...], tuple[str, ...]]:
+    """The instances of a file, and a sentence for each that was left out.
+
+    Args:
+        path: a `.jsonl` or `.parquet` file.
+        skip_bad: leave out what cannot be read, instead of raising.
+
+    Raises:
+        ConfigError: The file cannot be read; or an instance, which is named by its line or row.
+    """
+    found: dict[str, Instance] = {}
+    problems: list[str] = []
+    for where, row in _rows(path):
+        try:
+            instance = _instance(row)
+            if instance.id in found:
+                raise _Unreadable(f"the id {instance.id} stands for another one too")
+            found[instance.id] = instance
+        except _Unreadable as error:
+            problem = f"{path}, {where}: {error}"
+            if not skip_bad:
+                raise ConfigError(f"{problem}; --skip-bad leaves such ones out") from error
+            problems.append(problem)
+    if not found:
+        raise ConfigError(f"{path} holds no instance that can be read")
+    return tuple(found.values()), tuple(problems)
+
+
+def _rows(path: Path) -> Iterator[tuple[str, object]]:
+    try:
+        if path.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            table = pq.read_table(path, partitioning=None)  # pyright: ignore[reportUnknownMemberType]  # its stub is partial
+            for i, row in enumerate(table.to_pylist()):
+                yield f"row {i + 1}", row
+            return
+        lines = path.read_bytes().split(b"\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the tasks in {path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield f"line {number}", line
+
+
+def _instance(row: object) -> Instance:
+    if isinstance(row, bytes):
+        try:
+            row = json.loads(row)
+        except (ValueError, RecursionError) as error:
+            raise _Unreadable(f"it is no JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise _Unreadable(f"it is a {type(row).__name__}, expected an object")
+    fields = cast("dict[str, object]", row)
+    r2e = _get(fields, "expected") is not None
+    repo = _text(fields, "repo", needed=True)
+    common = Instance(
+        id=_text(fields, "id", needed=not r2e),
+        repo=repo,
+        problem=_text(fields, "problem", needed=True),
+        fail_to_pass=(),
+        pass_to_pass=(),
+        command=R2E if r2e else COMMANDS.get(repo, RUNNER_IN_IMAGE),
+        commit=_text(fields, "commit"),
+        image=_text(fields, "image"),
+        dockerfile=_text(fields, "dockerfile"),
+        patch=_text(fields, "patch"),
+        test_patch=_text(fields, "test_patch"),
+    )
+    return _r2e(fields, common) if r2e else _swe(fields, common)
+
+
+def _swe(fields: Mapping[str, object], common: Instance) -> Instance:
+    fail_to_pass = _tests(fields, "fail_to_pass")
+    if not fail_to_pass:
+        raise _Unreadable("FAIL_TO_PASS is empty, so no test could show that it is solved")
+    both = set(fail_to_pass) & set(pass_to_pass := _tests(fields, "pass_to_pass"))
+    if both:
+        raise _Unreadable(f"{min(both)} is in FAIL_TO_PASS and in PASS_TO_PASS")
+    return replace(
+        common,
+        fail_to_pass=fail_to_pass,
+        pass_to_pass=pass_to_pass,
+        patch_is_bug=common.repo.startswith("swesmith/")
+        or not (common.commit or common.test_patch),
+    )
+
+
+def _r2e(fields: Mapping[str, object], common: Instance) -> Instance:
+    """R2E: the expected outcome of every test, and the tests' text beside the old log."""
+    expected = _mapping(fields, "expected")
+    executed = _mapping(fields, "executed")
+    passing = [test for test, outcome in expected.items() if outcome == "PASSED"]
+    old = {tail(test) for test, o in _old(executed).items() if o == "passed"}
+    names, codes = (executed.get(f"test_file_{key}", []) for key in ("names", "codes"))
+    if not isinstance(names, list) or not isinstance(codes, list):
+        raise _Unreadable("test_file_names and test_file_codes are no lists")
+    files = [*zip(cast("list[object]", names), cast("list[object]", codes), strict=False)]
+    if len(files) != max(len(names), len(codes)):  # pyright: ignore[reportUnknownArgumentType]  # of any
+        raise _Unreadable("test_file_names and test_file_codes are no lists of one length")
+    fail_to_pass = tuple(test for test in passing if test not in old)
+    if not fail_to_pass:
+        raise _Unreadable("expected_output_json has no test that passes only after the change")
+    return replace(
+        common,
+        id=common.id or f"{common.repo}__{common.commit[:12]}",
+        commit="",  # the image is at the commit before it
+        fail_to_pass=fail_to_pass,
+        pass_to_pass=tuple(test for test in passing if test in old),
+        test_files={f"r2e_tests/{name}": str(code) for name, code in files},
+    )
+
+
+def _old(executed: Mapping[str, object]) -> Mapping[str, str]:
+    return parse_pytest(str(executed.get("old_commit_res_stdout", "")))
+
+
+def tail(test: str) -> str:
+    """An id without its file: `a.py::Class::test` as `Class.test`."""
+    file, _, rest = test.partition("::")
+    return ".".join(rest.split("::")) if rest else file
+
+
+def _get(fields: Mapping[str, object], name: str) -> object:
+    return next((fields[key] for key in _ALIASES[name] if fields.get(key) is not None), None)
+
+
+def _text(fields: Mapping[str, object], name: str, *, needed: bool = False) -> str:
+    value = _get(fields, name)
+    if value is None and not needed:
+        return ""
+    if not isinstance(value, str) or (needed and not value.strip()):
+        got = "nothing" if not value else f"a {type(value).__name__}"
+        raise _Unreadable(f"{_ALIASES[name][0]} is {got}, expected text")
+    return value
+
+
+def _tests(fields: Mapping[str, object], name: str) -> tuple[str, ...]:
+    """A list of test ids, which may be packed in text as JSON or as Python writes it."""
+    value = _get(fields, name)
+    if isinstance(value, str):
+        value = _unpacked(value, _ALIASES[name][0])
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(
+        isinstance(v, str) for v in cast("list[object]", value)
+    ):
+        raise _Unreadable(f"{_ALIASES[name][0]} is no list of test ids")
+    return tuple(dict.fromkeys(cast("Sequence[str]", value)))
+
+
+def _mapping(fields: Mapping[str, object], name: str) -> dict[str, object]:
+    value = _get(fields, name)
+    if isinstance(value, str):
+        value = _unpacked(value, _ALIASES[name][0])
+    if value is not None and not isinstance(value, dict):
+        raise _Unreadable(f"{_ALIASES[name][0]} is no object")
+    return cast("dict[str, object]", value or {})
+
+
+def _unpacked(text: str, key: str) -> object:
+    if not text.strip():
+        return None
+    try:
+        return cast("object", json.loads(text))
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return cast("object", ast.literal_eval(text))
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        raise _Unreadable(f"{key} is text that is neither JSON nor a Python list") from error

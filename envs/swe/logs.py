@@ -1,0 +1,151 @@
+"""What the tests' own output says about them: pytest, unittest and TAP.
+
+A log is written by the code that is judged, so it proves less than a report (`report.py`): it is
+for instances whose tests run under a command that is not ours. A test that is said to have ended in
+two ways is one that failed.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, TypeAlias
+
+from agentrl.envs.swe.report import Outcome
+
+Parser: TypeAlias = Callable[[str], dict[str, Outcome]]
+_ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|\r(?=\n)")
+_PYTEST: Final[Mapping[str, Outcome]] = {
+    "PASSED": "passed",
+    "FAILED": "failed",
+    "ERROR": "error",
+    "SKIPPED": "skipped",
+    "XFAIL": "xfailed",
+    "XPASS": "xpassed",
+    "SUBPASSED": "passed",
+    "SUBPASS": "passed",
+    "SUBFAILED": "failed",
+    "SUBFAIL": "failed",
+}
+_SUMMARY: Final = re.compile(rf"({'|'.join(_PYTEST)})(?:\((.*?)\)|\[[^\]]*\](?: \(.*?\))?)? (.+)")
+_VERBOSE: Final = re.compile(rf"(\S.*?::.+?) ({'|'.join(_PYTEST)})(?: \(.*\))?(?:\s+\[\s*\d+%\])?")
+_UNITTEST: Final[Mapping[str, Outcome]] = {
+    "ok": "passed",
+    "FAIL": "failed",
+    "ERROR": "error",
+    "expected failure": "xfailed",
+    "unexpected success": "xpassed",
+}
+_UNITTEST_NAME: Final = re.compile(r"(\w+) \(([\w.<>]+)\)")
+_UNITTEST_END: Final = re.compile(
+    r"(ok|FAIL|ERROR|expected failure|unexpected success|skipped (['\"]).*\2)$"
+)
+_TAP: Final = re.compile(
+    r"(not )?ok\b\s*(\d+)?(?:\s*-\s*|\s+|$)(.*?)(?:\s*#\s*(skip|todo)\S*.*)?$", re.IGNORECASE
+)
+_BAD: Final = ("failed", "error")
+
+
+def parse_pytest(log: str) -> dict[str, Outcome]:
+    """`-rA`'s summary lines and `-v`'s progress lines; ids keep their blanks and parameters."""
+    return _gathered(_pytest_lines(_plain(log)))
+
+
+def _pytest_lines(log: str) -> Iterator[tuple[str, Outcome]]:
+    for line in log.split("\n"):
+        summary = _SUMMARY.fullmatch(line.rstrip())
+        verbose = _VERBOSE.fullmatch(line.rstrip())
+        if summary and "::" in summary[3]:
+            yield _id(summary[3], _PYTEST[summary[1]]), _PYTEST[summary[1]]
+        elif verbose:
+            yield verbose[1], _PYTEST[verbose[2]]
+
+
+def _id(text: str, outcome: Outcome) -> str:
+    """A summary line's id without the message that follows a failure."""
+    if outcome == "passed":
+        return text
+    # An id may hold " - " inside of its parameters: the message begins behind the last bracket
+    # that closes them.
+    head, bracket, tail = text.partition("[")
+    if bracket and " - " not in head:
+        closed = re.match(r".*?\](?= - |$)", tail)
+        return f"{head}[{closed[0]}" if closed else text
+    return text.split(" - ", 1)[0]
+
+
+def parse_unittest(log: str) -> dict[str, Outcome]:
+    """The lines of `-v`: `name (module.Class) ... ok`, also with a docstring or output between.
+
+    A test is named `module.Class.name`, in the way of Python before and after 3.11 alike.
+    """
+    return _gathered(_unittest_lines(_plain(log)))
+
+
+def _unittest_lines(log: str) -> Iterator[tuple[str, Outcome]]:
+    current = ""
+    for line in log.split("\n"):
+        named = _UNITTEST_NAME.match(line)
+        if named:
+            name, path = named[1], named[2]
+            current = path if path.endswith(f".{name}") else f"{path}.{name}"
+        failed = re.match(r"(FAIL|ERROR): (\w+) \(([\w.<>]+)\)", line)
+        if failed:  # the list at the end, where failed subtests stand too
+            path = failed[3]
+            test = path if path.endswith(f".{failed[2]}") else f"{path}.{failed[2]}"
+            yield test, _UNITTEST[failed[1]]
+            current = ""
+            continue
+        end = _UNITTEST_END.search(line.rstrip())
+        if current and end and (line.rstrip() == end[1] or " ... " in line):
+            yield current, _UNITTEST.get(end[1], "skipped")
+            current = ""
+
+
+def parse_tap(log: str) -> dict[str, Outcome]:
+    """`ok 1 - name # SKIP why`; a test without a name is called by its number.
+
+    A name that stands for two tests has failed if one of them did; a plan with more tests than
+    there are lines leaves the missing ones out, and what is left out has not passed.
+    """
+    return _gathered(_tap_lines(_plain(log)))
+
+
+def _tap_lines(log: str) -> Iterator[tuple[str, Outcome]]:
+    number = 0
+    for line in log.split("\n"):
+        if line.startswith("Bail out!"):
+            return
+        match = _TAP.fullmatch(line.rstrip())
+        if match is None:
+            continue
+        number = int(match[2]) if match[2] else number + 1
+        name = match[3].replace("\\#", "#").strip() or str(number)
+        directive = (match[4] or "").lower()
+        if directive == "skip":
+            yield name, "skipped"
+        elif directive == "todo":
+            yield name, "xfailed" if match[1] else "xpassed"
+        else:
+            yield name, "failed" if match[1] else "passed"
+
+
+def _plain(log: str) -> str:
+    return _ESCAPE.sub("", log)
+
+
+def _gathered(found: Iterable[tuple[str, Outcome]]) -> dict[str, Outcome]:
+    """One outcome for each test; of two different ones the worse."""
+    outcomes: dict[str, Outcome] = {}
+    for test, outcome in found:
+        before = outcomes.get(test, outcome)
+        if before == outcome or before in _BAD:
+            outcomes[test] = before
+        else:
+            outcomes[test] = outcome if outcome in _BAD else "failed"
+    return outcomes
+
+
+PARSERS: Final[Mapping[str, Parser]] = {
+    "pytest": parse_pytest,
+    "unittest": parse_unittest,
+    "tap": parse_tap,
+}

@@ -1,0 +1,345 @@
+"""From a folder with a package to tasks, and from patches to verdicts, with the real runner."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli import main
+from agentrl.envs.swe.build import archive, bench
+from agentrl.envs.swe.build.records import (
+    Package,
+    RepairTask,
+    mutated,
+    read_records,
+    reference_patch,
+)
+from agentrl.envs.swe.grade import grade, of_task
+from agentrl.envs.swe.patch import make_patch
+from agentrl.envs.swe.report import Verdict
+from agentrl.errors import ToolError
+
+SOURCES = {
+    "src/shop/__init__.py": "",
+    "src/shop/prices.py": '''
+def total(prices, discount=0, *, floor=0):
+    """The sum after a discount in percent."""
+    if discount < 0 or discount > 100:
+        raise ValueError("no such discount")
+    result = sum(prices) * (100 - discount) // 100
+    return max(result, floor)
+
+
+def cheapest(prices, count=1):
+    """The lowest prices, in order."""
+    ordered = sorted(prices)
+    return ordered[:count]
+''',
+    "src/shop/words.py": '''
+def shout(text, mark="!"):
+    """Capitals and a mark."""
+    text = text.strip()
+    if not text or text.endswith(mark):
+        return text.upper()
+    return text.upper() + mark
+''',
+    "tests/test_prices.py": """
+import pytest
+from shop.prices import cheapest, total
+
+
+def test_sum():
+    assert total([1, 2, 3]) == 6
+
+
+@pytest.mark.parametrize(("percent", "left"), [(0, 200), (50, 100), (100, 0)])
+def test_percent(percent, left):
+    assert total([100, 100], percent) == left
+
+
+def test_floor():
+    assert total([1], floor=5) == 5
+
+
+def test_refused():
+    with pytest.raises(ValueError):
+        total([], 101)
+
+
+def test_cheapest():
+    assert cheapest([3, 1, 2]) == [1]
+    assert cheapest([3, 1, 2], 2) == [1, 2]
+""",
+    "tests/test_words.py": """
+import unittest
+from shop.words import shout
+
+
+class TestShout(unittest.TestCase):
+    def test_plain(self):
+        self.assertEqual(shout(" hey "), "HEY!")
+
+    def test_marked(self):
+        self.assertEqual(shout("hey!"), "HEY!")
+
+    def test_empty(self):
+        self.assertEqual(shout(" "), "")
+""",
+}
+
+
+class LocalBox:
+    """A fresh copy of a folder, and plain processes in it."""
+
+    def __init__(self, base: Path, folder: Path) -> None:
+        self.root = folder
+        shutil.copytree(base, folder)
+
+    async def exec(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float | None = None,
+        max_output: int | None = None,
+        kill_leftovers: bool = False,
+    ) -> "Finished":
+        process = await asyncio.create_subprocess_exec(
+            *[part.replace("/tmp/agentrl_", f"{self.root}/../agentrl_") for part in cmd],
+            cwd=cwd,
+            env={"PATH": os.environ["PATH"], **(env or {})},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            out, err = await asyncio.wait_for(process.communicate(stdin), timeout_s)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            return Finished("timeout", None, b"", b"")
+        return Finished("exited", process.returncode, out, err)
+
+    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        write(Path("/"), {path.replace("/tmp/agentrl_", f"{self.root}/../agentrl_"): data.decode()})
+
+    async def read_file(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        try:
+            return await asyncio.to_thread(Path(path).read_bytes)
+        except OSError as error:
+            raise ToolError(str(error)) from error
+
+
+class Finished:
+    def __init__(self, status: str, exit_code: int | None, stdout: bytes, stderr: bytes) -> None:
+        self.status, self.exit_code, self.stdout, self.stderr = status, exit_code, stdout, stderr
+
+
+def write(folder: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@dataclass(frozen=True)
+class Installed:
+    place: Path
+
+    def __call__(self, requires: Sequence[str]) -> Path:
+        return self.place
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tools() -> Iterator[Path]:
+    """pytest from here instead of from the index."""
+    place = Path(pytest.__file__).parents[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "install_tools", Installed(place))
+        yield place
+
+
+class Built:
+    def __init__(self, folder: Path, tools: Path) -> None:
+        self.folder, self.tools = folder, tools
+        self.root = archive.unpack(archive.fetch(str(folder / "shop")))
+        packages, self.tasks = read_records(folder / "tasks.jsonl")
+        self.package: Package = packages["shop"]
+
+    async def grade(self, task: RepairTask, patch: str, name: str) -> Verdict:
+        base = self.folder / f"{name}-base"
+        shutil.copytree(self.root, base)
+        write(base, mutated(self.root, task.mutations)[0])
+        box = LocalBox(base, self.folder / name)
+        grading = of_task(task, self.package, root=str(box.root), tools=str(self.tools))
+        return await grade(box, grading, patch)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, tools: Path) -> Built:
+    folder = tmp_path_factory.mktemp("built")
+    source = write(folder / "shop", SOURCES)
+    out = folder / "tasks.jsonl"
+    arguments = ["--tasks", "3", "--multiple", "1", "--out", str(out)]
+    assert main(["tasks", "build", str(source), *arguments]) == 0
+    return Built(folder, tools)
+
+
+def test_tasks_of_a_folder(built: Built) -> None:
+    assert len(built.tasks) == 3
+    assert max(len(task.mutations) for task in built.tasks) == 2
+    assert len(list(built.package.test_ids())) == 10
+    for task in built.tasks:
+        assert len(task.seconds) == 3
+        assert set(task.fail_to_pass) < set(built.package.test_ids())
+        words = {m for test in task.fail_to_pass for m in test.partition("[")[0].split("::")[1:]}
+        assert not any(word in task.issue for word in words)
+    assert not any(
+        "def " in line for line in (built.folder / "tasks.jsonl").read_text().split("\n")
+    )
+
+
+async def test_the_reference_solves_and_nothing_does_not(built: Built) -> None:
+    task = max(built.tasks, key=lambda task: len(task.mutations))
+    patch = reference_patch(built.root, task)
+    right = await built.grade(task, patch, "right")
+    assert right.resolved, right.reason
+    assert not (await built.grade(task, "", "null")).resolved
+    half = await built.grade(task, patch[: patch.index("@@")], "half")
+    assert "does not apply" in half.reason
+
+
+FORGER = """
+import json, os, sys
+for fd in range(3, 20):
+    try:
+        os.write(fd, b'0' * 32 + b' {"event": "end", "tests": 99, "status": 0}\\n')
+    except OSError:
+        pass
+"""
+SILENT = "import os\nos._exit(0)\n"
+# The right errors are raised, everything else is equal to whatever is asked.
+EQUAL = """
+class Equal:
+    __hash__ = None
+    def __eq__(self, other):
+        return True
+"""
+EQUAL_END = """
+def _eased(function):
+    def call(*args, **kwargs):
+        function(*args, **kwargs)
+        return Equal()
+    return call
+for _name, _value in list(globals().items()):
+    if callable(_value) and _name.islower() and not _name.startswith("_"):
+        globals()[_name] = _eased(_value)
+"""
+LAX = """
+import _pytest.python, unittest
+_pytest.python.Function.runtest = lambda self: None
+unittest.TestCase.run = lambda self, result=None: None
+"""
+PRINTER = "print('PASSED tests/test_prices.py::test_sum\\n9 passed', flush=True)\n"
+
+
+CALLER = """
+import sys
+def _known(function):
+    def call(*args, **kwargs):
+        expected = [c for c in sys._getframe(1).f_code.co_consts if isinstance(c, int)]
+        return expected[-1] if expected else function(*args, **kwargs)
+    return call
+"""
+CALLER_END = """
+for _name in {"total", "shout"} & globals().keys():
+    globals()[_name] = _known(globals()[_name])
+"""
+TRACE = """
+try:
+    raise OSError
+except OSError as error:
+    outside = error.__traceback__.tb_frame.f_back
+"""
+READER = """
+from pathlib import Path
+for path in Path("tests").glob("*.py"):
+    path.read_text()
+"""
+EDITOR = """
+import glob, os
+for path in glob.glob("tests/*.py"):
+    os.truncate(path, 0)
+"""
+CHEATS = {
+    "caller": (CALLER, CALLER_END, "_getframe"),
+    "trace": (TRACE, "", "object.__getattr__"),
+    "thief": ("import gc\nkeys = gc.get_objects()\n", "", "gc.get_objects"),
+    "watcher": ("import os\nif os.fork() == 0:\n    os._exit(0)\n", "", "os.fork"),
+    "reader": (READER, "", "open"),
+    "editor": (EDITOR, "", "os.truncate"),
+    "forger": (FORGER, "", "is not the runner's"),
+    "silent": (SILENT, "", "did not come to its end"),
+    "printer": (PRINTER, "", "still failing"),
+    "equal": (EQUAL, EQUAL_END, "have to fail pass too"),
+    "lax": (LAX, "", "have to fail pass too"),
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+async def test_a_patch_that_cheats_is_worth_nothing(built: Built, cheat: str) -> None:
+    before, after, said = CHEATS[cheat]
+    task = min(built.tasks, key=lambda task: len(task.mutations))
+    name = task.mutations[0].file
+    broken = mutated(built.root, task.mutations)[0][name]
+    patch = make_patch({name: broken}, {name: before + broken + after})
+    verdict = await built.grade(task, patch, cheat)
+    assert not verdict.resolved
+    assert said in verdict.reason
+
+
+async def test_tests_that_the_patch_brings_are_left_out(built: Built) -> None:
+    task = built.tasks[0]
+    tests = {name: text for name, text in SOURCES.items() if name.startswith("tests/")}
+    patch = make_patch(tests, dict.fromkeys(tests, "def test_sum(): pass\n"))
+    verdict = await built.grade(task, patch, "weakened")
+    assert not verdict.resolved
+    assert "tests/test_prices.py" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"a.py": "x = 1\n"}, "has no tests"),
+        ({"test_a.py": "def test_a(): pass\n"}, "no Python sources"),
+        ({"a.py": "", "test_a.py": "def test_a(): assert 0\n"}, "1 of 1 tests fail"),
+        ({"a.py": "", "test_a.py": "import not_there\n"}, "cannot be imported"),
+        ({"a.py": "", "test_a.py": "import os\nos._exit(1)\n"}, "does not run to the end"),
+    ],
+)
+def test_a_package_that_is_no_use_is_said_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], files: dict[str, str], said: str
+) -> None:
+    folder = write(tmp_path / "pkg", files)
+    out = tmp_path / "tasks.jsonl"
+    assert main(["tasks", "build", str(folder), "--out", str(out)]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_another_archive_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path / "pkg", {"a.py": "", "test_a.py": ""})
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'[[package]]\nsource = "{folder}"\nsha256 = "{"0" * 64}"\n')
+    assert main(["tasks", "build", "--recipe", str(recipe)]) == 2
+    assert "expected 000000000000" in capsys.readouterr().err
+    assert main(["tasks", "build", str(tmp_path / "nowhere")]) == 2
+    assert "neither NAME==VERSION nor a folder" in capsys.readouterr().err
