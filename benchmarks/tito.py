@@ -15,13 +15,13 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
@@ -203,12 +203,12 @@ def run_costs() -> None:
     for num_turns in (10, 50, 200):
         chat = [Message(role="user", content="What is the weather?")]
         call = AssistantTurn(text="Let me see.").message()
-        result = Message(role="user", content="It is 21 degrees and sunny, wind 3 m/s, again.")
-        renderer.observation([result])
-        by_suffix = cpu_s(partial(observe, renderer, result, num_turns))
-        tokens = num_turns * len(renderer.observation([result]))
+        results = [weather("user", num_turns, i) for i in range(num_turns)]
+        renderer.observation([weather("user", 0, 0)])
+        by_suffix = cpu_s(partial(observe, renderer, results))
+        tokens = sum(len(renderer.observation([result])) for result in results)
         all_over, all_tokens = 0.0, 0
-        for _ in range(num_turns):
+        for result in results:
             chat += [call, result]
             all_over += cpu_s(partial(renderer.prompt, chat))
             all_tokens += len(renderer.prompt(chat))
@@ -219,9 +219,17 @@ def run_costs() -> None:
         )
 
 
-def observe(renderer: Renderer, message: Message, times: int) -> None:
-    """The same observation again and again."""
-    for _ in range(times):
+def weather(role: Literal["user", "tool"], place: int, number: int) -> Message:
+    """An observation that differs from the others, so that no part of it is cached."""
+    text = f"Place {place}.{number}: it is 21 degrees and sunny, wind 3 m/s, from the west."
+    if role == "user":
+        return Message(role=role, content=text)
+    return Message(role=role, content=text, name="lookup", tool_call_id="call_0")
+
+
+def observe(renderer: Renderer, messages: Sequence[Message]) -> None:
+    """One observation after another."""
+    for message in messages:
         renderer.observation([message])
 
 
@@ -230,6 +238,12 @@ def cpu_s(work: Callable[[], object]) -> float:
     started = time.process_time()
     work()
     return time.process_time() - started
+
+
+def timed(work: Callable[[Any], Any], items: Sequence[Any]) -> tuple[float, list[Any]]:
+    """CPU seconds and results of work on each item."""
+    results = list[Any]()
+    return cpu_s(lambda: results.extend(map(work, items))), results
 
 
 def run_bridge() -> bool:
@@ -247,16 +261,17 @@ def run_bridge() -> bool:
         prompt = renderer.prompt([Message(role="user", content="What is the weather?")])
         call = ToolCall(name="lookup", arguments={"query": "weather"}, id="call_0")
         sampled = renderer.assistant(AssistantTurn(text="Let me see.", calls=(call,)))
-        text = "It is 21 degrees and sunny, wind 3 m/s, from the west."
-        new = [Message(role="tool", content=text, name="lookup", tool_call_id="call_0")]
-        given_new = [{"role": "tool", "content": text, "name": "lookup"}]
         tools = [tool.to_json()["function"] for tool in TOOLS]
-
-        ours = partial(renderer.observation, new)
-        bridge = partial(theirs.bridge_to_next_turn, prompt, sampled, given_new, tools=tools)
-        found: Any = bridge()
-        same = list(found.token_ids)[len(prompt) + len(sampled) :] == ours() if found else False
-        times = np.array([[cpu_of(ours), cpu_of(bridge)] for _ in range(9)])
+        bridge = partial(theirs.bridge_to_next_turn, prompt, sampled, tools=tools)
+        times, same = np.zeros((9, 2)), True
+        for repeat in range(len(times)):
+            new = [[weather("tool", repeat, i)] for i in range(100)]
+            given_new = [[{"role": "tool", "content": m.content, "name": m.name}] for (m,) in new]
+            times[repeat, 0], ours = timed(renderer.observation, new)
+            times[repeat, 1], others = timed(bridge, given_new)
+            begin = len(prompt) + len(sampled)
+            same &= [list(other.token_ids)[begin:] for other in others] == ours
+        times /= 100
         mine, other = np.median(times, axis=0)
         missed |= bool(mine > bar * other)
         print(
@@ -264,11 +279,6 @@ def run_bridge() -> bool:
             f"(bar {bar}), {'the same ids' if same else 'other ids'}"
         )
     return missed
-
-
-def cpu_of(work: Callable[[], object], repeats: int = 100) -> float:
-    """CPU seconds of one of many repeats."""
-    return cpu_s(lambda: [work() for _ in range(repeats)]) / repeats
 
 
 if __name__ == "__main__":
