@@ -84,7 +84,7 @@ def machine() -> Machine:
     reap()
     is_root = os.geteuid() == 0 and shutil.which("setpriv") is not None
     return Machine(
-        bwrap=shared_copy(path) if is_root else path,
+        bwrap=path,
         own_user=is_root,
         mounts=is_root and _can_mount(),
         hierarchy=Hierarchy.find(),
@@ -156,7 +156,8 @@ class BwrapSandbox(Sandbox):
         except OSError as error:
             raise SandboxStartError(f"the sandbox's folder cannot be made: {error}") from error
         self._arguments = tuple(_arguments(self._place, self.limits.disk_bytes))
-        self._launch = _launch_line(self._machine, self._uid, self._group, self)
+        bwrap = shared_copy(self._machine.bwrap) if uid is not None else self._machine.bwrap
+        self._launch = _launch_line(self._machine, bwrap, self._uid, self._group, self)
 
     def _destroy(self) -> None:
         for process in tuple(self._running):
@@ -275,7 +276,7 @@ class _BwrapProcess:
 
 
 def _launch_line(
-    found: Machine, uid: int | None, group: Group | None, sandbox: Sandbox
+    found: Machine, bwrap: str, uid: int | None, group: Group | None, sandbox: Sandbox
 ) -> Sequence[str]:
     """What enters the control group, sets limits, drops root and becomes bwrap."""
     limits = sandbox.limits
@@ -291,7 +292,7 @@ def _launch_line(
         steps.append(f"exec setpriv --reuid={uid} --regid={uid} --clear-groups --no-new-privs")
     else:
         steps.append("exec")
-    return ("/bin/sh", "-c", f'{" ".join(steps)} "$0" "$@"', found.bwrap)
+    return ("/bin/sh", "-c", f'{" ".join(steps)} "$0" "$@"', bwrap)
 
 
 def _arguments(place: Workspace, disk_bytes: int) -> list[str]:

@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -26,7 +27,8 @@ from agentrl.sandboxes.types import Limits
 
 SHARED_UID: Final = 0x5A0B0000
 """The user of the sandboxes where a control group keeps them apart."""
-_SHARED: Final = ("bases", "bin", "probe")
+_COPYING: Final = threading.Lock()
+_SHARED: Final = ("bases", "bin", "bin-new", "probe")
 _NOSUID, _NODEV, _DETACH = 2, 4, 2
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -223,14 +225,21 @@ def free_group_name(sandbox: str) -> str:
 
 
 def shared_copy(program: str) -> str:
-    """The program where other users can run it; a copy if it lies in a private folder."""
+    """The program where other users can run it; a copy if it lies in a private folder.
+
+    The copy goes with the last sandbox of this process, so ask anew for each.
+    """
     path = Path(program).resolve()
     if all(parent.stat().st_mode & 0o001 for parent in path.parents):
         return str(path)
     # The wheel's program looks for its library two folders above itself.
     site = path.parents[2]
     target = owner_folder() / "bin"
-    for name in (path.parents[1].name, f"{path.parents[1].name}.libs"):
-        if (site / name).is_dir():
-            shutil.copytree(site / name, target / name, dirs_exist_ok=True)
+    with _COPYING:
+        if not target.is_dir():
+            fresh = target.with_name("bin-new")
+            for name in (path.parents[1].name, f"{path.parents[1].name}.libs"):
+                if (site / name).is_dir():
+                    shutil.copytree(site / name, fresh / name, dirs_exist_ok=True)
+            fresh.rename(target)
     return str(target / path.relative_to(site))
