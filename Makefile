@@ -41,14 +41,15 @@ sandboxes: venv
 
 sglang: venv
 	$(PY) -m agentrl engine install sglang --cpu
-	REQUIRE_SGLANG=1 $(PY) -m pytest -m sglang
+	REQUIRE_SGLANG=1 $(PY) -m pytest -m "sglang and not nightly"
 
 $(RENDERERS): benchmarks/requirements.txt $(STAMP)
 	rm -rf $@
 	$(PY) -m pip install --quiet --no-deps -t $@ -r $<
 	touch $@
 
-nightly: venv $(RENDERERS)
+nightly: venv $(RENDERERS) sglang
+	REQUIRE_SGLANG=1 $(PY) -m pytest -m "sglang and nightly"
 	$(PY) benchmarks/learning.py --env calculator --seeds 0,1,2
 	$(PY) benchmarks/learning.py --env number_guess --seeds 0,1,2
 	$(PY) benchmarks/learning.py --env long_haul --seeds 0

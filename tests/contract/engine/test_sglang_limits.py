@@ -197,6 +197,7 @@ def change(model: PreTrainedModel) -> None:
             parameter.mul_(1.05)
 
 
+@pytest.mark.nightly
 async def test_two_servers_of_which_one_fails_stands_still_and_dies(
     pair: tuple[SglangEngine, Proxy, Killing], small: Small, model: PreTrainedModel
 ) -> None:
@@ -272,6 +273,7 @@ async def test_two_servers_of_which_one_fails_stands_still_and_dies(
     assert max(gap(model, completion) for completion in completions) < 1e-4
 
 
+@pytest.mark.nightly
 async def test_the_only_server_dies_and_is_started_again_so_often_and_no_more(
     small: Small, keys: None, impatient: None, model: PreTrainedModel
 ) -> None:
