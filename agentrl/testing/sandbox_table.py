@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from agentrl.sandboxes import SandboxPools
-from agentrl.testing.sandbox_attacks import ATTACKS, Arena, Attack, attack_options
+from agentrl.testing.sandbox_arena import Arena, attack_options
+from agentrl.testing.sandbox_attacks import ATTACKS, Attack
 
 BACKENDS: Final = ("bwrap", "docker")
 BEGIN, END = "<!-- attacks: begin -->\n", "<!-- attacks: end -->\n"

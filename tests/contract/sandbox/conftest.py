@@ -12,7 +12,7 @@ from agentrl.sandboxes import (
     make_sandbox,
     run_sync,
 )
-from agentrl.testing.sandbox_attacks import attack_options
+from agentrl.testing.sandbox_arena import attack_options
 
 BACKENDS = ("bwrap", "docker")
 

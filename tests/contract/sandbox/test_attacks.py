@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from agentrl.sandboxes import SandboxOptions, SandboxPools
-from agentrl.testing.sandbox_attacks import ATTACKS, Arena, Attack
+from agentrl.testing.sandbox_arena import Arena
+from agentrl.testing.sandbox_attacks import ATTACKS, Attack
 
 pytestmark = pytest.mark.sandbox
 each_attack = pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)

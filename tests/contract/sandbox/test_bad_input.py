@@ -35,7 +35,7 @@ def _nothing_is_left() -> Iterator[None]:
 AS_NOBODY = """
 import asyncio, json, sys
 from agentrl.sandboxes import UnsupportedLimit, make_sandbox
-from agentrl.testing.sandbox_attacks import attack_options
+from agentrl.testing.sandbox_arena import attack_options
 from agentrl.testing.sandbox_checks import CHECKS
 
 async def main():

@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl.sandboxes import SandboxOptions, SandboxPools, make_sandbox
-from agentrl.testing.sandbox_attacks import attack_options
+from agentrl.testing.sandbox_arena import attack_options
 from agentrl.testing.sandbox_checks import CHECKS, Check
 
 each_check = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -9,7 +9,8 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from agentrl.sandboxes import SandboxDied, SandboxOptions, SandboxUnavailable, make_sandbox
-from agentrl.testing.sandbox_attacks import ATTACKS, Arena, attack_options
+from agentrl.testing.sandbox_arena import Arena, attack_options
+from agentrl.testing.sandbox_attacks import ATTACKS
 from agentrl.testing.sandbox_checks import CHECKS
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.bwrap]
