@@ -36,10 +36,10 @@ from agentrl.tokens.formats import FORMATS, choose_format
 from agentrl.tokens.wire import Dialect, to_wire
 from agentrl.types import AssistantTurn, Message, StopReason, ToolCall
 from benchmarks.reasons import KNOWN, Known
+from tests.contract.formats import test_contract as table
+from tests.contract.formats import test_wire as wire
 from tests.integration.templates.conversations import TOOLS, Oracle, fast_of
 from tests.integration.templates.corpus import definition_of, family, load, sources
-from tests.unit.tokens.formats import test_contract as table
-from tests.unit.tokens.formats import test_wire as wire
 
 PAIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {}),

@@ -10,7 +10,7 @@ from agentrl.tokens.formats.base import to_json
 from agentrl.tokens.formats.reader import Reader
 from agentrl.types import ToolCall, ToolSchema
 
-PAGE = Path(__file__).parents[4] / "docs" / "tokens.md"
+PAGE = Path(__file__).parents[3] / "docs" / "tokens.md"
 
 
 def test_the_table_names_all_formats() -> None:

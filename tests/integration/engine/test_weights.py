@@ -15,7 +15,13 @@ from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.weights import update
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import Sampling, Session
-from tests.unit.engine.plain import VOCAB, ModelWeights, random_llama, reference_logprobs, sampled
+from tests.integration.engine.plain import (
+    VOCAB,
+    ModelWeights,
+    random_llama,
+    reference_logprobs,
+    sampled,
+)
 
 PROMPT = [random.Random(3).randrange(VOCAB) for _ in range(30)]
 OWN_COPY = EngineConfig(slots=4, share_weights=False)

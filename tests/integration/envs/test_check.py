@@ -2,6 +2,7 @@ import asyncio
 import os
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,7 +117,10 @@ leaked: list[Any] = []
         (Careless, "gymnasium", "reward was called outside of a turn"),
     ],
 )
-def test_each_fault_has_its_row(env_class: type[ToolEnv], row: str, detail: str) -> None:
+def test_each_fault_has_its_row(
+    env_class: type[ToolEnv], row: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path.cwd())  # taken back at the end
     report = check_env_class(env_class, num_tasks=8)
     for file in leaked:
         file.close()

@@ -13,7 +13,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.errors import EngineError
 from agentrl.types import Completion, Sampling, Session, StopReason
-from tests.unit.engine.plain import VOCAB, random_llama, reference_logprobs, sampled
+from tests.integration.engine.plain import VOCAB, random_llama, reference_logprobs, sampled
 
 MEAN_GAP, MAX_GAP = 1e-5, 1e-3
 

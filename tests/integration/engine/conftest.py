@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from tests.unit.engine.plain import random_llama
+from tests.integration.engine.plain import random_llama
 
 
 @pytest.fixture(scope="session")
@@ -12,7 +12,7 @@ def llama() -> LlamaForCausalLM:
     return random_llama()
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
