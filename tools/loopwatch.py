@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -18,7 +19,8 @@ class LoopWatch:
 
     A second thread looks at a clock that the loop keeps setting; when it is late, the innermost
     call that lasts from one look to the next is the one that holds it. Code that holds the
-    interpreter too is found when it lets go, by the processor time that it used.
+    interpreter too is found when it lets go, by the processor time that it used. Time that the
+    thread spent waiting for a processor does not count: on a busy machine nobody is to blame.
     """
 
     def __init__(self, limit_s: float = 1.0):
@@ -29,10 +31,12 @@ class LoopWatch:
         self._done = threading.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._loop_thread = 0
+        self._schedule = Path()
         self._watcher: threading.Thread | None = None
 
     async def __aenter__(self) -> Self:
         self._loop_thread = threading.get_ident()
+        self._schedule = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         self._beat(asyncio.get_running_loop())
         self._watcher = threading.Thread(target=self._watch, name="agentrl-loopwatch", daemon=True)
         self._watcher.start()
@@ -58,16 +62,27 @@ class LoopWatch:
         pace_s = self.limit_s / 4
         clock = time.pthread_getcpuclockid(self._loop_thread)
         reported_s, before = 0.0, _Look((), 0.0, time.monotonic())
+        seen_s, queued_s = self._beat_s, self._queued_s()
         while not self._done.wait(pace_s):
             stack = _stack(self._loop_thread)
             now = _Look(stack, time.clock_gettime(clock), time.monotonic())
-            beat_s, late_s = self._beat_s, now.time_s - self._beat_s
+            beat_s = self._beat_s
+            if beat_s != seen_s:
+                seen_s, queued_s = beat_s, self._queued_s()
+            late_s = now.time_s - beat_s - (self._queued_s() - queued_s)
             if late_s > self.limit_s and beat_s != reported_s:
                 holder = now.lasting(before) or now.computing(before, longer_than_s=2 * pace_s)
                 if holder is not None:
                     reported_s = beat_s
                     self._report(late_s, holder)
             before = now
+
+    def _queued_s(self) -> float:
+        """How long the thread has been ready without a processor; 0 where Linux does not say."""
+        try:
+            return int(self._schedule.read_text().split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return 0.0
 
     def _report(self, late_s: float, holder: FrameType) -> None:
         self.num_stalls += 1
