@@ -1,7 +1,6 @@
 """`agentrl engine serve`: a server in the foreground."""
 
 import asyncio
-import os
 import time
 from functools import partial
 from pathlib import Path
@@ -13,11 +12,12 @@ from agentrl.cli.engine_names import SERVED, check_name
 from agentrl.config import Config, load_config
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
-from agentrl.engine.sglang.control import ADMIN_KEY, KEY
+from agentrl.engine.sglang.control import ADMIN_KEY, KEY, Keys
 from agentrl.engine.sglang.server import HOST, Server, start
-from agentrl.errors import EngineError
+from agentrl.errors import ConfigError, EngineError
 
 _LOOK_S = 0.5
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class ServeOptions(Config):
@@ -43,26 +43,31 @@ def _run(options: ServeOptions, arguments: Arguments) -> int:
     name = arguments.positional[0]
     check_name(name, SERVED, "served")
     config = load_config(EngineFlags, flags=arguments.flags).config.engine
-    return (_serve_local if name == "local" else _serve_sglang)(options, config)
+    keys = Keys.given()
+    if options.host not in _LOOPBACK and not keys.user:
+        raise ConfigError(
+            f"--host: whoever reaches {options.host} could change the weights; set {KEY}, and "
+            f"{ADMIN_KEY} for a key of its own for control"
+        )
+    return (_serve_local if name == "local" else _serve_sglang)(options, config, keys)
 
 
-def _serve_local(options: ServeOptions, config: EngineConfig) -> int:
+def _serve_local(options: ServeOptions, config: EngineConfig, keys: Keys) -> int:
     from agentrl.engine.serve.app import bind, serve
 
     with bind(options.host, options.port) as listening:
         url = f"http://{options.host}:{listening.getsockname()[1]}"
         folder = resolve_model(options.model)
         ready = partial(print, f"{options.model} is served at {url}; stop with Ctrl-C", flush=True)
-        keys = {"key": os.environ.get(KEY), "admin_key": os.environ.get(ADMIN_KEY)}
-        asyncio.run(serve(folder, config, listening, ready, **keys))
+        asyncio.run(serve(folder, config, listening, ready, keys))
     print("stopped", flush=True)
     return 0
 
 
-def _serve_sglang(options: ServeOptions, config: EngineConfig) -> int:
+def _serve_sglang(options: ServeOptions, config: EngineConfig, keys: Keys) -> int:
     logs = Path(options.logs) if options.logs else default_cache_dir() / "logs"
     folder = resolve_model(options.model)
-    server = start(config, folder, logs, port=options.port, host=options.host)
+    server = start(config, folder, logs, port=options.port, host=options.host, keys=keys)
     try:
         print(f"starting SGLang; its log is {server.log}", flush=True)
         asyncio.run(server.wait_ready(config.sglang.start_timeout_s))

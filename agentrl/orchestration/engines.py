@@ -17,7 +17,7 @@ from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
 from agentrl.engine.sglang.check import Reference, Row, check_server, refuse
 from agentrl.engine.sglang.client import GenerateClient
-from agentrl.engine.sglang.control import Control, key_headers
+from agentrl.engine.sglang.control import Control, Keys
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.router import Slot
 from agentrl.engine.sglang.server import start
@@ -127,7 +127,8 @@ async def check_url(url: str, model: str | None) -> list[Row]:
     Raises:
         ConfigError: there is no SGLang server, or no folder of its model here.
     """
-    control = Control(url)
+    keys = Keys.given()
+    control = Control(url, keys)
     try:
         try:
             info = await control.info()
@@ -136,7 +137,7 @@ async def check_url(url: str, model: str | None) -> list[Row]:
         folder = resolve_model(model or info.model_path)
         trained = load_model(folder)
         size = _vocab_size(folder)
-        client = GenerateClient(url, key_headers()[0], vocab_size=size)
+        client = GenerateClient(url, keys.headers(), vocab_size=size)
         try:
             return await check_server(
                 Slot(client=client, control=control),

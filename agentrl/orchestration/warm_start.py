@@ -17,6 +17,7 @@ import orjson
 from agentrl.engine.config import SglangConfig
 from agentrl.engine.local.models.resolve import TINY, default_cache_dir, resolve_model
 from agentrl.engine.scripted import ScriptedEngine
+from agentrl.engine.sglang.server import check_startable
 from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import BoundEnv
 from agentrl.orchestration.config import RunConfig
@@ -33,6 +34,9 @@ from agentrl.types import Batch, Episode
 def prepare_model(plan: Plan, display: Display, runner: asyncio.Runner) -> Path:
     """The folder of the run's model; `tiny` is warm-started where the environments have experts."""
     folder = resolve_model(plan.config.model, seed=plan.config.seed)
+    engine = plan.config.engine
+    if engine.samples_with == "sglang" and not engine.sglang.urls:
+        check_startable(engine, folder)  # a warm start takes longer than its error should
     if plan.config.model != TINY:
         return folder
     if any(env.expert is None for env in plan.envs):

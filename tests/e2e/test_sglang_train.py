@@ -6,8 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -32,26 +35,55 @@ def servers(folder: Path) -> list[int]:
     return found
 
 
-def test_three_steps_are_verified_and_leave_nothing_behind(
+def ready(folder: Path) -> Mapping[str, str]:
+    """The arguments that the server of a run was started with, once it is ready."""
+    end = time.monotonic() + 300
+    found: list[str] = []
+    while not any("ready to" in log.read_text() for log in folder.glob("runs/*/engine/*.log")):
+        assert time.monotonic() < end, "the server did not start"
+        time.sleep(0.2)
+        for process in psutil.process_iter(["cwd", "cmdline"]):  # later it has a title of its own
+            line: list[str] = process.info["cmdline"] or []
+            if not found and process.info["cwd"] == str(folder) and "--config" in line:
+                found = line
+    return dict(pairwise(found))
+
+
+def check_refused(url: str, keys: Sequence[str]) -> None:
+    """Who brings no key, or the wrong one of two, is sent away."""
+    for path, right in (("/generate", 0), ("/pause_generation", 1), ("/abort_request", 1)):
+        for given in ("", keys[1 - right]):
+            head = {"Authorization": f"Bearer {given}"} if given else {}
+            assert httpx.post(f"{url}{path}", json={}, headers=head).status_code == 401
+
+
+def test_three_steps_are_verified_by_a_server_that_nobody_else_can_use(
     sglang_folder: Path, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        command("train", "--env", "calculator", "--engine", "sglang", "--steps", "3", *SMALL),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=380,
-        check=False,
+    train = command("train", "--env", "calculator", "--engine", "sglang", "--steps", "3", *SMALL)
+    process = subprocess.Popen(
+        train, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    arguments = ready(tmp_path)
+    file = Path(arguments["--config"])
+    keys = list(json.loads(file.read_text()).values())
+    assert (len(keys), file.stat().st_mode & 0o777) == (2, 0o600)
+    check_refused(f"http://127.0.0.1:{arguments['--port']}", keys)
+    listed = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, check=True).stdout
+    said = process.communicate(timeout=380)[0]
+    assert process.returncode == 0, said
     run = tmp_path / "runs" / "last"
+    assert not file.exists()
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    for text in (said.encode(), listed, *written):
+        assert not any(key.encode() in text for key in keys)
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert all(step["verified"] == 1.0 for step in steps)
     assert max(step["gap_mean"] for step in steps) < 1e-5
     assert sum(step["cached_tokens"] for step in steps) > 0
     (log,) = (run / "engine").glob("sglang-*.log")
-    assert "ready to roll" in log.read_text()
+    assert log.read_text().count("'***'") == 2  # it prints its options
     assert servers(tmp_path) == []
 
 

@@ -16,6 +16,7 @@ from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.serve import wire
 from agentrl.engine.serve.serving import Serving
+from agentrl.engine.sglang.control import Keys
 from agentrl.engine.sglang.install import SGLANG
 from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens import Tokenizer
@@ -26,20 +27,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class App:
-    """The routes over one engine. `key` and `admin_key` are what clients must bring, if any."""
+    """The routes over one engine; clients must bring the keys."""
 
-    def __init__(
-        self,
-        serving: Serving,
-        folder: Path,
-        *,
-        key: str | None = None,
-        admin_key: str | None = None,
-    ) -> None:
+    def __init__(self, serving: Serving, folder: Path, keys: Keys) -> None:
         self._serving = serving
         self._folder = folder
-        self._key = key
-        self._admin_key = admin_key or key
+        self._keys = keys
         self._free: Mapping[str, Handler] = {
             "/generate": self._generate,
             "/tokenize": self._tokenize,
@@ -73,9 +66,11 @@ class App:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check the key, and turn what a handler raises into an answer."""
-        key = self._admin_key if request.path in self._for_admins else self._key
-        given = request.headers.get("Authorization", "").encode()
-        right = not key or hmac.compare_digest(given, f"Bearer {key}".encode())
+        wanted = self._keys.headers(admin=request.path in self._for_admins)
+        right = all(
+            hmac.compare_digest(request.headers.get(name, "").encode(), value.encode())
+            for name, value in wanted.items()
+        )
         if not right and request.path not in _OPEN:
             return _json({"error": "Unauthorized"}, 401)
         try:
@@ -241,9 +236,7 @@ async def serve(
     config: EngineConfig,
     listening: socket.socket,
     ready: Callable[[], None],
-    *,
-    key: str | None,
-    admin_key: str | None,
+    keys: Keys,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT; running requests then end with what they have."""
     stop = asyncio.Event()
@@ -253,7 +246,7 @@ async def serve(
     # Clients have deadlines of their own; a server that is paused for long must not have one.
     engine = LocalEngine(model, config.model_copy(update={"timeout_s": float("inf")}))
     serving = Serving(engine, model, Tokenizer.load(folder))
-    app = App(serving, folder, key=key, admin_key=admin_key).make()
+    app = App(serving, folder, keys).make()
     # Cancellation, so that the request of a client that went away ends.
     runner = web.AppRunner(
         app, access_log=None, handler_cancellation=True, shutdown_timeout=_STOP_S

@@ -1,8 +1,9 @@
 """The control plane of one server: state, pausing, weights. Small calls, so httpx will do."""
 
 import os
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, cast
 
 import httpx
@@ -22,15 +23,28 @@ _SESSIONS_SINCE = (0, 5, 21)
 PauseMode = Literal["abort", "retract", "in_place"]
 
 
-def key_headers() -> tuple[dict[str, str], dict[str, str]]:
-    """Headers for requests and for control calls; the admin key stands in for no other."""
-    key = os.environ.get(KEY)
-    admin = os.environ.get(ADMIN_KEY) or key
-    return _bearer(key), _bearer(admin)
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What a server asks for: one key for requests, one for control; empty where it asks none."""
 
+    user: str = field(default="", repr=False)
+    admin: str = field(default="", repr=False)
 
-def _bearer(key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    @classmethod
+    def given(cls) -> "Keys":
+        """Those of the environment; a server that has one key only takes it for both."""
+        user = os.environ.get(KEY, "")
+        return cls(user, os.environ.get(ADMIN_KEY) or user)
+
+    @classmethod
+    def random(cls) -> "Keys":
+        """New ones that nobody else has."""
+        return cls(secrets.token_hex(32), secrets.token_hex(32))
+
+    def headers(self, *, admin: bool = False) -> dict[str, str]:
+        """The header of a request, or of a control call; it is sent, and shown nowhere."""
+        key = self.admin if admin else self.user
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +90,10 @@ _HARMFUL: Mapping[str, object] = {
 class Control:
     """Calls to one server; each raises EngineError with the server's reason."""
 
-    def __init__(self, url: str, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, url: str, keys: Keys, *, timeout_s: float = 60.0) -> None:
         self.url = url
-        keys, admin = key_headers()
-        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s, headers=keys)
-        self._admin = admin
+        self._keys = keys
+        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s, headers=keys.headers())
 
     async def healthy(self, timeout_s: float = 10.0) -> bool:
         """True if the server answers its health check, paused or not."""
@@ -188,7 +201,7 @@ class Control:
         admin: bool = True,
     ) -> object:
         timeout = self._http.timeout if timeout_s is None else timeout_s
-        headers = self._admin if admin else {}
+        headers = self._keys.headers(admin=admin)
         try:
             response = await self._http.request(
                 method, path, json=body, timeout=timeout, headers=headers

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from agentrl.engine.protocol import Health, WeightSource
 from agentrl.engine.sglang.client import Busy, GenerateClient, Unreachable, check_request, new_rid
-from agentrl.engine.sglang.control import Control, PauseMode, key_headers
+from agentrl.engine.sglang.control import Control, Keys, PauseMode
 from agentrl.engine.sglang.fleet import HEALTH_S, Fleet
 from agentrl.engine.sglang.router import Nobody, Slot
 from agentrl.engine.sglang.server import Server
@@ -76,12 +76,12 @@ class SglangEngine:
         self._closed = False
 
     def _slot(self, server: Server | str) -> Slot:
-        url = server if isinstance(server, str) else server.url
-        client = GenerateClient(url.rstrip("/"), key_headers()[0], vocab_size=self.vocab_size)
         owned = None if isinstance(server, str) else server
-        return Slot(
-            client=client, control=Control(client.url, timeout_s=self._control_s), server=owned
-        )
+        keys = Keys.given() if owned is None else owned.keys
+        url = server if isinstance(server, str) else server.url
+        client = GenerateClient(url.rstrip("/"), keys.headers(), vocab_size=self.vocab_size)
+        control = Control(client.url, keys, timeout_s=self._control_s)
+        return Slot(client=client, control=control, server=owned)
 
     @property
     def slots(self) -> Sequence[Slot]:

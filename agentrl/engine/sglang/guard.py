@@ -7,23 +7,42 @@ owner is gone or asks with SIGTERM, first gently, then by force, and passes on t
 the guard itself is killed, the kernel kills the server's first process and the server's own parent
 checks end the rest. It runs as `python guard.py OWNER_PID GRACE_S COMMAND...` and needs nothing but
 the standard library.
+
+Its input is a JSON object of secret options, or nothing. They reach the server in a file of
+`--config` that only this user can read, since everyone sees the arguments of a command; and because
+the server prints its options, its output passes through here, without the secrets.
 """
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from typing import IO
 
 _LOOK_S = 0.5
+_LAST_WORDS_S = 5.0
+"""How long the output of a server that ended may take, should a stray process hold it open."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def main(owner: int, grace_s: float, command: list[str]) -> int:
+def main(owner: int, grace_s: float, command: list[str], secrets: dict[str, str]) -> int:
     """Run the command until it ends, is told to, or the owner is gone; its exit status."""
+    with tempfile.NamedTemporaryFile("w", prefix="agentrl-", suffix=".yaml") as file:
+        if secrets:
+            json.dump(secrets, file)  # which YAML can read
+            file.flush()
+            command = [*command, "--config", file.name]
+        return _run(owner, grace_s, command, [key.encode() for key in secrets.values()])
+
+
+def _run(owner: int, grace_s: float, command: list[str], secrets: list[bytes]) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     # What the server leaves behind becomes our child, so that we see the last of it.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -35,13 +54,29 @@ def main(owner: int, grace_s: float, command: list[str]) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
 
     server = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=in_child
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=in_child,
     )
+    copying = threading.Thread(target=_copy, args=(server.stdout, secrets), daemon=True)
+    copying.start()
     while server.poll() is None and os.getppid() == owner:
         if signal.sigtimedwait(wanted, _LOOK_S) is not None:
             break
     _end(server, grace_s)
+    copying.join(_LAST_WORDS_S)
     return server.wait()
+
+
+def _copy(output: IO[bytes], secrets: list[bytes]) -> None:
+    """Pass on the lines of a server, without its secrets."""
+    for line in output:
+        for secret in secrets:
+            line = line.replace(secret, b"***")
+        os.write(sys.stdout.fileno(), line)
 
 
 def _end(server: "subprocess.Popen[bytes]", grace_s: float) -> None:
@@ -75,5 +110,6 @@ def _reap() -> None:
 
 
 if __name__ == "__main__":
-    status = main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
+    given = json.loads(sys.stdin.read() or "{}")
+    status = main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:], given)
     sys.exit(status if status >= 0 else 128 - status)

@@ -1,6 +1,7 @@
 """Start an SGLang server, wait until it is ready, say why it is not, end it without a trace."""
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -15,7 +16,9 @@ from pathlib import Path
 import httpx
 
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.sglang.control import ADMIN_KEY, KEY, Keys
 from agentrl.engine.sglang.install import SHIMS, Installation, require_installed
+from agentrl.engine.sglang.memory import check_fits
 from agentrl.errors import ConfigError
 
 HOST = "127.0.0.1"
@@ -24,16 +27,26 @@ STOP_S = 20.0
 RESERVED = 8
 """At least so many tokens of its context a server keeps to itself: it refuses longer prompts."""
 _CPU_KV_TOKENS = 65_536
+_OURS = ("--config", "--api-key", "--admin-api-key")
+"""Arguments that only `start` gives."""
 _READY = "ready to roll!"
 _TAIL_BYTES = 64_000
 _EXCEPTION = re.compile(r"^(?:\[[^\]]*\] )?((?:[\w.]*(?:Error|Exception|Interrupt)|.*error): .+)$")
+_TOO_LARGE = (
+    "the memory does not suffice; lower engine.sglang.kv_tokens or engine.sglang.memory_fraction, "
+    "or choose a smaller model"
+)
+_NO_CACHE = (
+    "the memory does not suffice for the cache; lower engine.sglang.kv_tokens or raise "
+    "engine.sglang.memory_fraction"
+)
 _KNOWN = (
     ("address already in use", "its port {port} is taken; give another one or none"),
-    ("out of memory", "the memory does not suffice; lower engine.sglang.kv_tokens or "
-     "engine.sglang.memory_fraction, or choose a smaller model"),
-    ("Not enough memory", "the memory does not suffice for the cache; lower "
-     "engine.sglang.kv_tokens or raise engine.sglang.memory_fraction"),
-)  # fmt: skip
+    ("out of memory", _TOO_LARGE),
+    ("can't allocate memory", _TOO_LARGE),
+    ("Not enough memory", _NO_CACHE),
+    ("memory for the KV cache", _NO_CACHE),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +59,7 @@ class Server:
     guard: "subprocess.Popen[bytes]"
     command: Sequence[str] = field(repr=False)
     env: Mapping[str, str] = field(repr=False)
+    keys: Keys
     lives: int = 1
     """How often it was started."""
 
@@ -84,7 +98,8 @@ class Server:
         """Start a server that ended once more, where it was, with a log of its own."""
         lives = self.lives + 1
         log = self.log.with_name(f"sglang-{self.port}-{lives}.log")
-        return replace(self, lives=lives, log=log, guard=_launch(self.command, self.env, log))
+        guard = _launch(self.command, self.env, self.keys, log)
+        return replace(self, lives=lives, log=log, guard=guard)
 
     def stop(self) -> None:
         """End it and all its processes and wait for that; a second call does nothing."""
@@ -94,42 +109,67 @@ class Server:
 
 
 def start(
-    config: EngineConfig, model: Path, logs: Path, *, port: int = 0, host: str = HOST
+    config: EngineConfig,
+    model: Path,
+    logs: Path,
+    *,
+    port: int = 0,
+    host: str = HOST,
+    keys: Keys | None = None,
 ) -> Server:
     """Start a server for the model on a port, or on a free one; it is not ready yet.
 
-    Its log goes into the folder `logs`.
+    Its log goes into the folder `logs`. Without `keys` it gets random ones.
 
     Raises:
-        ConfigError: SGLang is not installed, or the port is taken.
+        ConfigError: SGLang is not installed, the port is taken, or the memory does not suffice.
     """
-    where = require_installed()
+    where = check_startable(config, model)
     port = _free_port(host, port)
     command = _command(where, config, model, host, port)
     env = _environment(where, config)
+    keys = Keys.random() if keys is None else keys
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"sglang-{port}.log"
     return Server(
         url=f"http://{host}:{port}",
         port=port,
         log=log,
-        guard=_launch(command, env, log),
+        guard=_launch(command, env, keys, log),
         command=command,
         env=env,
+        keys=keys,
     )
 
 
-def _launch(command: Sequence[str], env: Mapping[str, str], log: Path) -> "subprocess.Popen[bytes]":
+def check_startable(config: EngineConfig, model: Path) -> Installation:
+    """The installation, if a server could start; otherwise ConfigError says at once why not."""
+    where = require_installed()
+    if where.flavour == "cpu":
+        value_bytes = 2 if config.dtype == "bfloat16" else 4
+        kv_tokens = config.sglang.kv_tokens or _CPU_KV_TOKENS
+        check_fits(model, value_bytes=value_bytes, kv_tokens=kv_tokens)
+    return where
+
+
+def _launch(
+    command: Sequence[str], env: Mapping[str, str], keys: Keys, log: Path
+) -> "subprocess.Popen[bytes]":
     guard = Path(__file__).parent / "guard.py"
     with log.open("wb") as file:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-I", str(guard), str(os.getpid()), str(STOP_S), *command],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=file,
             stderr=subprocess.STDOUT,
             env=env,
             start_new_session=True,  # so that Ctrl-C at a terminal reaches us alone
         )
+    assert process.stdin is not None
+    secrets = {"api-key": keys.user, "admin-api-key": keys.admin}
+    with process.stdin as pipe:
+        pipe.write(json.dumps({name: key for name, key in secrets.items() if key}).encode())
+    return process
 
 
 def explain(tail: str, port: int, status: int | None) -> str:
@@ -171,7 +211,14 @@ def _command(
         if config.dtype == "auto":
             pairs["--dtype"] = "float32"
     given = [str(part) for pair in pairs.items() if pair[1] is not None for part in pair]
-    return [str(where.python), *program, *given, *flags, *shlex.split(settings.extra_args)]
+    more = shlex.split(settings.extra_args)
+    for name in {argument.partition("=")[0] for argument in more}.intersection(_OURS):
+        raise ConfigError(
+            f"engine.sglang.extra_args: {name} cannot be given, since a started server gets keys "
+            f"in a file of its own; leave it out, or choose the keys by {KEY} and {ADMIN_KEY} of "
+            "`agentrl engine serve sglang`"
+        )
+    return [str(where.python), *program, *given, *flags, *more]
 
 
 def _environment(where: Installation, config: EngineConfig) -> dict[str, str]:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.models.load import load_model
+from agentrl.engine.sglang.control import Keys
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import RESERVED, Server, start
 from agentrl.engine.sglang.weights import TensorTransport
@@ -38,9 +39,9 @@ class Target:
 def server(
     sglang_folder: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """The real server with the tiny model, one for all tests."""
+    """The real server with the tiny model, one for all tests; it asks for no key."""
     logs = tmp_path_factory.mktemp("logs")
-    running = start(EngineConfig(), tiny_folder, logs)
+    running = start(EngineConfig(), tiny_folder, logs, keys=Keys())
     try:
         asyncio.run(running.wait_ready(READY_S))
         yield running

@@ -27,6 +27,7 @@ def owner(script: str, grace_s: float) -> "subprocess.Popen[bytes]":
     )
     return subprocess.Popen(
         [sys.executable, "-c", code, GUARD, str(grace_s), "bash", "-c", script],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
     )
 
@@ -79,11 +80,38 @@ def test_what_a_dead_server_leaves_is_ended_and_its_status_passed_on(tmp_path: P
     assert gone(file)
 
 
+def test_secrets_reach_the_server_in_a_file_and_nobody_else() -> None:
+    script = 'echo "$@"; stat -c %a "$2"; cat "$2"; printf "unfinished word"; exit 3'
+    done = subprocess.run(
+        [sys.executable, "-I", GUARD, str(os.getpid()), "5", "bash", "-c", script, "server"],
+        input='{"api-key": "word", "admin-api-key": "other"}',
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    arguments, mode, content = done.stdout.split("\n", 2)
+    option, file = arguments.split()
+    assert (done.returncode, option, mode) == (3, "--config", "600")
+    assert content == '{"api-key": "***", "admin-api-key": "***"}unfinished ***'
+    assert not Path(file).exists()
+
+
 @pytest.mark.parametrize(
     ("tail", "status", "said"),
     [
         ("OSError: [Errno 98] address already in use\n", 1, "its port 7 is taken"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried\n", 1, "the memory does not suffice"),
+        (
+            "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 9\n",
+            1,
+            "the memory does not suffice; lower engine.sglang.kv_tokens",
+        ),
+        (
+            "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-frac\n",
+            1,
+            "the memory does not suffice for the cache; lower engine.sglang.kv_tokens or raise",
+        ),
         (
             "Traceback (most recent call last):\n  File ...\nValueError: no such model\n"
             "nanobind: leaked 3 instances!\n",

@@ -54,11 +54,18 @@ def test_bad_input_is_said_in_one_sentence(capsys: pytest.CaptureFixture[str]) -
     assert main(["engine", "serve", "local", "--model", "/bogus"]) == 2
     assert main(["engine", "serve", "lokal"]) == 2
     assert main(["engine", "install", "local"]) == 2
+    assert main(["engine", "serve", "local", "--host", "0.0.0.0"]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 4
+    assert len(said) == 5
     for line, part in zip(
         said,
-        (f"port {port} of 127.0.0.1 cannot be used", "no folder", "be served", "be installed"),
+        (
+            f"port {port} of 127.0.0.1 cannot be used",
+            "no folder",
+            "be served",
+            "be installed",
+            "set AGENTRL_SGLANG_KEY",
+        ),
         strict=True,
     ):
         assert part in line

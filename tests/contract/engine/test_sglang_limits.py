@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from agentrl.engine.config import EngineConfig, SglangConfig
 from agentrl.engine.sglang import fleet
-from agentrl.engine.sglang.control import ADMIN_KEY, KEY
+from agentrl.engine.sglang.control import ADMIN_KEY, KEY, Keys
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.router import Slot
 from agentrl.engine.sglang.server import Server, start
@@ -64,12 +64,10 @@ def small(
     server: Server, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Small]:
     """A server with a cache of 600 tokens, a queue of one, and two keys."""
-    extra = (
-        "--max-running-requests 2 --max-queued-requests 1 --api-key user-word "
-        "--admin-api-key admin-word"
-    )
+    extra = "--max-running-requests 2 --max-queued-requests 1"
     config = EngineConfig(sglang=SglangConfig(kv_tokens=KV_TOKENS, extra_args=extra))
-    made = Small(start(config, tiny_folder, tmp_path_factory.mktemp("logs")))
+    logs = tmp_path_factory.mktemp("logs")
+    made = Small(start(config, tiny_folder, logs, keys=Keys("user-word", "admin-word")))
     try:
         asyncio.run(made.server.wait_ready(READY_S))
         yield made

@@ -136,9 +136,9 @@ def shape(model: nn.Module, factor: float) -> None:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * factor)
 
 
-async def loaded(engine: SglangEngine) -> list[str]:
+async def loaded(server: Server) -> list[str]:
     """The adapters that the server says it has."""
-    async with httpx.AsyncClient(base_url=engine.slots[0].url) as http:
+    async with httpx.AsyncClient(base_url=server.url, headers=server.keys.headers()) as http:
         models = (await http.get("/v1/models")).json()["data"]
     return sorted(model["id"] for model in models if model["id"].startswith("agentrl-"))
 
@@ -168,7 +168,8 @@ async def test_each_version_is_an_adapter_of_its_own(
     shape(adapted, 0.1)
     old = deepcopy(adapted)
     transport = AdapterTransport(adapter_config(adapted))
-    async with serving(servers["adapters"], 768, transport, Adapter(adapted)) as engine:
+    server = servers["adapters"]
+    async with serving(server, 768, transport, Adapter(adapted)) as engine:
         assert await gap(engine, old, PROMPT, 16, 0) < 1e-4
         running = asyncio.ensure_future(gap(engine, old, PROMPT, 400, 0, across=True))
         await asyncio.sleep(0.3)
@@ -176,9 +177,9 @@ async def test_each_version_is_an_adapter_of_its_own(
         await engine.update_weights(Adapter(adapted), 1)
         assert await gap(engine, adapted, PROMPT, 16, 1, "b") < 1e-4
         assert await running < 1e-4
-        assert await loaded(engine) == [transport.adapter(0), transport.adapter(1)]
+        assert await loaded(server) == [transport.adapter(0), transport.adapter(1)]
         await engine.update_weights(Adapter(adapted), 2)
-        assert await loaded(engine) == [transport.adapter(2)]
+        assert await loaded(server) == [transport.adapter(2)]
         assert await gap(engine, adapted, PROMPT, 16, 2) < 1e-4
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.engine.config import EngineConfig
+from agentrl.engine.config import EngineConfig, SglangConfig
 from agentrl.engine.sglang.check import check_server
 from agentrl.engine.sglang.client import new_rid, request_body
 from agentrl.engine.sglang.engine import SglangEngine
@@ -304,7 +304,7 @@ async def test_a_server_with_other_weights_fails_the_check(
 
 
 @pytest.mark.sglang
-def test_a_taken_port_is_said_at_once(
+def test_what_cannot_start_is_said_at_once(
     sglang_folder: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     with socket.socket() as taken:
@@ -313,3 +313,9 @@ def test_a_taken_port_is_said_at_once(
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 cannot be used"):
             start(EngineConfig(), tiny_folder, tmp_path, port=port)
+    config = EngineConfig(sglang=SglangConfig(extra_args="--log-level info --api-key=word"))
+    with pytest.raises(ConfigError, match="--api-key cannot be given") as caught:
+        start(config, tiny_folder, tmp_path)
+    assert "word" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"memory does not suffice for SGLang: .* GB are free"):
+        start(EngineConfig(sglang=SglangConfig(kv_tokens=10**9)), tiny_folder, tmp_path)

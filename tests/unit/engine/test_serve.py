@@ -22,6 +22,7 @@ from agentrl.engine.local.models.load import load_model
 from agentrl.engine.serve.app import App, bind
 from agentrl.engine.serve.serving import Serving
 from agentrl.engine.serve.unpickle import read_tensors
+from agentrl.engine.sglang.control import Keys
 from agentrl.engine.sglang.weights import buckets
 from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens import Tokenizer
@@ -100,7 +101,7 @@ async def url(tiny_folder: Path) -> AsyncIterator[str]:
     model = load_model(tiny_folder)
     engine = LocalEngine(model)
     serving = Serving(engine, model, Tokenizer.load(tiny_folder))
-    app = App(serving, tiny_folder, key="user", admin_key="admin").make()
+    app = App(serving, tiny_folder, Keys("user", "admin")).make()
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     with bind("127.0.0.1", 0) as listening:

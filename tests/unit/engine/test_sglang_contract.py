@@ -9,7 +9,7 @@ import torch
 from aiohttp import web
 from torch import Tensor
 
-from agentrl.engine.sglang.control import Control
+from agentrl.engine.sglang.control import Control, Keys
 from agentrl.engine.sglang.weights import DiskTransport, TensorTransport, Transport
 from agentrl.errors import EngineError
 
@@ -65,7 +65,7 @@ async def serving(version: str) -> AsyncGenerator[tuple[Recorder, Control]]:
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    control = Control(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    control = Control(f"http://127.0.0.1:{runner.addresses[0][1]}", Keys())
     try:
         yield recorder, control
     finally:
