@@ -32,11 +32,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentrl.engine import Engine
+from agentrl.engine.local.process import prepare_process
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.sglang.client import GenerateClient, new_rid
 from agentrl.engine.sglang.engine import SglangEngine
@@ -138,7 +137,8 @@ class Canned:
     def __init__(self, tokenizer: Tokenizer) -> None:
         stop = tokenizer.controls["<|im_end|>"]
         rng = random.Random(0)
-        two_digits = [(rng.randint(10, 99), rng.randint(10, 99)) for _ in range(64)]
+        # So many that hardly two observations are the same: no cache knows the next one.
+        pairs = [(rng.randint(100, 999), rng.randint(100, 999)) for _ in range(4096)]
         call = '{"name": "calculator", "arguments": {"expression": "%d+%d"}}'
         call = f"<tool_call>\n{call}\n</tool_call>"
 
@@ -148,8 +148,8 @@ class Canned:
             return filler + ids
 
         self.stop = stop
-        self.calls = [padded(call % pair) for pair in two_digits]
-        self.answers = [padded(f"The answer is {a % 10}.") for a, _ in two_digits]
+        self.calls = [padded(call % pair) for pair in pairs]
+        self.answers = [padded(f"The answer is {a % 10}.") for a, _ in pairs[:64]]
 
     def act(self, view: EpisodeView) -> AssistantTurn:
         """The scripted agent: the name of what it says next."""
@@ -283,7 +283,7 @@ def main() -> int:
     parser.add_argument("--episodes", default="64,256,1024")
     parser.add_argument("--peers", type=Path, help="folder with the run_all.sh of the other loops")
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    prepare_process(threads=1, deterministic=False, seed=0)  # as for a run
     tokenizer = Tokenizer(
         smollm2(), sources()["qwen2_5"], special_tokens={"eos_token": "<|im_end|>"}
     )
