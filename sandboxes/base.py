@@ -55,6 +55,8 @@ class Sandbox(ABC):
         self.workspace = WORKSPACE
         self.capabilities: frozenset[Capability] = frozenset()
         """What is really held here; known after `start`."""
+        self.mounts: dict[str, str] = {name: f"/mnt/{name}" for name in self.options.mounts}
+        """Where the folders of `SandboxOptions.mounts` are inside, by name."""
         self._state = "new"
         self._sessions: list[Session] = []
         self._snapshots = itertools.count()
@@ -104,12 +106,19 @@ class Sandbox(ABC):
         done = False
         try:
             await self._start()
-            missing = sorted(set(self.options.require) - self.capabilities)
+            wanted = {*self.options.require, *["mounts"] * bool(self.mounts)}
+            missing = sorted(wanted - self.capabilities)
             if missing:
                 raise UnsupportedLimit(
                     f"the backend {self.name} does not hold {', '.join(missing)} on this machine, "
                     f"only {', '.join(sorted(self.capabilities)) or 'nothing'}"
                 )
+            for name, place in self.mounts.items():
+                if not (await self._script('[ -r "$1" ] && [ -x "$1" ]', place)).ok:
+                    raise SandboxStartError(
+                        f"the sandbox cannot read the folder {self.options.mounts[name]} of its "
+                        "mounts; it must exist, and every user must be allowed to read it"
+                    )
             done = True
         finally:
             if not done:

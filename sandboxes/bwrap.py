@@ -11,7 +11,7 @@ import functools
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -59,7 +59,7 @@ class Machine:
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What a sandbox holds with it."""
-        found: set[Capability] = {"contained", "sessions"}
+        found: set[Capability] = {"contained", "sessions", "mounts"}
         if self.hierarchy is not None:
             found |= {"memory", "processes", "cpu"}
         elif self.own_user:
@@ -147,6 +147,7 @@ class BwrapSandbox(Sandbox):
             base = self.options.base
             self._place = Workspace(folder, uid, base, self.limits, mounts=mounts)
             self._place.create()
+            shown = self._place.show(self.options.mounts)
             if self._machine.hierarchy is not None:
                 self._group = Group(self._machine.hierarchy, free_group_name(name))
                 self._group.create(self.limits)
@@ -155,7 +156,7 @@ class BwrapSandbox(Sandbox):
             (folder / "seccomp").write_bytes(program())
         except OSError as error:
             raise SandboxStartError(f"the sandbox's folder cannot be made: {error}") from error
-        self._arguments = tuple(_arguments(self._place, self.limits.disk_bytes))
+        self._arguments = tuple(_arguments(self._place, self.limits.disk_bytes, shown))
         bwrap = shared_copy(self._machine.bwrap) if uid is not None else self._machine.bwrap
         self._launch = _launch_line(self._machine, bwrap, self._uid, self._group, self)
 
@@ -295,7 +296,7 @@ def _launch_line(
     return ("/bin/sh", "-c", f'{" ".join(steps)} "$0" "$@"', bwrap)
 
 
-def _arguments(place: Workspace, disk_bytes: int) -> list[str]:
+def _arguments(place: Workspace, disk_bytes: int, mounts: Mapping[str, Path]) -> list[str]:
     """The world of a command: /usr and a made-up /etc to read, two folders to write."""
     shm = str(min(_SHM_BYTES, disk_bytes))
     arguments = [
@@ -315,5 +316,7 @@ def _arguments(place: Workspace, disk_bytes: int) -> list[str]:
         arguments += ["--ro-bind", str(place.folder / file), f"/etc/{file}"]
     for file in _HOST_ETC:
         arguments += ["--ro-bind-try", f"/etc/{file}", f"/etc/{file}"]
+    for name, source in mounts.items():
+        arguments += ["--ro-bind", str(source), f"/mnt/{name}"]
     # bwrap's own root and /dev are tmpfs without a limit.
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]

@@ -184,7 +184,7 @@ class DockerSandbox(Sandbox):
         except SandboxDied as error:
             raise SandboxStartError(str(error)) from error
         self.capabilities = frozenset(
-            {"contained", "memory", "processes", "cpu", "disk", "files", "sessions"}
+            {"contained", "memory", "processes", "cpu", "disk", "files", "sessions", "mounts"}
         )
         result = await self._script("touch /workspace /tmp && echo ok", timeout_s=20.0)
         if not result.ok:
@@ -203,8 +203,22 @@ class DockerSandbox(Sandbox):
             "user": "0:0",
             "working_dir": "/",
             "labels": {LABEL: str(Owner.this())},
-            "host_config": api.create_host_config(**_hardened(limits)),
+            "host_config": api.create_host_config(**_hardened(limits), mounts=self._mounts()),
         }
+
+    def _mounts(self) -> list[dict[str, Any]]:
+        """Folders of the engine's machine; one that is missing is an error and not made."""
+        return [
+            {
+                "Type": "bind",
+                "Source": str(source.absolute()),
+                "Target": self.mounts[name],
+                "ReadOnly": True,
+                # What is mounted below would not be read-only.
+                "BindOptions": {"NonRecursive": True},
+            }
+            for name, source in self.options.mounts.items()
+        ]
 
     def _destroy(self) -> None:
         if self._engine is not None:
