@@ -24,11 +24,13 @@ from agentrl.sandboxes.process import LocalProcess, Process, Sink, in_thread
 from agentrl.sandboxes.seccomp import program
 from agentrl.sandboxes.types import WORKSPACE, Capability, Command, ExecResult, SandboxOptions
 from agentrl.sandboxes.workspace import (
+    PREPARING,
     SHARED_UID,
     Workspace,
     close_owner_folder,
     free_group_name,
     mount,
+    new_folder,
     owner_folder,
     reap,
     shared_copy,
@@ -37,6 +39,7 @@ from agentrl.sandboxes.workspace import (
 
 _INSIDE_ID: Final = "1000"
 _SHM_BYTES: Final = 64 << 20
+_SAID_BYTES: Final = 500
 _PASSWD: Final = "root:x:0:0::/root:/bin/sh\nsandbox:x:1000:1000::/tmp:/bin/bash\n"
 _ETC: Final = {
     "passwd": _PASSWD,
@@ -69,13 +72,18 @@ class Machine:
         return frozenset(found)
 
 
-@functools.cache
 def machine() -> Machine:
     """Find out once per process; what dead processes left is removed on the way.
 
     Raises:
         SandboxUnavailable: bwrap is missing or may not make namespaces.
     """
+    with PREPARING:
+        return _machine()
+
+
+@functools.cache
+def _machine() -> Machine:
     path = find_bwrap()
     if path is None:
         raise SandboxUnavailable(
@@ -135,8 +143,7 @@ class BwrapSandbox(Sandbox):
         self._machine = machine()
         name = secrets.token_hex(8)
         try:
-            folder = owner_folder() / name
-            folder.mkdir(mode=0o711)
+            folder = new_folder(name)
             uid = None
             if self._machine.own_user:
                 # Without a control group the limit of processes counts per user.
@@ -190,6 +197,13 @@ class BwrapSandbox(Sandbox):
                 opened.callback(os.close, fd)
                 return fd
 
+            said = bytearray()
+
+            def listen(fd: int, data: bytes) -> None:
+                if fd == 2:
+                    said[:] = (said + data)[-_SAID_BYTES:]
+                sink(fd, data)
+
             status, told = map(keep, os.pipe2(os.O_NONBLOCK))
             filter_ = keep(os.open(self._place.folder / "seccomp", os.O_RDONLY))
             if os.fstat(filter_).st_size:
@@ -201,7 +215,7 @@ class BwrapSandbox(Sandbox):
             try:
                 process = await LocalProcess.start(
                     [*self._launch, "--args", str(listed), "--", *command.argv],
-                    sink,
+                    listen,
                     cwd="/",
                     env={},
                     pass_fds=(told, filter_, listed),
@@ -209,7 +223,7 @@ class BwrapSandbox(Sandbox):
                 )
             except OSError as error:
                 raise SandboxDied(f"bwrap cannot be started: {error}") from error
-            return _BwrapProcess(process, os.dup(status), self._running)
+            return _BwrapProcess(process, os.dup(status), self._running, said)
 
     async def _was_oom(self, code: int) -> bool:
         if self._group is None:
@@ -240,10 +254,17 @@ class BwrapSandbox(Sandbox):
 class _BwrapProcess:
     """A command in namespaces; bwrap says on a pipe of its own how the command ended."""
 
-    def __init__(self, process: LocalProcess, status: int, running: "set[_BwrapProcess]") -> None:
+    def __init__(
+        self,
+        process: LocalProcess,
+        status: int,
+        running: "set[_BwrapProcess]",
+        said: bytearray,
+    ) -> None:
         self._process = process
         self._status = status
         self._running = running
+        self._said = said
         self._code: int | None = None
         running.add(self)
         self.write = process.write
@@ -257,7 +278,10 @@ class _BwrapProcess:
             self._code = code
             self._forget()
             if b'"exit-code"' not in told:
-                raise SandboxDied("bwrap ended before the command did")
+                said = self._said.decode(errors="replace").strip() or "nothing"
+                raise SandboxDied(
+                    f"bwrap ended with {code} before the command did; at last it said: {said}"
+                )
         return self._code
 
     def send_kill(self) -> None:

@@ -13,7 +13,6 @@ import ctypes
 import errno
 import functools
 import os
-import shutil
 import subprocess
 import tempfile
 import threading
@@ -28,7 +27,10 @@ from agentrl.sandboxes.types import Limits
 
 SHARED_UID: Final = 0x5A0B0000
 """The user of the sandboxes where a control group keeps them apart."""
-_COPYING: Final = threading.Lock()
+PREPARING: Final = threading.RLock()
+"""Held while the folder of this process is filled or removed: the end of the last sandbox takes
+away what the start of the next one needs.
+"""
 _SHARED: Final = ("bases", "bin", "bin-new", "probe")
 _READ_ONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _DETACH = 1, 2, 4, 32, 4096, 2
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -53,6 +55,14 @@ def owner_folder() -> Path:
             raise SandboxStartError(f"the folder {path} belongs to another user; remove it")
         path.chmod(0o711)
     return folder
+
+
+def new_folder(sandbox: str) -> Path:
+    """A folder for a sandbox; from here on the folder of this process stays."""
+    with PREPARING:
+        folder = owner_folder() / sandbox
+        folder.mkdir(mode=0o711)
+        return folder
 
 
 def mount(kind: str, place: Path, options: str) -> None:
@@ -178,9 +188,14 @@ class Workspace:
         return empty
 
 
-@functools.cache
 def prepared_base(base: str, uid: int | None) -> Path:
     """A copy of a base folder that belongs to the sandboxes' user, made once per process."""
+    with PREPARING:
+        return _prepared_base(base, uid)
+
+
+@functools.cache
+def _prepared_base(base: str, uid: int | None) -> Path:
     bases = owner_folder() / "bases"
     bases.mkdir(mode=0o711, exist_ok=True)
     copy = Path(tempfile.mkdtemp(dir=bases))
@@ -209,9 +224,10 @@ def copy_tree(source: Path, target: Path) -> None:
 def close_owner_folder() -> None:
     """Remove this process's folder when its last sandbox is closed."""
     folder = _owner_folder(os.getpid())
-    if not sandboxes_in(folder):
-        prepared_base.cache_clear()
-        remove_tree(folder)
+    with PREPARING:
+        if not sandboxes_in(folder):
+            _prepared_base.cache_clear()
+            remove_tree(folder)
 
 
 def owners() -> Iterator[tuple[Owner, Path]]:
@@ -262,11 +278,14 @@ def shared_copy(program: str) -> str:
     # The wheel's program looks for its library two folders above itself.
     site = path.parents[2]
     target = owner_folder() / "bin"
-    with _COPYING:
+    with PREPARING:
         if not target.is_dir():
             fresh = target.with_name("bin-new")
+            fresh.mkdir(exist_ok=True)
             for name in (path.parents[1].name, f"{path.parents[1].name}.libs"):
                 if (site / name).is_dir():
-                    shutil.copytree(site / name, fresh / name, dirs_exist_ok=True)
+                    # Not by this process: a child that another thread forks meanwhile would hold
+                    # the program open for writing, and then it cannot be run.
+                    copy_tree(site / name, fresh / name)
             fresh.rename(target)
     return str(target / path.relative_to(site))

@@ -56,7 +56,7 @@ class Census:
             mounts=tuple(sorted(line for line in mounts if "agentrl" in line)),
             groups=tuple(sorted(map(str, Path("/sys/fs/cgroup").glob("*/agentrl-*")))),
             folders=tuple(sorted(map(str, tmp.glob(f"{_FOLDERS}/*/????????????????")))),
-            containers=tuple(c.id for c in client.containers.list(all=True)) if client else (),
+            containers=tuple(c["Id"] for c in client.api.containers(all=True)) if client else (),
             volumes=len(client.volumes.list()) if client else 0,
             processes=_processes(),
         )

@@ -1,6 +1,7 @@
 import os
 import struct
 import subprocess
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.sandboxes import Limits
+from agentrl.sandboxes import Limits, workspace
 from agentrl.sandboxes.capture import Capture
 from agentrl.sandboxes.cgroup import Group, Hierarchy
 from agentrl.sandboxes.owner import Owner
@@ -169,3 +170,27 @@ def test_the_filter_denies_what_it_lists_and_nothing_else(
     assert _decide(filter_, arch, 0x40000000) == 0x00050026
     assert program("riscv64") == b""
     assert '"ptrace"' in profile()
+
+
+def test_the_last_end_takes_nothing_from_a_start_beside_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The folder of the process goes with its last sandbox, and another begins at that moment."""
+
+    def ours(pid: int) -> Path:
+        return tmp_path / "all" / "ours"
+
+    monkeypatch.setattr(workspace, "_owner_folder", ours)
+    workspace.owner_folder()
+    made: list[Path] = []
+    start = threading.Thread(target=lambda: made.append(workspace.new_folder("next")))
+
+    def empty(folder: Path) -> tuple[Path, ...]:
+        start.start()
+        start.join(0.2)
+        return ()
+
+    monkeypatch.setattr(workspace, "sandboxes_in", empty)
+    workspace.close_owner_folder()
+    start.join()
+    assert made[0].is_dir()
