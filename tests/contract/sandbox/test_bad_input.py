@@ -1,5 +1,6 @@
 """What is wrong with a machine or a wish is said in one sentence, and leaves nothing behind."""
 
+import json
 import os
 import subprocess
 import sys
@@ -128,3 +129,8 @@ def test_training_runs_in_sandboxes(
     arguments += ["--steps=1", "--name=short", "--tasks-per-step=2", "--group-size=2"]
     arguments += ["--warm-start.updates=2", "--warm-start.batch=4"]
     assert main(arguments) == 0
+    events = [json.loads(line) for line in Path("runs/short/events.jsonl").read_text().splitlines()]
+    (isolated,) = (event for event in events if event["event"] == "isolation")
+    (used,) = isolated["sandboxes"]
+    assert used["backend"] == backend_name
+    assert {"contained", "memory"} <= set(used["holds"])
