@@ -43,8 +43,8 @@ class Sandbox(ABC):
     """A place where untrusted commands run.
 
     Use it with `async with`, or call `start` and `close`. All paths are paths in the sandbox;
-    relative ones begin at `workspace`. A backend defines `_start`, `_destroy`, `_exec`,
-    `kill_leftovers` and, if it can keep processes, `_open`; the rest builds on these.
+    relative ones begin at `workspace`. A backend defines `_start`, `_destroy`,
+    `kill_leftovers` and `_open`, or `_exec` if it keeps no processes; the rest builds on these.
     """
 
     name: ClassVar[str]
@@ -78,9 +78,13 @@ class Sandbox(ABC):
         It runs in a thread, or when the process ends, so it must not need an event loop.
         """
 
-    @abstractmethod
     async def _exec(self, command: Command) -> ExecResult:
         """Run a command; SandboxDied if it cannot be known what came of it."""
+
+        def opened(sink: Sink) -> Awaitable[Process]:
+            return self._open(command, sink)
+
+        return await run(opened, command, self._was_oom)
 
     async def _open(self, command: Command, sink: Sink) -> Process:
         raise UnsupportedLimit(f"the backend {self.name} keeps no processes, so it has no sessions")
@@ -235,14 +239,6 @@ class Sandbox(ABC):
         self.num_execs += 1
         self.exec_s += result.duration_s
         return result
-
-    async def _run_opened(self, command: Command) -> ExecResult:
-        """`_exec` for backends that have `_open`."""
-
-        def opened(sink: Sink) -> Awaitable[Process]:
-            return self._open(command, sink)
-
-        return await run(opened, command, self._was_oom)
 
     async def _was_oom(self, code: int) -> bool:
         """True if a process was killed for memory since this was last asked."""

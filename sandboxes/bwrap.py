@@ -22,7 +22,7 @@ from agentrl.sandboxes.errors import SandboxDied, SandboxStartError, SandboxUnav
 from agentrl.sandboxes.probe import find_bwrap, probe_bwrap
 from agentrl.sandboxes.process import LocalProcess, Process, Sink, in_thread
 from agentrl.sandboxes.seccomp import program
-from agentrl.sandboxes.types import WORKSPACE, Capability, Command, ExecResult, SandboxOptions
+from agentrl.sandboxes.types import WORKSPACE, Capability, Command, SandboxOptions
 from agentrl.sandboxes.workspace import (
     PREPARING,
     SHARED_UID,
@@ -182,9 +182,6 @@ class BwrapSandbox(Sandbox):
             await process.kill()
         if self._group is not None:
             await asyncio.to_thread(self._group.kill)
-
-    async def _exec(self, command: Command) -> ExecResult:
-        return await self._run_opened(command)
 
     async def _open(self, command: Command, sink: Sink) -> Process:
         assert self._place is not None

@@ -23,7 +23,7 @@ from agentrl.sandboxes.errors import SandboxDied, SandboxStartError, SandboxUnav
 from agentrl.sandboxes.owner import Owner
 from agentrl.sandboxes.process import DRAIN_S, KILL_S, Process, Sink, in_thread
 from agentrl.sandboxes.seccomp import profile
-from agentrl.sandboxes.types import WORKSPACE, Command, ExecResult, Limits, SandboxOptions
+from agentrl.sandboxes.types import WORKSPACE, Command, Limits, SandboxOptions
 
 T = TypeVar("T")
 
@@ -240,9 +240,6 @@ class DockerSandbox(Sandbox):
         used = self._engine
         assert used is not None
         return await used.call(lambda: question(used.client.api))
-
-    async def _exec(self, command: Command) -> ExecResult:
-        return await self._run_opened(command)
 
     async def _open(self, command: Command, sink: Sink) -> Process:
         assert self._engine is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 from agentrl.sandboxes.base import Sandbox
 from agentrl.sandboxes.errors import SandboxDied
 from agentrl.sandboxes.process import LocalProcess, Process, Sink
-from agentrl.sandboxes.types import Command, ExecResult
+from agentrl.sandboxes.types import Command
 from agentrl.sandboxes.workspace import copy_tree
 
 _log = logging.getLogger(__name__)
@@ -40,9 +40,6 @@ class UnsafeLocalSandbox(Sandbox):
     def _destroy(self) -> None:
         if self._home is not None:
             shutil.rmtree(self._home, ignore_errors=True)
-
-    async def _exec(self, command: Command) -> ExecResult:
-        return await self._run_opened(command)
 
     async def _open(self, command: Command, sink: Sink) -> Process:
         try:
