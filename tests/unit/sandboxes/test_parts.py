@@ -1,4 +1,5 @@
 import os
+import signal
 import struct
 import subprocess
 import threading
@@ -13,6 +14,7 @@ from agentrl.sandboxes import Limits, workspace
 from agentrl.sandboxes.capture import Capture
 from agentrl.sandboxes.cgroup import Group, Hierarchy
 from agentrl.sandboxes.owner import Owner
+from agentrl.sandboxes.process import LocalProcess
 from agentrl.sandboxes.seccomp import DENIED, profile, program
 from agentrl.sandboxes.session import Output
 
@@ -194,3 +196,19 @@ def test_the_last_end_takes_nothing_from_a_start_beside_it(
     workspace.close_owner_folder()
     start.join()
     assert made[0].is_dir()
+
+
+async def test_a_command_hears_interrupts_where_this_process_does_not() -> None:
+    heard: list[bytes] = []
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = await LocalProcess.start(
+            ["bash", "-c", "trap 'echo heard; exit' INT; kill -INT $$; echo deaf"],
+            lambda fd, data: heard.append(data),
+            cwd="/",
+            env={},
+        )
+        await process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert b"".join(heard) == b"heard\n"
