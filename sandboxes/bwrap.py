@@ -11,6 +11,7 @@ import functools
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from agentrl.sandboxes.base import Sandbox
 from agentrl.sandboxes.cgroup import Group, Hierarchy
 from agentrl.sandboxes.errors import SandboxDied, SandboxStartError, SandboxUnavailable
 from agentrl.sandboxes.probe import find_bwrap, probe_bwrap
-from agentrl.sandboxes.process import LocalProcess, Process, Sink, in_thread
+from agentrl.sandboxes.process import KILL_S, LocalProcess, Process, Sink, in_thread
 from agentrl.sandboxes.seccomp import program
 from agentrl.sandboxes.types import WORKSPACE, Capability, Command, SandboxOptions
 from agentrl.sandboxes.workspace import (
@@ -185,6 +186,7 @@ class BwrapSandbox(Sandbox):
 
     async def _open(self, command: Command, sink: Sink) -> Process:
         assert self._place is not None
+        await self._make_room()
         arguments = [*self._arguments]
         for key, value in command.env.items():
             arguments += ["--setenv", key, value]
@@ -221,6 +223,18 @@ class BwrapSandbox(Sandbox):
             except OSError as error:
                 raise SandboxDied(f"bwrap cannot be started: {error}") from error
             return _BwrapProcess(process, os.dup(status), self._running, said)
+
+    async def _make_room(self) -> None:
+        """Commands that ended fill the limit of processes until init has taken their exit status.
+
+        bwrap ends before the first process of its namespace does, so that one is left to init,
+        which may take a second. So long the limit is higher, at most twice as high.
+        """
+        deadline = time.monotonic() + KILL_S
+        while self._group is not None and not self._group.make_room(self.limits.processes):
+            if time.monotonic() > deadline:
+                raise SandboxDied("this machine's init does not take the exit status of processes")
+            await asyncio.sleep(0.002)
 
     async def _was_oom(self, code: int) -> bool:
         if self._group is None:
