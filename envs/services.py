@@ -50,6 +50,11 @@ class EnvServices:
 
         return SandboxPools()
 
+    @property
+    def isolation(self) -> list[tuple[str, ...]]:
+        """The backends of the sandboxes that were used, and what each held."""
+        return self.sandboxes.isolation if "sandboxes" in vars(self) else []
+
     def close(self) -> None:
         """End the processes and sandboxes; a second call does nothing."""
         if "sandboxes" in vars(self):

@@ -8,7 +8,7 @@ episodes. docs/sandboxes.md says what each backend contains.
 """
 
 from agentrl.sandboxes.base import Sandbox, Snapshot
-from agentrl.sandboxes.choose import BACKENDS, make_sandbox
+from agentrl.sandboxes.choose import BACKENDS, make_sandbox, survey
 from agentrl.sandboxes.errors import (
     FileAccessError,
     FileTooLarge,
@@ -21,7 +21,7 @@ from agentrl.sandboxes.errors import (
     UnsupportedLimit,
 )
 from agentrl.sandboxes.pool import SandboxPool, SandboxPools
-from agentrl.sandboxes.probe import Probe, probe_sandboxes
+from agentrl.sandboxes.probe import Probe
 from agentrl.sandboxes.process import Process, Sink
 from agentrl.sandboxes.session import Session
 from agentrl.sandboxes.sync import SyncSandbox, SyncSession, run_sync
@@ -62,6 +62,6 @@ __all__ = [
     "SyncSession",
     "UnsupportedLimit",
     "make_sandbox",
-    "probe_sandboxes",
     "run_sync",
+    "survey",
 ]

@@ -43,8 +43,8 @@ class Sandbox(ABC):
     """A place where untrusted commands run.
 
     Use it with `async with`, or call `start` and `close`. All paths are paths in the sandbox;
-    relative ones begin at `workspace`. A backend defines `_start`, `_destroy`, `_exec`,
-    `kill_leftovers` and, if it can keep processes, `_open`; the rest builds on these.
+    relative ones begin at `workspace`. A backend defines `_start`, `_destroy`,
+    `kill_leftovers` and `_open`, or `_exec` if it keeps no processes; the rest builds on these.
     """
 
     name: ClassVar[str]
@@ -55,6 +55,8 @@ class Sandbox(ABC):
         self.workspace = WORKSPACE
         self.capabilities: frozenset[Capability] = frozenset()
         """What is really held here; known after `start`."""
+        self.mounts: dict[str, str] = {name: f"/mnt/{name}" for name in self.options.mounts}
+        """Where the folders of `SandboxOptions.mounts` are inside, by name."""
         self._state = "new"
         self._sessions: list[Session] = []
         self._snapshots = itertools.count()
@@ -76,9 +78,13 @@ class Sandbox(ABC):
         It runs in a thread, or when the process ends, so it must not need an event loop.
         """
 
-    @abstractmethod
     async def _exec(self, command: Command) -> ExecResult:
         """Run a command; SandboxDied if it cannot be known what came of it."""
+
+        def opened(sink: Sink) -> Awaitable[Process]:
+            return self._open(command, sink)
+
+        return await run(opened, command, self._was_oom)
 
     async def _open(self, command: Command, sink: Sink) -> Process:
         raise UnsupportedLimit(f"the backend {self.name} keeps no processes, so it has no sessions")
@@ -104,12 +110,19 @@ class Sandbox(ABC):
         done = False
         try:
             await self._start()
-            missing = sorted(set(self.options.require) - self.capabilities)
+            wanted = {*self.options.require, *["mounts"] * bool(self.mounts)}
+            missing = sorted(wanted - self.capabilities)
             if missing:
                 raise UnsupportedLimit(
                     f"the backend {self.name} does not hold {', '.join(missing)} on this machine, "
                     f"only {', '.join(sorted(self.capabilities)) or 'nothing'}"
                 )
+            for name, place in self.mounts.items():
+                if not (await self._script('[ -r "$1" ] && [ -x "$1" ]', place)).ok:
+                    raise SandboxStartError(
+                        f"the sandbox cannot read the folder {self.options.mounts[name]} of its "
+                        "mounts; it must exist, and every user must be allowed to read it"
+                    )
             done = True
         finally:
             if not done:
@@ -226,14 +239,6 @@ class Sandbox(ABC):
         self.num_execs += 1
         self.exec_s += result.duration_s
         return result
-
-    async def _run_opened(self, command: Command) -> ExecResult:
-        """`_exec` for backends that have `_open`."""
-
-        def opened(sink: Sink) -> Awaitable[Process]:
-            return self._open(command, sink)
-
-        return await run(opened, command, self._was_oom)
 
     async def _was_oom(self, code: int) -> bool:
         """True if a process was killed for memory since this was last asked."""

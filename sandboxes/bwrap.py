@@ -11,7 +11,8 @@ import functools
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,15 +21,17 @@ from agentrl.sandboxes.base import Sandbox
 from agentrl.sandboxes.cgroup import Group, Hierarchy
 from agentrl.sandboxes.errors import SandboxDied, SandboxStartError, SandboxUnavailable
 from agentrl.sandboxes.probe import find_bwrap, probe_bwrap
-from agentrl.sandboxes.process import LocalProcess, Process, Sink, in_thread
+from agentrl.sandboxes.process import KILL_S, LocalProcess, Process, Sink, in_thread
 from agentrl.sandboxes.seccomp import program
-from agentrl.sandboxes.types import WORKSPACE, Capability, Command, ExecResult, SandboxOptions
+from agentrl.sandboxes.types import WORKSPACE, Capability, Command, SandboxOptions
 from agentrl.sandboxes.workspace import (
+    PREPARING,
     SHARED_UID,
     Workspace,
     close_owner_folder,
     free_group_name,
     mount,
+    new_folder,
     owner_folder,
     reap,
     shared_copy,
@@ -37,6 +40,7 @@ from agentrl.sandboxes.workspace import (
 
 _INSIDE_ID: Final = "1000"
 _SHM_BYTES: Final = 64 << 20
+_SAID_BYTES: Final = 500
 _PASSWD: Final = "root:x:0:0::/root:/bin/sh\nsandbox:x:1000:1000::/tmp:/bin/bash\n"
 _ETC: Final = {
     "passwd": _PASSWD,
@@ -59,7 +63,7 @@ class Machine:
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What a sandbox holds with it."""
-        found: set[Capability] = {"contained", "sessions"}
+        found: set[Capability] = {"contained", "sessions", "mounts"}
         if self.hierarchy is not None:
             found |= {"memory", "processes", "cpu"}
         elif self.own_user:
@@ -69,13 +73,18 @@ class Machine:
         return frozenset(found)
 
 
-@functools.cache
 def machine() -> Machine:
     """Find out once per process; what dead processes left is removed on the way.
 
     Raises:
         SandboxUnavailable: bwrap is missing or may not make namespaces.
     """
+    with PREPARING:
+        return _machine()
+
+
+@functools.cache
+def _machine() -> Machine:
     path = find_bwrap()
     if path is None:
         raise SandboxUnavailable(
@@ -135,8 +144,7 @@ class BwrapSandbox(Sandbox):
         self._machine = machine()
         name = secrets.token_hex(8)
         try:
-            folder = owner_folder() / name
-            folder.mkdir(mode=0o711)
+            folder = new_folder(name)
             uid = None
             if self._machine.own_user:
                 # Without a control group the limit of processes counts per user.
@@ -147,6 +155,7 @@ class BwrapSandbox(Sandbox):
             base = self.options.base
             self._place = Workspace(folder, uid, base, self.limits, mounts=mounts)
             self._place.create()
+            shown = self._place.show(self.options.mounts)
             if self._machine.hierarchy is not None:
                 self._group = Group(self._machine.hierarchy, free_group_name(name))
                 self._group.create(self.limits)
@@ -155,7 +164,7 @@ class BwrapSandbox(Sandbox):
             (folder / "seccomp").write_bytes(program())
         except OSError as error:
             raise SandboxStartError(f"the sandbox's folder cannot be made: {error}") from error
-        self._arguments = tuple(_arguments(self._place, self.limits.disk_bytes))
+        self._arguments = tuple(_arguments(self._place, self.limits.disk_bytes, shown))
         bwrap = shared_copy(self._machine.bwrap) if uid is not None else self._machine.bwrap
         self._launch = _launch_line(self._machine, bwrap, self._uid, self._group, self)
 
@@ -175,11 +184,9 @@ class BwrapSandbox(Sandbox):
         if self._group is not None:
             await asyncio.to_thread(self._group.kill)
 
-    async def _exec(self, command: Command) -> ExecResult:
-        return await self._run_opened(command)
-
     async def _open(self, command: Command, sink: Sink) -> Process:
         assert self._place is not None
+        await self._make_room()
         arguments = [*self._arguments]
         for key, value in command.env.items():
             arguments += ["--setenv", key, value]
@@ -188,6 +195,13 @@ class BwrapSandbox(Sandbox):
             def keep(fd: int) -> int:
                 opened.callback(os.close, fd)
                 return fd
+
+            said = bytearray()
+
+            def listen(fd: int, data: bytes) -> None:
+                if fd == 2:
+                    said[:] = (said + data)[-_SAID_BYTES:]
+                sink(fd, data)
 
             status, told = map(keep, os.pipe2(os.O_NONBLOCK))
             filter_ = keep(os.open(self._place.folder / "seccomp", os.O_RDONLY))
@@ -200,7 +214,7 @@ class BwrapSandbox(Sandbox):
             try:
                 process = await LocalProcess.start(
                     [*self._launch, "--args", str(listed), "--", *command.argv],
-                    sink,
+                    listen,
                     cwd="/",
                     env={},
                     pass_fds=(told, filter_, listed),
@@ -208,7 +222,19 @@ class BwrapSandbox(Sandbox):
                 )
             except OSError as error:
                 raise SandboxDied(f"bwrap cannot be started: {error}") from error
-            return _BwrapProcess(process, os.dup(status), self._running)
+            return _BwrapProcess(process, os.dup(status), self._running, said)
+
+    async def _make_room(self) -> None:
+        """Commands that ended fill the limit of processes until init has taken their exit status.
+
+        bwrap ends before the first process of its namespace does, so that one is left to init,
+        which may take a second. So long the limit is higher, at most twice as high.
+        """
+        deadline = time.monotonic() + KILL_S
+        while self._group is not None and not self._group.make_room(self.limits.processes):
+            if time.monotonic() > deadline:
+                raise SandboxDied("this machine's init does not take the exit status of processes")
+            await asyncio.sleep(0.002)
 
     async def _was_oom(self, code: int) -> bool:
         if self._group is None:
@@ -239,10 +265,17 @@ class BwrapSandbox(Sandbox):
 class _BwrapProcess:
     """A command in namespaces; bwrap says on a pipe of its own how the command ended."""
 
-    def __init__(self, process: LocalProcess, status: int, running: "set[_BwrapProcess]") -> None:
+    def __init__(
+        self,
+        process: LocalProcess,
+        status: int,
+        running: "set[_BwrapProcess]",
+        said: bytearray,
+    ) -> None:
         self._process = process
         self._status = status
         self._running = running
+        self._said = said
         self._code: int | None = None
         running.add(self)
         self.write = process.write
@@ -256,7 +289,10 @@ class _BwrapProcess:
             self._code = code
             self._forget()
             if b'"exit-code"' not in told:
-                raise SandboxDied("bwrap ended before the command did")
+                said = self._said.decode(errors="replace").strip() or "nothing"
+                raise SandboxDied(
+                    f"bwrap ended with {code} before the command did; at last it said: {said}"
+                )
         return self._code
 
     def send_kill(self) -> None:
@@ -295,7 +331,7 @@ def _launch_line(
     return ("/bin/sh", "-c", f'{" ".join(steps)} "$0" "$@"', bwrap)
 
 
-def _arguments(place: Workspace, disk_bytes: int) -> list[str]:
+def _arguments(place: Workspace, disk_bytes: int, mounts: Mapping[str, Path]) -> list[str]:
     """The world of a command: /usr and a made-up /etc to read, two folders to write."""
     shm = str(min(_SHM_BYTES, disk_bytes))
     arguments = [
@@ -315,5 +351,7 @@ def _arguments(place: Workspace, disk_bytes: int) -> list[str]:
         arguments += ["--ro-bind", str(place.folder / file), f"/etc/{file}"]
     for file in _HOST_ETC:
         arguments += ["--ro-bind-try", f"/etc/{file}", f"/etc/{file}"]
+    for name, source in mounts.items():
+        arguments += ["--ro-bind", str(source), f"/mnt/{name}"]
     # bwrap's own root and /dev are tmpfs without a limit.
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]

@@ -1,5 +1,6 @@
 """From options to a sandbox."""
 
+import asyncio
 import functools
 import logging
 from collections.abc import Mapping
@@ -7,12 +8,12 @@ from typing import Final
 
 from agentrl.config.nearest import nearest
 from agentrl.config.references import load_reference
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandboxes.base import Sandbox
 from agentrl.sandboxes.docker import engine
 from agentrl.sandboxes.errors import SandboxUnavailable
-from agentrl.sandboxes.probe import probe_bwrap
-from agentrl.sandboxes.types import SandboxOptions
+from agentrl.sandboxes.probe import Probe, probe_bwrap
+from agentrl.sandboxes.types import DEFAULT_IMAGE, SandboxOptions
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +40,23 @@ def make_sandbox(options: SandboxOptions | None = None) -> Sandbox:
     if not (isinstance(found, type) and issubclass(found, Sandbox)):
         raise ConfigError(f"sandbox {name} is no subclass of Sandbox; name a class that is")
     return found(options)
+
+
+async def survey() -> tuple[Probe, ...]:
+    """What `auto` takes here, and what each backend that contains holds; each is started once."""
+    try:
+        chosen, works = await asyncio.to_thread(_found, DEFAULT_IMAGE), True
+    except SandboxUnavailable as error:
+        chosen, works = str(error), False
+    found = [Probe(name="auto", works=works, detail=chosen)]
+    for name in ("bwrap", "docker"):
+        try:
+            async with make_sandbox(SandboxOptions(backend=name)) as sandbox:
+                held = ", ".join(sorted(sandbox.capabilities))
+            found.append(Probe(name=name, works=True, detail=held))
+        except SandboxError as error:
+            found.append(Probe(name=name, works=False, detail=str(error)))
+    return tuple(found)
 
 
 @functools.cache

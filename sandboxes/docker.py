@@ -23,7 +23,7 @@ from agentrl.sandboxes.errors import SandboxDied, SandboxStartError, SandboxUnav
 from agentrl.sandboxes.owner import Owner
 from agentrl.sandboxes.process import DRAIN_S, KILL_S, Process, Sink, in_thread
 from agentrl.sandboxes.seccomp import profile
-from agentrl.sandboxes.types import WORKSPACE, Command, ExecResult, Limits, SandboxOptions
+from agentrl.sandboxes.types import WORKSPACE, Command, Limits, SandboxOptions
 
 T = TypeVar("T")
 
@@ -184,7 +184,7 @@ class DockerSandbox(Sandbox):
         except SandboxDied as error:
             raise SandboxStartError(str(error)) from error
         self.capabilities = frozenset(
-            {"contained", "memory", "processes", "cpu", "disk", "files", "sessions"}
+            {"contained", "memory", "processes", "cpu", "disk", "files", "sessions", "mounts"}
         )
         result = await self._script("touch /workspace /tmp && echo ok", timeout_s=20.0)
         if not result.ok:
@@ -203,8 +203,22 @@ class DockerSandbox(Sandbox):
             "user": "0:0",
             "working_dir": "/",
             "labels": {LABEL: str(Owner.this())},
-            "host_config": api.create_host_config(**_hardened(limits)),
+            "host_config": api.create_host_config(**_hardened(limits), mounts=self._mounts()),
         }
+
+    def _mounts(self) -> list[dict[str, Any]]:
+        """Folders of the engine's machine; one that is missing is an error and not made."""
+        return [
+            {
+                "Type": "bind",
+                "Source": str(source.absolute()),
+                "Target": self.mounts[name],
+                "ReadOnly": True,
+                # What is mounted below would not be read-only.
+                "BindOptions": {"NonRecursive": True},
+            }
+            for name, source in self.options.mounts.items()
+        ]
 
     def _destroy(self) -> None:
         if self._engine is not None:
@@ -226,9 +240,6 @@ class DockerSandbox(Sandbox):
         used = self._engine
         assert used is not None
         return await used.call(lambda: question(used.client.api))
-
-    async def _exec(self, command: Command) -> ExecResult:
-        return await self._run_opened(command)
 
     async def _open(self, command: Command, sink: Sink) -> Process:
         assert self._engine is not None

@@ -4,11 +4,13 @@ import asyncio
 import logging
 import shutil
 import tempfile
+from pathlib import Path
 
 from agentrl.sandboxes.base import Sandbox
 from agentrl.sandboxes.errors import SandboxDied
 from agentrl.sandboxes.process import LocalProcess, Process, Sink
-from agentrl.sandboxes.types import WORKSPACE, Command, ExecResult
+from agentrl.sandboxes.types import Command
+from agentrl.sandboxes.workspace import copy_tree
 
 _log = logging.getLogger(__name__)
 
@@ -17,20 +19,27 @@ class UnsafeLocalSandbox(Sandbox):
     """Commands run as this user, with this machine's files and network."""
 
     name = "unsafe-local"
+    _home: Path | None = None
 
     async def _start(self) -> None:
         _log.warning("the sandbox unsafe-local contains nothing: commands run as this user")
-        self.workspace = await asyncio.to_thread(tempfile.mkdtemp, prefix="agentrl-unsafe-")
-        self.capabilities = frozenset({"sessions"})
+        self._home = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="agentrl-unsafe-"))
+        self.workspace = str(self._home / "workspace")
+        await asyncio.to_thread(self._make)
+        self.capabilities = frozenset({"sessions", "mounts"})
         if self.options.base is not None:
             await self.upload(self.options.base)
 
-    def _destroy(self) -> None:
-        if self.workspace != WORKSPACE:
-            shutil.rmtree(self.workspace, ignore_errors=True)
+    def _make(self) -> None:
+        """The workspace, and copies instead of mounts: what is written there is not passed on."""
+        Path(self.workspace).mkdir()
+        for name, source in self.options.mounts.items():
+            self.mounts[name] = f"{self.workspace}-{name}"
+            copy_tree(source, Path(self.mounts[name]))
 
-    async def _exec(self, command: Command) -> ExecResult:
-        return await self._run_opened(command)
+    def _destroy(self) -> None:
+        if self._home is not None:
+            shutil.rmtree(self._home, ignore_errors=True)
 
     async def _open(self, command: Command, sink: Sink) -> Process:
         try:

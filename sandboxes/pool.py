@@ -100,6 +100,8 @@ class SandboxPool:
         self._lock = threading.Lock()
         self._idle: list[Sandbox] = []
         self._closed = False
+        self.isolation: tuple[str, ...] = ()
+        """The backend of its sandboxes and what they hold; known after the first start."""
         self._sums = {name: _Sum() for name in ("queue", "start", "reset", "exec")}
 
     def acquire(
@@ -174,6 +176,7 @@ class SandboxPool:
             sandbox = await asyncio.to_thread(make_sandbox, self.options)
             await sandbox.start()
             self._add("start", time.monotonic() - began)
+            self.isolation = (sandbox.name, *sorted(sandbox.capabilities))
             return sandbox
 
     async def _give_back(self, sandbox: Sandbox) -> None:
@@ -217,6 +220,12 @@ class SandboxPools:
     ) -> AbstractAsyncContextManager[Sandbox]:
         """A sandbox of these options, as `SandboxPool.acquire`."""
         return self.pool(options).acquire(queue_timeout_s=queue_timeout_s)
+
+    @property
+    def isolation(self) -> list[tuple[str, ...]]:
+        """What isolated the commands so far: backends and what each held."""
+        with self._lock:
+            return sorted({p.isolation for p in self._pools.values() if p.isolation})
 
     async def close(self) -> None:
         """Close all of them."""

@@ -1,19 +1,12 @@
-"""Which sandboxes work on this machine: each is tried, not only looked for."""
+"""Whether bwrap works on this machine: it is tried, not only looked for."""
 
 import importlib.util
-import os
-import re
 import shutil
-import socket
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
 _TIMEOUT_S = 5.0
-_DOCKER_SOCKET = "/var/run/docker.sock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +16,7 @@ class Probe:
     name: str
     works: bool
     detail: str
-    """The version or place, or why it does not work."""
-
-
-def probe_sandboxes(environ: Mapping[str, str] | None = None) -> tuple[Probe, ...]:
-    """Try every sandbox; takes at most some seconds and never raises."""
-    return (probe_bwrap(), probe_docker(os.environ if environ is None else environ))
+    """What it holds or where it is, or why it does not work."""
 
 
 def probe_bwrap(binary: str | None = None) -> Probe:
@@ -58,31 +46,3 @@ def find_bwrap() -> str | None:
         return None
     bundled = Path(spec.origin).parent / "_bin" / "bwrap"
     return str(bundled) if bundled.is_file() else None
-
-
-def probe_docker(environ: Mapping[str, str]) -> Probe:
-    """Ask the Docker daemon for its version."""
-    host = environ.get("DOCKER_HOST", f"unix://{_DOCKER_SOCKET}")
-    try:
-        with _client(host) as client:
-            answer = client.get("/version").raise_for_status()
-            version = re.search(r'"Version"\s*:\s*"([^"]+)"', answer.text)
-    except (httpx.HTTPError, OSError) as error:
-        return Probe(name="docker", works=False, detail=f"{host}: {error}")
-    return Probe(
-        name="docker", works=True, detail=f"{version[1] if version else 'unknown'} at {host}"
-    )
-
-
-def _client(host: str) -> httpx.Client:
-    kind, _, place = host.partition("://")
-    if kind == "unix":
-        # httpx leaves its socket open when there is nobody to connect to.
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(_TIMEOUT_S)
-            probe.connect(place)
-        transport = httpx.HTTPTransport(uds=place)
-        return httpx.Client(transport=transport, base_url="http://docker", timeout=_TIMEOUT_S)
-    if kind in ("tcp", "http"):
-        return httpx.Client(base_url=f"http://{place}", timeout=_TIMEOUT_S)
-    raise OSError(f"a {kind} address is not supported, expected unix:// or tcp://")

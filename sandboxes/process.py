@@ -143,6 +143,9 @@ class LocalProcess(asyncio.SubprocessProtocol):
             pass_fds: descriptors that it inherits.
             wrapped: it only waits for the program that matters, so interrupts are not for it.
         """
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # As in what a script starts with `&`; a child would inherit that and hear no interrupt.
+            argv = ("/usr/bin/env", "--default-signal=INT", *argv)
         loop = asyncio.get_running_loop()
         _, process = await loop.subprocess_exec(
             lambda: cls(sink, wrapped=wrapped),

@@ -3,16 +3,16 @@
 import asyncio
 import functools
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from agentrl.sandboxes.base import Sandbox, Snapshot
+from agentrl.sandboxes.base import Sandbox
 from agentrl.sandboxes.choose import make_sandbox
 from agentrl.sandboxes.session import Session, SessionKind
-from agentrl.sandboxes.types import Entry, ExecResult, SandboxOptions
+from agentrl.sandboxes.types import SandboxOptions
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -33,20 +33,30 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         raise
 
 
+def _blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """The method of the same name, awaited."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        # By its name: a backend may have one of its own.
+        own: Callable[P, Coroutine[Any, Any, T]] = getattr(self.behind, method.__name__)
+        return run_sync(own(*args, **kwargs))
+
+    return call
+
+
 class SyncSandbox:
-    """A sandbox whose methods block; `sandbox` is the one behind it."""
+    """A sandbox whose methods block; `behind` is the one that they are of."""
 
     def __init__(self, options: SandboxOptions | None = None) -> None:
-        self.sandbox: Sandbox = make_sandbox(options)
+        self.behind: Sandbox = make_sandbox(options)
 
     def start(self) -> Self:
         """As `Sandbox.start`."""
-        run_sync(self.sandbox.start())
+        run_sync(self.behind.start())
         return self
-
-    def close(self) -> None:
-        """As `Sandbox.close`."""
-        run_sync(self.sandbox.close())
 
     def __enter__(self) -> Self:
         return self.start()
@@ -59,66 +69,27 @@ class SyncSandbox:
     ) -> None:
         self.close()
 
-    def exec(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        cwd: str = "",
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        timeout_s: float | None = None,
-    ) -> ExecResult:
-        """As `Sandbox.exec`."""
-        call = self.sandbox.exec(cmd, cwd=cwd, env=env, stdin=stdin, timeout_s=timeout_s)
-        return run_sync(call)
-
-    def read_file(self, path: str) -> bytes:
-        """As `Sandbox.read_file`."""
-        return run_sync(self.sandbox.read_file(path))
-
-    def write_file(self, path: str, data: bytes) -> None:
-        """As `Sandbox.write_file`."""
-        run_sync(self.sandbox.write_file(path, data))
-
-    def list_dir(self, path: str = "") -> tuple[Entry, ...]:
-        """As `Sandbox.list_dir`."""
-        return run_sync(self.sandbox.list_dir(path))
-
-    def upload(self, source: str | Path, target: str = "") -> None:
-        """As `Sandbox.upload`."""
-        run_sync(self.sandbox.upload(source, target))
-
-    def download(self, source: str, target: str | Path) -> None:
-        """As `Sandbox.download`."""
-        run_sync(self.sandbox.download(source, target))
-
-    def snapshot(self) -> Snapshot:
-        """As `Sandbox.snapshot`."""
-        return run_sync(self.sandbox.snapshot())
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """As `Sandbox.restore`."""
-        run_sync(self.sandbox.restore(snapshot))
-
-    def reset(self) -> None:
-        """As `Sandbox.reset`."""
-        run_sync(self.sandbox.reset())
+    close = _blocking(Sandbox.close)
+    exec = _blocking(Sandbox.exec)
+    read_file = _blocking(Sandbox.read_file)
+    write_file = _blocking(Sandbox.write_file)
+    list_dir = _blocking(Sandbox.list_dir)
+    upload = _blocking(Sandbox.upload)
+    download = _blocking(Sandbox.download)
+    snapshot = _blocking(Sandbox.snapshot)
+    restore = _blocking(Sandbox.restore)
+    reset = _blocking(Sandbox.reset)
 
     def session(self, kind: SessionKind = "bash") -> "SyncSession":
         """As `Sandbox.session`."""
-        return SyncSession(run_sync(self.sandbox.session(kind)))
+        return SyncSession(run_sync(self.behind.session(kind)))
 
 
 class SyncSession:
     """A session whose methods block."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self.behind = session
 
-    def run(self, code: str, *, timeout_s: float = 60.0) -> ExecResult:
-        """As `Session.run`."""
-        return run_sync(self._session.run(code, timeout_s=timeout_s))
-
-    def close(self) -> None:
-        """As `Session.close`."""
-        run_sync(self._session.close())
+    run = _blocking(Session.run)
+    close = _blocking(Session.close)

@@ -1,7 +1,8 @@
 """What a sandbox is asked for and what it answers."""
 
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -10,13 +11,14 @@ from agentrl.config import Config
 Status: TypeAlias = Literal["exited", "timeout", "oom", "signalled"]
 Kind: TypeAlias = Literal["file", "folder", "link", "other"]
 Capability: TypeAlias = Literal[
-    "contained", "memory", "processes", "cpu", "disk", "files", "sessions", "overlay"
+    "contained", "memory", "processes", "cpu", "disk", "files", "sessions", "mounts", "overlay"
 ]
 """What a backend holds on this machine.
 
 contained: own file system, processes, network and users; seccomp. memory, processes, cpu: of all
 processes together. disk, files: bytes and inodes that can be written in all. sessions: processes
-that live from call to call. overlay: snapshot and reset without copying the base.
+that live from call to call. mounts: folders of this machine to read. overlay: snapshot and reset
+without copying the base.
 """
 
 WORKSPACE: Final = "/workspace"
@@ -48,6 +50,10 @@ class SandboxOptions(Config):
     )
     image: str = Field(default=DEFAULT_IMAGE, description="of the backend docker")
     base: str | None = Field(default=None, description="a folder that /workspace begins as")
+    mounts: dict[Annotated[str, Field(pattern=r"^\w[\w.-]*$")], Path] = Field(
+        default_factory=dict[str, Path],
+        description="folders of this machine that are read-only inside, by name",
+    )
     env: dict[str, str] = Field(default_factory=dict, description="environment of every command")
     limits: Limits = Field(default_factory=Limits)
     require: tuple[Capability, ...] = Field(

@@ -6,17 +6,17 @@ SANDBOX/disk/         as root a tmpfs: the limit of bytes and files
 SANDBOX/disk/tmp      the sandbox's /tmp
 SANDBOX/disk/upper    of the overlay over the base, and its work folder
 SANDBOX/workspace     the overlay; without mounts, a plain folder
+SANDBOX/mounts/NAME   as root a folder of the machine, wherever it lies
 """
 
 import ctypes
 import errno
 import functools
 import os
-import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +27,12 @@ from agentrl.sandboxes.types import Limits
 
 SHARED_UID: Final = 0x5A0B0000
 """The user of the sandboxes where a control group keeps them apart."""
-_COPYING: Final = threading.Lock()
+PREPARING: Final = threading.RLock()
+"""Held while the folder of this process is filled or removed: the end of the last sandbox takes
+away what the start of the next one needs.
+"""
 _SHARED: Final = ("bases", "bin", "bin-new", "probe")
-_NOSUID, _NODEV, _DETACH = 2, 4, 2
+_READ_ONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _DETACH = 1, 2, 4, 32, 4096, 2
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -54,12 +57,31 @@ def owner_folder() -> Path:
     return folder
 
 
+def new_folder(sandbox: str) -> Path:
+    """A folder for a sandbox; from here on the folder of this process stays."""
+    with PREPARING:
+        folder = owner_folder() / sandbox
+        folder.mkdir(mode=0o711)
+        return folder
+
+
 def mount(kind: str, place: Path, options: str) -> None:
     """Mount a file system; the error is an OSError."""
-    data = options.encode()
-    if _libc.mount(b"agentrl", os.fsencode(place), kind.encode(), _NOSUID | _NODEV, data):
+    _mount(b"agentrl", place, kind.encode(), 0, options.encode())
+
+
+def _mount(source: bytes, place: Path, kind: bytes, flags: int, options: bytes) -> None:
+    if _libc.mount(source, os.fsencode(place), kind, flags | _NOSUID | _NODEV, options):
         code = ctypes.get_errno()
-        raise OSError(code, f"mounting a {kind}: {os.strerror(code)}", str(place))
+        what = kind.decode() or source.decode(errors="replace")
+        raise OSError(code, f"mounting {what}: {os.strerror(code)}", str(place))
+
+
+def _bind(source: Path, place: Path) -> None:
+    """Show a folder at another place, to read; what is mounted below it is not shown."""
+    place.mkdir(parents=True)
+    _mount(os.fsencode(source.absolute()), place, b"", _BIND, b"")
+    _mount(b"", place, b"", _BIND | _REMOUNT | _READ_ONLY, b"")
 
 
 def unmount(place: Path) -> None:
@@ -70,9 +92,16 @@ def unmount(place: Path) -> None:
             raise OSError(code, f"unmounting: {os.strerror(code)}", str(place))
 
 
+def unmount_all(sandbox: Path) -> None:
+    """Take away all that may be mounted in a sandbox's folder."""
+    for place in (sandbox / "workspace", sandbox / "disk", *sandbox.glob("mounts/*")):
+        unmount(place)
+
+
 def remove_tree(place: Path) -> None:
     """Remove a folder whatever is in it; Python's own way recurses too deeply for a hostile one."""
-    subprocess.run(["rm", "-rf", "--", str(place)], check=False, stderr=subprocess.DEVNULL)
+    command = ["rm", "-rf", "--one-file-system", "--", str(place)]
+    subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
 
 
 class Workspace:
@@ -102,16 +131,24 @@ class Workspace:
         self._own(self.tmp)
         if not self._mounts:
             if self._base is not None:
-                _copy(Path(self._base), self.files)
+                copy_tree(Path(self._base), self.files)
             self._own(self.files)
             return
         if upper is None:
             self._own(self._upper)
         else:
-            _copy(upper, self._upper)
+            copy_tree(upper, self._upper)
         (self._disk / "work").mkdir()
         layers = f"lowerdir={self._lower()},upperdir={self._upper},workdir={self._disk}/work"
         mount("overlay", self.files, layers)
+
+    def show(self, mounts: Mapping[str, Path]) -> dict[str, Path]:
+        """Where bwrap, as the sandbox's user, finds folders that may lie in private ones."""
+        if not self._mounts:
+            return dict(mounts)
+        for name, source in mounts.items():
+            _bind(source, self.folder / "mounts" / name)
+        return {name: self.folder / "mounts" / name for name in mounts}
 
     def recreate(self, upper: Path | None) -> None:
         """Throw away what is there and create it anew."""
@@ -120,7 +157,7 @@ class Workspace:
 
     def save(self, place: Path) -> None:
         """Copy what was written over the base."""
-        _copy(self._upper, place)
+        copy_tree(self._upper, place)
 
     def clear(self) -> None:
         """Take away what `create` made, but for the folder itself."""
@@ -134,6 +171,7 @@ class Workspace:
     def remove(self) -> None:
         """Take everything away."""
         self.clear()
+        unmount_all(self.folder)
         remove_tree(self.folder)
 
     def _own(self, place: Path) -> None:
@@ -150,14 +188,19 @@ class Workspace:
         return empty
 
 
-@functools.cache
 def prepared_base(base: str, uid: int | None) -> Path:
     """A copy of a base folder that belongs to the sandboxes' user, made once per process."""
+    with PREPARING:
+        return _prepared_base(base, uid)
+
+
+@functools.cache
+def _prepared_base(base: str, uid: int | None) -> Path:
     bases = owner_folder() / "bases"
     bases.mkdir(mode=0o711, exist_ok=True)
     copy = Path(tempfile.mkdtemp(dir=bases))
     try:
-        _copy(Path(base), copy)
+        copy_tree(Path(base), copy)
     except SandboxStartError:
         remove_tree(copy)
         raise
@@ -166,7 +209,7 @@ def prepared_base(base: str, uid: int | None) -> Path:
     return copy
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_tree(source: Path, target: Path) -> None:
     """Copy a folder with all attributes: an overlay marks what is deleted by devices and xattrs."""
     done = subprocess.run(
         ["cp", "-a", "--reflink=auto", "-T", str(source), str(target)],
@@ -181,9 +224,10 @@ def _copy(source: Path, target: Path) -> None:
 def close_owner_folder() -> None:
     """Remove this process's folder when its last sandbox is closed."""
     folder = _owner_folder(os.getpid())
-    if not sandboxes_in(folder):
-        prepared_base.cache_clear()
-        remove_tree(folder)
+    with PREPARING:
+        if not sandboxes_in(folder):
+            _prepared_base.cache_clear()
+            remove_tree(folder)
 
 
 def owners() -> Iterator[tuple[Owner, Path]]:
@@ -211,8 +255,7 @@ def reap() -> int:
             for name in hierarchy.groups(f"{owner.pid}-{owner.started}-"):
                 Group(hierarchy, name).remove()
         for name in names:
-            for place in ("workspace", "disk"):
-                unmount(folder / name / place)
+            unmount_all(folder / name)
         remove_tree(folder)
         count += len(names)
     return count
@@ -235,11 +278,14 @@ def shared_copy(program: str) -> str:
     # The wheel's program looks for its library two folders above itself.
     site = path.parents[2]
     target = owner_folder() / "bin"
-    with _COPYING:
+    with PREPARING:
         if not target.is_dir():
             fresh = target.with_name("bin-new")
+            fresh.mkdir(exist_ok=True)
             for name in (path.parents[1].name, f"{path.parents[1].name}.libs"):
                 if (site / name).is_dir():
-                    shutil.copytree(site / name, fresh / name, dirs_exist_ok=True)
+                    # Not by this process: a child that another thread forks meanwhile would hold
+                    # the program open for writing, and then it cannot be run.
+                    copy_tree(site / name, fresh / name)
             fresh.rename(target)
     return str(target / path.relative_to(site))

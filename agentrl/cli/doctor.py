@@ -16,7 +16,7 @@ import psutil
 from agentrl.cli.command import Arguments, Command, JsonOption, print_json
 from agentrl.config.plain import as_mapping
 from agentrl.runs.disk import free_bytes
-from agentrl.sandboxes import probe_sandboxes
+from agentrl.sandboxes import run_sync, survey
 
 _PACKAGES = ("agentrl", "torch", "transformers", "gymnasium", "numpy", "pydantic", "tokenizers")
 _ENGINES: Mapping[str, tuple[str, ...]] = {
@@ -59,7 +59,7 @@ def examine() -> dict[str, dict[str, object]]:
         "machine": _machine(),
         "torch": _torch(),
         "engines": engines,
-        "sandboxes": {probe.name: asdict(probe) for probe in probe_sandboxes()},
+        "sandboxes": {probe.name: asdict(probe) for probe in run_sync(survey())},
         "places": _places(),
     }
 
@@ -78,7 +78,7 @@ def _shown(fact: object) -> str:
     if table is None:
         return "not installed" if fact is None else str(fact)
     if "works" in table:
-        return f"{'works' if table['works'] else 'not found'}: {table['detail']}"
+        return f"{'works' if table['works'] else 'not usable'}: {table['detail']}"
     return ", ".join(f"{name} ({count})" for name, count in table.items())
 
 

@@ -70,6 +70,7 @@ class Controller:
         self._parts = parts
         self._store = store
         self._display = display
+        self._isolation: list[tuple[str, ...]] = []
         self.version = 0
         """The policy version that the engine serves: +1 for each published update."""
         scale = parts.config.trainer.scale_by_std
@@ -109,6 +110,10 @@ class Controller:
             seed=parts.config.seed,
             step=number,
         )
+        if (isolation := parts.services.isolation) != self._isolation:
+            self._isolation = isolation
+            found = [{"backend": name, "holds": held} for name, *held in isolation]
+            self._store.event("isolation", step=number, sandboxes=found)
         warning = unused_tools(collected, parts.envs)
         if warning is not None:
             self._display.warn(warning)

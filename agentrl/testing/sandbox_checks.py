@@ -15,7 +15,14 @@ from typing import Final
 
 import psutil
 
-from agentrl.sandboxes import FileAccessError, FileTooLarge, Sandbox, SandboxClosed
+from agentrl.errors import SandboxError
+from agentrl.sandboxes import (
+    FileAccessError,
+    FileTooLarge,
+    Sandbox,
+    SandboxClosed,
+    UnsupportedLimit,
+)
 
 Check = Callable[[Sandbox], Awaitable[None]]
 
@@ -148,6 +155,52 @@ async def trees_are_copied(sandbox: Sandbox) -> None:
         assert (target / "new").read_text() == "more\n"
 
 
+async def mounts_can_only_be_read(sandbox: Sandbox) -> None:
+    """A folder of this machine is seen inside, also below a private one, and never changes."""
+    with tempfile.TemporaryDirectory() as here:
+        source = _writable_folder(Path(here, "shown"))
+        options = sandbox.options.model_copy(update={"mounts": {"data.1": source}})
+        other = type(sandbox)(options)
+        if "mounts" not in sandbox.capabilities:
+            assert isinstance(await _error(other.start()), UnsupportedLimit)
+            return
+        async with other:
+            place = other.mounts["data.1"]
+            for script in (
+                "echo x >{}/inner/file",
+                "touch {}/new",
+                "rm {}/inner/file",
+                "mv {}/inner {}/moved",
+                "chmod 700 {}/inner",
+                "umount {}",
+                "mount -o remount,rw {}; echo x >{}/inner/file",
+            ):
+                done = await other.exec(script.replace("{}", place))
+                assert "contained" not in sandbox.capabilities or not done.ok
+            await other.reset()
+            if "contained" in sandbox.capabilities:
+                assert await other.read_file(f"{place}/inner/file") == b"as it was\n"
+            assert await other.list_dir() == ()
+        _assert_untouched(source)
+        missing = options.model_copy(update={"mounts": {"data": source / "missing"}})
+        assert isinstance(await _error(type(sandbox)(missing).start()), SandboxError)
+
+
+def _writable_folder(place: Path) -> Path:
+    inner = place / "inner"
+    inner.mkdir(parents=True)
+    (inner / "file").write_text("as it was\n")
+    for path in (place, inner, inner / "file"):
+        path.chmod(0o777)
+    return place
+
+
+def _assert_untouched(place: Path) -> None:
+    assert [path.name for path in place.iterdir()] == ["inner"]
+    assert (place / "inner" / "file").read_text() == "as it was\n"
+    assert (place / "inner").stat().st_mode & 0o777 == 0o777
+
+
 async def states_are_kept_and_restored(sandbox: Sandbox) -> None:
     """Snapshot, restore, fork and reset of the workspace, deleted files included."""
     await sandbox.exec("mkdir old; echo 1 >old/file; echo x >/tmp/scratch")
@@ -249,6 +302,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     files_come_and_go,
     a_full_disk_loses_nothing,
     trees_are_copied,
+    mounts_can_only_be_read,
     states_are_kept_and_restored,
     bash_sessions_keep_their_state,
     python_sessions_keep_their_state,

@@ -26,7 +26,7 @@ class RemoteSandbox(Sandbox):
     async def _start(self) -> None:
         made = await self._ask("POST", "/sandboxes", self.limits.model_dump())
         self._box = f"/sandboxes/{made['id']}"
-        self.capabilities = frozenset(made["capabilities"])
+        self.capabilities = frozenset(made["capabilities"]) - {"mounts"}
         if self.options.base is not None:
             await self.upload(self.options.base)
 

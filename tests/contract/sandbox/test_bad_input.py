@@ -1,5 +1,6 @@
 """What is wrong with a machine or a wish is said in one sentence, and leaves nothing behind."""
 
+import json
 import os
 import subprocess
 import sys
@@ -19,17 +20,21 @@ from agentrl.sandboxes import (
 from agentrl.sandboxes import bwrap as bwrap_module
 from agentrl.sandboxes.bwrap import Machine, machine
 from agentrl.sandboxes.docker import engine
-from agentrl.sandboxes.leftovers import find_sandboxes
+from agentrl.sandboxes.leftovers import Found, find_sandboxes
 
 pytestmark = pytest.mark.sandbox
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """Beside what the other tests share."""
-    before = find_sandboxes()
+    """Beside what the other tests share, and what other processes have."""
+    before = _found()
     yield
-    assert find_sandboxes() == before
+    assert _found() == before
+
+
+def _found() -> set[Found]:
+    return {f for f in find_sandboxes() if f.pid == os.getpid() or f.is_left_over}
 
 
 AS_NOBODY = """
@@ -74,7 +79,7 @@ def test_bwrap_as_a_plain_user_holds_less_and_says_so() -> None:
         pytest.skip("no Python of this machine may be used by other users")
     done = run(python, AS_NOBODY)
     assert not done.returncode, done.stderr
-    held = '["contained", "sessions"], "the backend bwrap does not hold memory on this machine'
+    held = '["contained", "mounts", "sessions"], "the backend bwrap does not hold memory on this'
     assert held in done.stdout
 
 
@@ -124,3 +129,8 @@ def test_training_runs_in_sandboxes(
     arguments += ["--steps=1", "--name=short", "--tasks-per-step=2", "--group-size=2"]
     arguments += ["--warm-start.updates=2", "--warm-start.batch=4"]
     assert main(arguments) == 0
+    events = [json.loads(line) for line in Path("runs/short/events.jsonl").read_text().splitlines()]
+    (isolated,) = (event for event in events if event["event"] == "isolation")
+    (used,) = isolated["sandboxes"]
+    assert used["backend"] == backend_name
+    assert {"contained", "memory"} <= set(used["holds"])

@@ -15,6 +15,7 @@ from agentrl.testing.sandbox_checks import CHECKS
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.bwrap]
 FOLDER = Path(__file__).parents[3] / "examples" / "remote_sandbox"
+SLOW = ("cancelling_ends_the_command", "states_are_kept_and_restored", "many_commands_at_once")
 SOME = (
     "fork bomb",
     "many files",
@@ -44,7 +45,8 @@ async def options(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SandboxOptio
 async def test_it_passes_the_suites(options: SandboxOptions) -> None:
     with Arena() as arena:
         async with make_sandbox(options) as sandbox:
-            for check in CHECKS:
+            # The others wait for timeouts, which the server's own sandboxes have been tested for.
+            for check in (check for check in CHECKS if check.__name__ not in SLOW):
                 await check(sandbox)
                 await sandbox.reset()
             for attack in ATTACKS:

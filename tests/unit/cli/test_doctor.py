@@ -1,14 +1,13 @@
 import json
-import os
-import socket
-import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from agentrl.cli.dispatch import main
 from agentrl.cli.doctor import examine, render
-from agentrl.sandboxes.probe import probe_bwrap, probe_docker, probe_sandboxes
+from agentrl.sandboxes import BACKENDS, run_sync, survey
+from agentrl.sandboxes.probe import probe_bwrap
 
 
 def test_doctor_shows_what_there_is(
@@ -20,7 +19,7 @@ def test_doctor_shows_what_there_is(
     assert list(report) == ["versions", "machine", "torch", "engines", "sandboxes", "places"]
     assert report["engines"]["scripted"]["works"] is True
     assert report["versions"]["numpy"]
-    assert set(report["sandboxes"]) == {"bwrap", "docker"}
+    assert set(report["sandboxes"]) == {"auto", "bwrap", "docker"}
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert "  devices       cpu (1)\n" in text
@@ -52,35 +51,21 @@ def test_bwrap_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert probe_bwrap().detail.startswith("no bwrap on PATH")
 
 
-def test_docker_is_asked_for_its_version(tmp_path: Path) -> None:
-    path = os.path.relpath(tmp_path / "d.sock")
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(path)
-    server.listen()
-    body = b'{"Version": "20.10"}'
+def test_each_sandbox_says_what_it_holds_or_why_it_does_not_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    monkeypatch.setenv("PATH", "/no/such/folder")
 
-    def answer() -> None:
-        server.accept()[0].close()
-        connection, _ = server.accept()
-        with connection:
-            connection.recv(4096)
-            head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n"
-            connection.sendall(head.encode() + body)
+    def found_bwrap(image: str) -> str:
+        return "bwrap"
 
-    thread = threading.Thread(target=answer)
-    thread.start()
-    probe = probe_docker({"DOCKER_HOST": f"unix://{path}"})
-    thread.join()
-    server.close()
-    assert probe.works
-    assert probe.detail == f"20.10 at unix://{path}"
-
-
-@pytest.mark.parametrize("host", ["unix:///nowhere.sock", "ssh://x", "tcp://127.0.0.1:1"])
-def test_docker_that_does_not_answer_is_not_there(host: str) -> None:
-    assert not probe_docker({"DOCKER_HOST": host}).works
-
-
-def test_every_sandbox_is_probed() -> None:
-    probes = probe_sandboxes({"DOCKER_HOST": "unix:///nowhere.sock"})
-    assert [probe.name for probe in probes] == ["bwrap", "docker"]
+    monkeypatch.setattr("agentrl.sandboxes.choose._found", found_bwrap)
+    monkeypatch.setitem(
+        cast("dict[str, str]", BACKENDS), "bwrap", "agentrl.sandboxes.local:UnsafeLocalSandbox"
+    )
+    found = {probe.name: (probe.works, probe.detail) for probe in run_sync(survey())}
+    assert found["auto"] == (True, "bwrap")
+    assert found["bwrap"] == (True, "mounts, sessions")
+    assert not found["docker"][0]
+    assert found["docker"][1].startswith("no Docker engine answers at unix:///nowhere.sock")

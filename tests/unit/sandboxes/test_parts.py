@@ -1,6 +1,8 @@
 import os
+import signal
 import struct
 import subprocess
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.sandboxes import Limits
+from agentrl.sandboxes import Limits, workspace
 from agentrl.sandboxes.capture import Capture
 from agentrl.sandboxes.cgroup import Group, Hierarchy
 from agentrl.sandboxes.owner import Owner
+from agentrl.sandboxes.process import LocalProcess
 from agentrl.sandboxes.seccomp import DENIED, profile, program
 from agentrl.sandboxes.session import Output
 
@@ -169,3 +172,43 @@ def test_the_filter_denies_what_it_lists_and_nothing_else(
     assert _decide(filter_, arch, 0x40000000) == 0x00050026
     assert program("riscv64") == b""
     assert '"ptrace"' in profile()
+
+
+def test_the_last_end_takes_nothing_from_a_start_beside_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The folder of the process goes with its last sandbox, and another begins at that moment."""
+
+    def ours(pid: int) -> Path:
+        return tmp_path / "all" / "ours"
+
+    monkeypatch.setattr(workspace, "_owner_folder", ours)
+    workspace.owner_folder()
+    made: list[Path] = []
+    start = threading.Thread(target=lambda: made.append(workspace.new_folder("next")))
+
+    def empty(folder: Path) -> tuple[Path, ...]:
+        start.start()
+        start.join(0.2)
+        return ()
+
+    monkeypatch.setattr(workspace, "sandboxes_in", empty)
+    workspace.close_owner_folder()
+    start.join()
+    assert made[0].is_dir()
+
+
+async def test_a_command_hears_interrupts_where_this_process_does_not() -> None:
+    heard: list[bytes] = []
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = await LocalProcess.start(
+            ["bash", "-c", "trap 'echo heard; exit' INT; kill -INT $$; echo deaf"],
+            lambda fd, data: heard.append(data),
+            cwd="/",
+            env={},
+        )
+        await process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert b"".join(heard) == b"heard\n"
