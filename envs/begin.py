@@ -13,7 +13,7 @@ from agentrl.types import Message, Task
 if TYPE_CHECKING:
     from agentrl.envs.toolenv import ToolEnv
 
-_TRAVELLING = ("system", "max_turns", "tool_timeout_s", "hook_timeout_s", "grace_s")
+_TRAVELLING = ("system", "max_turns", "warn_turns", "tool_timeout_s", "hook_timeout_s", "grace_s")
 """Attributes that an instance may have changed."""
 
 
@@ -52,6 +52,7 @@ def _rules(env: "ToolEnv", declared: Declaration, tokenizer: TextTokenizer | Non
         max_turns=env.max_turns,
         tool_timeout_s=env.tool_timeout_s,
         max_tool_tokens=env.max_tool_tokens,
+        warn_turns=env.warn_turns,
         tokenizer=tokenizer,
         pool=lambda: env.services.tool_pool,
     )

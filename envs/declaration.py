@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from agentrl.config import Config
 from agentrl.config.nearest import nearest
-from agentrl.envs.tasks import GeneratedTasks, ListedTasks, TaskSource, listed_tasks
+from agentrl.envs.tasks import GeneratedTasks, Tasks, TaskSource, listed_tasks
 from agentrl.errors import ConfigError
 from agentrl.tools import ToolSpec, tool_spec, tools_of, unique_tools
 from agentrl.types import Task
@@ -28,9 +28,8 @@ class Declaration:
     """The parts of a class that are the same for all of its instances."""
 
     tools: Mapping[str, ToolSpec]
-    listed: ListedTasks
-    """Without splits where tasks are made."""
-    make_task: Callable[[np.random.Generator, str, Config], Task] | None
+    source: Callable[[Config], TaskSource]
+    """Where its tasks come from, by its parameters."""
     verifier: Verifier | None
     hooks: frozenset[str]
     """The hooks that the class defines; the others need not be called."""
@@ -63,14 +62,10 @@ def _declare(cls: "type[ToolEnv]") -> Declaration:
         raise ConfigError(f"{name}.isolation is {cls.isolation!r}, expected 'none' or 'process'")
     if not callable(cls.context):
         raise ConfigError(f"{name}.context is {cls.context!r}, expected a context policy")
-    if (cls.tasks is None) == (not hasattr(cls, "make_task")):
-        both = "both tasks and make_task" if cls.tasks is not None else "no tasks"
-        raise ConfigError(f"{name} has {both}; give it either tasks or make_task(rng, split)")
     return Declaration(
         verifier=None if cls.verifier is None else resolve_verifier(cls.verifier),
         tools={spec.name: spec for spec in _all_tools(cls)},
-        make_task=_make_task(cls),
-        listed=listed_tasks({} if cls.tasks is None else cls.tasks, _folder(cls)),
+        source=_source(cls),
         hooks=frozenset(
             h for h in ("setup", "reply", "score", "state_key", "teardown") if _overrides(cls, h)
         ),
@@ -104,19 +99,30 @@ def require_scoring(cls: "type[ToolEnv]", verifier: object | None) -> None:
         )
 
 
-def num_tasks(cls: "type[ToolEnv]", split: str) -> int | None:
-    """How many different tasks a split of the class has; None: no end."""
-    declared = declaration(cls)
-    return None if declared.make_task else declared.listed.num_tasks(split)
-
-
 def task_source(cls: "type[ToolEnv]", config: Config) -> TaskSource:
     """The tasks of the class, made with these parameters."""
-    declared = declaration(cls)
-    if declared.make_task is None:
-        return declared.listed
-    make_task = declared.make_task
-    return GeneratedTasks(lambda rng, split: make_task(rng, split, config))
+    return declaration(cls).source(config)
+
+
+def _source(cls: "type[ToolEnv]") -> Callable[[Config], TaskSource]:
+    folder = _folder(cls)
+    found = ["tasks"] * (cls.tasks is not None)
+    found += [name for name in ("make_task", "list_tasks") if hasattr(cls, name)]
+    match found:
+        case ["tasks"]:
+            listed = listed_tasks(cast("Tasks", cls.tasks), folder)
+            return lambda _: listed
+        case ["list_tasks"]:
+            list_tasks = cast("Callable[[Config], Tasks]", getattr(cls, "list_tasks"))  # noqa: B009
+            return lambda config: listed_tasks(list_tasks(config), folder)
+        case ["make_task"]:
+            make_task = _make_task(cls)
+            return lambda config: GeneratedTasks(lambda rng, split: make_task(rng, split, config))
+        case _:
+            both = f"both {' and '.join(found)}" if found else "no tasks"
+            raise ConfigError(
+                f"{cls.__name__} has {both}; give it either tasks or make_task(rng, split)"
+            )
 
 
 def make_config(cls: "type[ToolEnv]", config: Config | Mapping[str, Any] | None) -> Config:
@@ -143,11 +149,9 @@ def make_config(cls: "type[ToolEnv]", config: Config | Mapping[str, Any] | None)
 
 def _make_task(
     cls: "type[ToolEnv]",
-) -> Callable[[np.random.Generator, str, Config], Task] | None:
+) -> Callable[[np.random.Generator, str, Config], Task]:
     """The class's `make_task` in its longer form, with the config."""
-    declared = inspect.getattr_static(cls, "make_task", None)
-    if declared is None:
-        return None
+    declared = inspect.getattr_static(cls, "make_task")
     if not isinstance(declared, classmethod | staticmethod):
         raise ConfigError(f"{cls.__name__}.make_task is no class method; put @classmethod on it")
     make_task = cast("Callable[..., Task]", getattr(cls, "make_task"))  # noqa: B009 (not declared)

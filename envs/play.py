@@ -7,7 +7,7 @@ cut off (length)    -> nothing runs               -> the end
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -56,6 +56,7 @@ class Rules:
     max_turns: int
     tool_timeout_s: float
     max_tool_tokens: int
+    warn_turns: int
     tokenizer: TextTokenizer | None
     pool: Callable[[], WorkerPool]
 
@@ -180,9 +181,19 @@ class Play:
                 )
             tally.state_key = key
         stop = await (self._run_calls(turn.calls) if turn.calls else self._reply(turn.text))
-        if stop is None and self._num_turns >= self._rules.max_turns:
+        left = self._rules.max_turns - self._num_turns
+        if stop is None and left <= 0:
             return EpisodeStop.MAX_TURNS
+        if stop is None and left <= self._rules.warn_turns:
+            self._warn(tally, left)
         return stop
+
+    def _warn(self, tally: _Tally, left: int) -> None:
+        """Let the last tool result say that the turns are running out."""
+        last = tally.messages[-1]
+        if last.role == "tool":
+            turns = "turn is" if left == 1 else "turns are"
+            tally.messages[-1] = replace(last, content=f"{last.content}\n[{left} {turns} left.]")
 
     def _ended(self, tally: _Tally, stop: EpisodeStop | None) -> Transition:
         """Close the turn's books."""

@@ -9,6 +9,7 @@ from agentrl.config import Config as BaseConfig
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.sandboxes import Sandbox, SandboxOptions
 from agentrl.tools.sandboxed import UsesSandbox
+from agentrl.types import Task
 
 _QUEUE_S = 3600.0
 
@@ -31,9 +32,9 @@ class SandboxEnv(UsesSandbox, ToolEnv):
     _lent: Sandbox | None = None
 
     @asynccontextmanager
-    async def admission(self) -> AsyncGenerator[object]:
+    async def admission(self, task: Task) -> AsyncGenerator[object]:
         """Wait for a free sandbox."""
-        async with self._lease() as sandbox:
+        async with self._lease(task) as sandbox:
             self._lent = sandbox
             yield sandbox
         self._lent = None
@@ -42,8 +43,13 @@ class SandboxEnv(UsesSandbox, ToolEnv):
         """Take the sandbox; without the agent loop, wait for one here."""
         sandbox = self._lent
         if sandbox is None:
-            sandbox = await self.resources.enter_async_context(self._lease())
+            sandbox = await self.resources.enter_async_context(self._lease(self.task))
         self.use_sandbox(sandbox)
 
-    def _lease(self) -> AbstractAsyncContextManager[Sandbox]:
-        return self.services.sandboxes.acquire(self.config.sandbox, queue_timeout_s=_QUEUE_S)
+    def sandbox_for(self, task: Task) -> SandboxOptions:
+        """The sandbox that a task needs; default: the same for all."""
+        return self.config.sandbox
+
+    def _lease(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:
+        options = self.sandbox_for(task)
+        return self.services.sandboxes.acquire(options, queue_timeout_s=_QUEUE_S)

@@ -24,6 +24,10 @@ _KEYS = ("prompt", "answer", "data", "id")
 class TaskSource(Protocol):
     """Tasks by index: the same arguments give the same task, in every process."""
 
+    def num_tasks(self, split: str) -> int | None:
+        """How many different tasks a split has; None: no end."""
+        ...
+
     def task(self, index: int, split: str, seed: int) -> Task:
         """The task at `index`."""
         ...
@@ -34,6 +38,9 @@ class GeneratedTasks:
 
     def __init__(self, make_task: MakeTask):
         self._make_task = make_task
+
+    def num_tasks(self, split: str) -> None:
+        """No end."""
 
     def task(self, index: int, split: str, seed: int) -> Task:
         """The task at `index`."""

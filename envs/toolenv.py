@@ -14,7 +14,6 @@ from agentrl.envs.context import ContextPolicy, Keep
 from agentrl.envs.declaration import (
     declaration,
     make_config,
-    num_tasks,
     require_scoring,
     task_source,
 )
@@ -47,8 +46,9 @@ class ToolEnv(GymSide):
     """The world of one episode: its tasks, its tools, its rules and its score.
 
     A subclass sets attributes, marks methods with `@tool` and defines the hooks that it needs; each
-    hook may be sync or async. Tasks come from `tasks` or from a class method
-    `make_task(rng, split) -> Task`, which may take the `config` as a third argument. The score
+    hook may be sync or async. Tasks come from `tasks`, or from a class method: either
+    `make_task(rng, split) -> Task`, which may take the `config` as a third argument, or
+    `list_tasks(config)`, which gives what `tasks` would be. The score
     comes from `verifier` or from `score`. The docstring is documentation; the prompt is `system`.
     """
 
@@ -71,6 +71,8 @@ class ToolEnv(GymSide):
     """How long a hanging sync tool is waited for after its timeout."""
     max_tool_tokens: int = 2048
     """A longer tool result loses its middle."""
+    warn_turns: int = 0
+    """When no more turns than these are left, the last tool result of a turn says how many."""
 
     context: ContextPolicy = Keep()
     """What happens to the conversation when it grows towards the limit of the model's context."""
@@ -136,7 +138,12 @@ class ToolEnv(GymSide):
         """A scripted agent that solves the tasks, if there is one: for demonstrations and tests."""
         return None
 
-    def admission(self) -> AbstractAsyncContextManager[object]:
+    @classmethod
+    def agents(cls) -> Mapping[str, Agent]:
+        """Further scripted agents by name: `env check` plays them, `eval --agent` knows them."""
+        return {}
+
+    def admission(self, task: Task) -> AbstractAsyncContextManager[object]:
         """Holds what is scarce for the time of an episode: the agent loop enters it before `reset`.
 
         Waiting here is nobody's time: no limit of the episode runs yet.
@@ -179,9 +186,9 @@ class ToolEnv(GymSide):
     # Tasks belong to the class.
 
     @classmethod
-    def num_tasks(cls, split: str) -> int | None:
+    def num_tasks(cls, split: str, config: BaseConfig | None = None) -> int | None:
         """How many different tasks a split has; None: no end."""
-        return num_tasks(cls, split)
+        return task_source(cls, config or cls.Config()).num_tasks(split)
 
     @classmethod
     def task_at(
@@ -299,7 +306,8 @@ class ToolEnv(GymSide):
             raise ConfigError(f"reset got a {type(task).__name__} as task, expected a Task")
         index, split = options.get("index"), options.get("split", "train")
         if index is None:
-            index = int(self.np_random.integers(self.num_tasks(split) or 1 << 31))
+            count = self.num_tasks(split, self.config)
+            index = int(self.np_random.integers(count or 1 << 31))
         return self.task_at(index, split=split, seed=0, config=self.config)
 
     async def _close_quietly(self) -> None:

@@ -54,7 +54,7 @@ class BoundEnv:
 
     def source(self, split: str = "train") -> EnvSource:
         """What the task sampler needs to know."""
-        return EnvSource(weight=self.weight, num_tasks=self.env_class.num_tasks(split))
+        return EnvSource(weight=self.weight, num_tasks=self.env_class.num_tasks(split, self.config))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ class EpisodeRunner:
         admission: AsyncExitStack,
     ) -> None:
         env = running.env = make_env()
-        await admission.enter_async_context(env.admission())
+        await admission.enter_async_context(env.admission(spec.task))
         await self._play(spec, env, running)
         running.outcome = await self._score(env, running)
 

@@ -55,6 +55,7 @@ _COLUMNS: list[tuple[str, pa.DataType]] = [
     ("return", pa.float64()),
     ("score", pa.float64()),
     ("score_parts", pa.string()),
+    ("score_reason", pa.string()),
     ("invalid_reason", pa.string()),
     ("invalid_blame", pa.string()),
     ("invalid_retryable", pa.bool_()),

@@ -142,6 +142,7 @@ def _outcome(episode: Episode) -> dict[str, object]:
         "return": episode.reward if score else None,
         "score": score.value if score else None,
         "score_parts": dump_value(score.parts) if score else None,
+        "score_reason": safe_text(score.reason) if score else None,
         "invalid_reason": safe_text(invalid.reason) if invalid else None,
         "invalid_blame": invalid.blame if invalid else None,
         "invalid_retryable": invalid.retryable if invalid else None,
@@ -256,7 +257,8 @@ def _turn(row: Mapping[str, Any], i: int) -> TurnRecord:
 
 def _to_outcome(row: Mapping[str, Any]) -> Outcome:
     if row["valid"]:
-        return Score(value=row["score"], parts=load_value(row["score_parts"]))
+        reason = row.get("score_reason") or ""  # older files have none
+        return Score(value=row["score"], parts=load_value(row["score_parts"]), reason=reason)
     return Invalid(
         reason=row["invalid_reason"],
         blame=row["invalid_blame"],

@@ -45,6 +45,8 @@ class Score:
     value: float
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
     """Named components, logged under their names."""
+    reason: str = ""
+    """Why, for people."""
 
     def __post_init__(self) -> None:
         for name, number in (("value", self.value), *self.parts.items()):

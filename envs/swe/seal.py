@@ -79,7 +79,10 @@ def _names(part: str) -> frozenset[str]:
 
 
 def _two(both: str) -> tuple[str, str]:
-    """The two names of `diff --git a/X b/X`; a name may hold blanks."""
+    """The two names of `diff --git a/X b/X`, or of a new or deleted file's `a/X a/X`."""
+    half = len(both) // 2  # a name may hold blanks
+    if both[:half] == both[half + 1 :]:
+        return _plain(both[:half]), _plain(both[:half])
     left, _, right = both.partition(" b/")
     if both.startswith('"'):
         left, _, right = both[1:].partition('" ')

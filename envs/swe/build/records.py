@@ -121,14 +121,21 @@ def write_records(packages: Iterable[Package], tasks: Iterable[RepairTask]) -> s
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
-def read_records(path: Path) -> tuple[dict[str, Package], list[RepairTask]]:
-    """The packages by name, and the tasks.
+def read_records(
+    path: Path, *, skip_bad: bool = False
+) -> tuple[dict[str, Package], list[RepairTask], tuple[str, ...]]:
+    """The packages by name, the tasks, and a sentence for each line that was left out.
+
+    Args:
+        path: a file that `write_records` wrote.
+        skip_bad: leave out what is no record, instead of raising.
 
     Raises:
         ConfigError: The file cannot be read, or a line is no record; names the line.
     """
     packages: dict[str, Package] = {}
     tasks: list[RepairTask] = []
+    problems: list[str] = []
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -137,19 +144,28 @@ def read_records(path: Path) -> tuple[dict[str, Package], list[RepairTask]]:
         if not line.strip():
             continue
         try:
-            if line.startswith('{"task"'):
-                tasks.append(RepairTask.model_validate_json(line))
-            else:
-                package = Package.model_validate_json(line)
-                packages[package.package] = package
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(
-                f"{path}, line {number} is no record: {key}: {first['msg']}"
-            ) from error
-        if tasks and tasks[-1].package not in packages:
-            raise ConfigError(
-                f"{path}, line {number}: the package {tasks[-1].package} has no line before it"
-            )
-    return packages, tasks
+            _read_record(line, packages, tasks)
+        except ValueError as error:
+            problem = f"{path}, line {number} {_said(error)}"
+            if not skip_bad:
+                raise ConfigError(problem) from error
+            problems.append(problem)
+    return packages, tasks, tuple(problems)
+
+
+def _read_record(line: str, packages: dict[str, Package], tasks: list[RepairTask]) -> None:
+    if not line.startswith('{"task"'):
+        package = Package.model_validate_json(line)
+        packages[package.package] = package
+        return
+    task = RepairTask.model_validate_json(line)
+    if task.package not in packages:
+        raise ValueError(f"is of the package {task.package}, which has no line before it")
+    tasks.append(task)
+
+
+def _said(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    return f"is no record: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

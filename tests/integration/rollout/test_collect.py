@@ -95,7 +95,7 @@ async def test_waiting_for_what_is_scarce_is_no_time_of_the_episode(codec: Codec
 
     class Scarce(Calculator):
         @asynccontextmanager
-        async def admission(self) -> AsyncGenerator[object]:
+        async def admission(self, task: Task) -> AsyncGenerator[object]:
             nonlocal inside
             async with place:
                 inside += 1
