@@ -13,6 +13,7 @@ BUILT_IN: Final = {
     "code_sandbox": "agentrl.envs.code_sandbox:CodeSandbox",
     "long_haul": "agentrl.envs.long_haul:LongHaul",
     "number_guess": "agentrl.envs.number_guess:NumberGuess",
+    "swe_sandbox": "agentrl.envs.swe_sandbox:SweSandbox",
 }
 
 

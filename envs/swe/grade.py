@@ -9,8 +9,8 @@ world causes raises, and the episode is Invalid.
 import posixpath
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from agentrl.envs.swe.build.records import Package, RepairTask
 from agentrl.envs.swe.commands import TestCommand, targets
@@ -29,63 +29,16 @@ from agentrl.envs.swe.report import (
 )
 from agentrl.envs.swe.seal import kinds_of, without_sealed
 from agentrl.envs.swe.twins import Twins, by_file, make_twins
-from agentrl.errors import ToolError, VerifierError
+from agentrl.errors import VerifierError
+from agentrl.sandboxes import ExecResult, FileAccessError, Sandbox
 
 _RUNNER_PLACE: Final = "/tmp/agentrl_runner.py"
 _OPTIONS: Final = ("-o", "addopts=", "-p", "no:cacheprovider", "-q", "--tb=no")
 _ENVIRONMENT: Final = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+_NO_PATH: Final = {"PYTHONPATH": ""}
+"""Nothing of the repository stands before the standard library."""
 _MOST_OUTPUT: Final = 16 << 20
 _APPLY_TIMEOUT_S: Final = 60.0
-
-
-class Finished(Protocol):
-    """What came of a command; `sandboxes.ExecResult` is one."""
-
-    @property
-    def status(self) -> str:
-        """exited, timeout, oom or signalled."""
-        ...
-
-    @property
-    def exit_code(self) -> int | None:
-        """None after a timeout."""
-        ...
-
-    @property
-    def stdout(self) -> bytes:
-        """Its output."""
-        ...
-
-    @property
-    def stderr(self) -> bytes:
-        """Its messages."""
-        ...
-
-
-class Box(Protocol):
-    """A fresh sandbox with the repository in it; every `sandboxes.Sandbox` is one."""
-
-    async def exec(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        cwd: str = "",
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        timeout_s: float | None = None,
-        max_output: int | None = None,
-        kill_leftovers: bool = False,
-    ) -> Finished:
-        """Run a command."""
-        ...
-
-    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
-        """Write a file."""
-        ...
-
-    async def read_file(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        """Read a file."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,25 +80,37 @@ def of_task(task: RepairTask, package: Package, *, root: str, tools: str) -> Gra
     )
 
 
-def of_instance(instance: Instance, *, root: str) -> Grading:
-    """The grading of a public instance, in its own image."""
+def of_instance(instance: Instance, *, root: str, tools: str = "") -> Grading:
+    """The grading of a public instance.
+
+    Args:
+        instance: the instance.
+        root: its repository, in the sandbox.
+        tools: what `install_tools` made, in the sandbox; "": it is in its own image.
+    """
+    command, paths = instance.command, (f"{root}/src", root)
+    if tools and command.reads == "report":
+        command, paths = replace(command, argv=("python3", *PYTHON_FLAGS)), (tools, *paths)
+    elif tools and command.argv[0] == "python":
+        command = replace(command, argv=("python3", *command.argv[1:]))
     files = sorted(instance.sealed_files())
     tests = (*instance.fail_to_pass, *instance.pass_to_pass)
     # R2E's command names its folder.
-    arguments = () if instance.test_files else targets(instance.command, tests, files)
+    arguments = () if instance.test_files else targets(command, tests, files)
     return Grading(
         root=root,
         fail_to_pass=instance.fail_to_pass,
         pass_to_pass=instance.pass_to_pass,
-        command=instance.command,
+        command=command,
         arguments=arguments,
+        paths=paths,
         sealed=frozenset(files),
         test_patch=instance.test_patch,
         test_files=instance.test_files,
     )
 
 
-async def grade(box: Box, grading: Grading, patch: str) -> Verdict:
+async def grade(sandbox: Sandbox, grading: Grading, patch: str) -> Verdict:
     """Judge a patch in a fresh sandbox.
 
     Raises:
@@ -156,20 +121,19 @@ async def grade(box: Box, grading: Grading, patch: str) -> Verdict:
     note = f"; left out of the patch: {', '.join(left_out)}" if left_out else ""
     if not kept.strip():
         return Verdict(resolved=False, reason=f"the patch changes nothing that counts{note}")
-    watched = await _kinds(box, grading.root, kept)
-    said = await _apply(box, grading.root, kept)
+    watched = await _kinds(sandbox, grading.root, kept)
+    said = await _apply(sandbox, grading.root, kept)
     if said:
         return Verdict(resolved=False, reason=f"the patch does not apply: {said}{note}")
-    await _put_tests(box, grading)
-    twins = await _put_twins(box, grading)
+    await _put_tests(sandbox, grading)
+    twins = await _put_twins(sandbox, grading)
     key = secrets.token_bytes(32)
-    done = await box.exec(
-        await _command(box, grading),
+    reports = grading.command.reads == "report"
+    done = await sandbox.exec(
+        await _command(sandbox, grading),
         cwd=grading.root,
-        env=_ENVIRONMENT,
-        stdin=_request(grading, twins, watched).to_bytes(key)
-        if grading.command.reads == "report"
-        else b"",
+        env={**_ENVIRONMENT, **_NO_PATH} if reports else _ENVIRONMENT,
+        stdin=_request(grading, twins, watched).to_bytes(key) if reports else b"",
         timeout_s=grading.timeout_s,
         max_output=_MOST_OUTPUT,
         kill_leftovers=True,
@@ -196,25 +160,25 @@ def _expected(grading: Grading) -> Sequence[str]:
     return (*grading.fail_to_pass, *grading.pass_to_pass)
 
 
-async def _kinds(box: Box, root: str, patch: str) -> Mapping[str, Sequence[str]]:
+async def _kinds(sandbox: Sandbox, root: str, patch: str) -> Mapping[str, Sequence[str]]:
     """The files of a patch, each with the kinds of things that it did before."""
     found: dict[str, Sequence[str]] = {}
     for name in touched(patch):
         path = posixpath.join(root, name)
         try:
-            found[path] = kinds_of((await box.read_file(path)).decode(errors="replace"))
-        except ToolError:
+            found[path] = kinds_of((await sandbox.read_file(path)).decode(errors="replace"))
+        except FileAccessError:
             found[path] = ()  # a new file
     return found
 
 
-async def _apply(box: Box, root: str, patch: str) -> str:
+async def _apply(sandbox: Sandbox, root: str, patch: str) -> str:
     """What git said against a patch; "" if it applies."""
-    done = await box.exec(
+    done = await sandbox.exec(
         ["git", "apply", "--whitespace=nowarn", "-"],
         cwd=root,
         env={"GIT_CEILING_DIRECTORIES": posixpath.dirname(root)},
-        stdin=patch.encode(),
+        stdin=patch.encode(errors="surrogateescape"),
         timeout_s=_APPLY_TIMEOUT_S,
     )
     if done.status == "exited" and done.exit_code in (126, 127):
@@ -225,32 +189,32 @@ async def _apply(box: Box, root: str, patch: str) -> str:
     return lines[0] if lines else done.status
 
 
-async def _put_tests(box: Box, grading: Grading) -> None:
+async def _put_tests(sandbox: Sandbox, grading: Grading) -> None:
     if grading.test_patch:
-        said = await _apply(box, grading.root, grading.test_patch)
+        said = await _apply(sandbox, grading.root, grading.test_patch)
         if said:
             raise VerifierError(f"the instance's own test patch does not apply: {said}")
     for name, text in grading.test_files.items():
-        await box.write_file(posixpath.join(grading.root, name), text.encode())
+        await sandbox.write_file(posixpath.join(grading.root, name), text.encode())
 
 
-async def _put_twins(box: Box, grading: Grading) -> Twins:
+async def _put_twins(sandbox: Sandbox, grading: Grading) -> Twins:
     """Read the failing tests before anything of the patch runs, and put their twins beside them."""
     texts: dict[str, str] = {}
     if grading.command.reads == "report":
         for file in by_file(grading.fail_to_pass):
-            data = await box.read_file(posixpath.join(grading.root, file))
+            data = await sandbox.read_file(posixpath.join(grading.root, file))
             texts[file] = data.decode(errors="replace")
     twins = make_twins(texts, grading.fail_to_pass, secrets.token_hex(4))
     for file, text in twins.files.items():
-        await box.write_file(posixpath.join(grading.root, file), text.encode())
+        await sandbox.write_file(posixpath.join(grading.root, file), text.encode())
     return twins
 
 
-async def _command(box: Box, grading: Grading) -> Sequence[str]:
+async def _command(sandbox: Sandbox, grading: Grading) -> Sequence[str]:
     if grading.command.reads != "report":
         return [*grading.command.argv, *grading.arguments]
-    await box.write_file(_RUNNER_PLACE, RUNNER.read_bytes())
+    await sandbox.write_file(_RUNNER_PLACE, RUNNER.read_bytes())
     return [*grading.command.argv, _RUNNER_PLACE]
 
 
@@ -268,7 +232,7 @@ def _request(grading: Grading, twins: Twins, watched: Mapping[str, Sequence[str]
     )
 
 
-def _outcomes(command: TestCommand, done: Finished, key: bytes) -> Mapping[str, Outcome]:
+def _outcomes(command: TestCommand, done: ExecResult, key: bytes) -> Mapping[str, Outcome]:
     if command.reads == "report":
         found: Mapping[str, Outcome] = read_report(done.stdout, key).outcomes
     else:

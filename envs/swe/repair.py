@@ -22,6 +22,7 @@ from agentrl.envs.swe.patch import make_patch
 from agentrl.envs.swe.twins import by_file
 from agentrl.envs.swe.worktree import Tree
 from agentrl.errors import ConfigError
+from agentrl.types import Task
 
 _NO_SOURCES: Final = frozenset({".git", "__pycache__", ".pytest_cache"})
 _GIT_TIMEOUT_S: Final = 120.0
@@ -207,7 +208,7 @@ def trees_of(repair: Repair) -> Trees:
 
 @functools.lru_cache(maxsize=8)
 def read_repairs(
-    file: str, *, repos: str = "", place: str = "/testbed", skip_bad: bool = False
+    file: str, repos: str, place: str, skip_bad: bool
 ) -> tuple[Mapping[str, Repair], tuple[str, ...]]:
     """The tasks of a file by id, and a sentence for each that was left out.
 
@@ -227,6 +228,11 @@ def read_repairs(
         return {repair.id: repair for repair in built}, problems
     instances, problems = read_instances(path, skip_bad=skip_bad)
     return {i.id: _public(i, repos, place) for i in instances}, problems
+
+
+def repair_of(task: Task) -> Repair:
+    """What a task of `swe_sandbox` stands for: its data says where it was read from."""
+    return read_repairs(**task.data)[0][task.id]
 
 
 def _holds_records(path: Path) -> bool:

@@ -257,7 +257,11 @@ def main() -> int:
     write = open_report(bytes.fromhex(request.pop("key")))
     os.chdir(request["root"])
     # Behind the standard library, and pytest before the package: neither can be replaced by a file.
-    sys.path += request["paths"]
+    # Before an image's own packages: among them is the package without the patch.
+    place = next((i for i, path in enumerate(sys.path) if "-packages" in path), len(sys.path))
+    if place < len(sys.path) and request["runner"] == "pytest":
+        import pytest  # noqa: F401  # now, before the package is in reach
+    sys.path[place:place] = request["paths"]
     sys.argv[1:] = []
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     if hasattr(sys, "addaudithook"):

@@ -96,7 +96,7 @@ def _from_index(name: str, version: str) -> Archive:
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=kept) as scratch:
             _pip(
-                ["download", "--no-deps", "--no-binary=:all:", f"--dest={scratch}", wanted],
+                ["download", "--no-deps", f"--no-binary={name}", f"--dest={scratch}", wanted],
                 f"{wanted} has no source archive in the package index",
             )
             found = [*Path(scratch).glob("*.tar.gz")]

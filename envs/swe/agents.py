@@ -1,0 +1,131 @@
+"""Agents for `swe_sandbox` without a model: one that knows the repair, one that knows nothing."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Final
+
+from agentrl.envs.swe.repair import BuiltRepair, repair_of
+from agentrl.envs.swe.seal import is_test
+from agentrl.types import AssistantTurn, EpisodeView, Json, ToolCall
+
+_PATCH: Final = "/tmp/repair.patch"
+_AROUND: Final = 5
+_SWAPS: Final = (
+    ("<=", "<"), (">=", ">"), ("==", "!="), (" < ", " <= "), (" > ", " >= "), (" + ", " - "),
+    (" - ", " + "), (" and ", " or "), (" or ", " and "), (" not ", " "), ("True", "False"),
+    ("False", "True"), (" is not ", " is "), ("if ", "if not "),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RepairAgent:
+    """Makes the reference repair: looks at each place, replaces it, submits."""
+
+    def act(self, view: EpisodeView) -> AssistantTurn:
+        """The turn whose number is that of the assistant messages so far."""
+        turns = [*_repair_turns(view), _call("submit")]
+        return turns[min(_played(view), len(turns) - 1)]
+
+
+def _repair_turns(view: EpisodeView) -> Iterator[AssistantTurn]:
+    repair = repair_of(view.task)
+    if not isinstance(repair, BuiltRepair):
+        patch, reverse = repair.patch()
+        if patch:
+            yield _call("write_file", path=_PATCH, content=patch)
+            yield _call("bash", command=f"git apply{' -R' * reverse} {_PATCH}")
+        return
+    broken, whole = repair.texts()
+    for file in sorted(broken):
+        for edit in edits(broken[file], whole[file]):
+            lines = [max(1, edit.line - _AROUND), edit.line + _AROUND]
+            yield _call("str_replace_editor", command="view", path=file, view_range=lines)
+            yield _call(
+                "str_replace_editor",
+                command="str_replace",
+                path=file,
+                old_str=edit.old,
+                new_str=edit.new,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A piece of a text that is in it once, and what takes its place."""
+
+    line: int
+    """From 1."""
+    old: str
+    new: str
+
+
+def edits(before: str, after: str) -> Sequence[Edit]:
+    """What turns one text into another, one after the other, each with as few lines as it takes."""
+    found: list[Edit] = []
+    old, new = before.split("\n"), after.split("\n")
+    places = [c for c in SequenceMatcher(None, old, new, autojunk=False).get_opcodes()]
+    # From the end, so that the places that are still to come keep their numbers.
+    for kind, i, j, k, m in reversed(places):
+        if kind == "equal":
+            continue
+        text = "\n".join(old)
+        above = below = 0
+        while True:
+            first, last = max(0, i - above), min(len(old), j + below)
+            piece = "\n".join(old[first:last])
+            if piece and text.count(piece) == 1:
+                break
+            above, below = (above + 1, below) if above <= below else (above, below + 1)
+        lines = [*old[first:i], *new[k:m], *old[j:last]]
+        found.append(Edit(line=i + 1, old=piece, new="\n".join(lines)))
+        old[i:j] = new[k:m]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SearchAgent:
+    """Searches for the issue's words, changes the line with most of them, and submits.
+
+    What it scores is what the issue gives away.
+    """
+
+    def act(self, view: EpisodeView) -> AssistantTurn:
+        """Search, change, submit."""
+        match _played(view):
+            case 0:
+                words = sorted(_words(view.messages[-1].content), key=len, reverse=True)[:20]
+                pattern = "|".join(words) or "def"
+                return _call("bash", command=f"grep -rnwE --include='*.py' '{pattern}' . | head -200")
+            case 1:
+                change = _guess(view.messages[-1].content, _words(view.messages[-2].content))
+                return _call("bash", command=change) if change else _call("submit")
+            case _:
+                return _call("submit")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[A-Za-z_]\w{2,}", text))
+
+
+def _guess(found: str, words: frozenset[str]) -> str:
+    """A sed line that swaps an operator in the line that has most of the words."""
+    counts: Counter[tuple[str, str, str, str]] = Counter()
+    for path, number, text in re.findall(r"^(?:\./)?([^:\n]+):(\d+):(.*)$", found, re.MULTILINE):
+        swap = next((s for s in _SWAPS if s[0] in text), None)
+        if swap and not is_test(path):
+            counts[(path, number, *swap)] = len(words & _words(text))
+    if not counts:
+        return ""
+    path, number, old, new = counts.most_common(1)[0][0]
+    return f"sed -i '{number}s/{old}/{new}/' '{path}'"
+
+
+def _played(view: EpisodeView) -> int:
+    return sum(message.role == "assistant" for message in view.messages)
+
+
+def _call(name: str, **arguments: Json) -> AssistantTurn:
+    return AssistantTurn(calls=(ToolCall(name=name, arguments=arguments, id="call_0"),))

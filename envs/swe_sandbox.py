@@ -1,0 +1,175 @@
+"""`swe_sandbox`: repair a real repository."""
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pydantic import Field
+
+from agentrl.envs.sandboxed import SandboxConfig, SandboxEnv
+from agentrl.envs.splits import SPLITS
+from agentrl.envs.swe.agents import RepairAgent, SearchAgent
+from agentrl.envs.swe.build.archive import install_tools
+from agentrl.envs.swe.build.records import TASKS
+from agentrl.envs.swe.grade import grade
+from agentrl.envs.swe.repair import BuiltRepair, Repair, read_repairs, repair_of, trees_of
+from agentrl.envs.swe.report import Verdict
+from agentrl.envs.swe.worktree import NoPatch, fill, take_patch
+from agentrl.errors import ConfigError
+from agentrl.sandboxes import SandboxOptions
+from agentrl.tools import tool
+from agentrl.tools.sandboxed import (
+    BashTool,
+    EditorTool,
+    PythonTool,
+    ReadFileTool,
+    SearchTools,
+    WriteFileTool,
+)
+from agentrl.types import Agent, Score, Task
+
+_log = logging.getLogger(__name__)
+_TOOLS: Final = "tools"
+"""The mount with pytest and what else the tests import."""
+
+
+class SweSandbox(
+    BashTool, PythonTool, EditorTool, ReadFileTool, WriteFileTool, SearchTools, SandboxEnv
+):
+    """Repair a repository by its issue: worth 1 if every test passes that should.
+
+    What differs in the repository at the end is the patch, whatever was said. It alone goes into a
+    sandbox as new, with our tests.
+    """
+
+    class Config(SandboxConfig):
+        """Which tasks, and where their repositories are."""
+
+        tasks: str = Field(
+            default="",
+            description="a file of `tasks build`, or of SWE-bench, SWE-Gym, SWE-smith or R2E "
+            "instances (JSONL or Parquet); empty: those that come along",
+        )
+        skip_bad: bool = Field(default=False, description="leave out lines that cannot be read")
+        repos: str = Field(
+            default="",
+            description="a folder with a clone OWNER__NAME of each instance's repository; empty: "
+            "the instances' images have them",
+        )
+        image_root: str = Field(default="/testbed", description="where images have the repository")
+
+    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
+    hook_timeout_s = 1200.0
+    """More than all time limits of a grading: what the policy's code does is scored."""
+
+    system = (
+        "You repair a bug in the repository in the current folder. Find the cause, edit the "
+        "source files, try your repair, then call submit. Tests that are not shown to you decide. "
+        "Do not change tests or settings."
+    )
+    max_turns = 30
+    warn_turns = 3
+    _repair: Repair
+
+    @classmethod
+    def list_tasks(cls, config: Config) -> Mapping[str, tuple[Task, ...]]:
+        """The tasks of the file; what they need is fetched before the first episode.
+
+        Raises:
+            ConfigError: A line cannot be read, or an archive cannot be had.
+        """
+        place = {
+            "file": config.tasks or str(TASKS),
+            "repos": config.repos,
+            "place": config.image_root,
+            "skip_bad": config.skip_bad,
+        }
+        found = _fetched(**place)
+        tasks = {
+            split: tuple(
+                Task(id=repair.id, prompt=repair.issue, data=place)
+                for repair in found
+                if repair.split == split
+            )
+            for split in SPLITS
+        }
+        return {split: listed for split, listed in tasks.items() if listed}
+
+    def sandbox_for(self, task: Task) -> SandboxOptions:
+        """With pytest to read, or of the instance's own image."""
+        repair, options = repair_of(task), self.config.sandbox
+        if repair.image:
+            if options.backend == "bwrap":
+                raise ConfigError(
+                    f"{repair.id} needs the image {repair.image}, which bwrap has not; use the "
+                    "backend docker, or give the repositories by --env.repos"
+                )
+            return options.model_copy(update={"image": repair.image})
+        mounts = {**options.mounts, _TOOLS: install_tools(repair.requires)}
+        path = f"/workspace/src:/workspace:/mnt/{_TOOLS}"
+        env = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **options.env}
+        return options.model_copy(update={"mounts": mounts, "env": env})
+
+    async def setup(self) -> None:
+        """Put the repository into the sandbox."""
+        await super().setup()
+        self._repair = repair_of(self.task)
+        await fill(self.sandbox, trees_of(self._repair).agent, commit=True)
+
+    @tool
+    async def submit(self) -> str:
+        """Hand in the repository as it is now, and finish."""
+        return self.finish("submitted")
+
+    async def score(self, answer: str) -> Score:
+        """1 if every test that should pass does; the shares are parts of their own."""
+        trees = trees_of(self._repair)
+        try:
+            patch = await take_patch(self.sandbox, trees.agent)
+        except NoPatch as error:
+            return Score(value=0.0, reason=str(error))
+        if not patch:
+            return Score(value=0.0, reason="nothing was changed")
+        await self.sandbox.reset()
+        await fill(self.sandbox, trees.whole, commit=False)
+        tools = self.sandbox.mounts.get(_TOOLS, "")
+        grading = self._repair.grading(self.sandbox.workspace, tools)
+        return _score(
+            await grade(self.sandbox, grading, patch),
+            (len(grading.fail_to_pass), len(grading.pass_to_pass)),
+        )
+
+    @classmethod
+    def expert(cls) -> Agent:
+        """Makes the repair that the task was made from."""
+        return RepairAgent()
+
+    @classmethod
+    def agents(cls) -> Mapping[str, Agent]:
+        """One that knows nothing but the issue's words."""
+        return {"scripted": SearchAgent()}
+
+
+@functools.lru_cache(maxsize=8)
+def _fetched(file: str, repos: str, place: str, skip_bad: bool) -> Sequence[Repair]:
+    """The tasks of a file, once all archives and test tools that they need are in the cache."""
+    found, problems = read_repairs(file, repos, place, skip_bad)
+    for problem in problems:
+        _log.warning("left out: %s", problem)
+    built = [repair for repair in found.values() if isinstance(repair, BuiltRepair)]
+    for repair in {repair.package.package: repair for repair in built}.values():
+        repair.root()
+    for requires in {repair.requires for repair in found.values() if not repair.image}:
+        install_tools(requires)
+    return tuple(found.values())
+
+
+def _score(verdict: Verdict, counts: tuple[int, int]) -> Score:
+    passed = (verdict.fail_to_pass, verdict.pass_to_pass)
+    shares = [n / most if most else 1.0 for n, most in zip(passed, counts, strict=True)]
+    return Score(
+        value=float(verdict.resolved),
+        parts={"fail_to_pass": shares[0], "pass_to_pass": shares[1]},
+        reason=verdict.reason,
+    )
