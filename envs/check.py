@@ -113,6 +113,7 @@ async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[CheckRow]:
     random = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
     again = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
     echo = await _play_all(env, EchoAgent(), tasks)
+    own = {name: await _play_all(env, a, tasks) for name, a in type(env).agents().items()}
     expert = await _expert_row(env, tasks, null)
     after = await _settled_census(before)
     moved = [] if Path.cwd() == here else [f"the working directory is now {Path.cwd()}"]
@@ -122,6 +123,7 @@ async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[CheckRow]:
         _agent_row("null agent", null),
         _agent_row("random agent", random),
         _agent_row("echo agent", echo),
+        *(_agent_row(f"{name} agent", played) for name, played in own.items()),
         _same_row(random, again),
         await _reset_row(env, tasks[0]),
         _leak_row(before, after, moved),

@@ -1,5 +1,6 @@
 """`swe_sandbox`: repair a real repository."""
 
+import asyncio
 import functools
 import logging
 from collections.abc import Mapping, Sequence
@@ -115,7 +116,8 @@ class SweSandbox(
         """Put the repository into the sandbox."""
         await super().setup()
         self._repair = repair_of(self.task)
-        await fill(self.sandbox, trees_of(self._repair).agent, commit=True)
+        trees = await asyncio.to_thread(trees_of, self._repair)
+        await fill(self.sandbox, trees.agent, commit=True)
 
     @tool
     async def submit(self) -> str:

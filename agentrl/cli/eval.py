@@ -1,15 +1,27 @@
 """`agentrl eval`: how good a model is, without training it."""
 
+from pydantic import Field
+
 from agentrl.cli.command import Arguments, Command, JsonOption, print_json
 from agentrl.cli.run_config import FILE, load
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 from agentrl.orchestration.evaluate import EvalResult
 
 
-def _run(options: JsonOption, arguments: Arguments) -> int:
+class EvalOptions(JsonOption):
+    """What plays."""
+
+    agent: str = Field(
+        default="",
+        description="A scripted agent in the model's place: oracle, null, random, echo, one of the "
+        "environment's own, pkg.mod:Name or path/file.py:Name.",
+    )
+
+
+def _run(options: EvalOptions, arguments: Arguments) -> int:
     from agentrl.orchestration import jobs
 
-    result, _ = jobs.evaluate(load(arguments).config)
+    result, _ = jobs.evaluate(load(arguments).config, agent=options.agent)
     if options.as_json:
         print_json(result.to_json())
     else:
@@ -35,8 +47,9 @@ COMMAND = Command(
     examples=[
         "agentrl eval --env calculator --model runs/last/model",
         "agentrl eval --env calculator --eval.tasks 512 --eval.samples 4 --json",
+        "agentrl eval --env swe_sandbox --agent oracle",
     ],
-    options=JsonOption,
+    options=EvalOptions,
     run=_run,
     takes=[FILE],
     config=RunConfig,

@@ -39,6 +39,9 @@ def _short(schema: Schema, short: Mapping[str, str]) -> Iterator[str]:
         if key in schema.tables:
             yield from _entry(f"--{name} NAME", f"One [[{key}]] table; its keys are --{key}.KEY.")
             continue
+        if key not in schema.leaves:
+            yield from _entry(f"--{name} VALUE", f"Short for {flag_of(key)}.")
+            continue
         alias = "" if key == name.replace("-", "_") else f"Short for {flag_of(key)}. "
         yield from _entry(
             _flag(f"--{name}", schema.leaves[key]), alias + _about(schema.leaves[key])

@@ -115,5 +115,6 @@ SHORT_NAMES: Mapping[str, str] = {
     "context": "context.policy",
     "engine": "engine.kind",
     "engine-url": "engine.sglang.url",
+    "sandbox": "env.sandbox.backend",
 }
 """The commonest keys by short names; the set is frozen by a test."""

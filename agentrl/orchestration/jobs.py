@@ -10,7 +10,7 @@ from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.display import Display, Silent
 from agentrl.orchestration.evaluate import EvalResult
-from agentrl.orchestration.plan import make_plan
+from agentrl.orchestration.plan import Plan, make_plan
 from agentrl.orchestration.run import Run, RunResult
 from agentrl.rollout import Collected
 from agentrl.types import Episode
@@ -40,22 +40,27 @@ def evaluate(
     *,
     objects: Objects = NO_OBJECTS,
     on_episode: Callable[[Episode], None] = lambda _: None,
+    agent: str = "",
 ) -> tuple[EvalResult, Collected]:
-    """Play held-out tasks with a model; no trainer is loaded."""
+    """Play held-out tasks with a model, or with a scripted agent; no trainer is loaded."""
     from agentrl.orchestration.sampling import evaluate_once, sampling_parts
+    from agentrl.orchestration.scripted import scripted_parts
 
     plan = make_plan(config, objects, train=False)
     folder = resolve_model(config.model, seed=config.seed)
 
-    async def play() -> tuple[EvalResult, Collected]:
-        parts = sampling_parts(plan, folder)
+    async def play(plan: Plan) -> tuple[EvalResult, Collected]:
+        if agent:
+            plan, parts = scripted_parts(plan, folder, agent)
+        else:
+            parts = sampling_parts(plan, folder)
         try:
             await parts.begin()
             return await evaluate_once(plan, parts, on_episode)
         finally:
             await parts.aclose()
 
-    return asyncio.run(play())
+    return asyncio.run(play(plan))
 
 
 def sft(

@@ -118,5 +118,6 @@ MODEL_PRESETS: Mapping[str, Mapping[str, object]] = {
 
 ENV_PRESETS: Mapping[str, Mapping[str, object]] = {
     "code_sandbox": {"rollout.max_turn_tokens": 256, "rollout.max_context_tokens": 1024},
+    "swe_sandbox": {"rollout.max_turn_tokens": 256, "rollout.max_context_tokens": 2048},
 }
 """What an environment needs where a model's preset gives less."""

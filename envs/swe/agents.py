@@ -1,5 +1,6 @@
 """Agents for `swe_sandbox` without a model: one that knows the repair, one that knows nothing."""
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Final
 
-from agentrl.envs.swe.repair import BuiltRepair, repair_of
+from agentrl.envs.swe.repair import BuiltRepair, Repair, repair_of
 from agentrl.envs.swe.seal import is_test
 from agentrl.types import AssistantTurn, EpisodeView, Json, ToolCall
 
@@ -26,19 +27,23 @@ class RepairAgent:
 
     def act(self, view: EpisodeView) -> AssistantTurn:
         """The turn whose number is that of the assistant messages so far."""
-        turns = [*_repair_turns(view), _call("submit")]
+        turns = _repair_turns(repair_of(view.task))
         return turns[min(_played(view), len(turns) - 1)]
 
 
-def _repair_turns(view: EpisodeView) -> Iterator[AssistantTurn]:
-    repair = repair_of(view.task)
+@functools.lru_cache(maxsize=64)
+def _repair_turns(repair: Repair) -> Sequence[AssistantTurn]:
+    return (*_edit_turns(repair), _call("submit"))
+
+
+def _edit_turns(repair: Repair) -> Iterator[AssistantTurn]:
     if not isinstance(repair, BuiltRepair):
         patch, reverse = repair.patch()
         if patch:
             yield _call("write_file", path=_PATCH, content=patch)
             yield _call("bash", command=f"git apply{' -R' * reverse} {_PATCH}")
         return
-    broken, whole = repair.texts()
+    broken, whole = repair.texts
     for file in sorted(broken):
         for edit in edits(broken[file], whole[file]):
             lines = [max(1, edit.line - _AROUND), edit.line + _AROUND]
@@ -66,7 +71,11 @@ def edits(before: str, after: str) -> Sequence[Edit]:
     """What turns one text into another, one after the other, each with as few lines as it takes."""
     found: list[Edit] = []
     old, new = before.split("\n"), after.split("\n")
-    places = [c for c in SequenceMatcher(None, old, new, autojunk=False).get_opcodes()]
+    top = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), 0)
+    places = [
+        (kind, i + top, j + top, k + top, m + top)
+        for kind, i, j, k, m in SequenceMatcher(None, old[top:], new[top:], False).get_opcodes()
+    ]
     # From the end, so that the places that are still to come keep their numbers.
     for kind, i, j, k, m in reversed(places):
         if kind == "equal":

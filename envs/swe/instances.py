@@ -85,7 +85,7 @@ def read_instances(
         except _Unreadable as error:
             problem = f"{path}, {where}: {error}"
             if not skip_bad:
-                raise ConfigError(f"{problem}; --skip-bad leaves such ones out") from error
+                raise ConfigError(f"{problem}; --env.skip-bad leaves such ones out") from error
             problems.append(problem)
     if not found:
         raise ConfigError(f"{path} holds no instance that can be read")

@@ -115,13 +115,14 @@ class BuiltRepair:
         package = self.package
         return unpack(fetch(f"{package.package}=={package.version}", package.sha256))
 
+    @functools.cached_property
     def texts(self) -> tuple[dict[str, str], dict[str, str]]:
         """The files with the bugs, as they are and as they should be."""
         return mutated(self.root(), self.task.mutations)
 
     def trees(self) -> Trees:
         """The archive's files with the bugs planted."""
-        root, broken = self.root(), self.texts()[0]
+        root, broken = self.root(), self.texts[0]
         tests = frozenset(self.package.tests)
         return Trees(agent=_packed(root, broken, tests), whole=_packed(root, broken, frozenset()))
 
@@ -131,7 +132,7 @@ class BuiltRepair:
 
     def patch(self) -> tuple[str, bool]:
         """Made from the record."""
-        return make_patch(*self.texts()), False
+        return make_patch(*self.texts), False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

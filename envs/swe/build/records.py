@@ -148,7 +148,7 @@ def read_records(
         except ValueError as error:
             problem = f"{path}, line {number} {_said(error)}"
             if not skip_bad:
-                raise ConfigError(problem) from error
+                raise ConfigError(f"{problem}; --env.skip-bad leaves such ones out") from error
             problems.append(problem)
     return packages, tasks, tuple(problems)
 

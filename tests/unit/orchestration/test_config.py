@@ -22,6 +22,7 @@ def test_the_short_names_are_frozen() -> None:
         "max-turns",
         "model",
         "name",
+        "sandbox",
         "seed",
         "steps",
         "tasks-per-step",
