@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, str] = {
     "eval": "play held-out tasks with a model",
     "env list": "list the built-in environments",
     "env check": "check an environment before training on it",
+    "env play": "play an episode by hand",
     "template check": "check a chat template for multi-turn training",
     "engine install": "install an engine's server into an environment of its own",
     "engine serve": "start a server for a model and stop it with Ctrl-C",

@@ -1,6 +1,7 @@
 """`agentrl env check`: is an environment fit for training?"""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from pydantic import Field
@@ -8,9 +9,9 @@ from pydantic import Field
 from agentrl.cli.command import Arguments, Command, JsonOption, print_json
 from agentrl.config import Config, load_config
 from agentrl.config.load import parse_params
-from agentrl.envs import resolve_env
+from agentrl.envs import ToolEnv, resolve_env
 from agentrl.envs.check import CheckReport, check_env_class
-from agentrl.orchestration.config import EnvEntry
+from agentrl.orchestration.config import SHORT_NAMES, EnvEntry
 from agentrl.tokens import Tokenizer
 from agentrl.verifiers import resolve_verifier
 
@@ -34,16 +35,31 @@ class EnvFlags(Config):
     env: tuple[EnvEntry, ...] = Field(default=(), description="The environment.")
 
 
-def _run(options: CheckOptions, arguments: Arguments) -> int:
-    flags = [f"--env={arguments.positional[0]}", *arguments.flags]
+SHORT: Mapping[str, str] = {"sandbox": SHORT_NAMES["sandbox"]}
+
+
+def load_env(arguments: Arguments) -> tuple[type[ToolEnv], Config]:
+    """The environment that a command line names first, and its parameters.
+
+    Raises:
+        ConfigError: There is none, or a parameter is wrong.
+    """
     loaded = load_config(
-        EnvFlags, flags=flags, parameters={"env": lambda name: resolve_env(name).Config}
+        EnvFlags,
+        flags=[f"--env={arguments.positional[0]}", *arguments.flags],
+        short=SHORT,
+        parameters={"env": lambda name: resolve_env(name).Config},
     )
     (entry,) = loaded.config.env
     env_class = resolve_env(entry.name)
+    return env_class, parse_params(env_class.Config, entry.params, "env")
+
+
+def _run(options: CheckOptions, arguments: Arguments) -> int:
+    env_class, config = load_env(arguments)
     report = check_env_class(
         env_class,
-        config=parse_params(env_class.Config, entry.params, "env"),
+        config=config,
         verifier=None if options.verifier is None else resolve_verifier(options.verifier),
         tokenizer=None if options.model is None else _tokenizer(options.model),
         split=options.split,
@@ -86,4 +102,5 @@ COMMAND = Command(
     run=_run,
     takes=["ENV"],
     config=EnvFlags,
+    short=SHORT,
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from agentrl.envs.splits import split_of
-from agentrl.envs.swe.build.archive import fetch, unpack
+from agentrl.envs.swe.build.archive import unpacked
 from agentrl.envs.swe.build.records import Package, RepairTask, mutated, read_records
 from agentrl.envs.swe.grade import Grading, of_instance, of_task
 from agentrl.envs.swe.instances import Instance, read_instances
@@ -113,7 +113,7 @@ class BuiltRepair:
             ConfigError: There is no such archive, or it has another hash.
         """
         package = self.package
-        return unpack(fetch(f"{package.package}=={package.version}", package.sha256))
+        return unpacked(package.package, package.version, package.sha256)
 
     @functools.cached_property
     def texts(self) -> tuple[dict[str, str], dict[str, str]]:

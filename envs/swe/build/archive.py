@@ -112,11 +112,9 @@ def unpack(archive: Archive) -> Path:
     Raises:
         ConfigError: It is damaged, or a member would lie outside of its folder.
     """
-    trees = cache_folder() / "trees"
-    trees.mkdir(exist_ok=True)
-    tree = trees / f"{archive.name}-{archive.version}-{archive.sha256[:16]}"
+    tree = _tree(archive.name, archive.version, archive.sha256)
     if not tree.exists():
-        with tempfile.TemporaryDirectory(dir=trees) as scratch:
+        with tempfile.TemporaryDirectory(dir=tree.parent) as scratch:
             try:
                 with tarfile.open(fileobj=io.BytesIO(archive.data)) as tar:
                     tar.extractall(scratch, filter="data")
@@ -127,6 +125,22 @@ def unpack(archive: Archive) -> Path:
                 raise ConfigError(f"the archive of {archive.name} holds no single top folder")
             tops[0].replace(tree)
     return tree
+
+
+def unpacked(name: str, version: str, sha256: str) -> Path:
+    """The content of a record's archive: from the cache, else from the package index.
+
+    Raises:
+        ConfigError: It is in neither of the two, or has another hash.
+    """
+    tree = _tree(name, version, sha256)
+    return tree if tree.exists() else unpack(fetch(f"{name}=={version}", sha256))
+
+
+def _tree(name: str, version: str, sha256: str) -> Path:
+    trees = cache_folder() / "trees"
+    trees.mkdir(exist_ok=True)
+    return trees / f"{name}-{version}-{sha256[:16]}"
 
 
 def install_tools(requires: Sequence[str] = ()) -> Path:

@@ -1,0 +1,128 @@
+"""A small package with a bug as a task of `swe_sandbox`, and agents that play it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from agentrl.envs import swe_sandbox
+from agentrl.envs.swe.build import archive
+from agentrl.envs.swe.build.operators import OPERATORS
+from agentrl.envs.swe.build.records import Mutation, Package, RepairTask, write_records
+from agentrl.envs.swe.build.source import Source, position
+from agentrl.types import AssistantTurn, EpisodeView, ToolCall
+
+PRICES: Final = '''"""Prices."""
+
+
+def total(prices, discount=0, *, floor=0):
+    """The sum after a discount in percent."""
+    if discount < 0 or discount > 100:
+        raise ValueError("no such discount")
+    result = sum(prices) * (100 - discount) // 100
+    return max(result, floor)
+'''
+WRONG: Final = PRICES.replace("100 - discount", "100 + discount")
+TESTS: Final = """import pytest
+from shop.prices import total
+
+
+def test_sum():
+    assert total([1, 2, 3]) == 6
+
+
+@pytest.mark.parametrize(("percent", "left"), [(0, 200), (50, 100), (100, 0)])
+def test_percent(percent, left):
+    assert total([100, 100], percent) == left
+
+
+def test_floor():
+    assert total([1], floor=5) == 5
+
+
+def test_refused():
+    with pytest.raises(ValueError):
+        total([], 101)
+"""
+FILES: Final = {
+    "src/shop/__init__.py": "",
+    "src/shop/prices.py": PRICES,
+    "tests/test_prices.py": TESTS,
+    "tests/test_words.py": "def test_nothing():\n    pass\n",
+    "setup.cfg": "[metadata]\nname = shop\n",
+}
+FAILING: Final = ("test_percent[50-100]", "test_percent[100-0]")
+PASSING: Final = ("test_sum", "test_percent[0-200]", "test_floor", "test_refused")
+
+
+def write(folder: Path, files: "dict[str, str]") -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def tasks_file(folder: Path) -> Path:
+    """Write the records; the archive is in the cache then."""
+    made = archive.fetch(str(write(folder / "shop", FILES)))
+    archive.unpack(made)
+    package = Package(
+        package="shop", version="0", sha256=made.sha256, paths=("src", "."), seconds=0.1,
+        arguments=("tests/test_prices.py", "tests/test_words.py"),
+        tests={"tests/test_prices.py": (*PASSING, *FAILING), "tests/test_words.py": ("test_nothing",)},
+    )  # fmt: skip
+    task = RepairTask(
+        task="shop-0-percent", package="shop", mutations=(_mutation(),),
+        issue="A discount makes it dearer: `total([100, 100], 50)` gives 300.",
+        fail_to_pass=tuple(f"tests/test_prices.py::{name}" for name in FAILING), seconds=(0.1,) * 3,
+    )  # fmt: skip
+    file = folder / "tasks.jsonl"
+    file.write_text(write_records([package], [task]))
+    return file
+
+
+def _mutation() -> Mutation:
+    source = Source(PRICES.encode())
+    for node in source.nodes():
+        for edit in OPERATORS["arithmetic"](source, node):
+            if source.replaced(edit) == WRONG:
+                return Mutation(
+                    file="src/shop/prices.py", sha256=source.sha256, node=position(node),
+                    operator="arithmetic", to=edit.to,
+                )  # fmt: skip
+    raise AssertionError("no operator makes the bug")
+
+
+def use_own_pytest(patch: pytest.MonkeyPatch) -> None:
+    """Take pytest from here instead of from the index."""
+    place = Path(pytest.__file__).parents[1]
+    patch.setattr(swe_sandbox, "install_tools", lambda requires: place)
+
+
+@dataclass(frozen=True)
+class BashAgent:
+    """Runs one script, then submits."""
+
+    script: str
+
+    def act(self, view: EpisodeView) -> AssistantTurn:
+        if view.messages[-1].role != "tool":
+            return call("bash", command=self.script)
+        return call("submit")
+
+
+def call(name: str, **arguments: str) -> AssistantTurn:
+    return AssistantTurn(calls=(ToolCall(name=name, arguments=dict(arguments), id="call_0"),))
+
+
+def put(path: str, text: str) -> str:
+    """A shell line that writes a file."""
+    return f"mkdir -p $(dirname {path}) && cat >{path} <<'TEXT'\n{text}\nTEXT\n"
+
+
+def source(before: str = "", after: str = "") -> str:
+    """A shell line that puts code around the buggy source."""
+    return put("src/shop/prices.py", f"{before}\n{WRONG}\n{after}")
+
+
