@@ -7,7 +7,7 @@ from agentrl.config.load import Loaded, load_config, read_toml
 from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
-from agentrl.orchestration.plan import ENV_PRESETS, MODEL_PRESETS
+from agentrl.orchestration.plan import ENV_PRESETS, MODEL_PRESETS, PAIR_PRESETS
 
 
 def load_run_config(
@@ -46,6 +46,7 @@ def load_run_config(
     for entry in first.config.env:
         needed = ENV_PRESETS.get(entry.name, {})
         preset |= {key: value for key, value in needed.items() if key in preset}
+        preset |= PAIR_PRESETS.get((base_name(first.config.model), entry.name), {})
     missing = {key: value for key, value in preset.items() if first.origins[key] == "default"}
     loaded = load(missing | given)
     origins = {

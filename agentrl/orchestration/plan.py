@@ -121,3 +121,14 @@ ENV_PRESETS: Mapping[str, Mapping[str, object]] = {
     "swe_sandbox": {"rollout.max_turn_tokens": 256, "rollout.max_context_tokens": 2048},
 }
 """What an environment needs where a model's preset gives less."""
+
+PAIR_PRESETS: Mapping[tuple[str, str], Mapping[str, object]] = {
+    ("smollm2-135m", "swe_sandbox"): {
+        "rollout.tasks_per_step": 4,
+        "rollout.group_size": 4,
+        "rollout.max_turns": 12,
+        "rollout.max_context_tokens": 4096,
+        "trainer.token_budget": 4096,
+    },
+}
+"""By model and environment: what lets a step end within minutes on a laptop."""

@@ -11,7 +11,7 @@ from agentrl.envs.swe.build.recipe import SHIPPED, read_recipe
 from agentrl.envs.swe.build.records import TASKS, read_records, write_records
 from agentrl.errors import ConfigError
 
-PACKAGES, RECORDS = read_records(TASKS)
+PACKAGES, RECORDS, _ = read_records(TASKS)
 
 
 def test_there_are_enough_of_each() -> None:
@@ -55,7 +55,7 @@ def test_the_recipe_names_the_same_archives() -> None:
 def test_records_are_written_as_they_were_read(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text(write_records(PACKAGES.values(), RECORDS))
-    assert read_records(path) == (PACKAGES, RECORDS)
+    assert read_records(path) == (PACKAGES, RECORDS, ())
 
 
 @pytest.mark.parametrize(
