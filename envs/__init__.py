@@ -1,6 +1,6 @@
 """Environments: `ToolEnv`, what it is made of, and the built-in ones by name."""
 
-from agentrl.envs.agents import EchoAgent, NullAgent, RandomAgent, ScriptedAgent
+from agentrl.envs.agents import EchoAgent, MixtureAgent, NullAgent, RandomAgent, ScriptedAgent
 from agentrl.envs.context import (
     Ask,
     ContextPolicy,
@@ -26,6 +26,7 @@ __all__ = [
     "EchoAgent",
     "EnvServices",
     "Keep",
+    "MixtureAgent",
     "NullAgent",
     "RandomAgent",
     "ScriptedAgent",

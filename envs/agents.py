@@ -2,12 +2,12 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
-from agentrl.types import AssistantTurn, EpisodeView, Json, ToolCall, ToolSchema
+from agentrl.types import Agent, AssistantTurn, EpisodeView, Json, ToolCall, ToolSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,32 @@ class ScriptedAgent:
         """The turn whose number is that of the assistant messages so far."""
         played = sum(message.role == "assistant" for message in view.messages)
         return self.turns[played] if played < len(self.turns) else AssistantTurn()
+
+
+class MixtureAgent:
+    """Plays each episode as one of several agents, drawn by weight.
+
+    The name of the drawn one is the text of its first turn, so that an episode shows who played it.
+    """
+
+    def __init__(self, agents: Mapping[str, tuple[Agent, float]], *, seed: int = 0) -> None:
+        """Make it.
+
+        Args:
+            agents: the agents by name, each with its weight.
+            seed: of the draws.
+        """
+        self._agents = {name: agent for name, (agent, _) in agents.items()}
+        weights = np.array([weight for _, weight in agents.values()])
+        self._shares = weights / weights.sum()
+        self._rng = np.random.default_rng(seed)
+
+    def act(self, view: EpisodeView) -> AssistantTurn:
+        """The turn of the episode's agent."""
+        own = [message.content for message in view.messages if message.role == "assistant"]
+        name = own[0] if own else str(self._rng.choice([*self._agents], p=self._shares))
+        turn = self._agents[name].act(view)
+        return turn if own else replace(turn, text=name)
 
 
 @dataclass(frozen=True, slots=True)

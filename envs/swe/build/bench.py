@@ -41,25 +41,18 @@ class Bench:
 
     @contextmanager
     def changed(self, files: Mapping[str, str]) -> Generator[None]:
-        """With other texts in some files; afterwards they are as they were, whatever happened."""
+        """With other texts in some files, or new ones; afterwards all is as it was."""
         try:
             for name, text in files.items():
                 write(self.root / name, text.encode())
             yield
         finally:
             for name in files:
-                write(self.root / name, (self.pristine / name).read_bytes())
-
-    @contextmanager
-    def beside(self, files: Mapping[str, str]) -> Generator[None]:
-        """With new files, which are gone afterwards."""
-        try:
-            for name, text in files.items():
-                write(self.root / name, text.encode())
-            yield
-        finally:
-            for name in files:
-                (self.root / name).unlink(missing_ok=True)
+                before = self.pristine / name
+                if before.exists():
+                    write(self.root / name, before.read_bytes())
+                else:
+                    (self.root / name).unlink(missing_ok=True)
 
     def apply(self, patch: str) -> bool:
         """Apply a patch with git; True if it did."""
@@ -118,8 +111,9 @@ def set_up(
         tools=install_tools(requires),
         arguments=tuple(arguments or _test_files(found)),
     )
+    # Each in a process of its own: what depends on the order of sets or on addresses is not steady.
+    runs = [_run_alone(suite, seed) for seed in range(RUNS)]
     runner = resources.enter_context(SuiteRunner(suite.tools))
-    runs = [runner.run(suite) for _ in range(RUNS)]
     tests = steady([_outcomes(archive.name, run) for run in runs])
     if not tests:
         raise ConfigError(f"{archive.name}: none of its tests passes in each of {RUNS} runs")
@@ -134,6 +128,11 @@ def set_up(
         tests=tests,
         seconds=round(seconds, 2),
     )
+
+
+def _run_alone(suite: Suite, hash_seed: int) -> SuiteRun:
+    with SuiteRunner(suite.tools, hash_seed=hash_seed) as runner:
+        return runner.run(suite)
 
 
 def steady(runs: Sequence[Mapping[str, Outcome]]) -> tuple[str, ...]:

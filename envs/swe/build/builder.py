@@ -188,7 +188,7 @@ class _Work:
             watched={str(bench.root / name): kinds_of(text) for name, text in whole.items()},
             sealed=tuple(str(bench.root / file) for file in files),
         )
-        with bench.beside(twins.files):
+        with bench.changed(twins.files):
             run = bench.runner.run(suite)
         if run.report is None or twins.passed(run.report.outcomes):
             raise Dropped("repair looks like a cheat")

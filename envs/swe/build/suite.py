@@ -78,7 +78,14 @@ class SuiteRun:
 class SuiteRunner:
     """Runs suites one after the other; a context manager."""
 
-    def __init__(self, tools: Path) -> None:
+    def __init__(self, tools: Path, *, hash_seed: int = 0) -> None:
+        """Start the process that the runs are forks of.
+
+        Args:
+            tools: pytest and what else the tests import.
+            hash_seed: orders sets; forks have the same order, and other processes with the same
+                seed mostly.
+        """
         self._process = subprocess.Popen(
             [sys.executable, *PYTHON_FLAGS, str(_FORKS), str(RUNNER), str(tools)],
             stdin=subprocess.PIPE,
@@ -86,7 +93,11 @@ class SuiteRunner:
             stderr=subprocess.DEVNULL,
             bufsize=0,  # `select` knows nothing of what a buffer has read ahead
             # Sets have the same order in each run, so that a failure is one in each run.
-            env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
+            env={
+                "PATH": os.environ["PATH"],
+                "LANG": "C.UTF-8",
+                "PYTHONHASHSEED": str(hash_seed),
+            },
             start_new_session=True,
         )
 
