@@ -235,6 +235,9 @@ class DockerSandbox(Sandbox):
             await self.close()
             raise SandboxDied("the processes in the container cannot be killed") from None
 
+    def _scratch(self) -> tuple[str, ...]:
+        return ("/tmp", "/dev/shm")
+
     async def _ask(self, question: Callable[[Any], T]) -> T:
         """Ask the engine's client."""
         used = self._engine

@@ -118,12 +118,20 @@ MODEL_PRESETS: Mapping[str, Mapping[str, object]] = {
 
 ENV_PRESETS: Mapping[str, Mapping[str, object]] = {
     "code_sandbox": {"rollout.max_turn_tokens": 256, "rollout.max_context_tokens": 1024},
-    "swe_sandbox": {"rollout.max_turn_tokens": 256, "rollout.max_context_tokens": 2048},
+    "swe_sandbox": {"rollout.max_turn_tokens": 512, "rollout.max_context_tokens": 2048},
 }
 """What an environment needs where a model's preset gives less."""
 
 PAIR_PRESETS: Mapping[tuple[str, str], Mapping[str, object]] = {
+    ("tiny", "swe_sandbox"): {
+        "rollout.tasks_per_step": 2,
+        "rollout.group_size": 4,
+        "warm_start.updates": 4,
+        "warm_start.batch": 8,
+    },
     ("smollm2-135m", "swe_sandbox"): {
+        "warm_start.updates": 30,
+        "warm_start.batch": 8,
         "rollout.tasks_per_step": 4,
         "rollout.group_size": 4,
         "rollout.max_turns": 12,

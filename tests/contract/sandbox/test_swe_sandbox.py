@@ -1,0 +1,190 @@
+"""Episodes of `swe_sandbox`: what the agent finds, what it gets, and whose fault a failure is."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+
+from agentrl.cli.dispatch import main
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.envs import MixtureAgent, NullAgent, resolve_env
+from agentrl.envs.check import check_env_class
+from agentrl.envs.services import EnvServices
+from agentrl.envs.swe_sandbox import SweSandbox
+from agentrl.envs.toolenv import ToolEnv
+from agentrl.rollout import Codec, Collector, CollectSettings, Job, Limits, episode_metrics
+from agentrl.rollout.batch import make_batch
+from agentrl.sandboxes import SandboxOptions
+from agentrl.tokens import Tokenizer
+from agentrl.trainer import group_advantages
+from agentrl.types import Agent, Invalid, Outcome, Score
+from tests.contract.sandbox import shop
+from tests.contract.sandbox.swe_cheats import CHEATS
+
+pytestmark = [pytest.mark.sandbox]
+_NUM_MEMBERS: Final = 6
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        shop.use_own_pytest(patch)
+        yield shop.tasks_file(tmp_path_factory.mktemp("shop"))
+
+
+@pytest.fixture
+async def env(file: Path, options: SandboxOptions) -> AsyncIterator[ToolEnv]:
+    made = resolve_env("swe_sandbox")(SweSandbox.Config(tasks=str(file), sandbox=options))
+    await made.areset(seed=0)
+    yield made
+    await made.aclose()
+    await made.services.sandboxes.close()
+
+
+async def play(env: ToolEnv, agent: Agent) -> Outcome:
+    stop = None
+    while stop is None:
+        stop = (await env.advance(agent.act(env.view()))).stop
+    return await env.ascore()
+
+
+async def test_the_repair_is_worth_one(env: ToolEnv) -> None:
+    expert = SweSandbox.expert()
+    score = await play(env, expert)
+    assert score == Score(
+        value=1.0,
+        parts={"fail_to_pass": 1.0, "pass_to_pass": 1.0},
+        reason="every expected test passed",
+    )
+    assert "Edited src/shop/prices.py" in env.conversation[-3].content
+
+
+async def test_the_agent_finds_neither_tests_nor_history(env: ToolEnv) -> None:
+    script = (
+        "git log --all --oneline; git remote; ls tests; python3 -c 'import shop, pytest'; "
+        "touch /mnt/tools/x; pwd; git fetch origin"
+    )
+    score = await play(env, shop.BashAgent(script))
+    said = env.conversation[-3].content
+    assert said.count("The repository as it was found") == 1
+    assert "test_" not in said
+    assert "Read-only file system" in said
+    assert isinstance(score, Score)
+    assert (score.value, score.reason) == (0, "nothing was changed")
+
+
+async def test_what_lies_in_the_work_tree_counts_whatever_was_committed_or_said(
+    env: ToolEnv,
+) -> None:
+    script = shop.put("src/shop/prices.py", shop.PRICES) + "git add -A; git commit -qm x; rm -rf .git"
+    score = await play(env, shop.BashAgent(script))
+    assert isinstance(score, Score)
+    assert score.value == 1, score.reason
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("head -c 3000000 /dev/urandom >big", "the patch has"),
+        (shop.source("def broken(:"), "fail"),
+        ("ln -s /etc/passwd src/shop/link", "left out of the patch: src/shop/link"),
+    ],
+    ids=["large", "broken", "link"],
+)
+async def test_what_the_policy_does_is_scored_with_a_reason(
+    file: Path, script: str, said: str
+) -> None:
+    env = SweSandbox(SweSandbox.Config(tasks=str(file), sandbox={"backend": "bwrap"}))
+    await env.areset(seed=0)
+    score = await play(env, shop.BashAgent(script))
+    await env.aclose()
+    assert isinstance(score, Score)
+    assert score.value == 0
+    assert said in score.reason
+    await env.services.sandboxes.close()
+
+
+@pytest.mark.bwrap
+async def test_a_sandbox_that_died_makes_an_episode_invalid(file: Path) -> None:
+    env = SweSandbox(SweSandbox.Config(tasks=str(file), sandbox={"backend": "bwrap"}))
+    await env.areset(seed=0)
+    await env.advance(shop.call("submit"))
+    await env.sandbox.close()
+    outcome = await env.ascore()
+    await env.aclose()
+    await env.services.sandboxes.close()
+    assert isinstance(outcome, Invalid)
+    assert outcome.blame == "sandbox"
+
+
+@pytest.mark.bwrap
+async def test_a_mixture_earns_what_its_honest_part_earns(file: Path, tiny_folder: Path) -> None:
+    """Half oracles, a quarter each that does nothing and that cheats, through the real loop."""
+    expert = SweSandbox.expert()
+    cheat = shop.BashAgent(CHEATS["exits in conftest"].script)
+    mixture = MixtureAgent(
+        {"oracle": (expert, 2), "null": (NullAgent(), 1), "cheat": (cheat, 1)}, seed=1
+    )
+    codec = Codec(Tokenizer.load(tiny_folder))
+    engine = ScriptedEngine(mixture, codec.renderer(SweSandbox().tool_schemas))
+    limits = Limits(turn_tokens=1 << 20, context_tokens=1 << 20, wall_s=None, setup_s=60)
+    settings = CollectSettings(
+        limits=limits, temperature=1.0, concurrency=4, attempts=1, max_invalid_share=0.0
+    )
+    services = EnvServices()
+    config = SweSandbox.Config(tasks=str(file), sandbox=SandboxOptions(backend="bwrap"))
+    task = SweSandbox.task_at(0, split="train", seed=0, config=config)
+    jobs = [
+        Job(
+            env="swe_sandbox",
+            make_env=lambda: SweSandbox(config, services=services),
+            task=task,
+            split="train",
+            group=group,
+        )
+        for group in range(2)
+    ]
+    collector = Collector(engine=engine, codec=codec, settings=settings)
+    collected = await collector.collect(jobs, group_size=_NUM_MEMBERS, seed=0, step=1)
+    await services.sandboxes.close()
+    episodes = collected.episodes
+    honest = np.array([e.messages[2].content == "oracle" for e in episodes])
+    assert 0 < honest.sum() < len(episodes) == 2 * _NUM_MEMBERS
+    assert [e.reward for e in episodes] == list(honest.astype(float))
+    metrics = episode_metrics(collected)
+    assert metrics["reward"] == pytest.approx(honest.mean())
+    assert metrics["invalid"] == 0
+    batch = make_batch(episodes, temperature=1.0)
+    advantages = group_advantages(batch.rewards_E, batch.group_E, scale_by_std=False)
+    by_group = honest.reshape(2, _NUM_MEMBERS).astype(float)
+    assert advantages == pytest.approx((by_group - by_group.mean(1, keepdims=True)).reshape(-1))
+
+
+@pytest.mark.bwrap
+def test_the_environment_is_fit_for_training(file: Path) -> None:
+    config = SweSandbox.Config(tasks=str(file), sandbox=SandboxOptions(backend="bwrap"))
+    report = check_env_class(SweSandbox, config=config, num_tasks=1)
+    assert report.ok, report.lines()
+    rows = {row.name: row.detail for row in report.rows}
+    assert "mean return 1," in rows["expert"]
+    assert "mean return 0," in rows["null agent"]
+    assert "mean return 0," in rows["scripted agent"]
+
+
+@pytest.mark.bwrap
+@pytest.mark.timeout(240)
+def test_it_is_trained_on_from_the_command_line(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--env", "swe_sandbox", "--env.tasks", str(file), "--sandbox", "bwrap"]
+    small = ["--tasks-per-step", "1", "--group-size", "2", "--rollout.max_turn_tokens", "400"]
+    warm = ["--warm-start.updates", "1", "--warm-start.batch", "1", "--runs-dir", str(tmp_path)]
+    assert main(["train", *argv, *small, *warm, "--steps", "1"]) == 0
+    assert "verified 100%" in capsys.readouterr().out
+    for agent, reward in (("oracle", "1.000"), ("null", "0.000")):
+        played = ["--agent", agent, "--eval.split", "train", "--eval.tasks", "1"]
+        assert main(["eval", *argv, *played]) == 0
+        assert f"reward    {reward}" in capsys.readouterr().out
