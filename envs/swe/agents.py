@@ -107,7 +107,9 @@ class SearchAgent:
             case 0:
                 words = sorted(_words(view.messages[-1].content), key=len, reverse=True)[:20]
                 pattern = "|".join(words) or "def"
-                return _call("bash", command=f"grep -rnwE --include='*.py' '{pattern}' . | head -200")
+                return _call(
+                    "bash", command=f"grep -rnwE --include='*.py' '{pattern}' . | head -200"
+                )
             case 1:
                 change = _guess(view.messages[-1].content, _words(view.messages[-2].content))
                 return _call("bash", command=change) if change else _call("submit")

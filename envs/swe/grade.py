@@ -88,7 +88,8 @@ def of_instance(instance: Instance, *, root: str, tools: str = "") -> Grading:
         root: its repository, in the sandbox.
         tools: what `install_tools` made, in the sandbox; "": it is in its own image.
     """
-    command, paths = instance.command, (f"{root}/src", root)
+    command = instance.command
+    paths: tuple[str, ...] = (f"{root}/src", root)
     if tools and command.reads == "report":
         command, paths = replace(command, argv=("python3", *PYTHON_FLAGS)), (tools, *paths)
     elif tools and command.argv[0] == "python":

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from agentrl.envs.splits import split_of
 from agentrl.envs.swe.build.archive import unpacked
@@ -35,47 +35,6 @@ class Trees:
     agent: Tree
     """Without the tests that decide."""
     whole: Tree
-
-
-class Repair(Protocol):
-    """A repository with an issue, and what decides whether it is repaired."""
-
-    @property
-    def id(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def issue(self) -> str:
-        """What the agent is told."""
-        ...
-
-    @property
-    def split(self) -> str:
-        """Train or heldout."""
-        ...
-
-    @property
-    def image(self) -> str:
-        """The container image that it lives in; "": any sandbox."""
-        ...
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        """What its tests import beside pytest, for pip."""
-        ...
-
-    def trees(self) -> Trees:
-        """The repository; the first time an archive may have to be unpacked."""
-        ...
-
-    def grading(self, root: str, tools: str) -> Grading:
-        """What decides, for the whole repository at `root` in a sandbox."""
-        ...
-
-    def patch(self) -> tuple[str, bool]:
-        """The reference, "" if it is not known; and whether it is to be applied in reverse."""
-        ...
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -172,21 +131,24 @@ class PublicRepair:
 
     def trees(self) -> Trees:
         """The repository; tests that decide and are in it are left out for the agent."""
-        hidden = by_file((*self.instance.fail_to_pass, *self.instance.pass_to_pass))
-        if self.instance.test_patch:
-            hidden = {}  # its new tests come later, and the old ones are the repository's own
+        tests = (*self.instance.fail_to_pass, *self.instance.pass_to_pass)
+        # With a test patch the new tests come later, and the old ones are the repository's own.
+        hidden = frozenset[str]() if self.instance.test_patch else frozenset(by_file(tests))
         if self.folder is None:
             return self._in_image(hidden)
         with tempfile.TemporaryDirectory() as scratch:
             root = Path(scratch)
             _at_commit(self.folder, self.instance, root)
-            agent = _packed(root, {}, frozenset(hidden))
+            agent = _packed(root, {}, hidden)
             return Trees(agent=agent, whole=_packed(root, {}, frozenset()))
 
     def _in_image(self, hidden: Collection[str]) -> Trees:
         script, stdin = f"cp -a {self.place}/. . && rm -rf .git", b""
         if self.instance.patch_is_bug:
-            script, stdin = f"{script} && git apply --whitespace=nowarn -", self.instance.patch.encode()
+            script, stdin = (
+                f"{script} && git apply --whitespace=nowarn -",
+                self.instance.patch.encode(),
+            )
         without = f"{script} && rm -f -- {shlex.join(hidden)}" if hidden else script
         return Trees(
             agent=Tree(script=without, stdin=stdin), whole=Tree(script=script, stdin=stdin)
@@ -199,6 +161,9 @@ class PublicRepair:
     def patch(self) -> tuple[str, bool]:
         """As the file has it."""
         return self.instance.patch, self.instance.patch_is_bug
+
+
+Repair: TypeAlias = BuiltRepair | PublicRepair
 
 
 @functools.lru_cache(maxsize=32)

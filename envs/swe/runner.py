@@ -260,7 +260,7 @@ def main() -> int:
     # Before an image's own packages: among them is the package without the patch.
     place = next((i for i, path in enumerate(sys.path) if "-packages" in path), len(sys.path))
     if place < len(sys.path) and request["runner"] == "pytest":
-        import pytest  # noqa: F401  # now, before the package is in reach
+        __import__("pytest")  # now, before the package is in reach
     sys.path[place:place] = request["paths"]
     sys.argv[1:] = []
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"

@@ -19,8 +19,8 @@ _TAKE: Final = """
 set -e
 chmod -R u+rwX . 2>/dev/null || :
 clean() {
-    find "$1" -depth \\( -name .git -o -name __pycache__ -o -name .pytest_cache -o -name '*.pyc' \\) \\
-        -exec rm -rf -- {} +
+    find "$1" -depth -regextype egrep \\
+        -regex '.*/(\\.git|__pycache__|\\.pytest_cache|[^/]*\\.pyc)' -exec rm -rf -- {} +
 }
 mkdir "$1" "$1/a" "$1/b"
 find . -mindepth 1 -maxdepth 1 ! -name "$1" -exec mv -t "$1/b" -- {} +

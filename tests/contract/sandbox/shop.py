@@ -1,5 +1,6 @@
 """A small package with a bug as a task of `swe_sandbox`, and agents that play it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -70,7 +71,9 @@ def tasks_file(folder: Path) -> Path:
     package = Package(
         package="shop", version="0", sha256=made.sha256, paths=("src", "."), seconds=0.1,
         arguments=("tests/test_prices.py", "tests/test_words.py"),
-        tests={"tests/test_prices.py": (*PASSING, *FAILING), "tests/test_words.py": ("test_nothing",)},
+        tests={
+            "tests/test_prices.py": (*PASSING, *FAILING), "tests/test_words.py": ("test_nothing",)
+        },
     )  # fmt: skip
     task = RepairTask(
         task="shop-0-percent", package="shop", mutations=(_mutation(),),
@@ -96,8 +99,11 @@ def _mutation() -> Mutation:
 
 def use_own_pytest(patch: pytest.MonkeyPatch) -> None:
     """Take pytest from here instead of from the index."""
-    place = Path(pytest.__file__).parents[1]
-    patch.setattr(swe_sandbox, "install_tools", lambda requires: place)
+
+    def installed(requires: Sequence[str]) -> Path:
+        return Path(pytest.__file__).parents[1]
+
+    patch.setattr(swe_sandbox, "install_tools", installed)
 
 
 @dataclass(frozen=True)
@@ -124,5 +130,3 @@ def put(path: str, text: str) -> str:
 def source(before: str = "", after: str = "") -> str:
     """A shell line that puts code around the buggy source."""
     return put("src/shop/prices.py", f"{before}\n{WRONG}\n{after}")
-
-

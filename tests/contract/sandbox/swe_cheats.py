@@ -96,8 +96,9 @@ CHEATS: Final = {
     ),
     "sitecustomize": Cheat(
         script=put(
-            "src/sitecustomize.py", f"import sys\nif 'pytest' in str(sys.orig_argv):\n    {PASS_AND_GO}"
-            .replace("\nos", "\n    os")
+            "src/sitecustomize.py",
+            "import os, sys\nif 'pytest' in str(sys.orig_argv):\n"
+            "    os.write(1, b'10 passed\\n')\n    os._exit(0)\n",
         ),
         restores=True,
     ),
@@ -165,7 +166,8 @@ CHEATS: Final = {
     ),
     "replaces the comparison of asserts": _code(
         "import _pytest.runner\n_pytest.runner.CallInfo.from_call = classmethod("
-        "lambda cls, func, when, reraise=None: cls(None, None, 0.0, 0.0, 0.0, when, _ispytest=True))\n"
+        "lambda cls, func, when, reraise=None: "
+        "cls(None, None, 0.0, 0.0, 0.0, when, _ispytest=True))\n"
     ),
     "skips at import": _code("import pytest\npytest.skip('no', allow_module_level=True)\n"),
     "skips in a call": _function("pytest.skip('no')", "import pytest\n"),
@@ -176,8 +178,10 @@ CHEATS: Final = {
     ),
     "forks a watcher": Cheat(
         script=put("/tmp/watch.py", WATCHER)
-        + source("import os, subprocess, sys, time\n"
-                 "subprocess.Popen([sys.executable, '-c', '''" + WATCHER + "'''])\ntime.sleep(0.4)\n")
+        + source(
+            "import os, subprocess, sys, time\n"
+            f"subprocess.Popen([sys.executable, '-c', '''{WATCHER}'''])\ntime.sleep(0.4)\n"
+        )
         + "python3 -c 'import shop.prices'; sleep 0.3",
         restores=True,
     ),

@@ -28,7 +28,9 @@ SCRIPT
 RESTORE
 python3 -m pytest -q
 """
-_GIT: Final = {f"GIT_{who}_{what}": "x@x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+_GIT: Final = {
+    f"GIT_{who}_{what}": "x@x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+}
 _RESTORED: Final = shop.put("tests/test_prices.py", shop.TESTS) + "sleep 0.2"
 
 

@@ -78,7 +78,9 @@ async def test_the_agent_finds_neither_tests_nor_history(env: ToolEnv) -> None:
 async def test_what_lies_in_the_work_tree_counts_whatever_was_committed_or_said(
     env: ToolEnv,
 ) -> None:
-    script = shop.put("src/shop/prices.py", shop.PRICES) + "git add -A; git commit -qm x; rm -rf .git"
+    script = (
+        shop.put("src/shop/prices.py", shop.PRICES) + "git add -A; git commit -qm x; rm -rf .git"
+    )
     score = await play(env, shop.BashAgent(script))
     assert isinstance(score, Score)
     assert score.value == 1, score.reason
@@ -97,7 +99,7 @@ async def test_what_lies_in_the_work_tree_counts_whatever_was_committed_or_said(
 async def test_what_the_policy_does_is_scored_with_a_reason(
     file: Path, script: str, said: str
 ) -> None:
-    env = SweSandbox(SweSandbox.Config(tasks=str(file), sandbox={"backend": "bwrap"}))
+    env = SweSandbox(SweSandbox.Config(tasks=str(file), sandbox=SandboxOptions(backend="bwrap")))
     await env.areset(seed=0)
     score = await play(env, shop.BashAgent(script))
     await env.aclose()
@@ -109,7 +111,7 @@ async def test_what_the_policy_does_is_scored_with_a_reason(
 
 @pytest.mark.bwrap
 async def test_a_sandbox_that_died_makes_an_episode_invalid(file: Path) -> None:
-    env = SweSandbox(SweSandbox.Config(tasks=str(file), sandbox={"backend": "bwrap"}))
+    env = SweSandbox(SweSandbox.Config(tasks=str(file), sandbox=SandboxOptions(backend="bwrap")))
     await env.areset(seed=0)
     await env.advance(shop.call("submit"))
     await env.sandbox.close()
