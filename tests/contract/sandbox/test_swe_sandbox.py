@@ -9,14 +9,14 @@ import pytest
 
 from agentrl.cli.dispatch import main
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.envs import MixtureAgent, NullAgent, resolve_env
+from agentrl.envs import MixtureAgent, NullAgent, default_services, resolve_env
 from agentrl.envs.check import check_env_class
 from agentrl.envs.services import EnvServices
 from agentrl.envs.swe_sandbox import SweSandbox
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.rollout import Codec, Collector, CollectSettings, Job, Limits, episode_metrics
 from agentrl.rollout.batch import make_batch
-from agentrl.sandboxes import SandboxOptions
+from agentrl.sandboxes import SandboxOptions, run_sync
 from agentrl.tokens import Tokenizer
 from agentrl.trainer import group_advantages
 from agentrl.types import Agent, Invalid, Outcome, Score
@@ -174,6 +174,7 @@ def test_the_environment_is_fit_for_training(file: Path) -> None:
     assert "mean return 1," in rows["expert"]
     assert "mean return 0," in rows["null agent"]
     assert "mean return 0," in rows["scripted agent"]
+    run_sync(default_services().sandboxes.close())
 
 
 @pytest.mark.bwrap
