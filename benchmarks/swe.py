@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from agentrl.envs import default_services, swe_sandbox
@@ -36,7 +35,7 @@ T = TypeVar("T")
 OVERHEAD_CPU_S, WARM_START_S = 1.0, 0.3
 AT_ONCE = 4
 _SET_CHILD_SUBREAPER = 36
-PARTS = ("start", "tools", "patch", "grading sandbox", "grading")
+PARTS = ("start", "tools", "patch", "grading sandbox", "grading, with pytest")
 
 
 def adopt() -> None:
@@ -145,24 +144,22 @@ async def measure(backend: str, episodes: int) -> int:
         overheads.append(spent - plain_pytest(repair))
     score, patch, grading = parts.median("score"), alone.median("patch"), alone.median("grading")
     rest = (score[0] - patch[0] - grading[0], score[1] - patch[1] - grading[1])
-    rows = dict(zip(PARTS, (parts.median("start"), parts.median("tools"), patch, rest, grading)))
+    parted = (parts.median("start"), parts.median("tools"), patch, rest, grading)
+    rows = dict(zip(PARTS, parted, strict=True))
     for name, (wall, cpu) in rows.items():
-        print(f"{name:32} {wall:6.3f} s wall  {cpu:6.3f} s CPU")
+        print(f"{name:36} {wall:6.3f} s wall  {cpu:6.3f} s CPU")
     overhead, start = statistics.median(overheads), rows["start"][0]
-    print(
-        f"beside pytest itself, per episode               {overhead:6.3f} s CPU  at most {OVERHEAD_CPU_S:g}"
-    )
-    print(f"warm start                       {start:6.3f} s wall  at most {WARM_START_S:g}")
+    print(f"{'beside pytest itself':36} {overhead:22.3f} s CPU  at most {OVERHEAD_CPU_S:g}")
+    print(f"{'warm start':36} {start:6.3f} s wall  at most {WARM_START_S:g}")
     began = time.perf_counter()
     for first in range(0, episodes, AT_ONCE):
         await asyncio.gather(*(play(config, first + i, Parts()) for i in range(AT_ONCE)))
     count = -(-episodes // AT_ONCE) * AT_ONCE
-    print(
-        f"episodes per hour, {AT_ONCE} at once      {3600 * count / (time.perf_counter() - began):6.0f}"
-    )
+    per_hour = 3600 * count / (time.perf_counter() - began)
+    print(f"{f'episodes per hour, {AT_ONCE} at once':36} {per_hour:6.0f}")
     await default_services().sandboxes.close()
     left = sum(found.pid == os.getpid() for found in find_sandboxes())
-    print(f"sandboxes left behind            {left:6}")
+    print(f"{'sandboxes left behind':36} {left:6}")
     return int(overhead > OVERHEAD_CPU_S or start > WARM_START_S or left > 0)
 
 

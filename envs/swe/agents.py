@@ -81,11 +81,13 @@ def edits(before: str, after: str) -> Sequence[Edit]:
         if kind == "equal":
             continue
         text = "\n".join(old)
-        above = below = 0
+        # Lines that go or come need a neighbour, whose line end goes or comes with them.
+        alone = i == j or k == m
+        above, below = int(alone and i > 0), int(alone and i == 0)
         while True:
             first, last = max(0, i - above), min(len(old), j + below)
             piece = "\n".join(old[first:last])
-            if piece and text.count(piece) == 1:
+            if piece and text.find(piece) == text.rfind(piece):
                 break
             above, below = (above + 1, below) if above <= below else (above, below + 1)
         lines = [*old[first:i], *new[k:m], *old[j:last]]

@@ -339,3 +339,18 @@ async def test_the_state_key_is_of_the_state_that_was_acted_in() -> None:
 
     transitions = await play(Keyed(), call("note", text="a"), call("note", text="b"), say("yes"))
     assert [t.state_key for t in transitions] == ["", "a", "a,b"]
+
+
+async def test_the_last_results_say_how_many_turns_are_left() -> None:
+    class Short(Base):
+        max_turns = 4
+        warn_turns = 2
+
+    transitions = await play(Short(), *[call("note", text=t) for t in "abcd"])
+    said = [texts(transition)[-1] for transition in transitions]
+    assert said == [
+        "noted a",
+        "noted b\n[2 turns are left.]",
+        "noted c\n[1 turn is left.]",
+        "noted d",
+    ]

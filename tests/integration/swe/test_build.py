@@ -1,7 +1,5 @@
 """From a folder with a package to tasks, and from patches to verdicts, with the real runner."""
 
-import asyncio
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,8 @@ from agentrl.envs.swe.build.records import (
 from agentrl.envs.swe.grade import grade, of_task
 from agentrl.envs.swe.patch import make_patch
 from agentrl.envs.swe.report import Verdict
-from agentrl.errors import ToolError
+from agentrl.sandboxes import SandboxOptions
+from agentrl.sandboxes.local import UnsafeLocalSandbox
 
 SOURCES = {
     "src/shop/__init__.py": "",
@@ -92,55 +91,6 @@ class TestShout(unittest.TestCase):
 }
 
 
-class LocalBox:
-    """A fresh copy of a folder, and plain processes in it."""
-
-    def __init__(self, base: Path, folder: Path) -> None:
-        self.root = folder
-        shutil.copytree(base, folder)
-
-    async def exec(
-        self,
-        cmd: str | Sequence[str],
-        *,
-        cwd: str = "",
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        timeout_s: float | None = None,
-        max_output: int | None = None,
-        kill_leftovers: bool = False,
-    ) -> "Finished":
-        process = await asyncio.create_subprocess_exec(
-            *[part.replace("/tmp/agentrl_", f"{self.root}/../agentrl_") for part in cmd],
-            cwd=cwd,
-            env={"PATH": os.environ["PATH"], **(env or {})},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            out, err = await asyncio.wait_for(process.communicate(stdin), timeout_s)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            return Finished("timeout", None, b"", b"")
-        return Finished("exited", process.returncode, out, err)
-
-    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
-        write(Path("/"), {path.replace("/tmp/agentrl_", f"{self.root}/../agentrl_"): data.decode()})
-
-    async def read_file(self, path: str, *, max_bytes: int | None = None) -> bytes:
-        try:
-            return await asyncio.to_thread(Path(path).read_bytes)
-        except OSError as error:
-            raise ToolError(str(error)) from error
-
-
-class Finished:
-    def __init__(self, status: str, exit_code: int | None, stdout: bytes, stderr: bytes) -> None:
-        self.status, self.exit_code, self.stdout, self.stderr = status, exit_code, stdout, stderr
-
-
 def write(folder: Path, files: Mapping[str, str]) -> Path:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -169,16 +119,17 @@ class Built:
     def __init__(self, folder: Path, tools: Path) -> None:
         self.folder, self.tools = folder, tools
         self.root = archive.unpack(archive.fetch(str(folder / "shop")))
-        packages, self.tasks = read_records(folder / "tasks.jsonl")
+        packages, self.tasks, _ = read_records(folder / "tasks.jsonl")
         self.package: Package = packages["shop"]
 
     async def grade(self, task: RepairTask, patch: str, name: str) -> Verdict:
         base = self.folder / f"{name}-base"
         shutil.copytree(self.root, base)
         write(base, mutated(self.root, task.mutations)[0])
-        box = LocalBox(base, self.folder / name)
-        grading = of_task(task, self.package, root=str(box.root), tools=str(self.tools))
-        return await grade(box, grading, patch)
+        async with UnsafeLocalSandbox(SandboxOptions(base=str(base))) as sandbox:
+            root = sandbox.workspace
+            grading = of_task(task, self.package, root=root, tools=str(self.tools))
+            return await grade(sandbox, grading, patch)
 
 
 @pytest.fixture(scope="module")

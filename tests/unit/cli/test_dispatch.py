@@ -60,7 +60,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     ("argv", "said"),
     [
         (["trian"], "trian: unknown command, did you mean train?"),
-        (["env"], "env: which one? There is env list, env check"),
+        (["env"], "env: which one? There is env list, env check, env play"),
         (["env", "lst"], "env lst: unknown command, did you mean list?"),
         (["doctor", "x"], 'doctor: got the argument "x", expected none'),
         (["doctor", "--jsn"], "--jsn: unknown flag, did you mean --json?"),

@@ -75,3 +75,17 @@ def test_sources_with_test_in_their_names_are_sources() -> None:
 
 def test_touched() -> None:
     assert touched(GOOD + part("b/c.py")) == {"src/a.py", "b/c.py"}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "diff --git a/tests/conftest.py a/tests/conftest.py\ndeleted file mode 100644\n",
+        "diff --git b/conftest.py b/conftest.py\nnew file mode 100644\n",
+    ],
+)
+def test_a_new_or_deleted_file_is_named_once(header: str) -> None:
+    kept, left_out = without_sealed(header + "index e69de29..0000000\n")
+    assert (kept, [name.rpartition("/")[2] for name in left_out]) == ("", ["conftest.py"])
+    kept, _ = without_sealed(header.replace("conftest", "shop").replace("tests/", ""))
+    assert kept
