@@ -24,6 +24,12 @@ ELSEWHERE = {
     "agentrl engine check http://127.0.0.1:30000 --model tiny": "tests/contract/engine",
     "agentrl train --env calculator --engine-url http://127.0.0.1:30000": "tests/contract/engine",
     "agentrl tasks build isodate==0.7.2 --tasks 5 --multiple 1": "tests/integration/swe",
+    "agentrl env play swe_sandbox --sandbox bwrap": "tests/contract/sandbox/test_swe_sandbox.py",
+    "agentrl env check swe_sandbox --sandbox bwrap": "tests/contract/sandbox/test_swe_sandbox.py",
+    "agentrl eval --env swe_sandbox --sandbox bwrap --agent oracle": "make nightly",
+    "agentrl train --env swe_sandbox --sandbox bwrap --model smollm2-135m --steps 1": (
+        "make nightly, and with another model tests/contract/sandbox/test_swe_sandbox.py"
+    ),
     "make venv": "this run's own environment",
     ". .venv/bin/activate": "the tests run with that environment's commands",
 }

@@ -1,5 +1,6 @@
 """Episodes of `swe_sandbox`: what the agent finds, what it gets, and whose fault a failure is."""
 
+import io
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Final
@@ -191,3 +192,20 @@ def test_it_is_trained_on_from_the_command_line(
         played = ["--agent", agent, "--eval.split", "train", "--eval.tasks", "1"]
         assert main(["eval", *argv, *played]) == 0
         assert f"reward    {reward}" in capsys.readouterr().out
+
+
+@pytest.mark.bwrap
+def test_it_is_played_by_hand(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view = '{"command": "view", "path": "src/shop/prices.py", "view_range": [8, 8]}'
+    lines = [f"str_replace_editor {view}", "bash pwd", "nothing", "bash {", "submit"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    argv = ["env", "play", "swe_sandbox", "--env.tasks", str(file), "--sandbox", "bwrap"]
+    assert main(argv) == 0
+    said = capsys.readouterr().out
+    assert "A discount makes it dearer" in said
+    assert "     8\t    result = sum(prices) * (100 + discount) // 100" in said
+    assert "/workspace" in said
+    assert "that is no JSON" in said
+    assert said.endswith("score 0: nothing was changed\n")
