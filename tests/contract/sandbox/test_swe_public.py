@@ -1,0 +1,192 @@
+"""Instances of the public sets, five of each with its quirks, played from a clone: graded right."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from agentrl.cli.dispatch import main
+from agentrl.envs import default_services
+from agentrl.envs.swe.patch import make_patch
+from agentrl.envs.swe_sandbox import SweSandbox
+from agentrl.sandboxes import SandboxOptions
+from agentrl.types import Agent, Score
+from tests.contract.sandbox import shop
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.bwrap, pytest.mark.timeout(120)]
+
+SOURCE: Final = "src/shop/prices.py"
+TESTS: Final = "tests/test_prices.py"
+REPAIR: Final = make_patch({SOURCE: shop.WRONG}, {SOURCE: shop.PRICES})
+BUG: Final = make_patch({SOURCE: shop.PRICES}, {SOURCE: shop.WRONG})
+OLD_TESTS: Final = shop.TESTS.replace("(50, 100), (100, 0)", "(0, 200)")
+NEW_TESTS: Final = shop.TESTS.replace(
+    "[(0, 200), (50, 100), (100, 0)])",
+    '[(0, 200), (50, 100), (100, 0)], ids=["no", "a half", "x[y]"])',
+)
+TEST_PATCH: Final = make_patch({TESTS: OLD_TESTS}, {TESTS: shop.TESTS})
+NAMED_PATCH: Final = make_patch({TESTS: OLD_TESTS}, {TESTS: NEW_TESTS})
+FAIL: Final = [f"{TESTS}::{name}" for name in shop.FAILING]
+PASS: Final = [f"{TESTS}::{name}" for name in ("test_sum", "test_floor", "test_refused")]
+NAMED_FAIL: Final = [f"{TESTS}::test_percent[a half]", f"{TESTS}::test_percent[x[y]]"]
+R2E_LOG: Final = (
+    "\x1b[32mPASSED\x1b[0m r2e_tests/test_1.py::test_sum\nPASSED r2e_tests/test_1.py::test_sum\n"
+    "FAILED r2e_tests/test_1.py::test_percent[50-100] - assert\nPASSED r2e_te"
+)
+
+
+def swe_bench(commit: str, **changes: object) -> dict[str, object]:
+    return {
+        "repo": "acme/shop", "base_commit": commit, "problem_statement": "A discount adds.",
+        "patch": REPAIR, "test_patch": TEST_PATCH, "FAIL_TO_PASS": json.dumps(FAIL),
+        "PASS_TO_PASS": json.dumps(PASS), "version": "1", **changes,
+    }  # fmt: skip
+
+
+def r2e(**changes: object) -> dict[str, object]:
+    log: dict[str, object] = {
+        "test_file_names": ["test_1.py"], "test_file_codes": [shop.TESTS],
+        "old_commit_res_stdout": R2E_LOG,
+    }  # fmt: skip
+    expected = {f"test_percent[{i}]": "PASSED" for i in ("50-100", "100-0")} | {
+        "test_sum": "PASSED"
+    }
+    return {
+        "repo_name": "acme/shop", "commit_hash": "f" * 40, "problem_statement": "A discount adds.",
+        "docker_image": "none", "expected_output_json": json.dumps(expected),
+        "execution_result_content": json.dumps(log), **changes,
+    }  # fmt: skip
+
+
+def instances(commit: str, clean: str) -> dict[str, list[dict[str, object]]]:
+    bench = [
+        swe_bench(commit),
+        swe_bench(commit, FAIL_TO_PASS=str(FAIL), PASS_TO_PASS=str(PASS)),
+        swe_bench(commit, test_patch=NAMED_PATCH, FAIL_TO_PASS=json.dumps(NAMED_FAIL)),
+        swe_bench(commit, PASS_TO_PASS="[]"),
+        swe_bench(commit, FAIL_TO_PASS=json.dumps([*FAIL, FAIL[0]]), hints_text=None),
+    ]
+    lists = {"FAIL_TO_PASS": FAIL, "PASS_TO_PASS": PASS}
+    gym = [
+        swe_bench(commit, **lists),
+        swe_bench(commit, **lists, image_name="ignored"),
+        swe_bench(commit, **lists, test_patch=NAMED_PATCH) | {"FAIL_TO_PASS": NAMED_FAIL},
+        swe_bench(commit, **lists) | {"PASS_TO_PASS": None},
+        {"fail_to_pass": FAIL, "pass_to_pass": PASS, "issue": "A discount adds."}
+        | {k: swe_bench(commit)[k] for k in ("repo", "base_commit", "patch", "test_patch")},
+    ]
+    smith_lists = {"FAIL_TO_PASS": FAIL, "PASS_TO_PASS": [*PASS, f"{TESTS}::test_percent[0-200]"]}
+    common: dict[str, object] = {"repo": "acme/shop", "patch": BUG, "problem_statement": "It adds."}
+    smith: list[dict[str, object]] = [
+        {**common, **smith_lists, "repo": "swesmith/shop.1a2b", "base_commit": clean},
+        {**common, **smith_lists},
+        {**common, **smith_lists, "issue": "unused", "image_name": "x"},
+        {**common, "FAIL_TO_PASS": FAIL[:1]},
+        {**common, **{key: json.dumps(tests) for key, tests in smith_lists.items()}},
+    ]
+    expected = {"test_percent[50-100]": "PASSED", "test_gone": "FAILED", "test_sum": "PASSED"}
+    from_r2e = [
+        r2e(),
+        r2e(expected_output_json=expected),
+        r2e(
+            execution_result_content={**json.loads(str(r2e()["execution_result_content"])), "x": 1}
+        ),
+        r2e(repo="acme/shop"),
+        r2e(commit_hash="a" * 40, issue="unused"),
+    ]
+    return {"swe-bench": bench, "swe-gym": gym, "swe-smith": smith, "r2e": from_r2e}
+
+
+@dataclass(frozen=True)
+class Clones:
+    folder: Path
+    rows: Mapping[str, list[dict[str, object]]]
+
+
+@pytest.fixture(scope="module")
+def clones(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clones]:
+    folder = tmp_path_factory.mktemp("clones")
+    clone = shop.write(folder / "acme__shop", {**shop.FILES, TESTS: OLD_TESTS})
+    clean = _committed(clone, init=True)
+    (clone / SOURCE).write_text(shop.WRONG)
+    commit = _committed(clone)
+    shop.write(clone, {SOURCE: "unfinished work", TESTS: "too"})
+    smith = folder / "smith"
+    shop.write(smith / "acme__shop", shop.FILES)
+    shop.write(smith / "swesmith__shop.1a2b", shop.FILES)
+    wrong = folder / "r2e"
+    shop.write(wrong / "acme__shop", {**shop.FILES, SOURCE: shop.WRONG})
+    with pytest.MonkeyPatch.context() as patch:
+        shop.use_own_pytest(patch)
+        yield Clones(folder, instances(commit, clean))
+
+
+def _committed(folder: Path, *, init: bool = False) -> str:
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=x", "-c", "user.email=x@x"]
+        done = subprocess.run(
+            ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    if init:
+        git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "x")
+    return git("rev-parse", "HEAD")
+
+
+async def _score(config: SweSandbox.Config, index: int, agent: Agent) -> Score:
+    env = SweSandbox(config)
+    tasks = [t for found in SweSandbox.list_tasks(config).values() for t in found]
+    task = sorted(tasks, key=lambda task: task.id)[index]
+    await env.areset(options={"task": task})
+    stop = None
+    while stop is None:
+        stop = (await env.advance(agent.act(env.view()))).stop
+    outcome = await env.ascore()
+    await env.aclose()
+    assert isinstance(outcome, Score), outcome
+    return outcome
+
+
+@pytest.mark.parametrize("kind", ["swe-bench", "swe-gym", "swe-smith", "r2e"])
+async def test_five_instances_are_read_and_graded_right(
+    kind: str, clones: Clones, tmp_path: Path
+) -> None:
+    rows = [{"instance_id": f"acme__shop-{i}", **row} for i, row in enumerate(clones.rows[kind])]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    repos = clones.folder / {"swe-smith": "smith", "r2e": "r2e"}.get(kind, "")
+    options = SandboxOptions(backend="bwrap")
+    config = SweSandbox.Config(tasks=str(file), repos=str(repos), sandbox=options)
+    honest = shop.BashAgent(shop.put(SOURCE, shop.PRICES))
+    agent = honest if kind == "r2e" else SweSandbox.expert()
+    wrong = shop.BashAgent(shop.put(SOURCE, shop.WRONG + "# nothing"))
+    scores = await asyncio.gather(
+        *(_score(config, i, agent) for i in range(5)), _score(config, 0, wrong)
+    )
+    await default_services().sandboxes.close()
+    assert [score.value for score in scores] == [1] * 5 + [0], scores
+
+
+def test_a_broken_line_is_named_or_left_out(
+    clones: Clones, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"instance_id": "a", **clones.rows["swe-bench"][0]}
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(json.dumps(row) + "\n{broken\n")
+    argv = ["eval", "--env", "swe_sandbox", "--env.tasks", str(file), "--sandbox", "bwrap"]
+    played = ["--env.repos", str(clones.folder), "--agent", "null", "--eval.split", "train"]
+    assert main([*argv, *played]) == 2
+    said = capsys.readouterr().err
+    assert f"{file}, line 2" in said
+    assert said.count("\n") == 1
+    assert main([*argv, *played, "--env.skip-bad"]) == 0
+    assert main([*argv, *played[2:], "--env.skip-bad"]) == 2
+    assert "names no image; give the folder" in capsys.readouterr().err
