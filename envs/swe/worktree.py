@@ -21,6 +21,7 @@ chmod -R u+rwX . 2>/dev/null || :
 clean() {
     find "$1" -depth -regextype egrep \\
         -regex '.*/(\\.git|__pycache__|\\.pytest_cache|[^/]*\\.pyc)' -exec rm -rf -- {} +
+    find "$1" ! -type f ! -type d ! -type l -delete
 }
 mkdir "$1" "$1/a" "$1/b"
 find . -mindepth 1 -maxdepth 1 ! -name "$1" -exec mv -t "$1/b" -- {} +

@@ -79,9 +79,8 @@ async def test_the_agent_finds_neither_tests_nor_history(env: ToolEnv) -> None:
 async def test_what_lies_in_the_work_tree_counts_whatever_was_committed_or_said(
     env: ToolEnv,
 ) -> None:
-    script = (
-        shop.put("src/shop/prices.py", shop.PRICES) + "git add -A; git commit -qm x; rm -rf .git"
-    )
+    mess = "git add -A; git commit -qm x; rm -rf .git; mkfifo src/shop/pipe; mkdir -m 0 closed"
+    script = shop.put("src/shop/prices.py", shop.PRICES) + mess
     score = await play(env, shop.BashAgent(script))
     assert isinstance(score, Score)
     assert score.value == 1, score.reason

@@ -8,7 +8,7 @@ from agentrl.types import AssistantTurn, EpisodeView, Message, Task, ToolCall
 LINES = st.lists(st.sampled_from(["a", "b", "  c", "", "d = 1"]), max_size=30).map("\n".join)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(LINES, LINES)
 def test_edits_turn_one_text_into_the_other_each_at_one_place(before: str, after: str) -> None:
     text = before
