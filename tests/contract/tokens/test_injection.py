@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from agentrl.tokens import Renderer, Tokenizer
 from agentrl.types import AssistantTurn, Message, ToolCall, ToolSchema
-from tests.unit.tokens.chat import (
+from tests.chat import (
     CHATML_LIKE,
     MakeFolder,
     load,

@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.tokens import Hermes, Renderer
 from agentrl.tokens.render import Reasoning
 from agentrl.types import AssistantTurn, Message, StopReason, ToolCall, ToolSchema
-from tests.unit.tokens.chat import (
+from tests.chat import (
     CHATML_LIKE,
     MakeFolder,
     load,
