@@ -48,6 +48,10 @@ _ETC: Final = {
     "hosts": "127.0.0.1 localhost\n",
     "gitconfig": "[safe]\n\tdirectory = *\n",
 }
+_OWN_PROCESSES: Final = 4
+"""At most, what a command needs to begin: bwrap, its child, the command, and one that is ending."""
+CANNOT_FORK: Final = 254
+"""The exit code of a command that the limit of processes does not let begin, as of bash."""
 _HOST_ETC: Final = ("ld.so.cache", "alternatives", "mime.types")
 
 
@@ -222,7 +226,14 @@ class BwrapSandbox(Sandbox):
                 )
             except OSError as error:
                 raise SandboxDied(f"bwrap cannot be started: {error}") from error
-            return _BwrapProcess(process, os.dup(status), self._running, said)
+            return _BwrapProcess(process, os.dup(status), self._running, said, self._is_full)
+
+    def _is_full(self) -> bool:
+        """Whether what still runs in it leaves no command a process to begin with."""
+        with contextlib.suppress(OSError):
+            if self._group is not None:
+                return self._group.num_alive() >= self.limits.processes - _OWN_PROCESSES
+        return False
 
     async def _make_room(self) -> None:
         """Commands that ended fill the limit of processes until init has taken their exit status.
@@ -271,11 +282,13 @@ class _BwrapProcess:
         status: int,
         running: "set[_BwrapProcess]",
         said: bytearray,
+        is_full: Callable[[], bool],
     ) -> None:
         self._process = process
         self._status = status
         self._running = running
         self._said = said
+        self._is_full = is_full
         self._code: int | None = None
         running.add(self)
         self.write = process.write
@@ -288,7 +301,9 @@ class _BwrapProcess:
             told = os.read(self._status, 4096)
             self._code = code
             self._forget()
-            if b'"exit-code"' not in told:
+            if b'"exit-code"' not in told and self._is_full():
+                self._code = CANNOT_FORK  # the sandbox is well, what the policy left in it is not
+            elif b'"exit-code"' not in told:
                 said = self._said.decode(errors="replace").strip() or "nothing"
                 raise SandboxDied(
                     f"bwrap ended with {code} before the command did; at last it said: {said}"

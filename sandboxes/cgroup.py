@@ -105,14 +105,18 @@ class Group:
                     return int(value)
         return 0
 
+    def num_alive(self) -> int:
+        """How many tasks are in it, without those that have ended and wait for init."""
+        folder = self._folders[0] if self._v2 else self._folders[1]
+        return len((folder / ("cgroup.threads" if self._v2 else "tasks")).read_text().split())
+
     def make_room(self, processes: int) -> bool:
         """Do not count tasks that have ended and wait for the machine's init; False: too many."""
         folder = self._folders[0] if self._v2 else self._folders[1]
         with contextlib.suppress(OSError, ValueError):
             # In this order: what begins between the two counts as alive.
             counted = int((folder / "pids.current").read_text())
-            alive = (folder / ("cgroup.threads" if self._v2 else "tasks")).read_text().split()
-            dead = max(0, counted - len(alive))
+            dead = max(0, counted - self.num_alive())
             _write(folder / "pids.max", processes + min(dead, processes))
             return dead <= processes
         return True

@@ -35,6 +35,16 @@ async def main():
 asyncio.run(main())
 """
 
+FILL = """
+import subprocess
+held = []
+try:
+    while True:
+        held.append(subprocess.Popen(["sleep", "300"]))
+except OSError:
+    pass
+"""
+
 
 @dataclass(frozen=True)
 class Census:
@@ -154,6 +164,20 @@ async def test_a_sandbox_that_dies_is_no_result(options: SandboxOptions, census:
         with pytest.raises(SandboxDied):
             await running
         assert await sandbox.alive() is (options.backend == "bwrap")
+
+
+async def test_processes_that_a_policy_left_are_its_own_trouble(options: SandboxOptions) -> None:
+    """They may let no command begin; that is a result, not the end of the sandbox."""
+    if options.backend == "docker":
+        return
+    async with make_sandbox(options) as sandbox:
+        python = await sandbox.session("python")
+        await python.run(FILL, timeout_s=20)
+        result = await sandbox.exec(["true"])
+        assert result.exit_code == 254
+        assert b"temporarily unavailable" in result.stderr
+        await sandbox.reset()
+        assert (await sandbox.exec(["true"])).ok
 
 
 async def test_many_short_commands_leave_room_for_the_next(options: SandboxOptions) -> None:
