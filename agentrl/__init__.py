@@ -36,6 +36,7 @@ def __getattr__(name: str) -> object:
 
 
 register("agentrl/Calculator-v0", entry_point="agentrl.envs.calculator:Calculator")
+register("agentrl/CodeSandbox-v0", entry_point="agentrl.envs.code_sandbox:CodeSandbox")
 register("agentrl/LongHaul-v0", entry_point="agentrl.envs.long_haul:LongHaul")
 register("agentrl/NumberGuess-v0", entry_point="agentrl.envs.number_guess:NumberGuess")
 register("agentrl/SweSandbox-v0", entry_point="agentrl.envs.swe_sandbox:SweSandbox")

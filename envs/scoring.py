@@ -5,6 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from agentrl.envs.world import World
 from agentrl.errors import EngineError, EnvironmentFault, EpisodeError, SandboxError, VerifierError
 from agentrl.types import Invalid, Outcome, Score
@@ -40,6 +42,8 @@ def to_score(value: object) -> Score:
     """
     if isinstance(value, Score):
         return value
+    if isinstance(value, np.bool_):
+        return Score(value=1.0 if value else 0.0)
     if isinstance(value, numbers.Real):
         try:
             return Score(value=float(value))

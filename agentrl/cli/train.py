@@ -46,7 +46,8 @@ def _train(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> i
             result = jobs.train(loaded, resume=resumed, display=display)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            "interrupted; the last checkpoint is kept, go on with: agentrl train --resume last"
+            "interrupted; the last checkpoint, if there was one, is kept; go on with: "
+            "agentrl train --resume last"
         ) from None
     show_result(result, as_json=options.as_json)
     return 0

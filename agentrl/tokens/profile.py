@@ -143,6 +143,16 @@ class _Probe:
         except ConfigError:
             return ""
 
+    def _refusal(self, messages: Sequence[Message]) -> str:
+        """Why the template does not render them; empty if it does."""
+        try:
+            self._tokenizer.template.render(
+                to_wire(messages, self._dialect), add_generation_prompt=False
+            )
+        except ConfigError as error:
+            return str(error)
+        return ""
+
     def _find_dialect(self) -> str:
         """Choose how text is passed; returns why the text of an assistant is lost, or nothing."""
         fault = ""
@@ -152,7 +162,7 @@ class _Probe:
                 break
         else:
             self._dialect = Dialect()
-            fault = (
+            fault = self._refusal([USER, self._said]) or (
                 "the chat template changes earlier text when messages are added: for user, "
                 "assistant, it drops what the assistant said; use a template that only appends"
             )

@@ -6,6 +6,7 @@ Whatever the template writes after the stop token (often a line break) is theref
 the observation.
 """
 
+import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -93,11 +94,11 @@ class Renderer:
         """Ids of the conversation so far, up to where the assistant speaks.
 
         Begins with exactly one BOS if the template or the tokenizer has one. Raises ConfigError if
-        the template refuses the roles.
+        the template refuses the roles, or alters what a user or a tool said.
         """
-        return self._with_bos(
-            self._guard.encode(self._render(messages, self._tools, generate=True))
-        )
+        rendered = self._render(messages, self._tools, generate=True)
+        self._require_contents([m for m in messages if m.role in ("user", "tool")], rendered)
+        return self._with_bos(self._guard.encode(rendered))
 
     def observation(self, messages: Sequence[Message], after: int | None = None) -> list[int]:
         """Ids to append behind a sampled turn for new tool or user messages.
@@ -234,7 +235,7 @@ class Renderer:
         contents = [message.content for message in messages]
         plain = all(content.strip() and self._mark(content) is content for content in contents)
         if not plain or len(messages) > _FRAMED:
-            return self._whole_suffix(messages, tools)
+            return self._faithful_suffix(messages, tools)
         shape = tuple((m.role, m.name, m.tool_call_id) for m in messages)
         frame = self._frames.get(shape)
         if frame is None:
@@ -242,7 +243,12 @@ class Renderer:
             frame = find_frame(whole, messages, self._tokenizer.template.verbatim)
             if len(self._frames) < _FRAMES_KEPT:
                 self._frames[shape] = frame
-        return frame.around(contents) or self._whole_suffix(messages, tools)
+        return frame.around(contents) or self._faithful_suffix(messages, tools)
+
+    def _faithful_suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        text = self._whole_suffix(messages, tools)
+        self._require_contents(messages, text)
+        return text
 
     def _whole_suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         chat = [*self._synthetic(messages), *messages]
@@ -252,6 +258,18 @@ class Renderer:
         if at < len(self._probe) or not text.startswith(trailer, at):
             raise ConfigError(not_preserving(chat, trailer, text[max(at, 0) :]))
         return text[at + len(trailer) :]
+
+    def _require_contents(self, messages: Sequence[Message], rendered: str) -> None:
+        """Raise ConfigError unless the text holds every content, as it is or as JSON."""
+        shown = self._guard.plain(rendered)
+        for message in messages:
+            content = self._guard.plain(self._mark(message.content)).strip()
+            quoted = (json.dumps(content, ensure_ascii=ascii_)[1:-1] for ascii_ in (False, True))
+            if content not in shown and not any(form in shown for form in quoted):
+                raise ConfigError(
+                    f"the chat template alters the content of a {message.role} message: "
+                    f"{content[:40]!r} is not in what it writes; use a template that keeps it"
+                )
 
     @cached_property
     def _later_tools(self) -> Sequence[ToolSchema]:

@@ -67,6 +67,8 @@ class Tokenizer:
         self.bos_token = self._special(special_tokens.get("bos_token"))
         self.eos_token = self._special(special_tokens.get("eos_token"))
         self.adds_bos = self.bos_token is not None and (adds_bos or self._processor_adds_bos())
+        self._single_words = {token.content for token in added.values() if token.single_word}
+        self._refuse_single_words()
 
     @classmethod
     def load(cls, folder: Path | str, *, template: str | None = None) -> "Tokenizer":
@@ -104,6 +106,7 @@ class Tokenizer:
         other = copy(self)
         other.template = ChatTemplate(template, self._special_tokens)
         other.for_tools = other
+        other._refuse_single_words()
         return other
 
     def with_markers(self, template: str) -> "Tokenizer":
@@ -148,6 +151,16 @@ class Tokenizer:
     @cached_property
     def _textual(self) -> "_TextualTwin":
         return _TextualTwin(self._definition, self.controls)
+
+    def _refuse_single_words(self) -> None:
+        """Raise ConfigError if the template is made of tokens that count only between spaces."""
+        written = "".join(self.template.literals)
+        for text in sorted(self._single_words & self.controls.keys()):
+            if text in written:
+                raise ConfigError(
+                    f"added token {text!r} is a single_word in tokenizer.json, so beside a letter "
+                    'it is plain text, and the chat template writes it; set "single_word" to false'
+                )
 
     def _special(self, text: str | None) -> SpecialToken | None:
         number = self._full.token_to_id(text) if text else None

@@ -26,8 +26,14 @@ class Task:
     id: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.prompt, str | tuple):  # pyright: ignore[reportUnnecessaryIsInstance]  # users give it
+            raise TypeError(
+                f"a task's prompt is of type {type(self.prompt).__name__}, expected text or a "
+                "tuple of Message"
+            )
         if not self.id:
-            content = repr((self.prompt, self.answer, sorted(self.data.items())))
+            data = sorted(self.data.items(), key=lambda item: str(item[0]))
+            content = repr((self.prompt, self.answer, data))
             digest = hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
             object.__setattr__(self, "id", digest)
 

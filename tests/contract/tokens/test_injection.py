@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
+from agentrl.errors import ConfigError
 from agentrl.tokens import Renderer, Tokenizer
 from agentrl.types import AssistantTurn, Message, ToolCall, ToolSchema
 from tests.chat import (
@@ -187,6 +188,9 @@ def test_filters_make_no_control_token_of_content(
 ) -> None:
     template = "{% for m in messages %}<|im_start|>{{ " + changed + " }}{% endfor %}<|im_end|>"
     tokenizer = load(make_folder(template))
-    ids = Renderer(tokenizer).prompt([user(content)])
+    try:
+        ids = Renderer(tokenizer).prompt([user(content)])
+    except ConfigError:  # what was altered is refused, and what was not holds no control token
+        return
     assert spans_of(tokenizer, ids) == ["<|im_start|>", "<|im_end|>"]
     assert content.strip(" ") in tokenizer.decode(ids) or shown in tokenizer.decode(ids)

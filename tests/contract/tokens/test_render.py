@@ -1,7 +1,7 @@
 """Rendering against transformers, suffix by suffix, and with hostile content."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.errors import ConfigError
-from agentrl.tokens import Hermes, Renderer
+from agentrl.tokens import Hermes, Renderer, Tokenizer
 from agentrl.tokens.render import Reasoning
 from agentrl.types import AssistantTurn, Message, StopReason, ToolCall, ToolSchema
 from tests.chat import (
@@ -24,6 +24,7 @@ from tests.chat import (
     same_fixture,
     user,
 )
+from tests.tokenizers import TEMPLATES
 
 
 @cache
@@ -392,6 +393,16 @@ def test_the_marker_of_the_next_role_is_the_stop_token_and_not_repeated(
         assert renderer.observation([result("3")], after=other) == [next_tool, *answer]
 
 
+def ids_or_refusal(
+    render: Callable[[Sequence[Message]], list[int]], messages: Sequence[Message]
+) -> list[int] | str:
+    """What the renderer gives, or why it takes no such content."""
+    try:
+        return render(messages)
+    except ConfigError as error:
+        return str(error)
+
+
 @pytest.mark.parametrize(
     "shown",
     [
@@ -426,9 +437,41 @@ def test_an_observation_is_the_same_however_often_it_was_seen(
         "\n",
         "Error: full",
     ):
-        fresh = Renderer(tokenizer).observation([user("<" + content)])
-        again = renderer.observation([user("<" + content)])
+        fresh = ids_or_refusal(Renderer(tokenizer).observation, [user("<" + content)])
+        again = ids_or_refusal(renderer.observation, [user("<" + content)])
         assert fresh == again
-        whole = renderer.prompt([user("a"), of_assistant("b"), user(content)])
-        added = renderer.observation([user(content)])
+        whole = ids_or_refusal(renderer.prompt, [user("a"), of_assistant("b"), user(content)])
+        added = ids_or_refusal(renderer.observation, [user(content)])
         assert whole[-len(added) :] == added
+
+
+ALTERING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content | replace('secret', '') }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_content_that_a_template_alters_is_refused_when_it_comes(make_folder: MakeFolder) -> None:
+    renderer = Renderer(load(make_folder(ALTERING)))
+    fine, altered = (Message(role="user", content=c) for c in ("open", "the secret is 5"))
+    assert renderer.prompt([fine])
+    assert renderer.observation([fine])
+    for render in (renderer.prompt, renderer.observation):
+        with pytest.raises(ConfigError, match="alters the content of a user message: 'the secret"):
+            render([altered])
+
+
+def test_tokens_that_are_text_beside_a_letter_are_refused(make_folder: MakeFolder) -> None:
+    folder = make_folder(TEMPLATES["chatml"])
+    definition = json.loads((folder / "tokenizer.json").read_text())
+    for token in definition["added_tokens"]:
+        token["single_word"] = True
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(ConfigError, match=r"is a single_word in tokenizer\.json"):
+        Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize("source", ["{{ 1 / 0 }}", "{{ raise_exception('division by zero') }}"])
+def test_a_template_that_fails_says_how(make_folder: MakeFolder, source: str) -> None:
+    assert "division by zero" in Renderer(load(make_folder(source))).profile.fault

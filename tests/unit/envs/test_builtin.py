@@ -33,6 +33,7 @@ from agentrl.types import (
 NAMES = sorted(BUILT_IN)
 WITHOUT_SANDBOX = [name for name in NAMES if not name.endswith("_sandbox")]
 IDS = ["agentrl/Calculator-v0", "agentrl/LongHaul-v0", "agentrl/NumberGuess-v0"]
+OF_SANDBOX = ["agentrl/CodeSandbox-v0", "agentrl/SweSandbox-v0"]
 
 
 def drawn(env_class: type[ToolEnv], split: str, number: int) -> list[Task]:
@@ -255,4 +256,4 @@ def test_importing_agentrl_registers_and_loads_nothing_heavy() -> None:
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
     )
-    assert result.stdout.splitlines() == ["[]", str([*IDS, "agentrl/SweSandbox-v0"])]
+    assert result.stdout.splitlines() == ["[]", str(sorted([*IDS, *OF_SANDBOX]))]
