@@ -57,10 +57,11 @@ nightly: venv $(RENDERERS) sglang
 	$(PY) benchmarks/parsers.py
 	PYTHONPATH=$(RENDERERS) $(PY) benchmarks/agreement.py
 	PYTHONPATH=$(RENDERERS) $(PY) benchmarks/tito.py
-	$(PY) benchmarks/rollout.py
 	$(PY) -m agentrl eval --env swe_sandbox --sandbox bwrap --agent oracle
 	$(PY) -m agentrl train --env swe_sandbox --sandbox bwrap --model smollm2-135m --steps 1
 	$(PY) benchmarks/swe.py
+	.ci/with_docker $(PY) benchmarks/sandbox.py
+	$(PY) benchmarks/rollout.py
 
 clean:
 	rm -rf $(VENV) $(RENDERERS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
