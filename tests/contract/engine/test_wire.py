@@ -152,7 +152,7 @@ async def test_the_likeliest_id_has_the_logprob_of_the_whole_distribution(wire: 
 
 async def test_an_abort_ends_one_request(wire: Wire) -> None:
     rids = [new_rid() for _ in range(2)]
-    first, second = [asyncio.ensure_future(wire.generate(400, rid)) for rid in rids]
+    first, second = [asyncio.ensure_future(wire.generate(1000, rid)) for rid in rids]
     await asyncio.sleep(0.4)
     assert "Duplicate request ID" in (
         await wire.refuses("/generate", input_ids=PROMPT, rid=rids[0], sampling_params={})
@@ -161,15 +161,15 @@ async def test_an_abort_ends_one_request(wire: Wire) -> None:
     assert (await wire.post("/abort_request", rid=rids[0])).status_code == 200
     found = await first
     assert found["meta_info"]["finish_reason"]["type"] == "abort"
-    assert 0 < len(found["output_ids"]) < 400
-    assert (await second)["meta_info"]["finish_reason"] == {"type": "length", "length": 400}
+    assert 0 < len(found["output_ids"]) < 1000
+    assert (await second)["meta_info"]["finish_reason"] == {"type": "length", "length": 1000}
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 async def test_a_pause_does_to_requests_and_the_cache_what_its_mode_says(
     wire: Wire, mode: PauseMode
 ) -> None:
-    running = asyncio.ensure_future(wire.generate(300))
+    running = asyncio.ensure_future(wire.generate(1000))
     await asyncio.sleep(0.4)
     assert (await wire.post("/flush_cache")).status_code == 400
     assert (await wire.post("/pause_generation", mode=mode)).status_code == 200
@@ -187,7 +187,7 @@ async def test_a_pause_does_to_requests_and_the_cache_what_its_mode_says(
         assert found["meta_info"]["finish_reason"]["type"] == "abort"
         assert [span["version"] for span in spans] == ["0"]
     else:
-        assert len(found["output_ids"]) == 300
+        assert len(found["output_ids"]) == 1000
         assert [span["version"] for span in spans] == ["0", "1"]
         assert spans[0]["end"] == spans[1]["start"]
     assert len((await waiting)["output_ids"]) == 3
@@ -218,7 +218,7 @@ async def test_old_keys_and_values_stay_if_the_cache_is_not_flushed(
         cached = (await wire.generate(3))["meta_info"]["cached_tokens"]
         assert (cached == 0) is flush
     # Frozen requests need theirs: the answer is 400, but the weights are there.
-    running = asyncio.ensure_future(wire.generate(200))
+    running = asyncio.ensure_future(wire.generate(1000))
     await asyncio.sleep(0.4)
     await wire.post("/pause_generation", mode="in_place")
     await wire.post("/begin_weight_update")
