@@ -23,8 +23,9 @@ pytestmark = pytest.mark.sandbox
 
 _FOLDERS = f"agentrl-sandboxes-{os.geteuid()}"
 OWNER = """
-import asyncio, sys
+import asyncio, signal, sys
 from agentrl.sandboxes import *
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run behind `&`
 async def main():
     options = SandboxOptions.model_validate_json(sys.argv[1])
     async with make_sandbox(options) as sandbox:
@@ -140,7 +141,10 @@ def test_after_the_owner_was_killed(
         collect_leftovers()
         assert [found for found in find_sandboxes() if found.pid == owner.pid] == held
         owner.send_signal(number)
-        owner.wait()
+        try:
+            owner.wait(timeout=30)
+        finally:
+            owner.kill()
     if number == signal.SIGKILL:
         assert main(["sandbox", "list"]) == 0
         assert [found.pid for found in collect_leftovers()] == [owner.pid]
