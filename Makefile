@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 RENDERERS := benchmarks/.renderers
 
-.PHONY: venv demo test sandboxes sglang unit lint types layers integration nightly clean
+.PHONY: venv demo test tests sandboxes sglang unit lint types layers integration nightly clean
 
 venv: $(STAMP)
 
@@ -33,7 +33,11 @@ layers: venv
 unit: venv
 	$(PY) -m pytest tests/unit -q
 
-test: lint types layers
+# Most tests keep one core busy, so types are checked on the other.
+test: lint layers
+	$(MAKE) --no-print-directory -j2 types tests
+
+tests: venv
 	$(PY) -m pytest -m "not sglang and not sandbox"
 
 sandboxes: venv
