@@ -1,15 +1,14 @@
 """From what an environment's own `score` returns to an outcome."""
 
-import numbers
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from agentrl.envs.world import World
 from agentrl.errors import EngineError, EnvironmentFault, EpisodeError, SandboxError, VerifierError
 from agentrl.types import Invalid, Outcome, Score
+from agentrl.verifiers.scoring import as_number
 
 _ERRORS: dict[str, type[EpisodeError]] = {
     "engine": EngineError,
@@ -42,16 +41,14 @@ def to_score(value: object) -> Score:
     """
     if isinstance(value, Score):
         return value
-    if isinstance(value, np.bool_):
-        return Score(value=1.0 if value else 0.0)
-    if isinstance(value, numbers.Real):
-        try:
-            return Score(value=float(value))
-        except (ValueError, OverflowError) as error:
-            raise EnvironmentFault(f"score returned {value}, expected a finite number") from error
-    raise EnvironmentFault(
-        f"score returned {value!r}, expected a Score, a number or a bool; is a return missing?"
-    )
+    number = as_number(value)
+    if number is None:
+        raise EnvironmentFault(
+            f"score returned {value!r}, expected a Score, a number or a bool; is a return missing?"
+        )
+    if not math.isfinite(number):
+        raise EnvironmentFault(f"score returned {value}, expected a finite number")
+    return Score(value=number)
 
 
 def outcome_error(invalid: Invalid) -> EpisodeError:

@@ -6,7 +6,8 @@ import math
 import numbers
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final, cast
 
@@ -77,12 +78,8 @@ def checked(value: object, allowed: tuple[float, float], name: str) -> Outcome:
     """The value as an outcome, if it is one."""
     if isinstance(value, Invalid):
         return value
-    parts: Mapping[str, float] = {}
-    if isinstance(value, Score):
-        number, parts = value.value, value.parts
-    elif isinstance(value, (numbers.Real, np.bool_)):
-        number = _as_float(cast("float", value))
-    else:
+    number = value.value if isinstance(value, Score) else as_number(value)
+    if number is None:
         return _invalid(
             f"verifier {name} returned {_brief(value)}, expected a number, a bool, a Score or "
             "Invalid; is a return missing?"
@@ -93,7 +90,21 @@ def checked(value: object, allowed: tuple[float, float], name: str) -> Outcome:
             f"verifier {name} returned {number:g}, outside its range [{low:g}, {high:g}]; "
             "declare score_range if that is a score"
         )
-    return Score(value=float(number), parts=parts)
+    given = value if isinstance(value, Score) else Score(value=number)
+    return replace(given, value=float(number))
+
+
+def as_number(value: object) -> float | None:
+    """A number or a truth value, numpy's too, as a float; None if it is neither.
+
+    One that is too large is infinite.
+    """
+    if not isinstance(value, numbers.Real | np.bool_):
+        return None
+    try:
+        return float(cast("float", value))
+    except OverflowError:
+        return math.inf
 
 
 async def _run(verifier: Verifier, view: EpisodeView, pool: WorkerPool, timeout_s: float) -> object:
@@ -118,13 +129,6 @@ async def _awaited(
         if clock.expired():
             raise WorkerTimeout(f"it did not answer within {timeout_s:g} s") from error
         raise
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
 
 
 def _invalid(reason: str) -> Invalid:

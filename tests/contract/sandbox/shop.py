@@ -12,7 +12,8 @@ from agentrl.envs.swe.build import archive
 from agentrl.envs.swe.build.operators import OPERATORS
 from agentrl.envs.swe.build.records import Mutation, Package, RepairTask, write_records
 from agentrl.envs.swe.build.source import Source, position
-from agentrl.types import AssistantTurn, EpisodeView, ToolCall
+from agentrl.envs.toolenv import ToolEnv
+from agentrl.types import Agent, AssistantTurn, EpisodeView, Outcome, ToolCall
 
 PRICES: Final = '''"""Prices."""
 
@@ -55,6 +56,13 @@ FILES: Final = {
 }
 FAILING: Final = ("test_percent[50-100]", "test_percent[100-0]")
 PASSING: Final = ("test_sum", "test_percent[0-200]", "test_floor", "test_refused")
+
+
+async def play(env: ToolEnv, agent: Agent) -> Outcome:
+    stop = None
+    while stop is None:
+        stop = (await env.advance(agent.act(env.view()))).stop
+    return await env.ascore()
 
 
 def write(folder: Path, files: "dict[str, str]") -> Path:

@@ -58,10 +58,7 @@ async def naive(sandbox: Sandbox, cheat: Cheat) -> bool:
 async def real(config: SweSandbox.Config, agent: Agent) -> Score:
     env = resolve_env("swe_sandbox")(config)
     await env.areset(options={"index": 0, "split": "train"})
-    stop = None
-    while stop is None:
-        stop = (await env.advance(agent.act(env.view()))).stop
-    outcome = await env.ascore()
+    outcome = await shop.play(env, agent)
     await env.aclose()
     assert isinstance(outcome, Score), outcome
     return outcome

@@ -146,10 +146,7 @@ async def _score(config: SweSandbox.Config, index: int, agent: Agent) -> Score:
     tasks = [t for found in SweSandbox.list_tasks(config).values() for t in found]
     task = sorted(tasks, key=lambda task: task.id)[index]
     await env.areset(options={"task": task})
-    stop = None
-    while stop is None:
-        stop = (await env.advance(agent.act(env.view()))).stop
-    outcome = await env.ascore()
+    outcome = await shop.play(env, agent)
     await env.aclose()
     assert isinstance(outcome, Score), outcome
     return outcome

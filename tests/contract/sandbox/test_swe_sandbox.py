@@ -20,7 +20,7 @@ from agentrl.rollout.batch import make_batch
 from agentrl.sandboxes import SandboxOptions, run_sync
 from agentrl.tokens import Tokenizer
 from agentrl.trainer import group_advantages
-from agentrl.types import Agent, Invalid, Outcome, Score
+from agentrl.types import Invalid, Score
 from tests.contract.sandbox import shop
 from tests.contract.sandbox.swe_cheats import CHEATS
 
@@ -44,16 +44,9 @@ async def env(file: Path, options: SandboxOptions) -> AsyncIterator[ToolEnv]:
     await made.services.sandboxes.close()
 
 
-async def play(env: ToolEnv, agent: Agent) -> Outcome:
-    stop = None
-    while stop is None:
-        stop = (await env.advance(agent.act(env.view()))).stop
-    return await env.ascore()
-
-
 async def test_the_repair_is_worth_one(env: ToolEnv) -> None:
     expert = SweSandbox.expert()
-    score = await play(env, expert)
+    score = await shop.play(env, expert)
     assert score == Score(
         value=1.0,
         parts={"fail_to_pass": 1.0, "pass_to_pass": 1.0},
@@ -67,7 +60,7 @@ async def test_the_agent_finds_neither_tests_nor_history(env: ToolEnv) -> None:
         "git log --all --oneline; git remote; ls tests; python3 -c 'import shop, pytest'; "
         "touch /mnt/tools/x; pwd; git fetch origin"
     )
-    score = await play(env, shop.BashAgent(script))
+    score = await shop.play(env, shop.BashAgent(script))
     said = env.conversation[-3].content
     assert said.count("The repository as it was found") == 1
     assert "test_" not in said
@@ -81,7 +74,7 @@ async def test_what_lies_in_the_work_tree_counts_whatever_was_committed_or_said(
 ) -> None:
     mess = "git add -A; git commit -qm x; rm -rf .git; mkfifo src/shop/pipe; mkdir -m 0 closed"
     script = shop.put("src/shop/prices.py", shop.PRICES) + mess
-    score = await play(env, shop.BashAgent(script))
+    score = await shop.play(env, shop.BashAgent(script))
     assert isinstance(score, Score)
     assert score.value == 1, score.reason
 
@@ -101,7 +94,7 @@ async def test_what_the_policy_does_is_scored_with_a_reason(
 ) -> None:
     env = SweSandbox(SweSandbox.Config(tasks=str(file), sandbox=SandboxOptions(backend="bwrap")))
     await env.areset(seed=0)
-    score = await play(env, shop.BashAgent(script))
+    score = await shop.play(env, shop.BashAgent(script))
     await env.aclose()
     assert isinstance(score, Score)
     assert score.value == 0

@@ -101,6 +101,11 @@ async def test_declared_range(answer: str, valid: bool, pool: WorkerPool) -> Non
     assert isinstance(await outcome(Signed(), pool, answer), Score if valid else Invalid)
 
 
+async def test_a_scores_reason_is_kept(pool: WorkerPool) -> None:
+    mine = Score(value=0.5, parts={"half": 1.0}, reason="only half of it")
+    assert await outcome(returning(mine), pool) == mine
+
+
 async def test_own_invalid_is_kept(pool: WorkerPool) -> None:
     mine = Invalid(reason="no reference", blame="environment", retryable=False)
     assert await outcome(returning(mine), pool) == mine
