@@ -89,6 +89,8 @@ def edits(before: str, after: str) -> Sequence[Edit]:
             piece = "\n".join(old[first:last])
             if piece and text.find(piece) == text.rfind(piece):
                 break
+            if not text:  # earlier edits left nothing that the next could take hold of
+                return [Edit(line=1, old=before, new=after)]
             above, below = (above + 1, below) if above <= below else (above, below + 1)
         lines = [*old[first:i], *new[k:m], *old[j:last]]
         found.append(Edit(line=i + 1, old=piece, new="\n".join(lines)))

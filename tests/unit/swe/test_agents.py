@@ -19,6 +19,11 @@ def test_edits_turn_one_text_into_the_other_each_at_one_place(before: str, after
         assert text == after
 
 
+def test_a_text_that_empties_on_the_way_is_changed_as_a_whole() -> None:
+    (edit,) = edits("\nx", "a\n")
+    assert (edit.line, edit.old, edit.new) == (1, "\nx", "a\n")
+
+
 def test_an_edit_has_as_many_lines_as_make_it_unique() -> None:
     (edit,) = edits("a\nx\nb\n" * 2 + "y\nc", "a\nx\nb\n" * 2 + "z\nc")
     assert (edit.line, edit.old, edit.new) == (7, "y", "z")
