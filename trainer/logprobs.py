@@ -1,26 +1,35 @@
 """The policy's logprobs of trained tokens, from one packed forward pass.
 
-Logits are computed at the positions before trained tokens only, in bounded pieces.
+Logits are computed at the positions before trained tokens only, once for each position, in bounded
+pieces of which a bounded number is kept for backward.
 
-Suffixes: P packed tokens, K trained tokens, D hidden width, V vocabulary.
+Suffixes: P packed tokens, K trained tokens, U positions that predict one, D hidden width, V
+vocabulary.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch and transformers are typed in part only.
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
-from agentrl.trainer.attention import buckets, row_attention
+from agentrl.trainer.attention import Layout, packed_attention
 from agentrl.trainer.packing import PackedRows
+from agentrl.trainer.prefix import Tree
 
-MAX_LOGITS = 2**24
-"""Logits that exist at a time (64 MiB of float32)."""
+PIECE_LOGITS = 2**23
+"""Logits that are in work at a time (32 MiB of float32)."""
+KEPT_LOGITS = 2**26
+"""Probabilities that are kept for backward (256 MiB); those of other pieces are computed again."""
+Cuts = list[tuple[slice, slice]]
 
 
 def policy_logprobs(model: PreTrainedModel, rows: PackedRows, temperature: float) -> Tensor:
@@ -34,9 +43,17 @@ def policy_scores(model: PreTrainedModel, rows: PackedRows, temperature: float) 
     The second is what a uniform target would score, for label smoothing.
     """
     hidden_PD = _hidden(model, rows)
-    predictors_K = torch.from_numpy(rows.predictors_K).to(model.device)
-    targets_K = torch.from_numpy(rows.targets_K).to(model.device)
-    return _head_scores(_head(model), hidden_PD[predictors_K], targets_K, temperature)
+    head = _head(model)
+    predictors_U, at_K = np.unique(rows.predictors_K, return_inverse=True)
+    places_U, places_K, targets_K = (
+        torch.from_numpy(indices).to(model.device)
+        for indices in (predictors_U, at_K, rows.targets_K)
+    )
+    cuts = _cuts(at_K, len(head.weight))
+    scores: Tensor = _HeadScores.apply(  # type: ignore[no-untyped-call]  # torch's
+        hidden_PD[places_U], head.weight, head.bias, places_K, targets_K, cuts, temperature
+    )
+    return scores
 
 
 def sequence_logprobs(
@@ -57,9 +74,10 @@ def check_model(model: PreTrainedModel) -> None:
     """
     ids = torch.arange(11, device=model.device) % _head(model).weight.shape[0]
     lengths = [7, 4]
+    tree = Tree(offsets_S1=np.array([0, 7, 11]), ends_S=np.array([7, 11]), longest=7)
     with torch.no_grad():
-        hidden = _hidden_of(model, ids, torch.cat([torch.arange(n) for n in lengths]), (7, 4))
-        packed = _head(model)(hidden)
+        positions = torch.cat([torch.arange(n, device=model.device) for n in lengths])
+        packed = _head(model)(_hidden_of(model, ids, positions, tree))
         own = torch.cat([model(input_ids=row[None]).logits[0] for row in torch.split(ids, lengths)])
     difference = float((packed - own).abs().max())
     if not difference <= 1e-3 * max(1.0, float(own.abs().max())):
@@ -72,18 +90,16 @@ def check_model(model: PreTrainedModel) -> None:
 
 def _hidden(model: PreTrainedModel, rows: PackedRows) -> Tensor:
     ids_P, positions_P = torch.from_numpy(rows.ids_P), torch.from_numpy(rows.positions_P)
-    return _hidden_of(model, ids_P, positions_P, rows.lengths)
+    return _hidden_of(model, ids_P, positions_P, rows.tree)
 
 
-def _hidden_of(
-    model: PreTrainedModel, ids_P: Tensor, positions_P: Tensor, lengths: tuple[int, ...]
-) -> Tensor:
-    with row_attention(model):
+def _hidden_of(model: PreTrainedModel, ids_P: Tensor, positions_P: Tensor, tree: Tree) -> Tensor:
+    with packed_attention(model):
         output = model.base_model(
             input_ids=ids_P[None].to(model.device),
             position_ids=positions_P[None].to(model.device),
             use_cache=False,
-            row_buckets=buckets(lengths, model.device),
+            layout=Layout(tree, model.device),
         )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden
@@ -98,28 +114,87 @@ def _head(model: PreTrainedModel) -> nn.Linear:
     return head
 
 
-def _head_scores(
-    head: nn.Linear, hidden_KD: Tensor, targets_K: Tensor, temperature: float
-) -> Tensor:
-    size = max(1, MAX_LOGITS // head.weight.shape[0])
-    if len(hidden_KD) <= size:
-        return _piece(head, hidden_KD, targets_K, temperature)
-    pieces: list[Tensor] = [
-        # Only the piece in work has its logits in memory; backward computes them again.
-        checkpoint(_piece, head, hidden, targets, temperature, use_reentrant=False)
-        for hidden, targets in zip(
-            torch.split(hidden_KD, size), torch.split(targets_K, size), strict=True
-        )
+class _HeadScores(torch.autograd.Function):
+    """`policy_scores` of hidden states [U, D]: `at_K` says which of them predicts a target.
+
+    Of each piece of logits there is one copy, which becomes their gradient in place.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_UD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        at_K: Tensor,
+        targets_K: Tensor,
+        cuts: Cuts,
+        temperature: float,
+    ) -> Tensor:
+        ctx.cuts, ctx.temperature = cuts, temperature
+        ctx.kept = dict[int, Tensor]()
+        scores: list[Tensor] = []
+        room = KEPT_LOGITS
+        for piece, (rows, mine) in enumerate(cuts):
+            logprobs_UV = _logprobs(hidden_UD[rows], weight_VD, bias_V, temperature)
+            at, targets = at_K[mine] - rows.start, targets_K[mine]
+            scores.append(torch.stack([logprobs_UV[at, targets], logprobs_UV.mean(1)[at]]))
+            room -= logprobs_UV.numel()
+            if any(ctx.needs_input_grad) and room >= 0:
+                ctx.kept[piece] = logprobs_UV
+        ctx.save_for_backward(hidden_UD, weight_VD, bias_V, at_K, targets_K)
+        return torch.cat(scores, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_UD, weight_VD, bias_V, at_K, targets_K = ctx.saved_tensors
+        hidden_grad = torch.empty_like(hidden_UD)
+        weight_grad = torch.zeros_like(weight_VD) if ctx.needs_input_grad[1] else None
+        bias_grad = torch.zeros_like(bias_V) if ctx.needs_input_grad[2] else None
+        for piece, (rows, mine) in enumerate(ctx.cuts):
+            logprobs_UV = ctx.kept.pop(piece, None)
+            if logprobs_UV is None:
+                logprobs_UV = _logprobs(hidden_UD[rows], weight_VD, bias_V, ctx.temperature)
+            at, targets = at_K[mine] - rows.start, targets_K[mine]
+            grad_UV = _logit_grad(logprobs_UV, grads[0][:, mine] / ctx.temperature, at, targets)
+            grad_UV = grad_UV.to(weight_VD.dtype)
+            torch.mm(grad_UV, weight_VD, out=hidden_grad[rows])
+            if weight_grad is not None:
+                weight_grad.addmm_(grad_UV.T, hidden_UD[rows])
+            if bias_grad is not None:
+                bias_grad += grad_UV.sum(0)
+        return hidden_grad, weight_grad, bias_grad, None, None, None, None
+
+
+def _cuts(at_K: NDArray[np.int64], vocab: int) -> Cuts:
+    """Pieces of the U positions and, for each, the trained tokens that they predict."""
+    size = max(1, PIECE_LOGITS // vocab)
+    num = int(at_K[-1]) + 1
+    bounds = [*range(0, num, size), num]
+    firsts = np.searchsorted(at_K, bounds).tolist()
+    return [
+        (slice(*rows), slice(*mine))
+        for rows, mine in zip(pairwise(bounds), pairwise(firsts), strict=True)
     ]
-    return torch.cat(pieces, dim=1)
 
 
-def _piece(head: nn.Linear, hidden_KD: Tensor, targets_K: Tensor, temperature: float) -> Tensor:
-    logits_KV: Tensor = head(hidden_KD)
+def _logprobs(
+    hidden_UD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float
+) -> Tensor:
+    logits_UV = nn.functional.linear(hidden_UD, weight_VD, bias_V)
     # At least float32, whatever the model computes in.
-    logits_KV = logits_KV.to(torch.promote_types(logits_KV.dtype, torch.float32))
+    logits_UV = logits_UV.to(torch.promote_types(logits_UV.dtype, torch.float32))
     if temperature != 1:
-        logits_KV = logits_KV / temperature
-    chosen_K = logits_KV.gather(1, targets_K[:, None]).squeeze(1)
-    scores_2K = torch.stack([chosen_K, logits_KV.mean(dim=1)])
-    return scores_2K - torch.logsumexp(logits_KV, dim=1)
+        logits_UV /= temperature
+    return torch.log_softmax(logits_UV, dim=1, out=logits_UV)
+
+
+def _logit_grad(logprobs_UV: Tensor, grads_2K: Tensor, at_K: Tensor, targets_K: Tensor) -> Tensor:
+    """Of scores to logits, in the place of the logprobs."""
+    total_U = logprobs_UV.new_zeros(len(logprobs_UV)).index_add_(0, at_K, grads_2K.sum(0))
+    grad_UV = logprobs_UV.exp_().mul_(-total_U[:, None])
+    grad_UV.index_put_((at_K, targets_K), grads_2K[0], accumulate=True)
+    if grads_2K[1].any():
+        uniform_U = torch.zeros_like(total_U).index_add_(0, at_K, grads_2K[1])
+        grad_UV += uniform_U[:, None] / grad_UV.shape[1]
+    return grad_UV

@@ -6,17 +6,25 @@ Suffixes: N tokens of the batch, R rows, P tokens of one micro-batch, K its trai
     row 1   f g h         mask  . 1 1                                f g
     packed  a b c d f g   positions  0 1 2 3 0 1   targets  c e g h   predictors  1 3 4 5
 
-What follows the last trained token of a row has no influence on any loss and is not computed.
+What follows the last trained token of a row has no influence on any loss and is not computed. What
+rows of a micro-batch begin with alike is computed once (`agentrl.trainer.prefix`).
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import RunError
+from agentrl.trainer.prefix import Piece, Tree, common, pieces, tree
 from agentrl.types import Batch
+
+_LOG = logging.getLogger(__name__)
+EXPERTS = "routed_experts"
+"""The side channel with the experts that computed what predicts a token: [N, layers, chosen]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +34,17 @@ class PackedRows:
     ids_P: NDArray[np.int64]
     positions_P: NDArray[np.int64]
     """Positions restart at 0 in each row."""
-    lengths: tuple[int, ...]
-    """Tokens of each row; their sum is P."""
+    tree: Tree
+    """Which packed tokens attend to which."""
     predictors_K: NDArray[np.int64]
-    """Where in the packed tokens the logits of each target are."""
+    """Where in the packed tokens the logits of each target are; never falling."""
     targets_K: NDArray[np.int64]
     """The ids of the trained tokens."""
     source_K: NDArray[np.int64]
     """Where in the batch's flat arrays each trained token is."""
     weights_K: NDArray[np.float32]
+    experts_P: NDArray[np.int64] | None = None
+    """[P, layers, chosen]: the experts that the engine used, if it recorded them."""
 
 
 def trained_rows(batch: Batch) -> NDArray[np.int64]:
@@ -68,21 +78,33 @@ def trained_weight(batch: Batch, rows: NDArray[np.int64]) -> float:
     return float(np.dot(batch.weights_R[rows].astype(np.float64), counts))
 
 
-def plan(batch: Batch, rows: NDArray[np.int64], token_budget: int) -> list[list[int]]:
-    """Split the rows into micro-batches of at most `token_budget` tokens that are read.
+def plan(
+    batch: Batch, rows: NDArray[np.int64], token_budget: int, *, share: bool = True
+) -> list[list[int]]:
+    """Split the rows into micro-batches of at most `token_budget` tokens that are computed.
 
-    Rows stay whole; one that is longer than the budget gets its own micro-batch. Rows are taken by
-    falling length, so that neighbours are about equally long; the split depends on nothing else.
+    Rows that begin alike are neighbours, so that they share what they begin with. Rows stay whole:
+    one that is longer than the budget gets a micro-batch of its own, with a warning.
     """
-    lengths = {r: num_read(batch, r) for r in rows.tolist()}
+    read = {r: read_tokens(batch, r) for r in rows.tolist()}
+    longest = max(map(len, read.values()), default=0)
+    if longest > token_budget:
+        _LOG.warning(
+            "a row has %d tokens, more than trainer.token_budget = %d; it is computed alone: raise "
+            "the budget, or lower rollout.max_context_tokens if memory runs out",
+            longest,
+            token_budget,
+        )
     split: list[list[int]] = []
     room = 0
-    for row in sorted(lengths, key=lambda r: (-lengths[r], r)):
-        if not split or lengths[row] > room:
+    for row in _sorted(read, share=share):
+        cost = len(read[row])
+        own = cost - (common(read[split[-1][-1]], read[row]) if share and split else 0)
+        if not split or own > room:
             split.append([])
-            room = token_budget
+            room, own = token_budget, cost
         split[-1].append(row)
-        room -= lengths[row]
+        room -= own
     return split
 
 
@@ -91,28 +113,70 @@ def num_read(batch: Batch, row: int) -> int:
     return int(np.flatnonzero(batch.mask_N[batch.row(row)])[-1])
 
 
+def read_tokens(batch: Batch, row: int) -> NDArray[np.int32]:
+    """[T, columns] The tokens of a row that are computed, with all that sets them apart."""
+    start = int(batch.offsets_R1[row])
+    stop = start + num_read(batch, row)
+    ids_T1 = batch.ids_N[start:stop, None]
+    if EXPERTS not in batch.channels:
+        return ids_T1
+    # As everywhere, experts stand at the token that they predict.
+    experts_T = batch.channels[EXPERTS][start + 1 : stop + 1].astype(np.int32)
+    return np.concatenate([ids_T1, experts_T.reshape(stop - start, -1)], axis=1)
+
+
 def shift(targets: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where the logits of the tokens at `targets` are: one position before. The only such place."""
     return targets - 1
 
 
-def pack(batch: Batch, rows: Sequence[int]) -> PackedRows:
+def pack(batch: Batch, rows: Sequence[int], *, share: bool = True) -> PackedRows:
     """Lay the rows one after the other; each has a trained token."""
-    lengths = tuple(num_read(batch, row) for row in rows)
-    starts = batch.offsets_R1[list(rows)]
-    ids = [batch.ids_N[s : s + n] for s, n in zip(starts, lengths, strict=True)]
-    targets = [np.flatnonzero(batch.mask_N[batch.row(row)]) for row in rows]
-    packed_starts = np.cumsum((0, *lengths[:-1]))
-    source_K = np.concatenate([t + s for t, s in zip(targets, starts, strict=True)])
-    counts = [len(t) for t in targets]
-    return PackedRows(
-        ids_P=np.concatenate(ids).astype(np.int64),
-        positions_P=np.concatenate([np.arange(n) for n in lengths]),
-        lengths=lengths,
-        predictors_K=shift(
-            np.concatenate([t + s for t, s in zip(targets, packed_starts, strict=True)])
-        ),
-        targets_K=batch.ids_N[source_K].astype(np.int64),
-        source_K=source_K,
-        weights_K=np.repeat(batch.weights_R[list(rows)], counts),
+    read = {row: read_tokens(batch, row) for row in rows}
+    order = _sorted(read, share=share) if share else list(rows)
+    lengths = [len(read[row]) for row in order]
+    shared = [0] * len(order)
+    if share:
+        shared[1:] = [common(read[a], read[b]) for a, b in pairwise(order)]
+    parts = pieces(lengths, shared)
+    starts = batch.offsets_R1[order]
+    source_P = np.concatenate(
+        [np.arange(part.start, part.stop) + starts[part.first] for part in parts]
     )
+    experts = batch.channels.get(EXPERTS)
+    targets = [np.flatnonzero(batch.mask_N[batch.row(row)]) for row in order]
+    source_K = np.concatenate([t + s for t, s in zip(targets, starts, strict=True)])
+    weights_K = np.repeat(batch.weights_R[order], [len(t) for t in targets])
+    layout = tree(parts, max(lengths))
+    places = _places(parts, layout, lengths)
+    predictors_K = np.concatenate([p[shift(t)] for p, t in zip(places, targets, strict=True)])
+    by_place = np.argsort(predictors_K, kind="stable")
+    return PackedRows(
+        ids_P=batch.ids_N[source_P].astype(np.int64),
+        positions_P=np.concatenate([np.arange(part.start, part.stop) for part in parts]),
+        tree=layout,
+        predictors_K=predictors_K[by_place],
+        targets_K=batch.ids_N[source_K[by_place]].astype(np.int64),
+        source_K=source_K[by_place],
+        weights_K=weights_K[by_place],
+        experts_P=None if experts is None else experts[source_P + 1].astype(np.int64),
+    )
+
+
+def _places(
+    parts: Sequence[Piece], layout: Tree, lengths: Sequence[int]
+) -> list[NDArray[np.int64]]:
+    """Where among the packed tokens each token of each row is."""
+    places = [np.empty(length, dtype=np.int64) for length in lengths]
+    for part, at in zip(parts, layout.offsets_S1, strict=False):
+        span = np.arange(at, at + part.stop - part.start)
+        for row in range(part.first, part.last):
+            places[row][part.start : part.stop] = span
+    return places
+
+
+def _sorted(read: Mapping[int, NDArray[np.int32]], *, share: bool) -> list[int]:
+    """Rows that begin alike next to each other; without sharing, by falling length."""
+    if share:
+        return sorted(read, key=lambda row: (read[row].tobytes(), row))
+    return sorted(read, key=lambda row: (-len(read[row]), row))

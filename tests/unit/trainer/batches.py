@@ -18,7 +18,7 @@ VOCAB = 31
 
 
 def tiny_model(
-    seed: int = 0, dtype: torch.dtype = torch.float32, *, tied: bool = True
+    seed: int = 0, dtype: torch.dtype = torch.float32, *, tied: bool = True, bias: bool = False
 ) -> LlamaForCausalLM:
     """Two layers, grouped-query attention, an odd vocabulary."""
     torch.manual_seed(seed)
@@ -33,6 +33,8 @@ def tiny_model(
         initializer_range=0.2,
     )
     model = LlamaForCausalLM(config)
+    if bias:
+        model.lm_head.bias = nn.Parameter(torch.randn(VOCAB))
     nn.Module.to(model, dtype)
     return model
 

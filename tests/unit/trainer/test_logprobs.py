@@ -3,6 +3,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch and transformers are typed in part only.
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from agentrl.errors import ConfigError
 from agentrl.trainer import logprobs as module
 from agentrl.trainer.attention import buckets
-from agentrl.trainer.logprobs import check_model, policy_logprobs
+from agentrl.trainer.logprobs import check_model, policy_logprobs, policy_scores
 from agentrl.trainer.packing import pack
 from agentrl.types import Batch
 from tests.unit.trainer.batches import (
@@ -82,39 +84,62 @@ def test_a_shift_that_is_off_by_one_is_seen(by: int, monkeypatch: pytest.MonkeyP
     assert got.min() < -5
 
 
-def count_logits(model: LlamaForCausalLM, sizes: list[int]) -> None:
-    def count(_: object, __: object, logits: Tensor) -> None:
-        sizes.append(logits.numel())
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of logits of each piece that is computed."""
+    result: list[int] = []
+    compute = module._logprobs  # pyright: ignore[reportPrivateUsage]
 
-    model.lm_head.register_forward_hook(count)
+    def count(*arguments: Any) -> Tensor:
+        logprobs = compute(*arguments)
+        result.append(logprobs.numel())
+        return logprobs
+
+    monkeypatch.setattr(module, "_logprobs", count)
+    return result
 
 
-def test_logits_exist_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model(dtype=torch.float64)
-    batch = batch_of(random_segments((20, 19, 8)))
-    torch.autograd.backward(packed_logprobs(model, batch).sum())
+@pytest.mark.parametrize("kept", [0, 9])
+def test_logits_exist_in_bounded_pieces(
+    kept: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(dtype=torch.float64, bias=True)
+    batch = batch_of(random_segments((20, 19, 8)), temperature=0.7)
+    torch.autograd.backward(plain_logprobs(model, batch).sum())
     expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
 
-    sizes: list[int] = []
-    count_logits(model, sizes)
-    monkeypatch.setattr(module, "MAX_LOGITS", 4 * VOCAB)
+    monkeypatch.setattr(module, "PIECE_LOGITS", 4 * VOCAB)
+    monkeypatch.setattr(module, "KEPT_LOGITS", kept * VOCAB)
     torch.autograd.backward(packed_logprobs(model, batch).sum())
-    # Twice each: forward keeps no logits, backward computes them again.
+    # Pieces that are not kept are computed again by backward; of nine kept two are whole pieces.
     assert max(sizes) <= 4 * VOCAB
-    assert sum(sizes) == 2 * batch.num_trained * VOCAB
+    assert sum(sizes) == (2 * batch.num_trained - 8 * (kept > 0)) * VOCAB
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-10, atol=1e-12)
 
 
-def test_logits_are_computed_for_trained_tokens_only() -> None:
-    model = tiny_model()
+def test_logits_are_computed_for_trained_tokens_only(sizes: list[int]) -> None:
     batch = batch_of(random_segments((20, 19, 8)))
-    sizes: list[int] = []
-    count_logits(model, sizes)
-    packed_logprobs(model, batch)
+    packed_logprobs(tiny_model(), batch)
     assert sum(sizes) == batch.num_trained * VOCAB < batch.num_tokens * VOCAB
+
+
+def test_the_mean_over_the_vocabulary_has_its_gradient() -> None:
+    model = tiny_model(dtype=torch.float64)
+    batch = batch_of(random_segments((20, 8)), temperature=1.5)
+    packed = pack(batch, [0, 1])
+    uniform = policy_scores(model, packed, batch.temperature)[1].sum()
+    got = torch.autograd.grad(uniform, model.lm_head.weight)[0]
+    expected = torch.zeros(())
+    for row in range(2):
+        ids = torch.from_numpy(batch.ids_N[batch.row(row)]).long()
+        logits = model(input_ids=ids[None]).logits[0, :-1] / batch.temperature
+        trained = torch.from_numpy(batch.mask_N[batch.row(row)])[1:]
+        expected = expected + torch.log_softmax(logits, -1).mean(-1)[trained].sum()
+    torch.testing.assert_close(uniform, expected)
+    torch.testing.assert_close(got, torch.autograd.grad(expected, model.lm_head.weight)[0])
 
 
 def test_the_model_attends_as_before_afterwards() -> None:
@@ -127,13 +152,8 @@ def test_the_model_attends_as_before_afterwards() -> None:
 
 
 def test_buckets_pad_little() -> None:
-    result = buckets((100, 99, 92, 60, 60, 5), torch.device("cpu"))
-    assert [(b.num_rows, b.longest, b.places is None) for b in result] == [
-        (3, 100, False),
-        (2, 60, True),
-        (1, 5, True),
-    ]
-    assert [(b.start, b.stop) for b in result] == [(0, 291), (291, 411), (411, 416)]
+    lengths = np.array([60, 100, 5, 99, 60, 92])
+    assert buckets(lengths) == [[1, 3, 5], [0, 4], [2]]
 
 
 def test_a_model_whose_logits_are_changed_after_the_head_is_refused(

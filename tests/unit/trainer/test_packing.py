@@ -13,7 +13,8 @@ def test_the_example_by_hand() -> None:
         [segment([10, 11], [([12], [13]), ([14], [])]), segment([15], [([16, 17], [18, 19])])]
     )
     packed = pack(batch, [0, 1])
-    assert packed.lengths == (4, 2)
+    assert packed.tree.offsets_S1.tolist() == [0, 4, 6]
+    assert packed.tree.ends_S.tolist() == [4, 6]
     assert packed.ids_P.tolist() == [10, 11, 12, 13, 15, 16]
     assert packed.positions_P.tolist() == [0, 1, 2, 3, 0, 1]
     assert packed.targets_K.tolist() == [12, 14, 16, 17]
@@ -37,7 +38,7 @@ def test_every_trained_token_is_packed_once_within_the_budget(
     for micro in micros:
         packed = pack(batch, micro)
         assert len(packed.ids_P) <= token_budget or len(micro) == 1
-        assert sum(packed.lengths) == len(packed.ids_P) == len(packed.positions_P)
+        assert packed.tree.num_tokens == len(packed.ids_P) == len(packed.positions_P)
         seen += packed.source_K.tolist()
         np.testing.assert_array_equal(packed.targets_K, batch.ids_N[packed.source_K])
         # The token that predicts each target stands right before it in the same row.
