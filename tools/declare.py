@@ -69,7 +69,11 @@ def tool(
 
     def declare(target: F) -> F:
         inner = cast("Callable[..., object]", getattr(target, "__func__", target))
-        setattr(inner, _MARK, _spec(inner, name or inner.__name__, timeout_s, isolated))
+        setattr(
+            inner,
+            _MARK,
+            _spec(inner, inner.__name__ if name is None else name, timeout_s, isolated),
+        )
         return target
 
     return declare if function is None else declare(function)

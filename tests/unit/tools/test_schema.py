@@ -159,8 +159,9 @@ def test_impossible_settings_are_refused() -> None:
         tool(isolated=True)(slow)
     with pytest.raises(ConfigError, match="timeout_s=0"):
         tool(timeout_s=0)(slow)
-    with pytest.raises(ConfigError, match="no name for a tool"):
-        tool(name="a b")(slow)
+    for name in ("a b", ""):
+        with pytest.raises(ConfigError, match="no name for a tool"):
+            tool(name=name)(slow)
 
 
 def test_tools_of_a_class_are_its_methods_in_order_and_overrides_count() -> None:
