@@ -8,7 +8,9 @@ This module needs no torch; `agentrl.trainer.trainer`, `.logprobs` and `.checkpo
 from agentrl.trainer.algorithms.advantage import group_advantages, with_advantages
 from agentrl.trainer.config import (
     ClipConfig,
+    CriticConfig,
     KlConfig,
+    LoraConfig,
     RatioBandConfig,
     TrainerConfig,
 )
@@ -16,7 +18,9 @@ from agentrl.trainer.stats import StepStats, SupervisedStats
 
 __all__ = [
     "ClipConfig",
+    "CriticConfig",
     "KlConfig",
+    "LoraConfig",
     "RatioBandConfig",
     "StepStats",
     "SupervisedStats",

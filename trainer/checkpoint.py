@@ -1,9 +1,10 @@
-"""Checkpoints that are there whole or not at all, and Hugging Face folders.
+"""Checkpoints that are there whole or not at all.
 
     checkpoints/step-000012/  weights/ (torch DCP: model and optimizer)  state.json  manifest.json
 
 A checkpoint is written beside its final name, brought to the disk and renamed. `manifest.json` has
-the size and hash of every file; a checkpoint whose files differ from it is not loaded.
+the size and hash of every file; a checkpoint whose files differ from it is not loaded. With LoRA
+it holds the adapters alone; what they belong to is in the state that the caller gives.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -21,18 +22,23 @@ from typing import Any, cast
 import numpy as np
 import orjson
 import torch
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from transformers import PreTrainedModel
 
-from agentrl.engine.local.models.load import quiet
 from agentrl.errors import RunError
 from agentrl.runs.disk import free_bytes
+from agentrl.trainer.export import refuse_non_finite
 from agentrl.trainer.folders import (
     check_manifest,
     config_hash,
+    disk_errors,
     read_manifest,
     replace_folder,
     unfinished_folder,
@@ -43,18 +49,6 @@ from agentrl.types import Json
 
 _LOG = logging.getLogger(__name__)
 _SPARE_BYTES = 2**24
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-)
 
 
 def save_checkpoint(
@@ -68,7 +62,7 @@ def save_checkpoint(
     _check_finite(trainer)
     _check_space(folder, trainer)
     target = folder / f"step-{step:06d}"
-    with unfinished_folder(target) as unfinished, _disk_errors(target):
+    with unfinished_folder(target) as unfinished, disk_errors(target):
         _save_tensors(trainer, unfinished / "weights")
         (unfinished / "state.json").write_bytes(orjson.dumps(_host_state(trainer, state)))
         write_manifest(unfinished, config_hash(trainer.config))
@@ -106,21 +100,6 @@ def latest_valid(folder: Path) -> Path | None:
     return None
 
 
-def export_hf(model: PreTrainedModel, tokenizer_folder: Path, out: Path) -> Path:
-    """Write a Hugging Face folder: safetensors, config, tokenizer and chat template; atomically."""
-    for name, parameter in model.named_parameters():
-        _refuse_non_finite(name, parameter)
-    with unfinished_folder(out) as unfinished, _disk_errors(out):
-        with quiet():
-            model.save_pretrained(unfinished)
-        for name in _TOKENIZER_FILES:
-            source = tokenizer_folder / name
-            if source.exists():
-                shutil.copyfile(source, unfinished / name)
-        replace_folder(unfinished, out)
-    return out
-
-
 def _save_tensors(trainer: Trainer, folder: Path) -> None:
     with _single_process():
         save(_tensors(trainer), checkpoint_id=folder, no_dist=True)
@@ -136,22 +115,46 @@ def _load_tensors(trainer: Trainer, folder: Path) -> None:
             f"{folder} does not fit the model ({str(error).strip().splitlines()[-1]}); resume with "
             "the model that the run began with"
         ) from error
-    set_state_dict(
-        trainer.model,
-        trainer.optimizer,
-        model_state_dict=tensors["model"],
-        optim_state_dict=tensors["optimizer"],
-    )
+    for name, (model, optimizer) in _trained(trainer).items():
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=tensors[f"{name}model"],
+            optim_state_dict=tensors[f"{name}optimizer"],
+            options=_options(trainer),
+        )
+
+
+def _trained(trainer: Trainer) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
+    """By the prefix of their names in a checkpoint."""
+    trained: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {
+        "": (trainer.model, trainer.optimizer)
+    }
+    if trainer.critic is not None:
+        trained["critic_"] = (trainer.critic.model, trainer.critic.optimizer)
+    return trained
+
+
+def _options(trainer: Trainer) -> StateDictOptions:
+    lora = trainer.adapter is not None
+    return StateDictOptions(ignore_frozen_params=lora, strict=not lora)
 
 
 def _tensors(trainer: Trainer) -> dict[str, Any]:
-    fresh = not trainer.optimizer.state
-    model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
-    if fresh:
-        # DCP fills an empty optimizer by a step of rate 0, which AdamW would count.
-        for moments in trainer.optimizer.state.values():
-            moments["step"].zero_()
-    return {"model": model, "optimizer": optimizer}
+    tensors: dict[str, Any] = {}
+    for prefix, (model, optimizer) in _trained(trainer).items():
+        fresh = not optimizer.state
+        weights, moments = get_state_dict(model, optimizer, options=_options(trainer))
+        if fresh:
+            # DCP fills an empty optimizer by a step of rate 0, which AdamW would count.
+            for state in optimizer.state.values():
+                state["step"].zero_()
+        # A frozen parameter that is tied to another comes under its second name all the same.
+        if trainer.adapter is not None:
+            trained = {name for name, p in model.named_parameters() if p.requires_grad}
+            weights = {name: tensor for name, tensor in weights.items() if name in trained}
+        tensors |= {f"{prefix}model": weights, f"{prefix}optimizer": moments}
+    return tensors
 
 
 @contextmanager
@@ -160,16 +163,6 @@ def _single_process() -> Generator[None, None, None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
-
-
-@contextmanager
-def _disk_errors(target: Path) -> Generator[None, None, None]:
-    try:
-        yield
-    except (OSError, CheckpointException) as error:
-        raise RunError(
-            f"{target} could not be written ({error}); check the disk, what was there is intact"
-        ) from error
 
 
 def _host_state(trainer: Trainer, state: Mapping[str, Json]) -> dict[str, object]:
@@ -199,23 +192,17 @@ def _set_random_states(states: Mapping[str, Any]) -> None:
 
 
 def _check_finite(trainer: Trainer) -> None:
-    for name, parameter in trainer.model.named_parameters():
-        _refuse_non_finite(name, parameter)
-        for key, value in trainer.optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
-                _refuse_non_finite(f"{key} of {name}", value)
-
-
-def _refuse_non_finite(name: str, tensor: torch.Tensor) -> None:
-    if not torch.isfinite(tensor).all():
-        raise RunError(
-            f"{name} has values that are not finite, so nothing was saved; go on from the last "
-            "checkpoint with a lower learning rate"
-        )
+    for prefix, (model, optimizer) in _trained(trainer).items():
+        for name, parameter in model.named_parameters():
+            refuse_non_finite(f"{prefix}{name}", parameter)
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    refuse_non_finite(f"{key} of {prefix}{name}", value)
 
 
 def _check_space(folder: Path, trainer: Trainer) -> None:
-    weights = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
+    parameters = [p for model, _ in _trained(trainer).values() for p in model.parameters()]
+    weights = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
     # The weights and AdamW's two moments.
     need, free = 3 * weights + _SPARE_BYTES, free_bytes(folder)
     if free < need:

@@ -42,15 +42,66 @@ class RatioBandConfig(Config):
     max: float = Field(default=1.0, gt=0, description="largest |ratio - 1| of one token in it")
 
 
+class CriticConfig(Config):
+    """The critic of PPO: what it learns from, and how fast."""
+
+    lr: float = Field(default=1e-5, gt=0, description="learning rate of the critic")
+    clip: float = Field(
+        default=0.2, gt=0, description="how far an update may move a value with a gradient"
+    )
+    max_grad_norm: float = Field(
+        default=1.0, gt=0, description="the critic's gradient is scaled down to this norm"
+    )
+    updates: int = Field(default=1, ge=1, description="the critic's optimizer steps per batch")
+    discount: float = Field(
+        default=1.0, gt=0, le=1, description="what a reward one token later counts (gamma)"
+    )
+    decay: float = Field(default=0.95, ge=0, le=1, description="lambda of the policy's advantages")
+    target_decay: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="lambda of the critic's targets; 1: the returns themselves",
+    )
+
+
+ALL_LINEAR = "all-linear"
+
+
+class LoraConfig(Config):
+    """Low-rank adapters are trained instead of all weights."""
+
+    rank: int = Field(
+        default=0, ge=0, description="rank of the adapters; 0 trains all weights instead"
+    )
+    alpha: int | None = Field(
+        default=None, ge=1, description="adapters count alpha / rank; default: twice the rank"
+    )
+    targets: str = Field(
+        default=ALL_LINEAR,
+        description="layers that get one, such as q_proj,v_proj; all-linear: all but the head",
+    )
+    publish: Literal["merged", "adapter"] = Field(
+        default="merged",
+        description="what the engine gets; merged: weights with the adapters added; adapter: the "
+        "adapters, which it keeps beside the base",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="number format of the frozen base"
+    )
+
+
 class TrainerConfig(Config):
     """How weights are updated."""
 
-    algorithm: Literal["grpo"] = Field(
-        default="grpo", description="how rewards become advantages and a loss"
+    algorithm: Literal["grpo", "ppo"] = Field(
+        default="grpo",
+        description="how rewards become advantages; grpo: within a group; ppo: by a critic",
     )
     scale_by_std: bool = Field(
         default=True,
-        description="divide advantages by the group's standard deviation (Dr. GRPO: false)",
+        description="divide advantages by their standard deviation: of the group (Dr. GRPO: "
+        "false), or of the step's tokens with a critic",
     )
     lr: float = Field(default=1e-5, gt=0, description="peak learning rate")
     warmup_steps: int = Field(
@@ -69,6 +120,8 @@ class TrainerConfig(Config):
     )
     clip: ClipConfig = Field(default=ClipConfig(), description="clipping of the importance ratio")
     kl: KlConfig = Field(default=KlConfig(), description="penalty to the starting weights")
+    critic: CriticConfig = Field(default=CriticConfig(), description="the critic of ppo")
+    lora: LoraConfig = Field(default=LoraConfig(), description="low-rank adapters")
     ratio_band: RatioBandConfig = Field(
         default=RatioBandConfig(), description="check of the first update's importance ratios"
     )

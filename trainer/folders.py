@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import Field, ValidationError
+from torch.distributed.checkpoint.api import CheckpointException
 
 from agentrl.config import Config
 from agentrl.errors import RunError
@@ -56,6 +57,17 @@ def replace_folder(unfinished: Path, target: Path) -> None:
     else:
         unfinished.rename(target)
     sync(target.parent)
+
+
+@contextmanager
+def disk_errors(target: Path) -> Generator[None, None, None]:
+    """Say in one sentence what could not be written."""
+    try:
+        yield
+    except (OSError, CheckpointException) as error:
+        raise RunError(
+            f"{target} could not be written ({error}); check the disk, what was there is intact"
+        ) from error
 
 
 def write_manifest(folder: Path, settings: str) -> None:

@@ -56,6 +56,11 @@ def policy_scores(model: PreTrainedModel, rows: PackedRows, temperature: float) 
     return scores
 
 
+def predicting_states(model: PreTrainedModel, rows: PackedRows) -> Tensor:
+    """[K, D] The last hidden states before the trained tokens."""
+    return _hidden(model, rows)[torch.from_numpy(rows.predictors_K).to(model.device)]
+
+
 def sequence_logprobs(
     model: PreTrainedModel, ids: Sequence[int], temperature: float = 1.0
 ) -> list[float]:

@@ -19,6 +19,7 @@ from agentrl.trainer.algorithms.kl import k3
 from agentrl.trainer.algorithms.policy_loss import policy_loss, supervised_loss
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.logprobs import policy_logprobs
+from agentrl.trainer.lora import adapters_off
 from agentrl.trainer.packing import PackedRows
 from agentrl.types import Batch
 
@@ -96,7 +97,7 @@ class PolicyObjective:
 
     def _penalty(self, rows: PackedRows, logprobs_K: Tensor, weights_K: Tensor) -> Tensor:
         assert self._reference is not None
-        with torch.no_grad():
+        with torch.no_grad(), adapters_off(self._reference):
             reference_K = policy_logprobs(self._reference, rows, self._batch.temperature)
         kl_K = k3(logprobs_K, reference_K)
         self.kl_sum += float(kl_K.detach().sum())

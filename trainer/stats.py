@@ -52,6 +52,10 @@ class StepStats(SupervisedStats):
     gap_mean: float
     """Mean |policy - behavior| in nats: the engine/trainer gap while training is on policy."""
     gap_max: float
+    value_loss: float | None = None
+    """The critic's, a mean over the trained tokens; None without a critic."""
+    value_explained: float | None = None
+    """1 less the mean squared error of its values, before the step, over the targets' variance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

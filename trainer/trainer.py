@@ -11,18 +11,21 @@ Suffixes: N tokens of the batch, R rows.
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from agentrl.engine import WeightSource
 from agentrl.errors import ConfigError, RunError
 from agentrl.tokens import verify_batch
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.critic import Critic, CriticStats
 from agentrl.trainer.gate import check_first_update
 from agentrl.trainer.logprobs import policy_scores
+from agentrl.trainer.lora import AdapterWeights, MergedWeights, add_adapters
 from agentrl.trainer.model import check_trainable, frozen_copy, make_optimizer
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
 from agentrl.trainer.packing import pack, plan, trained_rows, trained_weight
@@ -58,7 +61,8 @@ class Trainer:
     """Owns the float32 weights, the optimizer and the step counter.
 
     The reference of the KL penalty is a copy of the weights at construction, or the one given:
-    build the trainer from the starting weights, then load a checkpoint into it.
+    build the trainer from the starting weights, then load a checkpoint into it. With LoRA, the
+    model gets adapters and the reference is the model without them.
     """
 
     def __init__(
@@ -72,6 +76,9 @@ class Trainer:
         """Raises ConfigError for a model that cannot be trained faithfully."""
         if total_steps < 1:
             raise ConfigError(f"total_steps is {total_steps}, expected at least 1")
+        self.critic = Critic(model, config) if config.algorithm == "ppo" else None
+        self.adapter = add_adapters(model, config.lora) if config.lora.rank else None
+        """What `adapter_config.json` holds, with LoRA."""
         check_trainable(model)
         self.model = model.train()
         self.config = config
@@ -85,7 +92,8 @@ class Trainer:
         self._gate_passed = False
         self._reference = None
         if config.kl.coef > 0:
-            self._reference = reference or frozen_copy(model)
+            # Under LoRA the objective takes the same model with its adapters off.
+            self._reference = reference or (model if self.adapter else frozen_copy(model))
 
     def update(self, batch: Batch) -> StepStats:
         """One policy update of a batch with advantages.
@@ -106,6 +114,7 @@ class Trainer:
         if not self._gate_passed and num_used and not math.isnan(ratios.mean):
             check_first_update(ratios, self.config.ratio_band, num_used)
             self._gate_passed = True
+        critic = self._update_critic(batch)
         common = self._finish(batch, result, num_verified, started)
         return StepStats(
             **asdict(common),
@@ -116,6 +125,8 @@ class Trainer:
             kl=objective.kl_sum / max(1, num_used),
             gap_mean=ratios.gap_mean,
             gap_max=ratios.gap_max,
+            value_loss=critic.loss if critic else None,
+            value_explained=critic.explained if critic else None,
         )
 
     def supervised_update(self, batch: Batch, *, smoothing: float = 0.0) -> SupervisedStats:
@@ -128,9 +139,29 @@ class Trainer:
         result = self._accumulate(batch, SupervisedObjective(smoothing))
         return self._finish(batch, result, num_verified, started)
 
-    def weights(self) -> ModelWeights:
+    def with_values(self, batch: Batch) -> Batch:
+        """The batch with the critic's values; an estimator that needs them comes next.
+
+        Raises ConfigError without a critic.
+        """
+        if self.critic is None:
+            raise ConfigError(
+                f"trainer.algorithm is {self.config.algorithm}, which has no critic; set it to ppo"
+            )
+        return replace(batch, values_N=self.critic.values(batch))
+
+    def weights(self) -> WeightSource:
         """The current weights for `Engine.update_weights`."""
-        return ModelWeights(self.model)
+        if self.adapter is None:
+            return ModelWeights(self.model)
+        merged = self.config.lora.publish == "merged"
+        return MergedWeights(self.model) if merged else AdapterWeights(self.model)
+
+    def _update_critic(self, batch: Batch) -> CriticStats | None:
+        """Only where its values were asked for, and something is trained."""
+        if self.critic is None or batch.values_N is None or not batch.num_trained:
+            return None
+        return self.critic.update(batch)
 
     def _accumulate(self, batch: Batch, objective: Objective) -> _Pass:
         """Gradients of all micro-batches; their sum is divided once by the global count."""

@@ -11,7 +11,7 @@ from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.store import RunStore
 from agentrl.orchestration.warm_start import prepare_model
 from agentrl.runs import RunDirectory
-from agentrl.trainer.checkpoint import export_hf
+from agentrl.trainer.export import export_hf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.errors import ConfigError
 from agentrl.orchestration.display import Display
 from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.parts import Parts
@@ -23,11 +24,16 @@ from agentrl.orchestration.reports import unused_tools, why_untrained
 from agentrl.orchestration.store import RunStore
 from agentrl.rollout import Collected, TaskRef, episode_metrics, make_batch
 from agentrl.trainer.algorithms.advantage import group_advantages, token_advantages
+from agentrl.trainer.algorithms.gae import Gae
+from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.stats import StepStats, SupervisedStats
 from agentrl.types import Batch
 
 Estimator = Callable[[Batch], NDArray[np.float32]]
-"""Turns a batch's rewards into one advantage per token, [N]."""
+"""Turns a batch's rewards into one advantage per token, [N].
+
+One that reads the critic's values says so by an attribute `needs_critic = True`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +52,14 @@ def grpo(batch: Batch, *, scale_by_std: bool = True) -> NDArray[np.float32]:
     """Group-relative advantages of whole episodes, spread over their trained tokens."""
     advantages_E = group_advantages(batch.rewards_E, batch.group_E, scale_by_std=scale_by_std)
     return token_advantages(batch, advantages_E)
+
+
+def make_estimator(config: TrainerConfig) -> Estimator:
+    """The estimator of the configured algorithm."""
+    if config.algorithm == "grpo":
+        return partial(grpo, scale_by_std=config.scale_by_std)
+    critic = config.critic
+    return Gae(discount=critic.discount, decay=critic.decay, scale_by_std=config.scale_by_std)
 
 
 def stat_numbers(stats: SupervisedStats) -> dict[str, float]:
@@ -73,8 +87,13 @@ class Controller:
         self._isolation: list[tuple[str, ...]] = []
         self.version = 0
         """The policy version that the engine serves: +1 for each published update."""
-        scale = parts.config.trainer.scale_by_std
-        self._estimator: Estimator = estimator or partial(grpo, scale_by_std=scale)
+        self._estimator = estimator or make_estimator(parts.config.trainer)
+        self._needs_critic = bool(getattr(self._estimator, "needs_critic", False))
+        if self._needs_critic and parts.config.trainer.algorithm != "ppo":
+            raise ConfigError(
+                "the estimator needs a critic, but trainer.algorithm is "
+                f"{parts.config.trainer.algorithm}; set it to ppo"
+            )
 
     async def step(self, number: int, refs: Sequence[TaskRef]) -> StepResult:
         """One optimizer step: collect, update, publish, write down."""
@@ -122,6 +141,8 @@ class Controller:
     def _batch(self, collected: Collected) -> Batch:
         temperature = self._parts.config.rollout.temperature
         batch = make_batch(collected.episodes, temperature=temperature)
+        if self._needs_critic:
+            batch = self._parts.trainer.with_values(batch)
         return replace(batch, advantages_N=self._estimator(batch))
 
     def _update(self, batch: Batch, collected: Collected, number: int) -> StepStats:

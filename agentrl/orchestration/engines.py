@@ -47,8 +47,11 @@ async def nothing() -> None:
 
 
 def local_engine(model: "PreTrainedModel", config: RunConfig) -> Started:
-    """The engine in this process."""
-    return Started(engine=LocalEngine(model, config.engine), begin=nothing)
+    """The engine in this process; of merged LoRA weights it has a copy of its own."""
+    settings = config.engine
+    if config.trainer.lora.rank and config.trainer.lora.publish == "merged":
+        settings = settings.model_copy(update={"share_weights": False})
+    return Started(engine=LocalEngine(model, settings), begin=nothing)
 
 
 @dataclass(slots=True)

@@ -68,9 +68,14 @@ def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Par
     server = None
     if config.engine.samples_with == "sglang":
         server = sglang_start(config, model_folder, codec.tokenizer, longest, logs)
-    model = load_model(model_folder, dtype="float32")
+    lora = config.trainer.lora
+    model = load_model(model_folder, dtype=lora.dtype if lora.rank else "float32")
+    started = None
+    if server is None and lora.rank and lora.publish == "merged":
+        started = local_engine(model, config)  # a copy, before the model gets adapters
     trainer = Trainer(model, config.trainer, total_steps=config.steps)
-    started = local_engine(model, config) if server is None else server.trained(trainer)
+    if started is None:
+        started = local_engine(model, config) if server is None else server.trained(trainer)
     engine = started.engine
     sampling = with_codec(plan, codec, started)
     return Parts(

@@ -65,6 +65,12 @@ def _check_combinations(config: RunConfig) -> None:
         raise ConfigError(
             "deterministic: got true with SGLang, which ignores seeds; use --engine local"
         )
+    lora = config.trainer.lora
+    if config.engine.share_weights is True and lora.rank and lora.publish == "merged":
+        raise ConfigError(
+            "engine.share_weights: got true with trainer.lora.publish merged, whose weights are "
+            "the engine's alone; set trainer.lora.publish to adapter"
+        )
     if config.tool_format is not None and config.tool_format not in FORMATS:
         raise ConfigError(
             f"tool_format: got {config.tool_format!r}, {nearest(config.tool_format, FORMATS)}"

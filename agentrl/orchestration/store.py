@@ -53,7 +53,12 @@ class RunStore:
 
     def save(self, trainer: Trainer, step: int, version: int) -> None:
         """A checkpoint of everything that the next step depends on."""
-        state: dict[str, Json] = {"step": step, "version": version, "model": self._model_digest}
+        state: dict[str, Json] = {
+            "step": step,
+            "version": version,
+            "model": self._model_digest,
+            "base": str(self._base_model),
+        }
         save_checkpoint(self.checkpoints, trainer, step=step, state=state, keep=self._keep)
         self.event("checkpoint", step=step)
 

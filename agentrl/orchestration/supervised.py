@@ -16,7 +16,7 @@ from agentrl.orchestration.plan import Plan, make_plan
 from agentrl.orchestration.run import RunResult
 from agentrl.orchestration.warm_start import supervised_plan, warm_start
 from agentrl.runs import MetricsWriter, RunDirectory
-from agentrl.trainer.checkpoint import export_hf
+from agentrl.trainer.export import export_hf
 
 
 def supervised_run(loaded: Loaded[RunConfig], objects: Objects, display: Display) -> RunResult:

@@ -26,7 +26,8 @@ from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.sampling import make_collector
 from agentrl.rollout import Collector, TaskRef, derive_seed, make_batch, succeeded, task_stream
-from agentrl.trainer.checkpoint import export_hf
+from agentrl.trainer.config import LoraConfig
+from agentrl.trainer.export import export_hf
 from agentrl.trainer.stats import SupervisedStats
 from agentrl.types import Batch, Episode
 
@@ -50,7 +51,7 @@ def prepare_model(plan: Plan, display: Display, runner: asyncio.Runner) -> Path:
 
 async def _warm_tiny(plan: Plan, folder: Path, display: Display) -> Path:
     """The warm-started tiny model, from the cache or made now."""
-    parts = build_parts(supervised_plan(plan), folder)
+    parts = build_parts(_whole(supervised_plan(plan)), folder)
     try:
         target = default_cache_dir() / "warm" / await _cache_key(parts)
         if target.exists():
@@ -71,7 +72,12 @@ def supervised_plan(plan: Plan) -> Plan:
     """The plan of the warm start that precedes a run."""
     warm = plan.config.warm_start
     trainer = plan.config.trainer.model_copy(
-        update={"lr": warm.lr, "warmup_steps": warm.warmup_steps, "schedule": "linear"}
+        update={
+            "lr": warm.lr,
+            "warmup_steps": warm.warmup_steps,
+            "schedule": "linear",
+            "algorithm": "grpo",  # a critic would have nothing to learn from
+        }
     )
     # The experts sample, so no server is started for it.
     engine = plan.config.engine.model_copy(update={"kind": "local", "sglang": SglangConfig()})
@@ -79,6 +85,12 @@ def supervised_plan(plan: Plan) -> Plan:
         update={"trainer": trainer, "engine": engine, "steps": warm.updates}
     )
     return replace(plan, config=config)
+
+
+def _whole(plan: Plan) -> Plan:
+    """Train all weights: adapters alone would leave most of the tiny model random."""
+    trainer = plan.config.trainer.model_copy(update={"lora": LoraConfig()})
+    return replace(plan, config=plan.config.model_copy(update={"trainer": trainer}))
 
 
 async def warm_start(parts: Parts) -> AsyncIterator[tuple[int, SupervisedStats]]:

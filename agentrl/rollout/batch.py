@@ -41,6 +41,8 @@ def make_batch(episodes: Sequence[Episode], *, temperature: float) -> Batch:
         episode_ids=tuple(episode.id for episode in episodes),
         group_E=np.array([episode.group for episode in episodes], dtype=np.int32),
         rewards_E=np.array([episode.reward for episode in episodes], dtype=np.float64),
+        turn_rewards_U=np.array([t.reward for e in episodes for t in e.turns], dtype=np.float64),
+        turn_offsets_E1=_offsets([len(episode.turns) for episode in episodes]),
         temperature=temperature,
         channels=_channels(segments),
     )

@@ -1,6 +1,7 @@
 """`Batch`: the only type on which the sampling side and the gradient side meet.
 
-Suffixes: N tokens of all rows one after the other, R rows (segments), E episodes, A appends.
+Suffixes: N tokens of all rows one after the other, R rows (segments), E episodes, A appends,
+U turns of all episodes one after the other.
 """
 
 from collections.abc import Mapping
@@ -48,6 +49,12 @@ class Batch:
     channels: Mapping[str, NDArray[np.generic]] = field(
         default_factory=dict[str, NDArray[np.generic]]
     )
+    turn_rewards_U: NDArray[np.float64] | None = None
+    """The reward of each turn; those of an episode sum to its return."""
+    turn_offsets_E1: NDArray[np.int64] | None = None
+    """Episode e has the turns `turn_offsets_E1[e]` to `turn_offsets_E1[e + 1]`."""
+    values_N: NDArray[np.float32] | None = None
+    """Set by a critic: the return expected from the state before each trained token."""
     advantages_N: NDArray[np.float32] | None = None
     """Set by an advantage estimator before the update; zero where the mask is false."""
 

@@ -53,9 +53,10 @@ def update(
 
     A `partial` update may lack parameters, and may name tied ones by their other name too.
     Parameters that are given as they are here (shared ones) are left alone. Nothing is allocated:
-    values are cast while they are written in place.
+    values are cast while they are written in place. Of a model with LoRA adapters these alone are
+    given, named as in `adapter_model.safetensors`.
     """
-    ours = dict(model.named_parameters(remove_duplicate=not partial))
+    ours = _parameters(model, partial)
     names = [name for name, _ in theirs]
     _check_names(names, set(names) & set(ours) if partial else set(ours))
     for name, tensor in theirs:
@@ -64,6 +65,14 @@ def update(
         for name, tensor in theirs:
             if tensor.data_ptr() != ours[name].data_ptr():
                 ours[name].copy_(tensor)
+
+
+def _parameters(model: nn.Module, partial: bool) -> dict[str, nn.Parameter]:
+    named = dict(model.named_parameters(remove_duplicate=not partial))
+    if not hasattr(model, "peft_config"):
+        return named
+    adapters = {name: p for name, p in named.items() if ".lora_" in name}
+    return {f"base_model.model.{n.replace('.default.', '.')}": p for n, p in adapters.items()}
 
 
 def _check_names(names: list[str], expected: set[str]) -> None:

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 from agentrl.errors import RunError
 from agentrl.trainer import KlConfig, RatioBandConfig, TrainerConfig
 from agentrl.trainer import checkpoint as module
-from agentrl.trainer.checkpoint import export_hf, latest_valid, load_checkpoint, save_checkpoint
+from agentrl.trainer.checkpoint import latest_valid, load_checkpoint, save_checkpoint
+from agentrl.trainer.export import export_hf
 from agentrl.trainer.trainer import Trainer
 from tests.unit.trainer.batches import batch_of, on_policy, random_segments, tiny_model
 

@@ -60,6 +60,7 @@ def batch_of(
     advantages: Sequence[float] | None = None,
     weights: Sequence[float] | None = None,
     episodes: Sequence[int] | None = None,
+    turn_rewards: list[tuple[float, ...]] | None = None,
     temperature: float = 1.0,
 ) -> Batch:
     """One row per segment; by default each is an episode of its own. Advantages are per row."""
@@ -88,6 +89,10 @@ def batch_of(
         episode_ids=tuple(f"episode-{e}" for e in range(num_episodes)),
         group_E=np.zeros(num_episodes, dtype=np.int32),
         rewards_E=np.zeros(num_episodes),
+        turn_rewards_U=None
+        if turn_rewards is None
+        else np.concatenate([np.array(r) for r in turn_rewards]),
+        turn_offsets_E1=None if turn_rewards is None else _offsets([len(r) for r in turn_rewards]),
         temperature=temperature,
         advantages_N=advantages_N,
     )

@@ -1,0 +1,124 @@
+"""The critic: values of states, an optimizer of its own, the same bits after a restart."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch and transformers are typed in part only.
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.errors import ConfigError
+from agentrl.trainer import CriticConfig, LoraConfig, RatioBandConfig, TrainerConfig
+from agentrl.trainer.algorithms.gae import Gae
+from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
+from agentrl.trainer.critic import Critic
+from agentrl.trainer.trainer import Trainer
+from agentrl.types import Batch
+from tests.unit.trainer.batches import batch_of, random_segments, tiny_model
+
+LENGTHS = (20, 7, 19, 3, 18)
+REWARDS = (1.0, 0.0, 1.0, 0.0, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def config(token_budget: int = 4096, rank: int = 0) -> TrainerConfig:
+    return TrainerConfig(
+        algorithm="ppo",
+        lr=1e-3,
+        token_budget=token_budget,
+        critic=CriticConfig.model_validate({"lr": 3e-3, "clip": 1e9, "max_grad_norm": 1e9}),
+        lora=LoraConfig(rank=rank),
+        ratio_band=RatioBandConfig(mean=1e9, max=1e9),
+    )
+
+
+def batch() -> Batch:
+    segments = random_segments(LENGTHS)
+    turns = [int(s.turns_T.max()) + 1 for s in segments]
+    rewards = [(*[0.0] * (n - 1), r) for n, r in zip(turns, REWARDS, strict=True)]
+    return batch_of(segments, turn_rewards=rewards, weights=(1, 0.5, 1, 2, 1))
+
+
+def test_values_and_gradients_are_those_of_the_unsplit_batch() -> None:
+    made, model = batch(), tiny_model(dtype=torch.float64)
+    whole, split = Critic(model, config()), Critic(model, config(token_budget=20))
+    with torch.no_grad():
+        for critic in (whole, split):
+            critic.model.double().head.weight.fill_(0.1)
+    values_N = whole.values(made)
+    for r in range(made.num_rows):
+        ids = torch.from_numpy(made.ids_N[made.row(r)]).long()[None]
+        with torch.no_grad():
+            hidden = model.base_model(input_ids=ids).last_hidden_state[0]
+        expected = 0.1 * hidden.sum(1)[:-1].numpy()
+        trained = made.mask_N[made.row(r)][1:]
+        assert values_N[made.row(r)][1:][trained] == pytest.approx(expected[trained], rel=1e-5)
+    assert not values_N[~made.mask_N].any()
+    valued = replace(made, values_N=values_N)
+    caught: list[dict[str, torch.Tensor]] = []
+    for critic in (whole, split):
+        named = dict(critic.model.named_parameters())
+
+        def catch(*_: object, named: dict[str, torch.nn.Parameter] = named) -> None:
+            caught.append({n: p.grad.clone() for n, p in named.items() if p.grad is not None})
+
+        critic.optimizer.register_step_pre_hook(catch)
+        critic.update(valued)
+    assert caught[0].keys() == caught[1].keys()
+    for name, grad in caught[0].items():
+        torch.testing.assert_close(grad, caught[1][name], rtol=1e-9, atol=1e-12)
+    # By hand: the head's bias gets the weighted mean error.
+    weights = np.repeat(made.weights_R, np.diff(made.offsets_R1))[made.mask_N]
+    returns = np.repeat(np.array(REWARDS), np.diff(made.offsets_R1))[made.mask_N]
+    error = (weights * (values_N[made.mask_N] - returns)).sum() / weights.sum()
+    assert float(caught[0]["head.bias"]) == pytest.approx(error)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_ppo_learns_the_values_and_leaves_the_policys_backbone_alone(rank: int) -> None:
+    trainer = Trainer(tiny_model(), config(rank=rank), total_steps=60)
+    made = batch()
+    explained = []
+    for _ in range(40):
+        valued = trainer.with_values(made)
+        stats = trainer.update(replace(valued, advantages_N=Gae()(valued)))
+        assert stats.skipped is None
+        assert stats.value_explained is not None
+        explained.append(stats.value_explained)
+    assert explained[0] < 0  # values are 0, the mean return is not
+    assert explained[-1] > 0.9
+    assert trainer.critic is not None
+    ours = {id(p) for p in trainer.model.parameters()}
+    assert not ours & {id(p) for p in trainer.critic.model.parameters()}
+
+
+def test_the_critic_is_in_the_checkpoint(tmp_path: Path) -> None:
+    def train(trainer: Trainer, steps: int) -> None:
+        for _ in range(steps):
+            valued = trainer.with_values(batch())
+            trainer.update(replace(valued, advantages_N=Gae()(valued)))
+
+    straight = Trainer(tiny_model(), config(), total_steps=6)
+    train(straight, 1)
+    path = save_checkpoint(tmp_path, straight, step=1, state={})
+    train(straight, 2)
+    resumed = Trainer(tiny_model(3), config(), total_steps=6)
+    load_checkpoint(path, resumed)
+    train(resumed, 2)
+    ours, theirs = (trainer.with_values(batch()).values_N for trainer in (straight, resumed))
+    assert ours is not None
+    assert theirs is not None
+    assert ours.tolist() == theirs.tolist()
+
+
+def test_without_a_critic_there_are_no_values() -> None:
+    trainer = Trainer(tiny_model(), TrainerConfig(), total_steps=1)
+    with pytest.raises(ConfigError, match=r"trainer\.algorithm is grpo, which has no critic"):
+        trainer.with_values(batch())

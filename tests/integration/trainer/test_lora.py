@@ -1,0 +1,145 @@
+"""LoRA: only adapters are trained, and the engine gets what PEFT's own merge gives."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch, transformers and peft are typed in part only.
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from transformers import AutoModelForCausalLM
+
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.local.engine import LocalEngine
+from agentrl.errors import ConfigError
+from agentrl.trainer import KlConfig, LoraConfig, RatioBandConfig, TrainerConfig
+from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
+from agentrl.trainer.export import export_hf
+from agentrl.trainer.trainer import Trainer
+from agentrl.types import Sampling, Session
+from tests.unit.trainer.batches import (
+    batch_of,
+    on_policy,
+    plain_logprobs,
+    random_segments,
+    tiny_model,
+)
+
+IDS = torch.arange(9)[None]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def config(**lora: object) -> TrainerConfig:
+    return TrainerConfig(
+        lr=1e-2,
+        lora=LoraConfig.model_validate({"rank": 4, **lora}),
+        kl=KlConfig(coef=0.1),
+        ratio_band=RatioBandConfig(mean=1e9, max=1e9),
+    )
+
+
+def make_trainer(**lora: object) -> Trainer:
+    return Trainer(tiny_model(), config(**lora), total_steps=6)
+
+
+def train(trainer: Trainer, first: int, last: int) -> None:
+    for step in range(first, last):
+        segments = random_segments((12, 20, 7, 31), seed=step)
+        assert trainer.update(batch_of(segments, advantages=(1, -1, 2, -2))).skipped is None
+
+
+def logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        result: Tensor = model(input_ids=IDS).logits
+    return result
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+def test_only_adapters_are_trained_and_the_merged_weights_are_pefts(tmp_path: Path) -> None:
+    base = tiny_model()
+    before = {name: p.clone() for name, p in base.named_parameters()}
+    trainer = make_trainer(targets="q_proj, v_proj,down_proj")
+    train(trainer, 0, 2)
+    trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    assert len(trained) == 2 * 2 * 3
+    merged = dict(trainer.weights().named_tensors())
+    assert merged.keys() == before.keys()
+    changed = {
+        name.split(".")[-2] for name in merged if not torch.equal(merged[name], before[name])
+    }
+    assert changed == {"q_proj", "v_proj", "down_proj"}
+    # PEFT's own model from the exported adapter, merged by PEFT.
+    base.save_pretrained(tmp_path / "base")
+    folder = export_hf(trainer.model, tmp_path / "base", tmp_path / "adapter", adapter=True)
+    loaded = PeftModel.from_pretrained(base, folder)
+    torch.testing.assert_close(logits(loaded), logits(trainer.model))
+    own = dict(loaded.merge_and_unload().named_parameters())
+    for name, tensor in merged.items():
+        torch.testing.assert_close(tensor, own[name], rtol=1e-6, atol=1e-7)
+    whole = export_hf(trainer.model, tmp_path / "base", tmp_path / "whole")
+    exported = AutoModelForCausalLM.from_pretrained(whole)
+    torch.testing.assert_close(logits(exported), logits(trainer.model))
+
+
+def test_the_reference_is_the_base_without_a_copy() -> None:
+    model = tiny_model()
+    batch = on_policy(model, random_segments((9, 12)), advantages=(1, -1))
+    start = plain_logprobs(tiny_model(), batch).detach()
+    trainer = Trainer(model, config(), total_steps=9)
+    stats = [trainer.update(batch) for _ in range(4)]
+    assert stats[0].kl == pytest.approx(0, abs=1e-6)
+    gap = start - plain_logprobs(model, batch).detach()
+    with torch.no_grad():
+        kl = (torch.expm1(gap) - gap)[torch.from_numpy(batch.mask_N)].mean()
+    assert trainer.update(batch).kl == pytest.approx(float(kl), rel=1e-3)
+    assert kl > 1e-4
+
+
+def test_a_checkpoint_holds_the_adapters_alone_and_resumes(tmp_path: Path) -> None:
+    straight = make_trainer()
+    train(straight, 0, 1)
+    path = save_checkpoint(tmp_path, straight, step=1, state={"base": "b"})
+    train(straight, 1, 3)
+    resumed = make_trainer()
+    assert load_checkpoint(path, resumed) == {"base": "b"}
+    train(resumed, 1, 3)
+    for (name, ours), (_, theirs) in zip(
+        resumed.weights().named_tensors(), straight.weights().named_tensors(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+    held = FileSystemReader(path / "weights").read_metadata().state_dict_metadata
+    assert len(held) > 10
+    assert not [name for name in held if name.startswith("model.") and "lora_" not in name]
+
+
+@pytest.mark.parametrize("publish", ["merged", "adapter"])
+async def test_the_local_engine_samples_with_the_adapters(publish: str) -> None:
+    trainer = make_trainer()
+    model = trainer.model
+    if publish == "adapter":
+        trainer = make_trainer(publish=publish)
+        model = trainer.model
+    else:
+        model = tiny_model()
+    engine = LocalEngine(model, EngineConfig(share_weights=publish == "adapter"))
+    train(trainer, 0, 2)
+    await engine.pause()
+    await engine.update_weights(trainer.weights(), 1)
+    await engine.resume()
+    completion = await engine.generate([1, 2, 3], Sampling(max_tokens=1), Session("a"))
+    with torch.no_grad():
+        row = trainer.model(input_ids=torch.tensor([[1, 2, 3]])).logits[0, -1].log_softmax(-1)
+    assert completion.logprobs_T[0] == pytest.approx(float(row[completion.ids_T[0]]), abs=1e-5)
+    await engine.aclose()
+
+
+def test_targets_that_match_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'q_porj' matches no linear .* did you mean q_proj\?"):
+        make_trainer(targets="v_proj,q_porj")

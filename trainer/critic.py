@@ -1,0 +1,121 @@
+"""The critic of PPO: a value head on a copy of the policy's backbone, with an optimizer of its own.
+
+Suffixes: N tokens of the batch, K trained tokens of a micro-batch.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch and transformers are typed in part only.
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agentrl.trainer.algorithms.gae import token_gae
+from agentrl.trainer.algorithms.value_loss import value_loss
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.logprobs import predicting_states
+from agentrl.trainer.lora import add_adapters
+from agentrl.trainer.model import make_optimizer
+from agentrl.trainer.packing import PackedRows, pack, plan, trained_rows, trained_weight
+from agentrl.types import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticStats:
+    """One update of the critic."""
+
+    loss: float
+    """Mean of half the clipped squared error over the trained tokens, in the last pass."""
+    explained: float
+    """1 less the values' mean squared error before the update over the targets' variance."""
+
+
+class ValueModel(nn.Module):
+    """A backbone and a linear head that begins at 0."""
+
+    def __init__(self, backbone: PreTrainedModel) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(backbone.config.hidden_size, 1, device=backbone.device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, rows: PackedRows) -> Tensor:
+        """[K] The value of the state before each trained token."""
+        states_KD = predicting_states(self.backbone, rows)
+        return self.head(states_KD.to(self.head.weight.dtype)).squeeze(1)  # type: ignore[no-any-return]  # torch's
+
+
+class Critic:
+    """Says what return is still to come, and learns it."""
+
+    def __init__(self, model: PreTrainedModel, config: TrainerConfig) -> None:
+        """Copy the backbone of `model`, which has no adapters yet; with LoRA the copy gets some."""
+        self._config = config
+        backbone = cast(PreTrainedModel, copy.deepcopy(model.base_model))
+        if config.lora.rank:
+            add_adapters(backbone, config.lora)
+        self.model = ValueModel(backbone)
+        self.optimizer = make_optimizer(
+            self.model, config.model_copy(update={"lr": config.critic.lr})
+        )
+
+    def values(self, batch: Batch) -> NDArray[np.float32]:
+        """[N] The value of the state before each trained token, 0 elsewhere."""
+        values_N = np.zeros(batch.num_tokens, dtype=np.float32)
+        with torch.no_grad():
+            for micro in plan(batch, trained_rows(batch), self._config.token_budget):
+                rows = pack(batch, micro)
+                values_N[rows.source_K] = self.model(rows).float().cpu().numpy()
+        return values_N
+
+    def update(self, batch: Batch) -> CriticStats:
+        """Regress onto the returns that follow; a gradient that is not finite changes nothing.
+
+        The batch has the values that its advantages were estimated with.
+        """
+        settings = self._config.critic
+        assert batch.values_N is not None
+        advantages_N = token_gae(batch, discount=settings.discount, decay=settings.target_decay)
+        targets_N = (advantages_N + batch.values_N).astype(np.float32)
+        loss = 0.0
+        for _ in range(settings.updates):
+            loss = self._pass(batch, targets_N)
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm)
+            if math.isfinite(loss) and torch.isfinite(norm):
+                self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        spread = float(targets_N[batch.mask_N].var())
+        left = float((advantages_N[batch.mask_N] ** 2).mean())
+        return CriticStats(loss=loss, explained=1 - left / spread if spread > 0 else 0.0)
+
+    def _pass(self, batch: Batch, targets_N: NDArray[np.float32]) -> float:
+        """Gradients of all micro-batches; their sum is divided once by the global count."""
+        assert batch.values_N is not None
+        rows = trained_rows(batch)
+        count = trained_weight(batch, rows)
+        total = 0.0
+        for micro in plan(batch, rows, self._config.token_budget):
+            packed = pack(batch, micro)
+            values_K = self.model(packed)
+            old, targets, weights = (
+                torch.from_numpy(a).to(values_K)
+                for a in (
+                    batch.values_N[packed.source_K],
+                    targets_N[packed.source_K],
+                    packed.weights_K,
+                )
+            )
+            share = (
+                value_loss(values_K, old, targets, weights, clip=self._config.critic.clip) / count
+            )
+            torch.autograd.backward(share)
+            total += float(share.detach())
+        return total

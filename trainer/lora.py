@@ -1,0 +1,129 @@
+"""LoRA through PEFT: small trained matrices beside frozen weights (arXiv:2106.09685).
+
+    y = W x + (alpha / rank) B A x        W frozen, B zero at first: training begins at the base
+
+The model stays what it was, with adapters in the place of its linear layers. An engine gets either
+W + (alpha / rank) B A under the plain names, made one tensor at a time, or A and B alone under the
+names of `adapter_model.safetensors`.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch, transformers and peft are typed in part only.
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import peft
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agentrl.config.nearest import nearest
+from agentrl.engine.local.models.load import quiet
+from agentrl.errors import ConfigError
+from agentrl.trainer.config import ALL_LINEAR, LoraConfig
+
+_NAME = "default"
+
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig) -> peft.LoraConfig:
+    """Freeze the model and put float32 adapters into it, in place.
+
+    Returns what `adapter_config.json` holds. Raises ConfigError for a target that matches nothing.
+    """
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha or 2 * config.rank,
+        target_modules=_targets(model, config.targets),
+        task_type=peft.TaskType.CAUSAL_LM,
+    )
+    with quiet():
+        peft.inject_adapter_in_model(settings, model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return settings
+
+
+def adapter_settings(model: nn.Module) -> peft.LoraConfig | None:
+    """What `adapter_config.json` holds; None for a model without adapters."""
+    settings: dict[str, peft.LoraConfig] = getattr(model, "peft_config", {})
+    return settings.get(_NAME)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    """The layers that have an adapter, by the names of the layers that they replace."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, LoraLayer)}
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Generator[None]:
+    """The base alone inside: the reference of a KL penalty, without a copy."""
+    layers = adapted_layers(model).values()
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+@dataclass(frozen=True, slots=True)
+class MergedWeights:
+    """A `WeightSource` of the base with its adapters added; one merged tensor exists at a time."""
+
+    model: nn.Module
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter of the model without adapters, under its name there."""
+        layers = adapted_layers(self.model)
+        for name, parameter in self.model.named_parameters():
+            owner, _, leaf = name.rpartition(".base_layer.")
+            if owner in layers:
+                yield f"{owner}.{leaf}", _merged(layers[owner], leaf, parameter.detach())
+            elif not parameter.requires_grad:
+                yield name, parameter.detach()
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """A `WeightSource` of the adapters alone, as `adapter_model.safetensors` names them."""
+
+    model: nn.Module
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """A and B of each adapted layer."""
+        for name, layer in adapted_layers(self.model).items():
+            for part in ("lora_A", "lora_B"):
+                weight: Tensor = getattr(layer, part)[_NAME].weight
+                yield f"base_model.model.{name}.{part}.weight", weight.detach()
+
+
+def _merged(layer: LoraLayer, leaf: str, values: Tensor) -> Tensor:
+    if leaf != "weight":
+        return values
+    with torch.no_grad():
+        delta: Tensor = layer.get_delta_weight(_NAME)  # type: ignore[attr-defined]  # of each kind
+        return values + delta.to(values.dtype)
+
+
+def _targets(model: PreTrainedModel, targets: str) -> list[str]:
+    """The names of layers, without what tells one block's from another's, that get adapters."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers'
+    linear = [
+        str(n) for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head
+    ]
+    short = {name.rpartition(".")[2] for name in linear}
+    if targets == ALL_LINEAR:
+        return sorted(short)
+    chosen = [target.strip() for target in targets.split(",")]
+    for target in chosen:
+        if not any(name == target or name.endswith(f".{target}") for name in linear):
+            raise ConfigError(
+                f"trainer.lora.targets: {target!r} matches no linear layer of "
+                f"{type(model).__name__}, {nearest(target, [ALL_LINEAR, *short])}"
+            )
+    return chosen
