@@ -113,9 +113,7 @@ def _merged(layer: LoraLayer, leaf: str, values: Tensor) -> Tensor:
 def _targets(model: PreTrainedModel, targets: str) -> list[str]:
     """The names of layers, without what tells one block's from another's, that get adapters."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers'
-    linear = [
-        str(n) for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head
-    ]
+    linear = _linear_layers(model, head)
     short = {name.rpartition(".")[2] for name in linear}
     if targets == ALL_LINEAR:
         return sorted(short)
@@ -127,3 +125,8 @@ def _targets(model: PreTrainedModel, targets: str) -> list[str]:
                 f"{type(model).__name__}, {nearest(target, [ALL_LINEAR, *short])}"
             )
     return chosen
+
+
+def _linear_layers(model: nn.Module, head: object) -> list[str]:
+    modules = model.named_modules()
+    return [n for n, m in modules if isinstance(m, nn.Linear) and m is not head]
