@@ -112,8 +112,8 @@ def _merged(layer: LoraLayer, leaf: str, values: Tensor) -> Tensor:
 
 def _targets(model: PreTrainedModel, targets: str) -> list[str]:
     """The names of layers, without what tells one block's from another's, that get adapters."""
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers'
-    linear = _linear_layers(model, head)
+    head: object = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers'
+    linear = [n for n, m in _modules(model) if isinstance(m, nn.Linear) and m is not head]
     short = {name.rpartition(".")[2] for name in linear}
     if targets == ALL_LINEAR:
         return sorted(short)
@@ -127,6 +127,5 @@ def _targets(model: PreTrainedModel, targets: str) -> list[str]:
     return chosen
 
 
-def _linear_layers(model: nn.Module, head: object) -> list[str]:
-    modules = model.named_modules()
-    return [n for n, m in modules if isinstance(m, nn.Linear) and m is not head]
+def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return model.named_modules()
