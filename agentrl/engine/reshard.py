@@ -1,0 +1,269 @@
+"""Which rank sends which slice to which rank, computed from the layouts of both sides.
+
+    trainer's rank 0: q_proj rows 0-4   ──┐         ┌─▶ engine's rank 0: qkv_proj
+    trainer's rank 1: q_proj rows 4-8   ──┴─ moves ─┴─▶ engine's rank 1: qkv_proj
+
+A layout says of each rank which tensors it holds, and which boxes of the model's tensors lie in
+them. Here are numbers only: no tensor, no process, no name that means anything.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from agentrl.errors import EngineError
+
+Box = tuple[tuple[int, int], ...]
+"""From and up to, in each dimension."""
+ALIGNMENT = 64
+"""Bytes; where a tensor may begin in a bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box of one of the model's tensors, inside a tensor that a rank holds."""
+
+    source: str
+    """The model's tensor, by its Hugging Face name."""
+    box: Box
+    """What of it."""
+    at: tuple[int, ...]
+    """Where the box begins in the tensor that is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor of a rank; what no part covers is padding."""
+
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def is_padded(self) -> bool:
+        """True if it holds more than its parts."""
+        return sum(volume(part.box) for part in self.parts) < prod(self.shape)
+
+
+Layout = Sequence[Mapping[str, Held]]
+"""For each rank, what it holds, by the rank's own names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What one rank writes for another: boxes of equal size in what each of them holds."""
+
+    sender: int
+    receiver: int
+    source: str
+    source_box: Box
+    target: str
+    target_box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a bucket a receiver's tensor lies."""
+
+    offset: int
+    """In bytes."""
+    shape: tuple[int, ...]
+    is_padded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Whole tensors of the receivers that travel together, and the moves that fill them."""
+
+    places: Mapping[tuple[int, str], Place]
+    """By receiver and name."""
+    num_bytes: int
+    moves: tuple[Move, ...]
+
+    def planned_bytes(self, sender: int, value_bytes: int) -> int:
+        """How much one rank has to write."""
+        mine = (move for move in self.moves if move.sender == sender)
+        return sum(volume(move.target_box) for move in mine) * value_bytes
+
+
+def volume(box: Box) -> int:
+    """How many elements it has."""
+    return prod(stop - start for start, stop in box)
+
+
+def whole(shape: Sequence[int]) -> Box:
+    """All of a tensor."""
+    return tuple((0, size) for size in shape)
+
+
+def unsharded(shapes: Mapping[str, Sequence[int]]) -> Layout:
+    """One rank that holds every tensor as the model names it."""
+    return [
+        {
+            name: Held(tuple(shape), (Part(name, whole(shape), (0,) * len(shape)),))
+            for name, shape in shapes.items()
+        }
+    ]
+
+
+def shapes_of(layout: Layout) -> Mapping[str, tuple[int, ...]]:
+    """The full shape of each of the model's tensors that the ranks hold together."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for part in _parts(layout):
+        ends = tuple(stop for _, stop in part.box)
+        shapes[part.source] = tuple(map(max, zip(shapes.get(part.source, ends), ends, strict=True)))
+    return shapes
+
+
+def plan(senders: Layout, receivers: Layout) -> Sequence[Move]:
+    """The moves that fill every part of every receiver once; equal copies share the work.
+
+    Raises EngineError if the senders lack what a receiver needs, or hold what none takes.
+    """
+    holders: dict[str, list[tuple[int, str, Part]]] = defaultdict(list)
+    for rank, tensors in enumerate(senders):
+        for name, held in tensors.items():
+            for part in held.parts:
+                holders[part.source].append((rank, name, part))
+    work = [0] * len(senders)
+    moves: list[Move] = []
+    for receiver, tensors in enumerate(receivers):
+        for target, held in tensors.items():
+            for part in held.parts:
+                for move in _fill(receiver, target, part, holders.get(part.source, ()), work):
+                    work[move.sender] += volume(move.source_box)
+                    moves.append(move)
+    _check_taken(senders, receivers)
+    return moves
+
+
+def buckets(
+    receivers: Layout, moves: Sequence[Move], value_bytes: int, most_bytes: int
+) -> Sequence[Bucket]:
+    """The moves in buckets of at most so many bytes, or of one name; a name is never split."""
+    by_target: dict[str, list[Move]] = defaultdict(list)
+    for move in moves:
+        by_target[move.target].append(move)
+    made: list[Bucket] = []
+    names: list[str] = []
+    size = 0
+    for name in dict.fromkeys(name for tensors in receivers for name in tensors):
+        more = sum(_bytes(tensors[name], value_bytes) for tensors in receivers if name in tensors)
+        if names and size + more > most_bytes:
+            made.append(_bucket(receivers, names, by_target, value_bytes))
+            names, size = [], 0
+        names.append(name)
+        size += more
+    return [*made, _bucket(receivers, names, by_target, value_bytes)] if names else made
+
+
+def _fill(
+    receiver: int,
+    target: str,
+    part: Part,
+    holders: Sequence[tuple[int, str, Part]],
+    work: Sequence[int],
+) -> Iterator[Move]:
+    """Moves for one part, from whoever holds it and has least to do."""
+    missing = [part.box]
+    for sender, source, held in sorted(holders, key=lambda holder: work[holder[0]]):
+        still: list[Box] = []
+        for box in missing:
+            common = _common(box, held.box)
+            if common is None:
+                still.append(box)
+                continue
+            yield Move(
+                sender,
+                receiver,
+                source,
+                _shifted(common, held),
+                target,
+                _shifted(common, part),
+            )
+            still += _without(box, common)
+        missing = still
+    if missing:
+        raise EngineError(
+            f"the engine's {target} needs {part.source}{_text(missing[0])}, which no rank of the "
+            "trainer holds; publish the model that the engine was started with"
+        )
+
+
+def _check_taken(senders: Layout, receivers: Layout) -> None:
+    taken: dict[str, set[Box]] = defaultdict(set)
+    for part in _parts(receivers):
+        taken[part.source].add(part.box)
+    for source, shape in shapes_of(senders).items():
+        left = [whole(shape)]
+        for box in taken[source]:
+            left = [rest for one in left for rest in _rest(one, box)]
+        if left:
+            raise EngineError(
+                f"the trainer's {source}{_text(left[0])} has no place in the engine; publish the "
+                "model that the engine was started with"
+            )
+
+
+def _parts(layout: Layout) -> Iterator[Part]:
+    for tensors in layout:
+        for held in tensors.values():
+            yield from held.parts
+
+
+def _common(a: Box, b: Box) -> Box | None:
+    """What two boxes share; None if nothing, as boxes of different dimensions do."""
+    if len(a) != len(b):
+        return None
+    both = tuple((max(x[0], y[0]), min(x[1], y[1])) for x, y in zip(a, b, strict=True))
+    return both if all(start < stop for start, stop in both) else None
+
+
+def _rest(box: Box, other: Box) -> Iterator[Box]:
+    """What of a box is not in another."""
+    common = _common(box, other)
+    if common is None:
+        yield box
+    else:
+        yield from _without(box, common)
+
+
+def _without(box: Box, hole: Box) -> Iterator[Box]:
+    """The boxes around a hole inside a box."""
+    for i, ((start, stop), (first, last)) in enumerate(zip(box, hole, strict=True)):
+        for side in ((start, first), (last, stop)):
+            if side[0] < side[1]:
+                yield (*hole[:i], side, *box[i + 1 :])
+
+
+def _shifted(box: Box, part: Part) -> Box:
+    """A box inside a part's box, counted as the tensor counts that holds the part."""
+    return tuple(
+        (start - low + at, stop - low + at)
+        for (start, stop), (low, _), at in zip(box, part.box, part.at, strict=True)
+    )
+
+
+def _bytes(held: Held, value_bytes: int) -> int:
+    return -(-prod(held.shape) * value_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _bucket(
+    receivers: Layout,
+    names: Sequence[str],
+    by_target: Mapping[str, Sequence[Move]],
+    value_bytes: int,
+) -> Bucket:
+    places: dict[tuple[int, str], Place] = {}
+    offset = 0
+    for receiver, tensors in enumerate(receivers):
+        for name in names:
+            if name in tensors:
+                held = tensors[name]
+                places[receiver, name] = Place(offset, held.shape, held.is_padded)
+                offset += _bytes(held, value_bytes)
+    return Bucket(places, offset, tuple(move for name in names for move in by_target.get(name, ())))
+
+
+def _text(box: Box) -> str:
+    return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
