@@ -1,18 +1,100 @@
-"""The trainer's weights as an engine takes them."""
+"""The trainer's weights as an engine takes them: whole, or in the slices that each rank holds."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch are not typed)
 
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from agentrl.engine.local.shared import attach, view
+from agentrl.engine.reshard import Box, Bucket, Handle, Held, Layout, Part, Written
+
+_MAPPED_MOST = 2
+"""An engine has so many sets of weights, of which one serves while the other is written."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """A `WeightSource` over a module's own parameters: no copies, tied ones once."""
+    """A `SlicedSource` over a module's own parameters: no copies, tied ones once.
+
+    With sharded parameters it is one rank's part of one.
+    """
 
     model: nn.Module
+    rank: int = 0
+    _mapped: dict[Handle, Tensor] = field(default_factory=dict[Handle, Tensor], repr=False)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter under its first name."""
+        """Every parameter under its first name; sharded ones are gathered by all ranks at once."""
         for name, parameter in self.model.named_parameters():
-            yield name, parameter.detach()
+            values = parameter.detach()
+            yield name, values.full_tensor() if isinstance(values, DTensor) else values
+
+    def held(self) -> Mapping[str, Held]:
+        """What this rank has of each parameter."""
+        return {name: _held(name, value) for name, value in self.model.named_parameters()}
+
+    def layout(self) -> Layout:
+        """That of the only rank."""
+        return [self.held()]
+
+    async def write(self, bucket: Bucket, memory: Handle, dtype: str) -> Sequence[Written]:
+        """Write everything, as the only rank."""
+        return [self.write_own(bucket, memory, dtype)]
+
+    def write_own(self, bucket: Bucket, memory: Handle, dtype: str) -> Written:
+        """Write this rank's moves into a bucket.
+
+        The memory stays mapped, since mapping it anew would cost more than the copy.
+        """
+        if memory not in self._mapped:
+            if len(self._mapped) == _MAPPED_MOST:
+                self._mapped.pop(next(iter(self._mapped)))
+            self._mapped[memory] = attach(memory)
+        values = {name: _local(value) for name, value in self.model.named_parameters()}
+        return write_slices(values, bucket, self.rank, self._mapped[memory], dtype)
+
+
+@torch.no_grad()
+def write_slices(
+    values: Mapping[str, Tensor], bucket: Bucket, rank: int, data: Tensor, dtype: str
+) -> Written:
+    """Write what one rank holds into a bucket's bytes, cast on the way."""
+    kind: torch.dtype = getattr(torch, dtype)
+    written = 0
+    for move in bucket.moves:
+        if move.sender != rank:
+            continue
+        source = values[move.source][_index(move.source_box)]
+        low, high = torch.aminmax(source)
+        if not math.isfinite(float(low) - float(high)):
+            return Written(written, not_finite=move.source)
+        target = view(data, bucket, move.receiver, move.target, kind)[_index(move.target_box)]
+        target.copy_(source)
+        written += target.nbytes
+    return Written(written)
+
+
+def _held(name: str, parameter: Tensor) -> Held:
+    shape, offset = tuple(parameter.shape), (0,) * parameter.ndim
+    if isinstance(parameter, DTensor):
+        shape, offset = compute_local_shape_and_global_offset(
+            parameter.shape, parameter.device_mesh, parameter.placements
+        )
+    box: Box = tuple((start, start + n) for start, n in zip(offset, shape, strict=True))
+    return Held(tuple(shape), (Part(name, box, (0,) * len(box)),) if 0 not in shape else ())
+
+
+def _local(parameter: Tensor) -> Tensor:
+    values = parameter.detach()
+    return values.to_local() if isinstance(values, DTensor) else values
+
+
+def _index(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(start, stop) for start, stop in box)

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from agentrl.engine.reshard import Bucket, Handle, Layout, Written
 from agentrl.types import Completion, Sampling, Session
 
 if TYPE_CHECKING:
@@ -31,6 +32,19 @@ class WeightSource(Protocol):
 
     def named_tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
         """Every parameter once; tied ones under their first name only."""
+        ...
+
+
+@runtime_checkable
+class SlicedSource(WeightSource, Protocol):
+    """Weights that lie in slices at several ranks of a trainer, on the engine's host."""
+
+    def layout(self) -> Layout:
+        """Which rank holds what."""
+        ...
+
+    async def write(self, bucket: Bucket, memory: Handle, dtype: str) -> Sequence[Written]:
+        """Let every rank write its moves into a bucket, as numbers of a type of torch."""
         ...
 
 

@@ -86,6 +86,24 @@ class Bucket:
         return sum(volume(move.target_box) for move in mine) * value_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """Where a bucket lies: memory that the processes of a host share, see `local.shared`."""
+
+    manager: bytes
+    name: bytes
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one rank wrote of its moves."""
+
+    num_bytes: int
+    not_finite: str = ""
+    """The tensor at which it stopped, since it has numbers that are not finite."""
+
+
 def volume(box: Box) -> int:
     """How many elements it has."""
     return prod(stop - start for start, stop in box)

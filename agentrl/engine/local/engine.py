@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.stepper import Request, Stepper
-from agentrl.engine.local.weights import inference_model, update
-from agentrl.engine.protocol import Health, WeightSource
+from agentrl.engine.local.weights import Slices, inference_model, update
+from agentrl.engine.protocol import Health, SlicedSource, WeightSource
 from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens.seal import seal
 from agentrl.types import Completion, Sampling, Session
@@ -62,6 +62,7 @@ class LocalEngine:
             prefill_tokens=config.prefill_tokens,
         )
         self._stepper.version = version
+        self._slices = Slices(self._stepper.model, self.dtype)
         self._inbox = SimpleQueue[Callable[[], None]]()
         self._outbox: list[tuple[_Waiter, BaseException | None]] = []
         self._calls: set[_Waiter] = set()
@@ -116,10 +117,19 @@ class LocalEngine:
             self._post(lambda: self._stepper.leave(session.key))
 
     async def update_weights(self, weights: WeightSource, version: int) -> None:
-        """Take new weights between two steps; all keys and values of the old ones are forgotten."""
+        """Take new weights between two steps; all keys and values of the old ones are forgotten.
+
+        Slices of several ranks are written while requests run on under the old weights.
+        """
+        if isinstance(weights, SlicedSource) and len(weights.layout()) > 1:
+            self._check_version(version)
+            await self._slices.receive(weights, self._timeout_s)
+            await self.between_steps(lambda _: self._changed(self._slices.change, version))
+            return
         # Here, not on the engine's thread: what the source raises is its caller's.
         tensors = list(weights.named_tensors())
-        await self.between_steps(lambda _: self._update(tensors, version))
+        model = self._stepper.model
+        await self.between_steps(lambda _: self._changed(lambda: update(model, tensors), version))
 
     async def pause(self) -> None:
         """Stop sampling: when this returns, no step runs and the weights may be written to."""
@@ -218,12 +228,15 @@ class LocalEngine:
                 f"{sampling.temperature}; give at least 1 token and no negative temperature"
             )
 
-    def _update(self, tensors: Sequence[tuple[str, Tensor]], version: int) -> None:
+    def _check_version(self, version: int) -> None:
         if version <= self._stepper.version:
             raise EngineError(
                 f"got weights of version {version}, expected one above {self._stepper.version}"
             )
-        update(self._stepper.model, tensors)
+
+    def _changed(self, change: Callable[[], None], version: int) -> None:
+        self._check_version(version)
+        change()
         self._stepper.invalidate()
         self._stepper.version = version
 

@@ -1,9 +1,16 @@
-"""The engine's model: the trainer's parameters or a copy, and the transaction that updates it."""
+"""The engine's model: the trainer's parameters or a copy, and the transactions that update it.
+
+Whole tensors are checked, then written in place. Slices of several trainer ranks are written by
+them into a second set of parameters while the first one serves, and the two change places once all
+has arrived: what fails half way leaves no trace. The price is that second set, in shared memory.
+"""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch and transformers are not typed)
 
+import asyncio
 import copy
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,7 +19,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentrl.engine.local.attention import ATTENTION
+from agentrl.engine.local.shared import Shared, share, view
+from agentrl.engine.protocol import SlicedSource
+from agentrl.engine.reshard import Bucket, Layout, buckets, plan, unsharded
 from agentrl.errors import ConfigError, EngineError
+
+_NOT_FINITE = "the new weights have numbers in {name} that are not finite; the old ones stay"
 
 
 def inference_model(model: PreTrainedModel, dtype: torch.dtype, *, share: bool) -> PreTrainedModel:
@@ -75,6 +87,73 @@ def _parameters(model: nn.Module, partial: bool) -> dict[str, nn.Parameter]:
     return {f"base_model.model.{n.replace('.default.', '.')}": p for n, p in adapters.items()}
 
 
+class Slices:
+    """The engine's parameters as the ranks of a trainer write them."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self._model, self._dtype = model, dtype
+        shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
+        self._ours = unsharded(shapes)
+        self._theirs: Layout | None = None
+        self._bucket: Bucket | None = None
+        self._spare: Shared | None = None
+        self._serving: Shared | None = None
+
+    async def receive(self, weights: SlicedSource, timeout_s: float) -> None:
+        """Let all ranks write into the spare set; the model serves on meanwhile.
+
+        Raises:
+            EngineError: layouts that do not fit, a slice that did not come, or not in time.
+        """
+        theirs = weights.layout()
+        if self._bucket is None or theirs != self._theirs:
+            moves = plan(theirs, self._ours)
+            (self._bucket,) = buckets(self._ours, moves, self._dtype.itemsize, sys.maxsize)
+            self._theirs = theirs
+        if self._spare is None:
+            self._spare = share(self._bucket.num_bytes)
+        await written(weights, self._bucket, self._spare, self._dtype, timeout_s)
+
+    def change(self) -> None:
+        """Let the model have what was received; between two steps only."""
+        assert self._bucket is not None
+        assert self._spare is not None
+        for name, parameter in self._model.named_parameters():
+            parameter.data = view(self._spare.data, self._bucket, 0, name, self._dtype)
+        self._serving, self._spare = self._spare, self._serving
+
+    def release(self) -> None:
+        """Let go of both sets."""
+        self._serving = self._spare = None
+
+
+async def written(
+    weights: SlicedSource, bucket: Bucket, memory: Shared, dtype: torch.dtype, timeout_s: float
+) -> None:
+    """Have a bucket written, and every byte accounted for.
+
+    Raises:
+        EngineError: a rank wrote less than it should, or not in time.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            found = await weights.write(bucket, memory.handle, str(dtype).split(".")[1])
+    except TimeoutError as error:
+        raise EngineError(
+            f"the trainer did not write its slices of the weights within {timeout_s:g} s; look at "
+            "its ranks, or raise engine.timeout_s"
+        ) from error
+    for rank, one in enumerate(found):
+        planned = bucket.planned_bytes(rank, dtype.itemsize)
+        if one.not_finite:
+            raise EngineError(_NOT_FINITE.format(name=one.not_finite))
+        if one.num_bytes != planned:
+            raise EngineError(
+                f"rank {rank} of the trainer wrote {one.num_bytes:,} bytes of the weights, "
+                f"expected {planned:,}; the old ones stay"
+            )
+
+
 def _check_names(names: list[str], expected: set[str]) -> None:
     got = set(names)
     repeated = {name for name, count in Counter(names).items() if count > 1}
@@ -100,6 +179,4 @@ def _check_tensor(name: str, tensor: Tensor, ours: Tensor) -> None:
     if not tensor.is_floating_point():
         raise EngineError(f"the new weights have {name} as {tensor.dtype}, expected floating point")
     if not torch.isfinite(tensor).all():
-        raise EngineError(
-            f"the new weights have numbers in {name} that are not finite; the old ones stay"
-        )
+        raise EngineError(_NOT_FINITE.format(name=name))
