@@ -3,7 +3,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch are not typed)
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +12,17 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from agentrl.engine.local.shared import attach, view
-from agentrl.engine.reshard import Box, Bucket, Handle, Held, Layout, Part, Written
+from agentrl.engine.reshard import (
+    Box,
+    Bucket,
+    Extremes,
+    Handle,
+    Held,
+    Layout,
+    Part,
+    Written,
+    joined,
+)
 
 _MAPPED_MOST = 2
 """An engine has so many sets of weights, of which one serves while the other is written."""
@@ -68,17 +77,17 @@ def write_slices(
     """Write what one rank holds into a bucket's bytes, cast on the way."""
     kind: torch.dtype = getattr(torch, dtype)
     written = 0
+    extremes: list[Extremes] = []
     for move in bucket.moves:
         if move.sender != rank:
             continue
         source = values[move.source][_index(move.source_box)]
         low, high = torch.aminmax(source)
-        if not math.isfinite(float(low) - float(high)):
-            return Written(written, not_finite=move.source)
+        extremes.append({move.source: (float(low), float(high))})
         target = view(data, bucket, move.receiver, move.target, kind)[_index(move.target_box)]
         target.copy_(source)
         written += target.nbytes
-    return Written(written)
+    return Written(written, joined(extremes))
 
 
 def _held(name: str, parameter: Tensor) -> Held:

@@ -32,7 +32,7 @@ class SglangConfig(Config):
     extra_args: str = Field(
         default="", description="more arguments for a started server, as on its command line"
     )
-    transport: Literal["tensor", "disk", "distributed"] = Field(
+    transport: Literal["tensor", "shared", "disk", "distributed"] = Field(
         default="tensor", description="how new weights reach the servers"
     )
     pause: Literal["retract", "abort", "in_place"] = Field(

@@ -10,6 +10,7 @@ has arrived: what fails half way leaves no trace. The price is that second set, 
 
 import asyncio
 import copy
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from transformers import PreTrainedModel
 from agentrl.engine.local.attention import ATTENTION
 from agentrl.engine.local.shared import Shared, share, view
 from agentrl.engine.protocol import SlicedSource
-from agentrl.engine.reshard import Bucket, Layout, buckets, plan, unsharded
+from agentrl.engine.reshard import Bucket, Extremes, Layout, buckets, joined, plan, unsharded
 from agentrl.errors import ConfigError, EngineError
 
 _NOT_FINITE = "the new weights have numbers in {name} that are not finite; the old ones stay"
@@ -129,11 +130,12 @@ class Slices:
 
 async def written(
     weights: SlicedSource, bucket: Bucket, memory: Shared, dtype: torch.dtype, timeout_s: float
-) -> None:
-    """Have a bucket written, and every byte accounted for.
+) -> Extremes:
+    """Have a bucket written, and every byte accounted for; gives the extremes of what it holds.
 
     Raises:
-        EngineError: a rank wrote less than it should, or not in time.
+        EngineError: numbers that are not finite, a rank that wrote less than it should, or not in
+            time.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -145,13 +147,16 @@ async def written(
         ) from error
     for rank, one in enumerate(found):
         planned = bucket.planned_bytes(rank, dtype.itemsize)
-        if one.not_finite:
-            raise EngineError(_NOT_FINITE.format(name=one.not_finite))
         if one.num_bytes != planned:
             raise EngineError(
                 f"rank {rank} of the trainer wrote {one.num_bytes:,} bytes of the weights, "
                 f"expected {planned:,}; the old ones stay"
             )
+    extremes = joined(one.extremes for one in found)
+    for name, (low, high) in extremes.items():
+        if not math.isfinite(high - low):
+            raise EngineError(_NOT_FINITE.format(name=name))
+    return extremes
 
 
 def _check_names(names: list[str], expected: set[str]) -> None:

@@ -4,7 +4,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import httpx
 
@@ -180,6 +180,18 @@ class Control:
         """The first rows of a weight, nested as its shape is."""
         body = {"name": name, "truncate_size": rows}
         return cast("Sequence[object]", await self._call("POST", "/get_weights_by_name", body))
+
+    async def checksums(self, skipped: Sequence[str] = ()) -> Sequence[Mapping[str, str]]:
+        """For each tensor-parallel rank the digests of its tensors, by the server's own names.
+
+        Leaves out tensors with one of `skipped` in their names.
+        """
+        body = {"action": "checksum", "skip_tensor_list": list(skipped)}
+        said = _fields(await self._call("POST", "/weights_checker", body))
+        found: dict[int, Mapping[str, str]] = {}
+        for one in cast("Sequence[Mapping[str, Any]]", said.get("ranks") or ()):
+            found[one["parallelism_info"][0]["tp_rank"]] = one["checksums"]
+        return [found[rank] for rank in sorted(found)]
 
     async def send(self, path: str, body: Mapping[str, object], *, timeout_s: float) -> None:
         """A call that says by `success` whether it worked."""

@@ -1,4 +1,7 @@
-"""How new weights reach SGLang servers: as tensors, over a disk, by a broadcast, as an adapter."""
+"""How new weights reach SGLang servers: over shared memory or a disk, in requests, by a broadcast.
+
+Or only as an adapter.
+"""
 
 from collections.abc import Callable
 from typing import Literal
@@ -7,6 +10,7 @@ from agentrl.engine.sglang.weights.adapter import AdapterTransport
 from agentrl.engine.sglang.weights.broadcast import BroadcastTransport
 from agentrl.engine.sglang.weights.bucket import Bucket, buckets
 from agentrl.engine.sglang.weights.local import DiskTransport, TensorTransport
+from agentrl.engine.sglang.weights.shared import SharedTransport
 from agentrl.engine.sglang.weights.transport import Transport
 
 __all__ = [
@@ -14,6 +18,7 @@ __all__ = [
     "BroadcastTransport",
     "Bucket",
     "DiskTransport",
+    "SharedTransport",
     "TensorTransport",
     "Transport",
     "buckets",
@@ -21,9 +26,10 @@ __all__ = [
 ]
 
 
-def make_transport(kind: Literal["tensor", "disk", "distributed"]) -> Transport:
+def make_transport(kind: Literal["tensor", "shared", "disk", "distributed"]) -> Transport:
     """The transport of a configuration."""
     kinds: dict[str, Callable[[], Transport]] = {
+        "shared": SharedTransport,
         "disk": DiskTransport,
         "tensor": TensorTransport,
         "distributed": BroadcastTransport,
