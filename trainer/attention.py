@@ -33,6 +33,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from agentrl.errors import ConfigError
 from agentrl.trainer.prefix import Tree
+from agentrl.trainer.sequence import Cut
 
 NAME = "agentrl_packed"
 _MOST_PADDING = 0.1
@@ -65,8 +66,9 @@ class Stem:
 class Layout:
     """What the attention of one micro-batch needs, the same in each layer."""
 
-    def __init__(self, tree: Tree, device: torch.device) -> None:
-        """For packed tokens on `device`."""
+    def __init__(self, tree: Tree, device: torch.device, cut: Cut | None = None) -> None:
+        """For packed tokens on `device`, of which this rank may have a piece only."""
+        self.cut = cut
         self._tree = tree
         self._device = device
         self.longest = tree.longest
@@ -140,11 +142,11 @@ def _bucket(offsets_S1: NDArray[np.int64], chosen: list[int], device: torch.devi
 
 
 @contextmanager
-def packed_attention(model: PreTrainedModel) -> Generator[None, None, None]:
+def packed_attention(model: PreTrainedModel, name: str = NAME) -> Generator[None, None, None]:
     """Let the model attend by pieces inside, and as before afterwards: an engine may share it."""
     # transformers offers a public way to set the implementation, none to ask for it.
     before = str(model.config._attn_implementation)  # pyright: ignore[reportPrivateUsage]
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(name)
     try:
         yield
     finally:
@@ -213,7 +215,12 @@ def _attend(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     states = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]
-    return attend(states[0], states[1], states[2], layout, scale).unsqueeze(0), None
+    if layout.cut is not None:
+        states = [layout.cut.to_heads(s) for s in states]
+    output = attend(states[0], states[1], states[2], layout, scale)
+    if layout.cut is not None:
+        output = layout.cut.to_tokens(output)
+    return output.unsqueeze(0), None
 
 
 class _TreeAttention(torch.autograd.Function):

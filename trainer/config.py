@@ -128,6 +128,38 @@ class TrainerConfig(Config):
     token_budget: int = Field(
         default=4096, ge=1, description="tokens per micro-batch: bounds memory, not the result"
     )
+    device: str = Field(
+        default="cpu", description="where the trainer computes: cpu, auto or a kind of accelerator"
+    )
+    ranks: int = Field(default=1, ge=1, description="processes that share the training")
+    replicate: int = Field(
+        default=1,
+        ge=1,
+        description="copies of the weights; each is sharded over ranks / replicate processes",
+    )
+    sequence_parallel: int = Field(
+        default=1, ge=1, description="ranks that share the tokens of the same rows, for long ones"
+    )
+    rank_timeout_s: float = Field(
+        default=600.0, gt=0, description="seconds that a rank waits for another in one exchange"
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="what passes compute in; weights, gradient sums and moments stay float32",
+    )
+    fp32_head: bool = Field(
+        default=False, description="compute the output head in float32 under bfloat16"
+    )
+    offload: bool = Field(
+        default=False,
+        description="keep weights, gradients and moments in host memory between their uses",
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="compute each layer again in backward instead of keeping it"
+    )
+    activation_offload: bool = Field(
+        default=False, description="keep what backward needs in host memory"
+    )
     max_skipped_steps: int = Field(
         default=3, ge=1, description="non-finite gradients in a row after which the run stops"
     )

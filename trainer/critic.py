@@ -8,6 +8,7 @@ Suffixes: N tokens of the batch, K trained tokens of a micro-batch.
 
 import copy
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,11 +20,14 @@ from transformers import PreTrainedModel
 
 from agentrl.trainer.algorithms.gae import token_gae
 from agentrl.trainer.algorithms.value_loss import value_loss
+from agentrl.trainer.balance import micro_batches
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.logprobs import predicting_states
 from agentrl.trainer.lora import add_adapters
 from agentrl.trainer.model import make_optimizer
-from agentrl.trainer.packing import PackedRows, pack, plan, trained_rows, trained_weight
+from agentrl.trainer.packing import PackedRows, trained_rows, trained_weight
+from agentrl.trainer.ranks import SINGLE, Ranks
+from agentrl.trainer.shard import in_pass, prepare, settle, whole
 from agentrl.types import Batch
 
 
@@ -56,13 +60,17 @@ class ValueModel(nn.Module):
 class Critic:
     """Says what return is still to come, and learns it."""
 
-    def __init__(self, model: PreTrainedModel, config: TrainerConfig) -> None:
+    def __init__(
+        self, model: PreTrainedModel, config: TrainerConfig, ranks: Ranks = SINGLE
+    ) -> None:
         """Copy the backbone of `model`, which has no adapters yet; with LoRA the copy gets some."""
         self._config = config
         backbone = cast(PreTrainedModel, copy.deepcopy(model.base_model))
         if config.lora.rank:
             add_adapters(backbone, config.lora)
         self.model = ValueModel(backbone)
+        prepare(self.model, config, ranks)
+        self._ranks = ranks
         self.optimizer = make_optimizer(
             self.model, config.model_copy(update={"lr": config.critic.lr})
         )
@@ -71,10 +79,10 @@ class Critic:
         """[N] The value of the state before each trained token, 0 elsewhere."""
         values_N = np.zeros(batch.num_tokens, dtype=np.float32)
         with torch.no_grad():
-            for micro in plan(batch, trained_rows(batch), self._config.token_budget):
-                rows = pack(batch, micro)
-                values_N[rows.source_K] = self.model(rows).float().cpu().numpy()
-        return values_N
+            for rows in self._micro_batches(batch, trained_rows(batch)):
+                values_N[rows.source_K] = self._values(rows).float().cpu().numpy()
+        settle(self.model)
+        return self._ranks.sum_(values_N)
 
     def update(self, batch: Batch) -> CriticStats:
         """Regress onto the returns that follow; a gradient that is not finite changes nothing.
@@ -88,7 +96,7 @@ class Critic:
         loss = 0.0
         for _ in range(settings.updates):
             loss = self._pass(batch, targets_N)
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm)
+            norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm))
             if math.isfinite(loss) and torch.isfinite(norm):
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
@@ -102,9 +110,8 @@ class Critic:
         rows = trained_rows(batch)
         count = trained_weight(batch, rows)
         total = 0.0
-        for micro in plan(batch, rows, self._config.token_budget):
-            packed = pack(batch, micro)
-            values_K = self.model(packed)
+        for packed in self._micro_batches(batch, rows):
+            values_K = self._values(packed)
             old, targets, weights = (
                 torch.from_numpy(a).to(values_K)
                 for a in (
@@ -118,4 +125,16 @@ class Critic:
             )
             torch.autograd.backward(share)
             total += float(share.detach())
-        return total
+        return float(self._ranks.sum_(np.array([total]))[0])
+
+    def _values(self, rows: PackedRows) -> Tensor:
+        return in_pass(self.model, lambda: self.model.forward(rows))
+
+    def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Iterator[PackedRows]:
+        return micro_batches(
+            batch,
+            rows,
+            token_budget=self._config.token_budget,
+            width=int(self.model.backbone.config.hidden_size),
+            ranks=self._ranks,
+        )

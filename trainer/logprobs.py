@@ -24,6 +24,8 @@ from agentrl.errors import ConfigError
 from agentrl.trainer.attention import Layout, packed_attention
 from agentrl.trainer.packing import PackedRows
 from agentrl.trainer.prefix import Tree
+from agentrl.trainer.sequence import Cut
+from agentrl.trainer.shard import head_precision, in_pass
 
 PIECE_LOGITS = 2**23
 """Logits that are in work at a time (32 MiB of float32)."""
@@ -42,6 +44,10 @@ def policy_scores(model: PreTrainedModel, rows: PackedRows, temperature: float) 
 
     The second is what a uniform target would score, for label smoothing.
     """
+    return in_pass(model, lambda: _scores(model, rows, temperature))
+
+
+def _scores(model: PreTrainedModel, rows: PackedRows, temperature: float) -> Tensor:
     hidden_PD = _hidden(model, rows)
     head = _head(model)
     predictors_U, at_K = np.unique(rows.predictors_K, return_inverse=True)
@@ -50,9 +56,10 @@ def policy_scores(model: PreTrainedModel, rows: PackedRows, temperature: float) 
         for indices in (predictors_U, at_K, rows.targets_K)
     )
     cuts = _cuts(at_K, len(head.weight))
-    scores: Tensor = _HeadScores.apply(  # type: ignore[no-untyped-call]  # torch's
-        hidden_PD[places_U], head.weight, head.bias, places_K, targets_K, cuts, temperature
-    )
+    with head_precision(model):
+        scores: Tensor = _HeadScores.apply(  # type: ignore[no-untyped-call]  # torch's
+            hidden_PD[places_U], head.weight, head.bias, places_K, targets_K, cuts, temperature
+        )
     return scores
 
 
@@ -95,16 +102,18 @@ def check_model(model: PreTrainedModel) -> None:
 
 def _hidden(model: PreTrainedModel, rows: PackedRows) -> Tensor:
     ids_P, positions_P = torch.from_numpy(rows.ids_P), torch.from_numpy(rows.positions_P)
-    return _hidden_of(model, ids_P, positions_P, rows.tree)
+    return _hidden_of(model, ids_P, positions_P, rows.tree, rows.cut)
 
 
-def _hidden_of(model: PreTrainedModel, ids_P: Tensor, positions_P: Tensor, tree: Tree) -> Tensor:
+def _hidden_of(
+    model: PreTrainedModel, ids_P: Tensor, positions_P: Tensor, tree: Tree, cut: Cut | None = None
+) -> Tensor:
     with packed_attention(model):
         output = model.base_model(
             input_ids=ids_P[None].to(model.device),
             position_ids=positions_P[None].to(model.device),
             use_cache=False,
-            layout=Layout(tree, model.device),
+            layout=Layout(tree, model.device, cut),
         )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden
@@ -174,8 +183,8 @@ class _HeadScores(torch.autograd.Function):
 def _cuts(at_K: NDArray[np.int64], vocab: int) -> Cuts:
     """Pieces of the U positions and, for each, the trained tokens that they predict."""
     size = max(1, PIECE_LOGITS // vocab)
-    num = int(at_K[-1]) + 1
-    bounds = [*range(0, num, size), num]
+    num = int(at_K[-1]) + 1 if len(at_K) else 0
+    bounds = [*range(0, max(1, num), size), num]
     firsts = np.searchsorted(at_K, bounds).tolist()
     return [
         (slice(*rows), slice(*mine))

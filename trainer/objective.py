@@ -27,6 +27,9 @@ from agentrl.types import Batch
 class Objective(Protocol):
     """Turns the logprobs of a micro-batch's trained tokens into a sum."""
 
+    sums: NDArray[np.float64]
+    """What it counts as it goes; the trainer adds what the other ranks counted."""
+
     def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the rows have a gradient; the others are only measured."""
         ...
@@ -47,6 +50,7 @@ class SupervisedObjective:
 
     def __init__(self, smoothing: float = 0.0) -> None:
         self._smoothing = smoothing
+        self.sums = np.zeros(0)
 
     def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """All rows."""
@@ -68,8 +72,17 @@ class PolicyObjective:
         self._advantages_N = _checked_advantages(batch)
         self._config = config
         self._reference = reference
-        self.num_clipped = 0
-        self.kl_sum = 0.0
+        self.sums = np.zeros(2)
+
+    @property
+    def num_clipped(self) -> float:
+        """Tokens whose ratio left the clip range."""
+        return float(self.sums[0])
+
+    @property
+    def kl_sum(self) -> float:
+        """The k3 of all tokens, in nats."""
+        return float(self.sums[1])
 
     def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Rows with an advantage; with a KL penalty, all of them."""
@@ -90,7 +103,7 @@ class PolicyObjective:
             low=self._config.clip.low,
             high=self._config.clip.high,
         )
-        self.num_clipped += result.num_clipped
+        self.sums[0] += result.num_clipped
         if self._reference is None:
             return result.total
         return result.total + self._config.kl.coef * self._penalty(rows, logprobs_K, weights_K)
@@ -100,7 +113,7 @@ class PolicyObjective:
         with torch.no_grad(), adapters_off(self._reference):
             reference_K = policy_logprobs(self._reference, rows, self._batch.temperature)
         kl_K = k3(logprobs_K, reference_K)
-        self.kl_sum += float(kl_K.detach().sum())
+        self.sums[1] += float(kl_K.detach().sum())
         return (weights_K * kl_K).sum()
 
 

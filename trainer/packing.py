@@ -14,6 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,9 @@ from numpy.typing import NDArray
 from agentrl.errors import RunError
 from agentrl.trainer.prefix import Piece, Tree, common, pieces, tree
 from agentrl.types import Batch
+
+if TYPE_CHECKING:
+    from agentrl.trainer.sequence import Cut
 
 _LOG = logging.getLogger(__name__)
 EXPERTS = "routed_experts"
@@ -45,6 +49,8 @@ class PackedRows:
     weights_K: NDArray[np.float32]
     experts_P: NDArray[np.int64] | None = None
     """[P, layers, chosen]: the experts that the engine used, if it recorded them."""
+    cut: "Cut | None" = None
+    """How the tokens are cut over ranks, where each has a piece of them."""
 
 
 def trained_rows(batch: Batch) -> NDArray[np.int64]:
@@ -180,3 +186,17 @@ def _sorted(read: Mapping[int, NDArray[np.int32]], *, share: bool) -> list[int]:
     if share:
         return sorted(read, key=lambda row: (read[row].tobytes(), row))
     return sorted(read, key=lambda row: (-len(read[row]), row))
+
+
+def empty() -> PackedRows:
+    """One token without a target: what a rank computes to meet the others when it has no rows."""
+    one, nothing = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    return PackedRows(
+        ids_P=one,
+        positions_P=one,
+        tree=tree([Piece(first=0, last=1, start=0, stop=1)], 1),
+        predictors_K=nothing,
+        targets_K=nothing,
+        source_K=nothing,
+        weights_K=nothing.astype(np.float32),
+    )

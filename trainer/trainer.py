@@ -1,7 +1,10 @@
 """`Trainer`: one optimizer step from one batch.
 
     verify records -> count trained tokens -> micro-batches: logprobs, loss sum / count, backward
-                   -> first-update gate -> finite? -> clip -> AdamW at the step's rate
+                   -> sums over ranks -> first-update gate -> finite? -> clip -> AdamW
+
+With several ranks each process has a `Trainer` and gives it the same batch. All sums are taken over
+the ranks before anything is decided, so all of them decide alike.
 
 Suffixes: N tokens of the batch, R rows.
 """
@@ -11,6 +14,7 @@ Suffixes: N tokens of the batch, R rows.
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -21,6 +25,7 @@ from transformers import PreTrainedModel
 from agentrl.engine import WeightSource
 from agentrl.errors import ConfigError, RunError
 from agentrl.tokens import verify_batch
+from agentrl.trainer.balance import micro_batches
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.critic import Critic, CriticStats
 from agentrl.trainer.gate import check_first_update
@@ -28,8 +33,11 @@ from agentrl.trainer.logprobs import policy_scores
 from agentrl.trainer.lora import AdapterWeights, MergedWeights, add_adapters
 from agentrl.trainer.model import check_trainable, frozen_copy, make_optimizer
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
-from agentrl.trainer.packing import pack, plan, trained_rows, trained_weight
+from agentrl.trainer.packing import PackedRows, trained_rows, trained_weight
+from agentrl.trainer.ranks import SINGLE, Ranks
 from agentrl.trainer.schedule import learning_rate
+from agentrl.trainer.sequence import check_heads
+from agentrl.trainer.shard import prepare, settle, whole
 from agentrl.trainer.stats import StepStats, SupervisedStats, ratio_stats
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Batch
@@ -72,15 +80,25 @@ class Trainer:
         *,
         total_steps: int,
         reference: PreTrainedModel | None = None,
+        ranks: Ranks = SINGLE,
     ) -> None:
         """Raises ConfigError for a model that cannot be trained faithfully."""
         if total_steps < 1:
             raise ConfigError(f"total_steps is {total_steps}, expected at least 1")
-        self.critic = Critic(model, config) if config.algorithm == "ppo" else None
+        check_heads(model.config, ranks.layout.sequence)
+        self.critic = Critic(model, config, ranks) if config.algorithm == "ppo" else None
         self.adapter = add_adapters(model, config.lora) if config.lora.rank else None
         """What `adapter_config.json` holds, with LoRA."""
         check_trainable(model)
+        self._reference = None
+        if config.kl.coef > 0:
+            # Under LoRA the objective takes the same model with its adapters off.
+            self._reference = reference or (model if self.adapter else frozen_copy(model))
+        for each in (model, self._reference):
+            if each is not None:
+                prepare(each, config, ranks)
         self.model = model.train()
+        self.ranks = ranks
         self.config = config
         self.total_steps = total_steps
         self.optimizer = make_optimizer(model, config)
@@ -90,10 +108,6 @@ class Trainer:
         """Updates whose gradient was not finite."""
         self._skipped_in_a_row = 0
         self._gate_passed = False
-        self._reference = None
-        if config.kl.coef > 0:
-            # Under LoRA the objective takes the same model with its adapters off.
-            self._reference = reference or (model if self.adapter else frozen_copy(model))
 
     def update(self, batch: Batch) -> StepStats:
         """One policy update of a batch with advantages.
@@ -176,10 +190,8 @@ class Trainer:
         count = trained_weight(batch, rows)
         loss = 0.0
         logprobs_N = np.zeros(batch.num_tokens)
-        used_N = np.zeros(batch.num_tokens, dtype=np.bool_)
         for chosen, backward in ((rows[active], True), (rows[~active], False)):
-            for micro in plan(batch, chosen, self.config.token_budget):
-                packed = pack(batch, micro)
+            for packed in self._micro_batches(batch, chosen):
                 with torch.set_grad_enabled(backward):
                     scores_2K = policy_scores(self.model, packed, batch.temperature)
                     share = objective.loss(packed, scores_2K) / count
@@ -187,9 +199,23 @@ class Trainer:
                     torch.autograd.backward(share)
                 loss += float(share.detach())
                 logprobs_N[packed.source_K] = scores_2K[0].detach().cpu().numpy()
-                used_N[packed.source_K] = True
+        settle(self.model)
+        found = self.ranks.sum_(np.concatenate([[loss], objective.sums, logprobs_N]))
+        objective.sums = found[1 : -batch.num_tokens or None]
         return _Pass(
-            loss=loss, logprobs_N=logprobs_N, used_N=used_N, nothing=_why_nothing(rows, active)
+            loss=float(found[0]),
+            logprobs_N=found[len(found) - batch.num_tokens :],
+            used_N=_used(batch, rows),
+            nothing=_why_nothing(rows, active),
+        )
+
+    def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Iterator[PackedRows]:
+        return micro_batches(
+            batch,
+            rows,
+            token_budget=self.config.token_budget,
+            width=int(self.model.config.hidden_size),
+            ranks=self.ranks,
         )
 
     def _finish(
@@ -216,7 +242,8 @@ class Trainer:
         if result.nothing is not None:
             return _Applied(lr=lr, skipped=result.nothing)
         parameters = self.model.parameters()
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
+        norm = whole(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
+        grad_norm = float(norm)
         if not math.isfinite(grad_norm) or not math.isfinite(result.loss):
             return self._skip(grad_norm, lr, result.loss)
         for group in self.optimizer.param_groups:
@@ -238,6 +265,13 @@ class Trainer:
                 f"those of step {self.step}: lower the learning rate or look at the last batches"
             )
         return _Applied(grad_norm=grad_norm, lr=lr, skipped=reason)
+
+
+def _used(batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """[N] The trained tokens of the rows."""
+    used_R = np.zeros(batch.num_rows, dtype=np.bool_)
+    used_R[rows] = True
+    return batch.mask_N & np.repeat(used_R, np.diff(batch.offsets_R1))
 
 
 def _why_nothing(rows: NDArray[np.int64], active: NDArray[np.bool_]) -> str | None:

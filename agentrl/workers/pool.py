@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import pickle
 import threading
 import weakref
 from collections import deque
@@ -12,11 +11,10 @@ from types import TracebackType
 from typing import Final, Self, TypeVar, cast
 
 from agentrl.errors import ConfigError
+from agentrl.workers.calls import name_of, pickled_call, value_of
 from agentrl.workers.channel import Channel
-from agentrl.workers.errors import CallFailed, QueueTimeout, WorkerDied, WorkerTimeout
-from agentrl.workers.pickling import CANNOT_PICKLE, dumps
+from agentrl.workers.errors import QueueTimeout, WorkerDied, WorkerTimeout
 from agentrl.workers.spawner import Spawner
-from agentrl.workers.worker import Raised
 
 T = TypeVar("T")
 
@@ -80,7 +78,7 @@ class WorkerPool:
             ConfigError: the function or its arguments cannot be pickled.
             Exception: what `fn` raised, with its traceback as a note.
         """
-        request = _pickled(fn, args)
+        request = pickled_call(fn, args)
         channel = await self._acquire(queue_timeout_s)
         alive = False
         try:
@@ -97,7 +95,7 @@ class WorkerPool:
             raise self._died(fn, error) from None
         finally:
             self._release(channel, alive=alive)
-        return cast("T", _value(reply, fn))
+        return cast("T", value_of(reply, fn))
 
     def call_sync(
         self,
@@ -107,7 +105,7 @@ class WorkerPool:
         queue_timeout_s: float | None = None,
     ) -> T:
         """Like `call`, for a thread without an event loop."""
-        request = _pickled(fn, args)
+        request = pickled_call(fn, args)
         channel = self._acquire_sync(queue_timeout_s)
         alive = False
         try:
@@ -124,7 +122,7 @@ class WorkerPool:
             raise self._died(fn, error) from None
         finally:
             self._release(channel, alive=alive)
-        return cast("T", _value(reply, fn))
+        return cast("T", value_of(reply, fn))
 
     def close(self) -> None:
         """End all workers and wait for them; running and waiting calls raise WorkerDied."""
@@ -242,7 +240,7 @@ class WorkerPool:
     def _timeout(self, fn: Callable[..., object], channel: Channel, limit_s: float) -> Exception:
         if not channel.ready:
             return WorkerDied(f"a worker of pool {self.name} did not start within {_START_S:g} s")
-        return WorkerTimeout(f"{_name(fn)} ran longer than {limit_s:g} s; its process was killed")
+        return WorkerTimeout(f"{name_of(fn)} ran longer than {limit_s:g} s; its process was killed")
 
     def _queue_timeout(self, limit_s: float | None) -> QueueTimeout:
         return QueueTimeout(
@@ -252,42 +250,7 @@ class WorkerPool:
 
     def _died(self, fn: Callable[..., object], error: WorkerDied) -> WorkerDied:
         closed = f"; pool {self.name} was closed" if self._closed else ""
-        return WorkerDied(f"{_name(fn)} did not return: {error}{closed}")
-
-
-def _pickled(fn: Callable[..., object], args: tuple[object, ...]) -> bytes:
-    try:
-        return dumps((fn, args))
-    except CANNOT_PICKLE as error:
-        raise ConfigError(
-            f"{_name(fn)} cannot run in another process, since it or its arguments cannot be "
-            f"pickled ({error}); keep open files, locks and connections out of them"
-        ) from error
-
-
-def _value(reply: bytes, fn: Callable[..., object]) -> object:
-    raised: Raised | None
-    try:
-        raised, value = pickle.loads(reply)
-    except (*CANNOT_PICKLE, EOFError, ImportError, IndexError) as error:
-        raise CallFailed(f"the result of {_name(fn)} cannot be unpickled: {error}") from error
-    if raised is not None:
-        raise _exception(raised, fn)
-    return value
-
-
-def _exception(raised: Raised, fn: Callable[..., object]) -> Exception:
-    """The exception as the function raised it, with the traceback of the other process."""
-    error: object = None if raised.pickled is None else pickle.loads(raised.pickled)
-    if not isinstance(error, Exception):
-        error = CallFailed(f"{_name(fn)}: {raised.text}")
-    if raised.traceback:
-        error.add_note(f"In the worker process:\n{raised.traceback}")
-    return error
-
-
-def _name(fn: Callable[..., object]) -> str:
-    return str(getattr(fn, "__qualname__", type(fn).__name__))
+        return WorkerDied(f"{name_of(fn)} did not return: {error}{closed}")
 
 
 async def _until_reaped(channel: Channel) -> None:

@@ -1,0 +1,47 @@
+"""A call as bytes, and what comes back from it."""
+
+import pickle
+from collections.abc import Callable
+
+from agentrl.errors import ConfigError
+from agentrl.workers.errors import CallFailed
+from agentrl.workers.pickling import CANNOT_PICKLE, dumps
+from agentrl.workers.worker import Raised
+
+
+def pickled_call(fn: Callable[..., object], args: tuple[object, ...]) -> bytes:
+    """The call as a worker takes it; ConfigError if it cannot travel."""
+    try:
+        return dumps((fn, args))
+    except CANNOT_PICKLE as error:
+        raise ConfigError(
+            f"{name_of(fn)} cannot run in another process, since it or its arguments cannot be "
+            f"pickled ({error}); keep open files, locks and connections out of them"
+        ) from error
+
+
+def value_of(reply: bytes, fn: Callable[..., object]) -> object:
+    """What the call returned; raises what it raised."""
+    raised: Raised | None
+    try:
+        raised, value = pickle.loads(reply)
+    except (*CANNOT_PICKLE, EOFError, ImportError, IndexError) as error:
+        raise CallFailed(f"the result of {name_of(fn)} cannot be unpickled: {error}") from error
+    if raised is not None:
+        raise _exception(raised, fn)
+    return value
+
+
+def _exception(raised: Raised, fn: Callable[..., object]) -> Exception:
+    """The exception as the function raised it, with the traceback of the other process."""
+    error: object = None if raised.pickled is None else pickle.loads(raised.pickled)
+    if not isinstance(error, Exception):
+        error = CallFailed(f"{name_of(fn)}: {raised.text}")
+    if raised.traceback:
+        error.add_note(f"In the worker process:\n{raised.traceback}")
+    return error
+
+
+def name_of(fn: Callable[..., object]) -> str:
+    """How messages call the function."""
+    return str(getattr(fn, "__qualname__", type(fn).__name__))

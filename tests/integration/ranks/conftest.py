@@ -1,0 +1,31 @@
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from agentrl.trainer.processes import RankProcesses
+from agentrl.trainer.ranks import Layout
+
+Group = Callable[..., RankProcesses]
+
+
+@pytest.fixture(scope="session")
+def group() -> Iterator[Group]:
+    """Groups of ranks by their layout, each started once."""
+    started: dict[Layout, RankProcesses] = {}
+    with ExitStack() as stack:
+
+        def get(size: int, **options: int) -> RankProcesses:
+            layout = Layout(size=size, timeout_s=30, **options)
+            if layout not in started or not started[layout].alive:
+                started[layout] = stack.enter_context(RankProcesses(layout, threads=1))
+            return started[layout]
+
+        yield get
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = __file__.rpartition("/")[0]
+    for item in items:
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.ranks)

@@ -1,0 +1,67 @@
+"""Loss and gradients do not depend on how the batch is split, packed or spread over ranks."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch and transformers are typed in part only.
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.trainer import TrainerConfig
+from tests.integration.ranks.cases import CONFIG, ragged, reference, steps, update
+from tests.integration.ranks.conftest import Group
+
+LENGTHS = (20, 7, 19, 3, 18, 33, 4, 4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@given(
+    lengths=st.lists(st.integers(2, 40), min_size=1, max_size=8),
+    seed=st.integers(0, 2**16),
+    token_budget=st.sampled_from([1, 25, 60, 10_000]),
+    checkpointing=st.booleans(),
+    offload=st.booleans(),
+    activation_offload=st.booleans(),
+)
+@settings(max_examples=10)
+def test_equals_the_slow_reference(
+    group: Group,
+    size: int,
+    lengths: list[int],
+    seed: int,
+    token_budget: int,
+    checkpointing: bool,
+    offload: bool,
+    activation_offload: bool,
+) -> None:
+    batch = ragged(lengths, seed)
+    expected = reference(batch)
+    config = CONFIG.model_copy(
+        update={
+            "token_budget": token_budget,
+            "activation_checkpointing": checkpointing,
+            "offload": offload,
+            "activation_offload": activation_offload,
+        }
+    )
+    results = group(size).call(update, batch, config, torch.float64)
+    print(f"{size} ranks, rows per rank: {[result.num_rows for result in results]}")
+    for result in results:
+        assert result.stats.loss == pytest.approx(expected.loss, rel=1e-9, abs=1e-12)
+        assert result.stats.loss == results[0].stats.loss
+        assert result.stats.entropy == results[0].stats.entropy
+        for name, gradient in expected.gradients.items():
+            torch.testing.assert_close(result.gradients[name], gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_twenty_steps_are_the_same_on_any_number_of_ranks(group: Group) -> None:
+    batches = [ragged(LENGTHS, seed) for seed in range(20)]
+    config = TrainerConfig(lr=1e-2, token_budget=30, ratio_band=CONFIG.ratio_band)
+    losses, weights = group(1).call(steps, batches, config)[0]
+    for size in (2, 3):
+        for theirs, their_weights in group(size).call(steps, batches, config):
+            assert theirs == pytest.approx(losses, abs=1e-5)
+            for name, weight in weights.items():
+                difference = (their_weights[name] - weight).norm() / weight.norm()
+                assert difference < 1e-5, name

@@ -1,0 +1,217 @@
+"""The ranks of one machine: processes that run the same call at the same time.
+
+    RankProcesses.call ─ fn, args ─▶ rank 0   fn(ranks, *args)  ─┐  a list with each one's result,
+                       ─ fn, args ─▶ rank 1   fn(ranks, *args)  ─┘  or one error for all of them
+
+The ranks wait for each other inside the calls, so one that fails alone leaves the others waiting:
+all of them are stopped then. If every rank raises the same error, they agree, and go on.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Concatenate, Final, ParamSpec, Self, TypeVar
+
+import torch
+from torch import distributed
+
+from agentrl.errors import AgentrlError, RunError
+from agentrl.trainer.device import is_out_of_memory, resolve_device
+from agentrl.trainer.ranks import Layout, Ranks, join
+from agentrl.workers import WorkerDied
+from agentrl.workers.calls import pickled_call, value_of
+from agentrl.workers.channel import Channel
+from agentrl.workers.spawner import Spawner
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_START_S: Final = 120.0
+_LONGEST_S: Final = 1e6
+"""A call as such has no limit: the exchanges inside it have."""
+_GRACE_S: Final = 5.0
+"""How long the other ranks may take to say what they saw, once one has failed."""
+_MAX_RESULT_BYTES: Final = 1 << 30
+
+
+class PeerLost(RunError):
+    """A rank waited in vain for another."""
+
+
+class OutOfMemory(RunError):
+    """A rank could not get memory."""
+
+
+class RankProcesses:
+    """Starts the processes, and ends them with all that they started."""
+
+    def __init__(self, layout: Layout, *, device: str = "cpu", threads: int = 0) -> None:
+        """Start them and let them meet.
+
+        Args:
+            layout: how many, and how they are arranged.
+            device: as `resolve_device` takes it.
+            threads: CPU threads of each; 0 shares the cores out.
+        """
+        self.layout = layout
+        self._folder = Path(tempfile.mkdtemp(prefix="agentrl-ranks-"))
+        # What every rank imports is imported once, before they are forked.
+        preload = ("agentrl.trainer.trainer", __name__)
+        self._spawner = Spawner(
+            memory_bytes=None, max_result_bytes=_MAX_RESULT_BYTES, preload=preload
+        )
+        self._threads = ThreadPoolExecutor(layout.size, thread_name_prefix="rank")
+        self._channels: list[Channel] = []
+        threads = threads or max(1, len(os.sched_getaffinity(0)) // layout.size)
+        rendezvous = self._folder / "rendezvous"
+        try:
+            self._channels += [self._spawner.spawn() for _ in range(layout.size)]
+            self._exchange("start", [None] * layout.size, None, _START_S)
+            starts = [
+                partial(_start, rank, layout, device, rendezvous, threads)
+                for rank in range(layout.size)
+            ]
+            self._exchange("meet", [pickled_call(s, ()) for s in starts], _start, _START_S)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """False once they were stopped."""
+        return bool(self._channels)
+
+    def call(
+        self, fn: Callable[Concatenate[Ranks, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        """What `fn` returns on each rank, given its `Ranks` and the arguments.
+
+        Raises:
+            RunError: a rank ended, lost the others or ran out of memory; all are stopped.
+            Exception: what every rank raised alike, or the first did; then all are stopped.
+        """
+        if not self.alive:
+            raise RunError("the ranks were stopped after an earlier error; resume the run")
+        request = pickled_call(_run, (partial(fn, **kwargs), args))
+        name = fn.__name__.strip("_").replace("_", " ")
+        return self._exchange(name, [request] * self.layout.size, fn, _LONGEST_S)
+
+    def close(self) -> None:
+        """End the processes and wait for them; a second call does nothing."""
+        self._spawner.close()
+        for channel in self._channels:
+            channel.close()
+        self._channels.clear()
+        self._threads.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _exchange(
+        self,
+        name: str,
+        requests: Sequence[bytes | None],
+        fn: Callable[..., T] | None,
+        timeout_s: float,
+    ) -> list[T]:
+        def one(channel: Channel, request: bytes | None) -> T:
+            reply = channel.exchange_sync(request, timeout_s)
+            # The first reply says only that the process is up.
+            return value_of(reply, fn) if fn else None  # type: ignore[return-value]
+
+        futures = [
+            self._threads.submit(one, channel, request)
+            for channel, request in zip(self._channels, requests, strict=True)
+        ]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+            if any(future.done() and future.exception() for future in futures):
+                wait(futures, timeout=_GRACE_S)
+        except BaseException:
+            self.close()
+            raise
+        errors = [_error(future) for future in futures]
+        if not any(errors):
+            return [future.result() for future in futures]
+        first = errors[0]
+        if first is not None and len({(type(e), str(e)) for e in errors}) == 1:
+            if isinstance(first, AgentrlError) and not isinstance(first, PeerLost | WorkerDied):
+                raise first
+        self.close()
+        raise self._explain(name, errors)
+
+    def _explain(self, name: str, errors: Sequence[BaseException | None]) -> BaseException:
+        """The error that the others follow from: an end, then any error but a lost peer."""
+        found = [(rank, error) for rank, error in enumerate(errors) if error is not None]
+        found.sort(key=lambda item: _order(item[1]))
+        rank, error = found[0]
+        who = f"rank {rank} of {self.layout.size}"
+        after = "all ranks were stopped: resume the run from its last checkpoint"
+        if isinstance(error, WorkerDied):
+            hint = ", perhaps since memory ran out" if "SIGKILL" in str(error) else ""
+            return RunError(f"{who} ended during {name} ({error}{hint}); {after}")
+        if isinstance(error, OutOfMemory):
+            return RunError(
+                f"{who} ran out of memory during {name} ({error}); {after}, with a lower "
+                "trainer.token_budget, more trainer.ranks or trainer.activation_checkpointing"
+            )
+        if isinstance(error, PeerLost | TimeoutError):
+            late = [str(i) for i, e in enumerate(errors) if e is None]
+            waits = f"; rank {', '.join(late)} did not answer" if late else ""
+            return RunError(
+                f"{who} waited for the others during {name} for up to {self.layout.timeout_s:g} s "
+                f"(trainer.rank_timeout_s) in vain{waits}; {after}"
+            )
+        error.add_note(f"raised by {who} during {name}; {after}")
+        return error
+
+
+def _error(future: "Future[T]") -> BaseException | None:
+    return future.exception() if future.done() else None
+
+
+def _order(error: BaseException) -> int:
+    if isinstance(error, WorkerDied):
+        return 0
+    return 2 if isinstance(error, PeerLost | TimeoutError) else 1
+
+
+_held: list[Ranks] = []
+"""In a rank's process: which one it is."""
+
+
+def _start(rank: int, layout: Layout, device: str, rendezvous: Path, threads: int) -> None:
+    torch.set_num_threads(threads)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if layout.size == 1:
+        _held.append(Ranks(device=resolve_device(device)))
+    else:
+        place = resolve_device(device, rank)
+        _held.append(join(rank, layout, device=place, rendezvous=rendezvous))
+
+
+def _run(fn: Callable[..., T], args: tuple[object, ...]) -> T:
+    try:
+        return fn(_held[0], *args)
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(
+                str(error).splitlines()[0] if str(error) else "MemoryError"
+            ) from error
+        if isinstance(error, distributed.DistError) or "gloo" in str(error).lower():
+            raise PeerLost(str(error).splitlines()[0]) from error
+        raise

@@ -1,0 +1,147 @@
+"""`Ranks`: which of how many processes this is, how they are arranged, and how they exchange.
+
+    6 ranks, replicate 2:  rows hold different shards, columns hold copies    0 1 2
+                           of the same shard                                  3 4 5
+    6 ranks, sequence 2:   neighbours hold the pieces of the same rows        0 1 | 2 3 | 4 5
+
+Every group has the same deadline: a rank that is late or gone is an error, never a wait without
+end. All collectives of a group are called in the same order by one thread.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch is typed in part only.
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import distributed
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from agentrl.trainer.device import CPU, backend, use
+
+F = TypeVar("F", np.float32, np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How many ranks there are and how they share the work."""
+
+    size: int = 1
+    replicate: int = 1
+    """Copies of the weights; each copy is sharded over `size / replicate` ranks."""
+    sequence: int = 1
+    """Ranks that share the tokens of the same rows."""
+    timeout_s: float = 600.0
+    """How long one rank waits for another in one exchange."""
+
+    @property
+    def data(self) -> int:
+        """Ranks, or groups of them, that have rows of their own."""
+        return self.size // self.sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """One process among its peers."""
+
+    rank: int = 0
+    layout: Layout = Layout()
+    device: torch.device = CPU
+    mesh: DeviceMesh | None = None
+    """What weights are sharded over, with a dimension of copies before it if there are any."""
+    sequence: ProcessGroup | None = None
+    """The ranks that share this rank's rows."""
+    saving: ProcessGroup | None = None
+    """All ranks, for the thread that writes checkpoints: it must not meet the others' order."""
+
+    @property
+    def size(self) -> int:
+        """All processes."""
+        return self.layout.size
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of the rows is this rank's."""
+        return self.rank // self.layout.sequence
+
+    @property
+    def sequence_rank(self) -> int:
+        """Which piece of its rows' tokens is this rank's."""
+        return self.rank % self.layout.sequence
+
+    def sum_(self, values: NDArray[F]) -> NDArray[F]:
+        """The sums over all ranks: the same bits on each of them."""
+        if self.size > 1:
+            distributed.all_reduce(torch.from_numpy(values))
+        return values
+
+    def any_of(self, flag: bool) -> bool:
+        """True on every rank if it is on one."""
+        return bool(self.sum_(np.array([float(flag)]))[0])
+
+    def leave(self) -> None:
+        """End the exchange; a second call does nothing."""
+        if self.size > 1 and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+SINGLE = Ranks()
+"""One process, without peers or groups."""
+
+
+def join(rank: int, layout: Layout, *, device: torch.device, rendezvous: Path) -> Ranks:
+    """Meet the other ranks by a file that all of them see; every rank calls this once."""
+    use(device)
+    timeout = timedelta(seconds=layout.timeout_s)
+    kinds = backend(device)
+    distributed.init_process_group(
+        kinds,
+        init_method=f"file://{rendezvous}",
+        rank=rank,
+        world_size=layout.size,
+        timeout=timeout,
+    )
+
+    def group(members: list[int], kind: str = kinds) -> ProcessGroup:
+        made: ProcessGroup = distributed.new_group(members, timeout=timeout, backend=kind)
+        return made
+
+    # Every rank makes every group, in this order; its own is the one that it is a member of.
+    everyone = list(range(layout.size))
+    saving = group(everyone, "gloo")
+    sequence = None
+    for block in torch.arange(layout.size).view(-1, layout.sequence).tolist():
+        made = group(block) if layout.sequence > 1 else None
+        sequence = made if rank in block else sequence
+    return Ranks(
+        rank=rank,
+        layout=layout,
+        device=device,
+        mesh=_mesh(rank, layout, device, group),
+        sequence=sequence,
+        saving=saving,
+    )
+
+
+def _mesh(
+    rank: int, layout: Layout, device: torch.device, group: Callable[[list[int]], ProcessGroup]
+) -> DeviceMesh:
+    """Made from groups, since those that a mesh makes itself have no deadline of ours."""
+    table = torch.arange(layout.size).view(layout.replicate, -1)
+    shards = [group(row) for row in table.tolist()]
+    mine = shards[rank // table.shape[1]]
+    if layout.replicate == 1:
+        return DeviceMesh.from_group(mine, device.type, mesh_dim_names=("shard",))
+    copies = [group(column) for column in table.T.tolist()]
+    return DeviceMesh.from_group(
+        [copies[rank % table.shape[1]], mine],
+        device.type,
+        mesh=table,
+        mesh_dim_names=("replicate", "shard"),
+    )

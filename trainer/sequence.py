@@ -1,0 +1,116 @@
+"""Sequence parallelism: each rank holds a piece of the packed tokens (arXiv:2309.14509).
+
+    rank 0  tokens 0..3, all heads  ─┐ all to all ┌─  tokens 0..7, heads 0 1  ─ attention ─┐ back
+    rank 1  tokens 4..7, all heads  ─┘            └─  tokens 0..7, heads 2 3  ─ attention ─┘
+
+Everything but attention works on single tokens, so a rank computes it for its own piece alone;
+around attention tokens and heads change places. Losses are sums over tokens: each rank adds those
+of the targets that its piece predicts.
+
+Suffixes: P packed tokens, K trained tokens.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch is typed in part only.
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
+from transformers import PretrainedConfig
+
+from agentrl.errors import ConfigError
+from agentrl.trainer.packing import PackedRows
+from agentrl.trainer.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How packed tokens are cut over the ranks of a group."""
+
+    group: ProcessGroup
+    sizes: tuple[int, ...]
+    """Tokens of each rank."""
+    mine: int
+
+    def to_heads(self, states: Tensor) -> Tensor:
+        """[my tokens, heads, width] to [all tokens, my heads, width]."""
+        num, ranks = len(states), len(self.sizes)
+        # Heads first, so that what one rank gets lies together.
+        split = states.unflatten(1, (ranks, -1)).transpose(0, 1)
+        got = self._exchange(split.flatten(0, 1), [num] * ranks, list(self.sizes))
+        return got
+
+    def to_tokens(self, states: Tensor) -> Tensor:
+        """The way back."""
+        num, ranks = self.sizes[self.mine], len(self.sizes)
+        got = self._exchange(states, list(self.sizes), [num] * ranks)
+        return got.unflatten(0, (ranks, num)).transpose(0, 1).flatten(1, 2)
+
+    def _exchange(self, states: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        result = _Exchange.apply(states, send, receive, self.group)  # type: ignore[no-untyped-call]
+        return cast(Tensor, result)
+
+
+def check_heads(config: PretrainedConfig, sequence: int) -> None:
+    """Raise ConfigError unless the model's heads can be shared by `sequence` ranks."""
+    heads = int(config.num_attention_heads)
+    groups = int(getattr(config, "num_key_value_heads", None) or heads)
+    allowed = [n for n in range(1, groups + 1) if heads % n == 0 and groups % n == 0]
+    if sequence not in allowed:
+        raise ConfigError(
+            f"trainer.sequence_parallel: got {sequence}, but the model has {heads} attention heads "
+            f"and {groups} key-value heads, which can be shared by {_or(allowed)} ranks"
+        )
+
+
+def cut_rows(rows: PackedRows, ranks: Ranks) -> PackedRows:
+    """This rank's piece of packed rows, with the targets that it predicts."""
+    if ranks.sequence is None:
+        return rows
+    parts = ranks.layout.sequence
+    total = len(rows.ids_P)
+    ends = [total * (i + 1) // parts for i in range(parts)]
+    sizes = tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
+    mine = ranks.sequence_rank
+    start, stop = ends[mine] - sizes[mine], ends[mine]
+    inside_K = (rows.predictors_K >= start) & (rows.predictors_K < stop)
+    return replace(
+        rows,
+        ids_P=rows.ids_P[start:stop],
+        positions_P=rows.positions_P[start:stop],
+        predictors_K=rows.predictors_K[inside_K] - start,
+        targets_K=rows.targets_K[inside_K],
+        source_K=rows.source_K[inside_K],
+        weights_K=rows.weights_K[inside_K],
+        experts_P=None if rows.experts_P is None else rows.experts_P[start:stop],
+        cut=Cut(group=ranks.sequence, sizes=sizes, mine=mine),
+    )
+
+
+class _Exchange(torch.autograd.Function):
+    """All to all along the first dimension; the gradient goes the way back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, send: list[int], receive: list[int], group: ProcessGroup
+    ) -> Tensor:
+        ctx.send, ctx.receive, ctx.group = send, receive, group
+        return _all_to_all(states, send, receive, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_to_all(grads[0], ctx.receive, ctx.send, ctx.group), None, None, None
+
+
+def _all_to_all(states: Tensor, send: list[int], receive: list[int], group: ProcessGroup) -> Tensor:
+    result = states.new_empty(sum(receive), *states.shape[1:])
+    distributed.all_to_all_single(result, states.contiguous(), receive, send, group=group)
+    return result
+
+
+def _or(numbers: list[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
