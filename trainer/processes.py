@@ -148,9 +148,9 @@ class RankProcesses:
         if not any(errors):
             return [future.result() for future in futures]
         first = errors[0]
-        if first is not None and len({(type(e), str(e)) for e in errors}) == 1:
-            if isinstance(first, AgentrlError) and not isinstance(first, PeerLost | WorkerDied):
-                raise first
+        alike = len({(type(error), str(error)) for error in errors}) == 1
+        if alike and isinstance(first, AgentrlError) and _order(first) == 1:
+            raise first
         self.close()
         raise self._explain(name, errors)
 

@@ -9,12 +9,14 @@ end. All collectives of a group are called in the same order by one thread.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 # torch is typed in part only.
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -109,8 +111,7 @@ def join(rank: int, layout: Layout, *, device: torch.device, rendezvous: Path) -
     )
 
     def group(members: list[int], kind: str = kinds) -> ProcessGroup:
-        made: ProcessGroup = distributed.new_group(members, timeout=timeout, backend=kind)
-        return made
+        return cast(ProcessGroup, distributed.new_group(members, timeout=timeout, backend=kind))
 
     # Every rank makes every group, in this order; its own is the one that it is a member of.
     everyone = list(range(layout.size))

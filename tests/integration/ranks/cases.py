@@ -6,6 +6,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,9 +96,9 @@ def reference(batch: Batch, low: float = 0.2, high: float = 0.3, *, tied: bool =
 
 def ragged(lengths: Sequence[int], seed: int) -> Batch:
     """Random rows; the second has no weight, the third no advantage."""
-    generator = torch.Generator().manual_seed(seed)
-    advantages = torch.randn(len(lengths), generator=generator).tolist()
-    weights = (torch.rand(len(lengths), generator=generator) + 0.1).tolist()
+    rng = np.random.default_rng(seed)
+    advantages: list[float] = rng.normal(size=len(lengths)).tolist()
+    weights: list[float] = rng.uniform(0.1, 1.1, len(lengths)).tolist()
     if len(lengths) > 3:
         weights[1], advantages[2] = 0.0, 0.0
     segments = random_segments(lengths, seed)
