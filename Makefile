@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 RENDERERS := benchmarks/.renderers
 
-.PHONY: venv demo test tests sandboxes sglang unit lint types layers integration nightly clean
+.PHONY: venv demo test tests sandboxes ranks sglang unit lint types layers integration nightly clean
 
 venv: $(STAMP)
 
@@ -38,10 +38,13 @@ test: lint layers
 	$(MAKE) --no-print-directory -j2 types tests
 
 tests: venv
-	$(PY) -m pytest -m "not sglang and not sandbox"
+	$(PY) -m pytest -m "not sglang and not sandbox and not ranks"
 
 sandboxes: venv
 	.ci/with_docker $(PY) -m pytest -m sandbox
+
+ranks: venv
+	$(PY) -m pytest -m "ranks and not nightly"
 
 sglang: venv
 	$(PY) -m agentrl engine install sglang --cpu

@@ -29,3 +29,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if str(item.path).startswith(here):
             item.add_marker(pytest.mark.ranks)
+            item.add_marker(pytest.mark.timeout(180))  # the processes share few cores
