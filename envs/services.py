@@ -61,6 +61,10 @@ class EnvServices:
             from agentrl.sandboxes import run_sync
 
             run_sync(self.sandboxes.close())
+        self.close_workers()
+
+    def close_workers(self) -> None:
+        """End the processes; sandboxes end themselves with the process."""
         self.tool_pool.close()
         self.verifier_pool.close()
         self.env_pool.close()
@@ -70,5 +74,5 @@ class EnvServices:
 def default_services() -> EnvServices:
     """The services of environments that were given none: one set per process."""
     services = EnvServices()
-    atexit.register(services.close)
+    atexit.register(services.close_workers)
     return services

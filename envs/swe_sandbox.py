@@ -14,11 +14,19 @@ from agentrl.envs.swe.agents import RepairAgent, SearchAgent
 from agentrl.envs.swe.build.archive import install_tools
 from agentrl.envs.swe.build.records import TASKS
 from agentrl.envs.swe.grade import grade
-from agentrl.envs.swe.repair import BuiltRepair, Repair, read_repairs, repair_of, trees_of
+from agentrl.envs.swe.repair import (
+    BuiltRepair,
+    PublicRepair,
+    Repair,
+    read_repairs,
+    repair_of,
+    trees_of,
+)
 from agentrl.envs.swe.report import Verdict
 from agentrl.envs.swe.worktree import NoPatch, fill, take_patch
 from agentrl.errors import ConfigError
 from agentrl.sandboxes import SandboxOptions
+from agentrl.sandboxes.docker import engine
 from agentrl.tools import tool
 from agentrl.tools.sandboxed import (
     BashTool,
@@ -58,6 +66,9 @@ class SweSandbox(
             description="a folder with a clone OWNER__NAME of each instance's repository; empty: "
             "the instances' images have them",
         )
+        build_images: bool = Field(
+            default=False, description="build the images of instances that come as a Dockerfile"
+        )
         image_root: str = Field(default="/testbed", description="where images have the repository")
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -78,7 +89,8 @@ class SweSandbox(
         """The tasks of the file; what they need is fetched before the first episode.
 
         Raises:
-            ConfigError: A line cannot be read, or an archive cannot be had.
+            ConfigError: A line cannot be read, an archive cannot be had, or an image is to be built
+                and may not.
         """
         place = {
             "file": config.tasks or str(TASKS),
@@ -87,6 +99,7 @@ class SweSandbox(
             "skip_bad": config.skip_bad,
         }
         found = _fetched(**place)
+        _build_images(found, build=config.build_images)
         tasks = {
             split: tuple(
                 Task(id=repair.id, prompt=repair.issue, data=place)
@@ -165,6 +178,20 @@ def _fetched(file: str, repos: str, place: str, skip_bad: bool) -> Sequence[Repa
     for requires in {repair.requires for repair in found.values() if not repair.image}:
         install_tools(requires)
     return tuple(found.values())
+
+
+def _build_images(repairs: Sequence[Repair], *, build: bool) -> None:
+    for repair in repairs:
+        if not isinstance(repair, PublicRepair) or not repair.dockerfile:
+            continue
+        if not build:
+            raise ConfigError(
+                f"{repair.id} comes as a Dockerfile; let its image be built by --env.build-images, "
+                "or give the repositories by --env.repos"
+            )
+        if not engine().has_image(repair.image):
+            _log.info("building the image of %s", repair.id)
+            engine().build_image(repair.dockerfile, repair.image)
 
 
 def _score(verdict: Verdict, counts: tuple[int, int]) -> Score:

@@ -8,11 +8,13 @@ import asyncio
 import contextlib
 import functools
 import importlib
+import io
 import os
 import re
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -34,6 +36,8 @@ _USER: Final = "65534:65534"
 _TMP_BYTES: Final = 64 << 20
 _NUM_THREADS: Final = 16
 _API_TIMEOUT_S: Final = 60
+_SILENT_BUILD_S: Final = 1800
+"""How long a step of a Dockerfile may say nothing."""
 _POLL_S: Final = 0.2
 
 
@@ -100,6 +104,30 @@ class Engine:
             lambda: api.import_image_from_data(data, repository=repository, tag=tag or "latest")
         )
         return str(self._translated(lambda: self.client.images.get(name).id))
+
+    def build_image(self, dockerfile: str, name: str) -> None:
+        """Build an image; what its Dockerfile begins from must be here or within reach.
+
+        Raises:
+            SandboxUnavailable: A step failed; the last lines that it said are in the message.
+        """
+        said: deque[str] = deque(maxlen=5)
+
+        def build() -> None:
+            file = io.BytesIO(dockerfile.encode())
+            events = self.client.api.build(
+                fileobj=file, tag=name, rm=True, decode=True, timeout=_SILENT_BUILD_S
+            )
+            for event in events:
+                said.append(str(event.get("stream", "")).strip())
+                if "error" in event:
+                    raise SandboxUnavailable(
+                        f"the image {name} could not be built ({event['error']}) after: "
+                        f"{' | '.join(filter(None, said))}; mend its Dockerfile, or build it "
+                        "yourself and name the image"
+                    )
+
+        self._translated(build)
 
     def has_image(self, name: str) -> bool:
         """True if it need not be pulled."""

@@ -116,7 +116,7 @@ async def grade(sandbox: Sandbox, grading: Grading, patch: str) -> Verdict:
 
     Raises:
         SandboxError: The sandbox failed.
-        VerifierError: Our own tests cannot be put in place.
+        VerifierError: Our own tests cannot be put in place, or do not begin.
     """
     kept, left_out = without_sealed(patch, grading.sealed)
     note = f"; left out of the patch: {', '.join(left_out)}" if left_out else ""
@@ -141,6 +141,12 @@ async def grade(sandbox: Sandbox, grading: Grading, patch: str) -> Verdict:
     )
     if done.status != "exited":
         return Verdict(resolved=False, reason=f"the tests ended by {done.status}{note}")
+    if reports and not done.stdout:
+        said = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise VerifierError(
+            f"the runner of the tests did not begin in the sandbox ({said[-1]}); it needs a Python "
+            "of at least 3.7, and in an image pytest"
+        )
     try:
         outcomes = _outcomes(grading.command, done, key)
     except BadReport as error:

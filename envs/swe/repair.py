@@ -1,6 +1,7 @@
 """`Repair`: one task of `swe_sandbox`, from a record or from a public instance."""
 
 import functools
+import hashlib
 import io
 import os
 import shlex
@@ -121,8 +122,15 @@ class PublicRepair:
 
     @property
     def image(self) -> str:
-        """None is needed for a folder."""
-        return "" if self.folder else self.instance.image
+        """None is needed for a folder; a Dockerfile's is named by what stands in it."""
+        if self.folder:
+            return ""
+        return self.instance.image or f"agentrl-instance:{_digest(self.instance.dockerfile)}"
+
+    @property
+    def dockerfile(self) -> str:
+        """What the image is built from; "" if it is there under its own name, or not needed."""
+        return "" if self.folder or self.instance.image else self.instance.dockerfile
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -143,7 +151,9 @@ class PublicRepair:
             return Trees(agent=agent, whole=_packed(root, {}, frozenset()))
 
     def _in_image(self, hidden: Collection[str]) -> Trees:
-        script, stdin = f"cp -a {self.place}/. . && rm -rf .git", b""
+        # One by one: the workspace itself belongs to somebody else, and keeps its mode and times.
+        each = f"find {shlex.quote(self.place)} -mindepth 1 -maxdepth 1 ! -name .git"
+        script, stdin = f"{each} -exec cp -a -t . -- {{}} +", b""
         if self.instance.patch_is_bug:
             script, stdin = (
                 f"{script} && git apply --whitespace=nowarn -",
@@ -215,12 +225,16 @@ def _public(instance: Instance, repos: str, place: str) -> Repair:
     folder = Path(repos) / instance.repo.replace("/", "__") if repos else None
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"{instance.id}: there is no folder {folder} of the repository")
-    if folder is None and not instance.image:
+    if folder is None and not instance.image and not instance.dockerfile:
         raise ConfigError(
             f"{instance.id} names no image; give the folder that holds the repositories, each as "
             "OWNER__NAME, by --env.repos"
         )
     return PublicRepair(instance=instance, folder=folder, place=place)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _packed(root: Path, changed: Mapping[str, str], left_out: frozenset[str]) -> Tree:

@@ -94,6 +94,8 @@ def read_report(data: bytes, key: bytes) -> Report:
             return Report(outcomes=outcomes, broken=broken, status=status, notes=tuple(notes))
         if kind == "tampered":
             raise BadReport(f"{test} does what only a cheat does: {event.get('what')}")
+        if kind == "begin":
+            continue
         if kind == "collect":
             broken[test] = str(event.get("error"))
         elif kind != "test":

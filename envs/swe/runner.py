@@ -261,6 +261,7 @@ def main() -> int:
     place = next((i for i, path in enumerate(sys.path) if "-packages" in path), len(sys.path))
     if place < len(sys.path) and request["runner"] == "pytest":
         __import__("pytest")  # now, before the package is in reach
+    write({"event": "begin"})  # from here on, what goes wrong may be the package's doing
     sys.path[place:place] = request["paths"]
     sys.argv[1:] = []
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
