@@ -142,9 +142,9 @@ async def grade(sandbox: Sandbox, grading: Grading, patch: str) -> Verdict:
     if done.status != "exited":
         return Verdict(resolved=False, reason=f"the tests ended by {done.status}{note}")
     if reports and not done.stdout:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
         raise VerifierError(
-            f"the runner of the tests did not begin in the sandbox ({said[-1]}); it needs a Python "
+            f"the runner of the tests did not begin in the sandbox ({lines[-1]}); it needs a Python "
             "of at least 3.7, and in an image pytest"
         )
     try:

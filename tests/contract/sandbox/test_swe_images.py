@@ -1,6 +1,5 @@
 """Instances of the public sets in images of their own, named or built from a Dockerfile."""
 
-import asyncio
 import importlib.util
 import io
 import json
@@ -55,8 +54,8 @@ def instance_tar() -> bytes:
         link = tarfile.TarInfo("usr/bin/python")
         link.type, link.linkname = tarfile.SYMTYPE, "python3"
         tar.addfile(link)
-        for path, text in FILES.items():
-            info = tarfile.TarInfo(f"{PLACE}/{path}")
+        for name, text in FILES.items():
+            info = tarfile.TarInfo(f"{PLACE}/{name}")
             info.size, info.mode = len(text.encode()), 0o644
             tar.addfile(info, io.BytesIO(text.encode()))
     return buffer.getvalue()
@@ -104,9 +103,9 @@ async def score(config: SweSandbox.Config, *, right: bool) -> float:
 
 async def test_an_instance_lives_and_is_graded_in_its_image(image: str, tmp_path: Path) -> None:
     made = config(tmp_path, image_name=image)
-    scores = await asyncio.gather(score(made, right=True), score(made, right=False))
+    scores = await score(made, right=True), await score(made, right=False)
     await default_services().sandboxes.close()
-    assert scores == [1.0, 0.0]
+    assert scores == (1.0, 0.0)
 
 
 async def test_an_image_is_built_from_its_dockerfile_when_that_is_asked_for(
