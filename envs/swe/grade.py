@@ -144,8 +144,8 @@ async def grade(sandbox: Sandbox, grading: Grading, patch: str) -> Verdict:
     if reports and not done.stdout:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
         raise VerifierError(
-            f"the runner of the tests did not begin in the sandbox ({lines[-1]}); it needs a Python "
-            "of at least 3.7, and in an image pytest"
+            f"the runner of the tests did not begin in the sandbox ({lines[-1]}); it needs a "
+            "Python of at least 3.7, and in an image pytest"
         )
     try:
         outcomes = _outcomes(grading.command, done, key)
