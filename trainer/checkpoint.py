@@ -15,15 +15,19 @@ import random
 import shutil
 import warnings
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import orjson
 import torch
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -31,10 +35,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map
 
 from agentrl.errors import RunError
 from agentrl.runs.disk import free_bytes
-from agentrl.trainer.export import refuse_non_finite
+from agentrl.trainer.export import not_finite
 from agentrl.trainer.folders import (
     check_manifest,
     config_hash,
@@ -42,43 +48,76 @@ from agentrl.trainer.folders import (
     read_manifest,
     replace_folder,
     unfinished_folder,
+    unfinished_path,
     write_manifest,
 )
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.ranks import Ranks
+from agentrl.trainer.shard import local
 from agentrl.types import Json
+
+if TYPE_CHECKING:
+    from agentrl.trainer.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
 _SPARE_BYTES = 2**24
 
 
 def save_checkpoint(
-    folder: Path, trainer: Trainer, *, step: int, state: Mapping[str, Json], keep: int = 2
+    folder: Path,
+    trainer: "Trainer",
+    *,
+    step: int,
+    state: Mapping[str, Json],
+    keep: int = 2,
+    metric: float | None = None,
+    background: bool = False,
 ) -> Path:
-    """Write `folder/step-<step>` with the caller's `state`, then drop all but the newest `keep`.
+    """Write `folder/step-<step>` with the caller's `state`, then drop older ones.
 
-    Only older checkpoints are dropped, and only once the new one is on the disk. Raises RunError if
-    a weight or optimizer value is not finite, or the disk is too full.
+    Those that stay are the newest `keep` and the one whose `metric` is highest. A broken checkpoint
+    and one that is not there whole count for nothing. In the background a copy of everything is
+    written while training goes on; what goes wrong there is raised by the trainer's next call. With
+    several ranks each writes its own shards, and all of them call this.
+
+    Raises RunError if a weight or optimizer value is not finite, or the disk is too full.
     """
+    trainer.finish_saving()
+    ranks = trainer.ranks
     _check_finite(trainer)
     _check_space(folder, trainer)
-    target = folder / f"step-{step:06d}"
-    with unfinished_folder(target) as unfinished, disk_errors(target):
-        _save_tensors(trainer, unfinished / "weights")
-        (unfinished / "state.json").write_bytes(orjson.dumps(_host_state(trainer, state)))
-        write_manifest(unfinished, config_hash(trainer.config))
-        replace_folder(unfinished, target)
-    _drop_older(folder, target, keep)
-    return target
+    tensors = _tensors(trainer)
+    job = _Job(
+        target=folder / f"step-{step:06d}",
+        tensors=tree_map(_copied, tensors) if background else tensors,
+        host=orjson.dumps(_host_state(trainer, state)),
+        settings=config_hash(trainer.config),
+        metric=metric,
+        keep=keep,
+        ranks=ranks,
+    )
+    if background:
+        trainer.saving = _in_thread(job)
+    else:
+        job.write()
+    return job.target
 
 
-def load_checkpoint(path: Path, trainer: Trainer) -> Mapping[str, Json]:
+def load_checkpoint(path: Path, trainer: "Trainer") -> Mapping[str, Json]:
     """Load weights, optimizer, counters and random states; returns the caller's `state`.
 
-    Raises RunError naming the file if one is missing, cut or altered, or if the checkpoint is of
-    another model.
+    Ranks and their number need not be those that wrote it. Raises RunError naming the file if one
+    is missing, cut or altered, or if the checkpoint is of another model.
     """
-    manifest = check_manifest(path)
-    if manifest.config_hash != config_hash(trainer.config):
+    trainer.finish_saving()
+    manifest, fault = None, None
+    if trainer.ranks.rank == 0:
+        try:
+            manifest = check_manifest(path)
+        except RunError as error:
+            fault = str(error)
+    if (fault := trainer.ranks.agree(fault)) is not None:
+        raise RunError(fault)
+    if manifest and manifest.config_hash != config_hash(trainer.config):
         _LOG.warning("%s was written under other trainer settings; the new ones count", path)
     _load_tensors(trainer, path / "weights")
     host = orjson.loads((path / "state.json").read_bytes())
@@ -100,21 +139,79 @@ def latest_valid(folder: Path) -> Path | None:
     return None
 
 
-def _save_tensors(trainer: Trainer, folder: Path) -> None:
-    with _single_process():
-        save(_tensors(trainer), checkpoint_id=folder, no_dist=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What is left to do once everything is known; safe to do while training goes on."""
 
+    target: Path
+    tensors: dict[str, Any]
+    host: bytes
+    settings: str
+    metric: float | None
+    keep: int
+    ranks: Ranks
 
-def _load_tensors(trainer: Trainer, folder: Path) -> None:
-    tensors = _tensors(trainer)
-    try:
+    def write(self) -> None:
+        """Every rank writes its tensors, the first one the rest; all fail if one does."""
+        fault = None
+        with ExitStack() as stack:
+            unfinished = unfinished_path(self.target)
+            if self.ranks.rank == 0:
+                stack.enter_context(unfinished_folder(self.target))
+            self.ranks.agree(None)  # the folder is there now
+            try:
+                with disk_errors(self.target):
+                    self._save(unfinished / "weights")
+                    if self.ranks.rank == 0:
+                        self._finish(unfinished)
+            except RunError as error:
+                fault = str(error)
+            if (fault := self.ranks.agree(fault)) is not None:
+                raise RunError(fault)
+
+    def _save(self, folder: Path) -> None:
         with _single_process():
-            load(tensors, checkpoint_id=folder, no_dist=True)
-    except (CheckpointException, RuntimeError, ValueError) as error:
-        raise RunError(
-            f"{folder} does not fit the model ({str(error).strip().splitlines()[-1]}); resume with "
-            "the model that the run began with"
-        ) from error
+            save(
+                self.tensors,
+                checkpoint_id=folder,
+                process_group=self.ranks.saving,
+                no_dist=self.ranks.size == 1,
+            )
+
+    def _finish(self, unfinished: Path) -> None:
+        (unfinished / "state.json").write_bytes(self.host)
+        write_manifest(unfinished, self.settings, self.metric)
+        replace_folder(unfinished, self.target)
+        _drop_older(self.target.parent, self.target, self.keep)
+
+
+def _in_thread(job: _Job) -> "Future[None]":
+    executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+    future = executor.submit(job.write)
+    executor.shutdown(wait=False)
+    return future
+
+
+def _copied(value: object) -> object:
+    """A tensor in host memory that training does not change."""
+    if isinstance(value, DTensor):
+        local = value.to_local().to("cpu", copy=True)
+        return DTensor.from_local(
+            local,
+            value.device_mesh,
+            value.placements,
+            run_check=False,
+            shape=value.shape,
+            stride=value.stride(),
+        )
+    return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+
+
+def _load_tensors(trainer: "Trainer", folder: Path) -> None:
+    tensors = _tensors(trainer)
+    _check_fit(folder, tensors)
+    with _single_process():
+        load(tensors, checkpoint_id=folder, no_dist=trainer.ranks.size == 1)
     for name, (model, optimizer) in _trained(trainer).items():
         set_state_dict(
             model,
@@ -125,7 +222,27 @@ def _load_tensors(trainer: Trainer, folder: Path) -> None:
         )
 
 
-def _trained(trainer: Trainer) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
+def _check_fit(folder: Path, tensors: dict[str, Any]) -> None:
+    """Raise RunError naming a tensor that the checkpoint lacks or has in another shape."""
+    there = FileSystemReader(folder).read_metadata().state_dict_metadata
+    ours = flatten_state_dict(tensors)[0]
+    for name, tensor in ours.items():
+        stored = there.get(name)
+        theirs = stored.size if isinstance(stored, TensorStorageMetadata) else None
+        size = tensor.shape if isinstance(tensor, torch.Tensor) else None
+        if stored is None or theirs != size:
+            got = "is missing" if stored is None else f"has shape {_shape(theirs)}"
+            raise RunError(
+                f"{folder} does not fit the model ({name} {got}, expected {_shape(size)}); resume "
+                "with the model and the kind of training that the run began with"
+            )
+
+
+def _shape(size: torch.Size | None) -> str:
+    return "no tensor" if size is None else str(tuple(size))
+
+
+def _trained(trainer: "Trainer") -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
     """By the prefix of their names in a checkpoint."""
     trained: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {
         "": (trainer.model, trainer.optimizer)
@@ -135,12 +252,12 @@ def _trained(trainer: Trainer) -> dict[str, tuple[nn.Module, torch.optim.Optimiz
     return trained
 
 
-def _options(trainer: Trainer) -> StateDictOptions:
+def _options(trainer: "Trainer") -> StateDictOptions:
     lora = trainer.adapter is not None
     return StateDictOptions(ignore_frozen_params=lora, strict=not lora)
 
 
-def _tensors(trainer: Trainer) -> dict[str, Any]:
+def _tensors(trainer: "Trainer") -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     for prefix, (model, optimizer) in _trained(trainer).items():
         fresh = not optimizer.state
@@ -165,7 +282,7 @@ def _single_process() -> Generator[None, None, None]:
         yield
 
 
-def _host_state(trainer: Trainer, state: Mapping[str, Json]) -> dict[str, object]:
+def _host_state(trainer: "Trainer", state: Mapping[str, Json]) -> dict[str, object]:
     return {
         "state": dict(state),
         "trainer": {"step": trainer.step, "num_skipped": trainer.num_skipped},
@@ -191,20 +308,28 @@ def _set_random_states(states: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(values), gauss))
 
 
-def _check_finite(trainer: Trainer) -> None:
+def _check_finite(trainer: "Trainer") -> None:
+    """Every rank looks at what it holds, and all of them name the same tensor."""
+    names: list[str] = []
+    broken: list[float] = []
     for prefix, (model, optimizer) in _trained(trainer).items():
         for name, parameter in model.named_parameters():
-            refuse_non_finite(f"{prefix}{name}", parameter)
-            for key, value in optimizer.state.get(parameter, {}).items():
+            moments = optimizer.state.get(parameter, {})
+            for key, value in {"": parameter, **moments}.items():
                 if isinstance(value, torch.Tensor):
-                    refuse_non_finite(f"{key} of {prefix}{name}", value)
+                    names.append(f"{key} of {prefix}{name}" if key else f"{prefix}{name}")
+                    broken.append(float(not torch.isfinite(local(value)).all()))
+    found = np.flatnonzero(trainer.ranks.sum_(np.array(broken)))
+    if len(found):
+        raise not_finite(names[found[0]])
 
 
-def _check_space(folder: Path, trainer: Trainer) -> None:
+def _check_space(folder: Path, trainer: "Trainer") -> None:
     parameters = [p for model, _ in _trained(trainer).values() for p in model.parameters()]
     weights = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
     # The weights and AdamW's two moments.
-    need, free = 3 * weights + _SPARE_BYTES, free_bytes(folder)
+    need, first = 3 * weights + _SPARE_BYTES, trainer.ranks.rank == 0
+    free = float(trainer.ranks.sum_(np.array([float(free_bytes(folder)) if first else 0.0]))[0])
     if free < need:
         raise RunError(
             f"{folder} has {free / 1e6:.0f} MB of free disk space and a checkpoint needs "
@@ -214,8 +339,12 @@ def _check_space(folder: Path, trainer: Trainer) -> None:
 
 def _drop_older(folder: Path, newest: Path, keep: int) -> None:
     older = [path for path in folder.glob("step-*") if _step_of(path) < _step_of(newest)]
-    whole = [path for path in older if read_manifest(path) is not None]
-    kept = sorted(whole, key=_step_of, reverse=True)[: max(0, keep - 1)]
+    manifests = {path: read_manifest(path) for path in [newest, *older]}
+    whole = sorted((path for path in older if manifests[path]), key=_step_of, reverse=True)
+    kept = whole[: max(0, keep - 1)]
+    scores = {p: m.metric for p, m in manifests.items() if m and m.metric is not None}
+    if scores:
+        kept.append(max(scores, key=lambda path: (scores[path], _step_of(path))))
     for path in older:
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentrl.engine import WeightSource
 from agentrl.engine.local.models.load import quiet
 from agentrl.errors import RunError
 from agentrl.trainer.folders import disk_errors, replace_folder, unfinished_folder
 from agentrl.trainer.lora import AdapterWeights, MergedWeights, adapter_settings
+from agentrl.trainer.ranks import SINGLE, Ranks
+from agentrl.trainer.shard import whole
+from agentrl.trainer.weights import ModelWeights
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -36,19 +41,22 @@ def export_hf(
     *,
     adapter: bool = False,
     card: str = "",
+    ranks: Ranks = SINGLE,
 ) -> Path:
     """Write a folder that transformers, PEFT and SGLang load, atomically.
 
     It holds safetensors, config, generation config, tokenizer and chat template; LoRA is merged, or
-    with `adapter` all there is beside the tokenizer. `card` becomes its README.md.
+    with `adapter` all there is beside the tokenizer. `card` becomes its README.md. With several
+    ranks all of them call this and the first one writes.
     """
-    for name, parameter in model.named_parameters():
-        refuse_non_finite(name, parameter)
+    tensors = _tensors(model, ranks, adapter=adapter)
+    if ranks.rank:
+        return out
     with unfinished_folder(out) as unfinished, disk_errors(out):
         if adapter:
-            _save_adapter(model, tokenizer_folder, unfinished)
+            _save_adapter(model, tokenizer_folder, tensors, unfinished)
         else:
-            _save_model(model, unfinished)
+            _save_model(model, tensors, unfinished)
         for name in _TOKENIZER_FILES:
             source = tokenizer_folder / name
             if source.exists():
@@ -59,24 +67,37 @@ def export_hf(
     return out
 
 
-def refuse_non_finite(name: str, tensor: torch.Tensor) -> None:
-    """Raise RunError for a tensor that must not be kept."""
-    if not torch.isfinite(tensor).all():
-        raise RunError(
-            f"{name} has values that are not finite, so nothing was saved; go on from the last "
-            "checkpoint with a lower learning rate"
-        )
+def not_finite(name: str) -> RunError:
+    """The error of a tensor that must not be kept."""
+    return RunError(
+        f"{name} has values that are not finite, so nothing was saved; go on from the last "
+        "checkpoint with a lower learning rate"
+    )
 
 
-def _save_model(model: PreTrainedModel, folder: Path) -> None:
-    merged = None
+def _tensors(model: PreTrainedModel, ranks: Ranks, *, adapter: bool) -> dict[str, Tensor]:
+    """What is written, whole, on the first rank; raises RunError on all if it is not finite."""
+    source: WeightSource = ModelWeights(model)
     if adapter_settings(model) is not None:
-        merged = dict(MergedWeights(model).named_tensors())
+        source = AdapterWeights(model) if adapter else MergedWeights(model)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in source.named_tensors():
+        full = whole(tensor)
+        if not torch.isfinite(full).all():
+            raise not_finite(name)
+        if ranks.rank == 0:
+            tensors[name] = full.cpu().contiguous()
+    return tensors
+
+
+def _save_model(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> None:
     with quiet():
-        model.save_pretrained(folder, state_dict=merged)
+        model.save_pretrained(folder, state_dict=tensors)
 
 
-def _save_adapter(model: PreTrainedModel, base: Path, folder: Path) -> None:
+def _save_adapter(
+    model: PreTrainedModel, base: Path, tensors: dict[str, Tensor], folder: Path
+) -> None:
     settings = adapter_settings(model)
     if settings is None:
         raise RunError(
@@ -85,5 +106,4 @@ def _save_adapter(model: PreTrainedModel, base: Path, folder: Path) -> None:
     settings.base_model_name_or_path = str(base)
     settings.inference_mode = True
     settings.save_pretrained(str(folder))
-    tensors = {n: t.cpu().contiguous() for n, t in AdapterWeights(model).named_tensors()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -28,13 +28,21 @@ class Manifest(Config):
 
     format: int = Field(default=1, description="version of this layout")
     config_hash: str = Field(description="hash of the settings it was written under")
+    metric: float | None = Field(
+        default=None, description="what tells the best checkpoint: the highest; none without"
+    )
     files: dict[str, FileEntry] = Field(description="each file by its path in the folder")
+
+
+def unfinished_path(target: Path) -> Path:
+    """Where a folder is written before it has its name."""
+    return target.with_name(f".{target.name}.tmp")
 
 
 @contextmanager
 def unfinished_folder(target: Path) -> Generator[Path, None, None]:
     """An empty folder beside `target`; what is left of it after an error is removed."""
-    unfinished = target.with_name(f".{target.name}.tmp")
+    unfinished = unfinished_path(target)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
@@ -70,14 +78,14 @@ def disk_errors(target: Path) -> Generator[None, None, None]:
         ) from error
 
 
-def write_manifest(folder: Path, settings: str) -> None:
+def write_manifest(folder: Path, settings: str, metric: float | None = None) -> None:
     """Describe every file of the folder."""
     files = {
         str(path.relative_to(folder)): FileEntry(size=path.stat().st_size, blake2b=_hash(path))
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    manifest = Manifest(config_hash=settings, files=files)
+    manifest = Manifest(config_hash=settings, metric=metric, files=files)
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1))
 
 

@@ -25,7 +25,7 @@ from agentrl.trainer.attention import Layout, packed_attention
 from agentrl.trainer.packing import PackedRows
 from agentrl.trainer.prefix import Tree
 from agentrl.trainer.sequence import Cut
-from agentrl.trainer.shard import head_precision, in_pass
+from agentrl.trainer.shard import head_precision, in_pass, settle
 
 PIECE_LOGITS = 2**23
 """Logits that are in work at a time (32 MiB of float32)."""
@@ -79,7 +79,7 @@ def sequence_logprobs(
     return [float(x) for x in logprobs_TV.gather(1, ids_T[1:, None])[:, 0]]
 
 
-def check_model(model: PreTrainedModel) -> None:
+def check_model(model: PreTrainedModel, tolerance: float = 1e-3) -> None:
     """Compare this module's pass with the model's own on two short rows.
 
     Raises ConfigError if they differ, as they do where logits are scaled or capped after the head.
@@ -89,10 +89,14 @@ def check_model(model: PreTrainedModel) -> None:
     tree = Tree(offsets_S1=np.array([0, 7, 11]), ends_S=np.array([7, 11]), longest=7)
     with torch.no_grad():
         positions = torch.cat([torch.arange(n, device=model.device) for n in lengths])
-        packed = _head(model)(_hidden_of(model, ids, positions, tree))
-        own = torch.cat([model(input_ids=row[None]).logits[0] for row in torch.split(ids, lengths)])
+        packed = in_pass(
+            model, lambda: _head(model)(_hidden_of(model, ids, positions, tree)).float()
+        )
+        rows = [ids[:7], ids[7:]]
+        own = torch.cat([model(input_ids=row[None]).logits[0] for row in rows])
     difference = float((packed - own).abs().max())
-    if not difference <= 1e-3 * max(1.0, float(own.abs().max())):
+    settle(model)
+    if not difference <= tolerance * max(1.0, float(own.abs().max())):
         raise ConfigError(
             f"the trainer's packed pass of {type(model).__name__} differs from the model's own by "
             f"{difference:.3g} in a logit; choose a model with plain causal attention whose logits "

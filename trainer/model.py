@@ -14,12 +14,19 @@ from agentrl.errors import ConfigError
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.logprobs import check_model
 
+_EXACT = 1e-3
+_ROUNDING = 5e-2
+"""Largest difference of two ways to compute logits, relative to the largest logit."""
 
-def check_trainable(model: PreTrainedModel) -> None:
-    """Raise ConfigError unless the model has float32 weights, no dropout and a plain head."""
+
+def check_trainable(model: PreTrainedModel, *, low_precision: bool = False) -> None:
+    """Raise ConfigError unless the model has float32 weights, no dropout and a plain head.
+
+    A model that computes in `low_precision` already is allowed its rounding.
+    """
     _refuse_dropout(model)
     _refuse_low_precision(model)
-    check_model(model)
+    check_model(model, _ROUNDING if low_precision else _EXACT)
 
 
 def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar
 
@@ -67,6 +68,7 @@ class RankProcesses:
         )
         self._threads = ThreadPoolExecutor(layout.size, thread_name_prefix="rank")
         self._channels: list[Channel] = []
+        self._lock = Lock()
         threads = threads or max(1, len(os.sched_getaffinity(0)) // layout.size)
         rendezvous = self._folder / "rendezvous"
         try:
@@ -89,7 +91,13 @@ class RankProcesses:
     def call(
         self, fn: Callable[Concatenate[Ranks, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> list[T]:
-        """What `fn` returns on each rank, given its `Ranks` and the arguments.
+        """`call_as` under the function's own name."""
+        return self.call_as(fn.__name__.strip("_").replace("_", " "), fn, *args, **kwargs)
+
+    def call_as(
+        self, name: str, fn: Callable[Concatenate[Ranks, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T]:
+        """What `fn` returns on each rank, given its `Ranks` and the arguments; errors say `name`.
 
         Raises:
             RunError: a rank ended, lost the others or ran out of memory; all are stopped.
@@ -98,8 +106,8 @@ class RankProcesses:
         if not self.alive:
             raise RunError("the ranks were stopped after an earlier error; resume the run")
         request = pickled_call(_run, (partial(fn, **kwargs), args))
-        name = fn.__name__.strip("_").replace("_", " ")
-        return self._exchange(name, [request] * self.layout.size, fn, _LONGEST_S)
+        with self._lock:  # the ranks meet inside a call, so calls must not overlap
+            return self._exchange(name, [request] * self.layout.size, fn, _LONGEST_S)
 
     def close(self) -> None:
         """End the processes and wait for them; a second call does nothing."""

@@ -83,9 +83,13 @@ class Ranks:
             distributed.all_reduce(torch.from_numpy(values))
         return values
 
-    def any_of(self, flag: bool) -> bool:
-        """True on every rank if it is on one."""
-        return bool(self.sum_(np.array([float(flag)]))[0])
+    def agree(self, fault: str | None) -> str | None:
+        """The first fault that a rank has, on all of them; waits for all. For the saving thread."""
+        if self.size == 1:
+            return fault
+        faults: list[str | None] = [None] * self.size
+        distributed.all_gather_object(faults, fault, group=self.saving)
+        return next((found for found in faults if found is not None), None)
 
     def leave(self) -> None:
         """End the exchange; a second call does nothing."""

@@ -99,6 +99,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a sharded tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def layers(model: PreTrainedModel) -> Iterator[nn.Module]:
     """The decoder layers, by the names that the model's class gives."""
     names: set[str] = set(model._no_split_modules or ())  # pyright: ignore[reportPrivateUsage]

@@ -14,8 +14,10 @@ Suffixes: N tokens of the batch, R rows.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,21 +28,25 @@ from agentrl.engine import WeightSource
 from agentrl.errors import ConfigError, RunError
 from agentrl.tokens import verify_batch
 from agentrl.trainer.balance import micro_batches
+from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.critic import Critic, CriticStats
+from agentrl.trainer.device import CPU
+from agentrl.trainer.export import export_hf
 from agentrl.trainer.gate import check_first_update
-from agentrl.trainer.logprobs import policy_scores
+from agentrl.trainer.logprobs import policy_scores, sequence_logprobs
 from agentrl.trainer.lora import AdapterWeights, MergedWeights, add_adapters
+from agentrl.trainer.meta import read_slices
 from agentrl.trainer.model import check_trainable, frozen_copy, make_optimizer
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
 from agentrl.trainer.packing import PackedRows, trained_rows, trained_weight
 from agentrl.trainer.ranks import SINGLE, Ranks
 from agentrl.trainer.schedule import learning_rate
 from agentrl.trainer.sequence import check_heads
-from agentrl.trainer.shard import prepare, settle, whole
+from agentrl.trainer.shard import in_pass, prepare, settle, whole
 from agentrl.trainer.stats import StepStats, SupervisedStats, ratio_stats
 from agentrl.trainer.weights import ModelWeights
-from agentrl.types import Batch
+from agentrl.types import Batch, Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,22 +87,41 @@ class Trainer:
         total_steps: int,
         reference: PreTrainedModel | None = None,
         ranks: Ranks = SINGLE,
+        folder: Path | None = None,
     ) -> None:
-        """Raises ConfigError for a model that cannot be trained faithfully."""
+        """Prepare the model and make an optimizer for it.
+
+        Args:
+            model: to be trained, with float32 weights, or with none yet (`empty_model`).
+            config: how.
+            total_steps: optimizer steps of the run, for the learning rate.
+            reference: instead of a copy.
+            ranks: which of how many processes this is.
+            folder: where the weights of a model without any are read from.
+
+        Raises:
+            ConfigError: the model cannot be trained faithfully.
+        """
         if total_steps < 1:
             raise ConfigError(f"total_steps is {total_steps}, expected at least 1")
         check_heads(model.config, ranks.layout.sequence)
         self.critic = Critic(model, config, ranks) if config.algorithm == "ppo" else None
         self.adapter = add_adapters(model, config.lora) if config.lora.rank else None
         """What `adapter_config.json` holds, with LoRA."""
-        check_trainable(model)
+        if folder is None:
+            check_trainable(model)
         self._reference = None
         if config.kl.coef > 0:
             # Under LoRA the objective takes the same model with its adapters off.
             self._reference = reference or (model if self.adapter else frozen_copy(model))
-        for each in (model, self._reference):
+        for each in {id(m): m for m in (model, self._reference)}.values():
             if each is not None:
                 prepare(each, config, ranks)
+            if each is not None and folder is not None:
+                weights = CPU if config.offload else ranks.device
+                read_slices(each, folder, device=ranks.device, weights=weights)
+        if folder is not None:
+            check_trainable(model, low_precision=config.precision == "bfloat16")
         self.model = model.train()
         self.ranks = ranks
         self.config = config
@@ -106,6 +131,8 @@ class Trainer:
         """Optimizer steps taken."""
         self.num_skipped = 0
         """Updates whose gradient was not finite."""
+        self.saving: Future[None] | None = None
+        """A checkpoint that is being written."""
         self._skipped_in_a_row = 0
         self._gate_passed = False
 
@@ -117,6 +144,7 @@ class Trainer:
         sampled, RunError if the first update's ratios are outside the band or too many gradients in
         a row were not finite.
         """
+        self._check_saving()
         started = time.perf_counter()
         num_verified = verify_batch(batch)
         objective = PolicyObjective(batch, self.config, self._reference)
@@ -148,6 +176,7 @@ class Trainer:
 
         `smoothing` is the share of each target that is spread evenly over the vocabulary.
         """
+        self._check_saving()
         started = time.perf_counter()
         num_verified = verify_batch(batch)
         result = self._accumulate(batch, SupervisedObjective(smoothing))
@@ -170,6 +199,53 @@ class Trainer:
             return ModelWeights(self.model)
         merged = self.config.lora.publish == "merged"
         return MergedWeights(self.model) if merged else AdapterWeights(self.model)
+
+    def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """The logprob of each id but the first given those before it, by the model's own pass."""
+        found = in_pass(self.model, lambda: sequence_logprobs(self.model, ids, temperature))
+        settle(self.model)
+        return found
+
+    def save(
+        self,
+        folder: Path,
+        *,
+        step: int,
+        state: Mapping[str, Json],
+        keep: int = 2,
+        metric: float | None = None,
+        background: bool = False,
+    ) -> Path:
+        """A checkpoint, as `save_checkpoint` writes it."""
+        return save_checkpoint(
+            folder, self, step=step, state=state, keep=keep, metric=metric, background=background
+        )
+
+    def load(self, path: Path) -> Mapping[str, Json]:
+        """The state of a checkpoint, as `load_checkpoint` takes it."""
+        return load_checkpoint(path, self)
+
+    def finish_saving(self) -> None:
+        """Wait for a checkpoint that is being written; raises RunError if it could not be."""
+        saving, self.saving = self.saving, None
+        if saving is not None:
+            saving.result()
+
+    def export(
+        self, tokenizer_folder: Path, out: Path, *, adapter: bool = False, card: str = ""
+    ) -> Path:
+        """A Hugging Face folder, as `export_hf` writes it."""
+        return export_hf(
+            self.model, tokenizer_folder, out, adapter=adapter, card=card, ranks=self.ranks
+        )
+
+    def close(self) -> None:
+        """Bring the last checkpoint to the disk."""
+        self.finish_saving()
+
+    def _check_saving(self) -> None:
+        if self.saving is not None and self.saving.done():
+            self.finish_saving()
 
     def _update_critic(self, batch: Batch) -> CriticStats | None:
         """Only where its values were asked for, and something is trained."""

@@ -11,7 +11,6 @@ from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.store import RunStore
 from agentrl.orchestration.warm_start import prepare_model
 from agentrl.runs import RunDirectory
-from agentrl.trainer.export import export_hf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ class Assembly:
     def export(self) -> Path:
         """Write the model of now as a Hugging Face folder into the run directory."""
         folder = self.store.directory.path / "model"
-        export_hf(self.parts.trainer.model, self.base_model, folder)
+        self.parts.trainer.export(self.base_model, folder)
         return folder
 
 

@@ -25,6 +25,7 @@ from agentrl.engine.sglang.weights import make_transport
 from agentrl.errors import ConfigError, EngineError
 from agentrl.orchestration.config import RunConfig
 from agentrl.tokens import Tokenizer
+from agentrl.trainer.group import TrainerGroup
 from agentrl.trainer.logprobs import sequence_logprobs
 from agentrl.trainer.trainer import Trainer
 
@@ -62,10 +63,10 @@ class SglangStart:
     config: RunConfig
     tokenizer: Tokenizer
 
-    def trained(self, trainer: Trainer) -> Started:
+    def trained(self, trainer: Trainer | TrainerGroup) -> Started:
         """The engine for training."""
-        reference = partial(sequence_logprobs, trainer.model)
-        return Started(engine=self.engine, begin=partial(self._begin, reference, trainer.weights()))
+        begin = partial(self._begin, trainer.logprobs, trainer.weights())
+        return Started(engine=self.engine, begin=begin)
 
     def fixed(self) -> Started:
         """The engine for sampling alone, with the weights that the servers have."""

@@ -10,7 +10,7 @@ from agentrl.engine.local.process import prepare_process
 from agentrl.envs import EnvServices
 from agentrl.orchestration.bind import BoundEnv, JobMaker
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.engines import Begin, local_engine, sglang_start
+from agentrl.orchestration.engines import Begin, SglangStart, Started, local_engine, sglang_start
 from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.sampling import (
     checked_codec,
@@ -20,6 +20,8 @@ from agentrl.orchestration.sampling import (
     with_codec,
 )
 from agentrl.rollout import Codec, Collector
+from agentrl.trainer.group import TrainerGroup
+from agentrl.trainer.lora import add_adapters
 from agentrl.trainer.trainer import Trainer
 
 
@@ -35,17 +37,20 @@ class Parts:
     engine: Engine
     begin: Begin
     """To be awaited before the engine is used."""
-    trainer: Trainer
+    trainer: Trainer | TrainerGroup
     jobs: JobMaker
     collector: Collector
     eval_collector: Collector
 
     async def aclose(self) -> None:
-        """Stop the engine and the workers."""
+        """Stop the engine, the trainer and the workers."""
         try:
             await self.engine.aclose()
         finally:
-            self.services.close()
+            try:
+                self.trainer.close()
+            finally:
+                self.services.close()
 
 
 def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Parts:
@@ -68,14 +73,7 @@ def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Par
     server = None
     if config.engine.samples_with == "sglang":
         server = sglang_start(config, model_folder, codec.tokenizer, longest, logs)
-    lora = config.trainer.lora
-    model = load_model(model_folder, dtype=lora.dtype if lora.rank else "float32")
-    started = None
-    if server is None and lora.rank and lora.publish == "merged":
-        started = local_engine(model, config)  # a copy, before the model gets adapters
-    trainer = Trainer(model, config.trainer, total_steps=config.steps)
-    if started is None:
-        started = local_engine(model, config) if server is None else server.trained(trainer)
+    trainer, started = _trained(config, model_folder, server)
     engine = started.engine
     sampling = with_codec(plan, codec, started)
     return Parts(
@@ -91,3 +89,33 @@ def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Par
         collector=make_collector(engine, codec, config, config.rollout.temperature),
         eval_collector=make_collector(engine, codec, config, config.eval.temperature),
     )
+
+
+def _trained(
+    config: RunConfig, folder: Path, server: SglangStart | None
+) -> tuple[Trainer | TrainerGroup, Started]:
+    """The trainer, and the engine that samples with its weights."""
+    settings, lora = config.trainer, config.trainer.lora
+    dtype = lora.dtype if lora.rank else "float32"
+    if settings.ranks > 1:
+        group = TrainerGroup(
+            folder,
+            settings,
+            total_steps=config.steps,
+            threads=config.threads,
+            deterministic=config.deterministic,
+            seed=config.seed,
+        )
+        if server is not None:
+            return group, server.trained(group)
+        model = load_model(folder, dtype=dtype)
+        if lora.rank and lora.publish == "adapter":
+            add_adapters(model, lora)
+        return group, local_engine(model, config)
+    model = load_model(folder, dtype=dtype)
+    if server is None and lora.rank and lora.publish == "merged":
+        # The engine's copy is made before the model gets adapters.
+        started = local_engine(model, config)
+        return Trainer(model, settings, total_steps=config.steps), started
+    trainer = Trainer(model, settings, total_steps=config.steps)
+    return trainer, server.trained(trainer) if server else local_engine(model, config)

@@ -45,6 +45,7 @@ def make_plan(
     envs = bind_envs(config, objects)
     check_model(config.model)
     _check_combinations(config)
+    _check_ranks(config)
     if train and not resume:
         check_new_run(Path(config.runs_dir), config.name)
     check_disk(Path(config.runs_dir), FREE_BYTES_NEEDED)
@@ -75,6 +76,31 @@ def _check_combinations(config: RunConfig) -> None:
         raise ConfigError(
             f"tool_format: got {config.tool_format!r}, {nearest(config.tool_format, FORMATS)}"
         )
+
+
+def _check_ranks(config: RunConfig) -> None:
+    trainer = config.trainer
+    for key in ("replicate", "sequence_parallel"):
+        share: int = getattr(trainer, key)
+        if trainer.ranks % share:
+            raise ConfigError(
+                f"trainer.{key}: got {share}, expected a divisor of trainer.ranks ({trainer.ranks})"
+            )
+    episodes = config.rollout.tasks_per_step * config.rollout.group_size
+    if trainer.ranks // trainer.sequence_parallel > episodes:
+        raise ConfigError(
+            f"trainer.ranks: got {trainer.ranks}, but a step has only {episodes} episodes to share "
+            "(rollout.tasks_per_step x rollout.group_size); lower it, or raise those"
+        )
+    if trainer.offload and trainer.ranks == 1:
+        raise ConfigError(
+            "trainer.offload: got true with trainer.ranks 1, expected at least 2 ranks; use "
+            "trainer.activation_offload or trainer.lora to save memory in one process"
+        )
+    if trainer.device != "cpu":
+        from agentrl.trainer.device import resolve_device  # brings torch, and so takes seconds
+
+        resolve_device(trainer.device, trainer.ranks - 1)
 
 
 def _try_environment(env: BoundEnv, config: RunConfig, train: bool) -> list[str]:

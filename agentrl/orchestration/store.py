@@ -14,7 +14,8 @@ from pathlib import Path
 from agentrl.errors import ConfigError, RunError
 from agentrl.rollout import Collected
 from agentrl.runs import EpisodesWriter, EventsWriter, MetricsWriter, RunDirectory
-from agentrl.trainer.checkpoint import latest_valid, load_checkpoint, save_checkpoint
+from agentrl.trainer.checkpoint import latest_valid
+from agentrl.trainer.group import TrainerGroup
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Json
 
@@ -51,7 +52,7 @@ class RunStore:
         """A line of events.jsonl."""
         self._events.write(kind, **fields)
 
-    def save(self, trainer: Trainer, step: int, version: int) -> None:
+    def save(self, trainer: Trainer | TrainerGroup, step: int, version: int) -> None:
         """A checkpoint of everything that the next step depends on."""
         state: dict[str, Json] = {
             "step": step,
@@ -59,10 +60,10 @@ class RunStore:
             "model": self._model_digest,
             "base": str(self._base_model),
         }
-        save_checkpoint(self.checkpoints, trainer, step=step, state=state, keep=self._keep)
+        trainer.save(self.checkpoints, step=step, state=state, keep=self._keep)
         self.event("checkpoint", step=step)
 
-    def restore(self, trainer: Trainer) -> tuple[int, int]:
+    def restore(self, trainer: Trainer | TrainerGroup) -> tuple[int, int]:
         """Load the newest valid checkpoint and drop what lies beyond it.
 
         Returns the step to go on from and the policy version that it was sampled under.
@@ -73,7 +74,7 @@ class RunStore:
                 f"{self.checkpoints} holds checkpoints but none is whole; restore one from a copy "
                 "or remove the folder to begin again"
             )
-        state: Mapping[str, Json] = load_checkpoint(newest, trainer) if newest else NOTHING
+        state: Mapping[str, Json] = trainer.load(newest) if newest else NOTHING
         if newest and state.get("model") != self._model_digest:
             raise ConfigError(
                 f"model {self._base_model}: is not what the run was started from; a resumed run "

@@ -16,7 +16,6 @@ from agentrl.orchestration.plan import Plan, make_plan
 from agentrl.orchestration.run import RunResult
 from agentrl.orchestration.warm_start import supervised_plan, warm_start
 from agentrl.runs import MetricsWriter, RunDirectory
-from agentrl.trainer.export import export_hf
 
 
 def supervised_run(loaded: Loaded[RunConfig], objects: Objects, display: Display) -> RunResult:
@@ -59,7 +58,7 @@ async def _train(plan: Plan, base: Path, directory: RunDirectory, display: Displ
 
 def _result(parts: Parts, base: Path, directory: RunDirectory, last: dict[str, float]) -> RunResult:
     folder = directory.path / "model"
-    export_hf(parts.trainer.model, base, folder)
+    parts.trainer.export(base, folder)
     return RunResult(
         path=directory.path, model=folder, steps=parts.trainer.step, metrics=last, eval=None
     )

@@ -27,7 +27,6 @@ from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.sampling import make_collector
 from agentrl.rollout import Collector, TaskRef, derive_seed, make_batch, succeeded, task_stream
 from agentrl.trainer.config import LoraConfig
-from agentrl.trainer.export import export_hf
 from agentrl.trainer.stats import SupervisedStats
 from agentrl.types import Batch, Episode
 
@@ -88,8 +87,9 @@ def supervised_plan(plan: Plan) -> Plan:
 
 
 def _whole(plan: Plan) -> Plan:
-    """Train all weights: adapters alone would leave most of the tiny model random."""
-    trainer = plan.config.trainer.model_copy(update={"lora": LoraConfig()})
+    """Train all weights, for adapters alone would leave most of the tiny model random; and here."""
+    alone = {"lora": LoraConfig(), "ranks": 1, "replicate": 1, "sequence_parallel": 1}
+    trainer = plan.config.trainer.model_copy(update=alone | {"offload": False})
     return replace(plan, config=plan.config.model_copy(update={"trainer": trainer}))
 
 
@@ -183,7 +183,7 @@ def _export_once(parts: Parts, source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".warm-", dir=target.parent))
     try:
-        export_hf(parts.trainer.model, source, unfinished / "model")
+        parts.trainer.export(source, unfinished / "model")
         (unfinished / "model").rename(target)
     except OSError:
         if not target.exists():  # another process was not faster

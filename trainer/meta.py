@@ -1,0 +1,118 @@
+"""Models of which each rank only ever holds its own slices: made without weights, then read.
+
+Parameters begin on `meta`, where they take no memory; buffers (rotary frequencies and the like) are
+computed as usual. Once the model is sharded, a rank reads its rows of each tensor from the files.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# torch, transformers and safetensors are typed in part only.
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from agentrl.engine.local.models.load import quiet
+
+
+def empty_model(folder: Path) -> PreTrainedModel | None:
+    """The float32 model of a folder with parameters on `meta`.
+
+    None if its files name tensors otherwise than the model does: then it must be loaded whole.
+    """
+    with quiet(), _parameters_on_meta():
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    with ExitStack() as stack:
+        files = _files(folder, stack)
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        for name, parameter in model.named_parameters():
+            if name not in files or files[name].get_slice(name).get_shape() != [*parameter.shape]:
+                return None
+        # A tied tensor may be there under its other name too.
+        known = named.keys() | dict(model.named_parameters(remove_duplicate=False)).keys()
+        return model if files.keys() <= known else None
+
+
+def read_slices(
+    model: PreTrainedModel, folder: Path, *, device: torch.device, weights: torch.device
+) -> None:
+    """Give a sharded model on `meta` the weights of its folder: this rank's rows of each tensor.
+
+    Args:
+        model: as `empty_model` made it, sharded since.
+        folder: the same.
+        device: where the model computes, and its buffers are.
+        weights: where its shards are.
+    """
+    tied = {
+        name: parameter
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if name not in dict(model.named_parameters())
+    }
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    with ExitStack() as stack, torch.no_grad():
+        files = _files(folder, stack)
+        values: dict[str, Tensor] = {
+            name: _sharded(cast(DTensor, parameter), files[name].get_slice(name), weights)
+            for name, parameter in model.named_parameters()
+        }
+        values |= {n: files[n].get_tensor(n) for n, _ in model.named_buffers() if n in files}
+    model.load_state_dict(values, assign=True, strict=False)
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.to(device))
+    for name, parameter in tied.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, model.get_parameter(first[id(parameter)]))
+
+
+def _sharded(parameter: DTensor, stored: Any, device: torch.device) -> DTensor:
+    mesh, placements = parameter.device_mesh, parameter.placements
+    shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    rows: Tensor = stored[offset[0] : offset[0] + shape[0]] if shape[0] else torch.zeros(shape)
+    return DTensor.from_local(
+        rows.to(device, parameter.dtype),
+        mesh,
+        placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def _files(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """The open file of each tensor."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        file = stack.enter_context(safe_open(path, framework="pt"))
+        found |= dict.fromkeys(file.keys(), file)
+    return found
+
+
+@contextmanager
+def _parameters_on_meta() -> Generator[None]:
+    """Let modules be made with parameters on `meta` and buffers as they are."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            requires_grad = parameter.requires_grad
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
