@@ -319,8 +319,8 @@ def _check_finite(trainer: "Trainer") -> None:
                 if isinstance(value, torch.Tensor):
                     names.append(f"{key} of {prefix}{name}" if key else f"{prefix}{name}")
                     broken.append(float(not torch.isfinite(local(value)).all()))
-    found = np.flatnonzero(trainer.ranks.sum_(np.array(broken)))
-    if len(found):
+    found: list[int] = np.flatnonzero(trainer.ranks.sum_(np.array(broken))).tolist()
+    if found:
         raise not_finite(names[found[0]])
 
 

@@ -30,7 +30,7 @@ def empty_model(folder: Path) -> PreTrainedModel | None:
     """
     with quiet(), _parameters_on_meta():
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32, attn_implementation="sdpa"
         )
     with ExitStack() as stack:
@@ -111,7 +111,7 @@ def _parameters_on_meta() -> Generator[None]:
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=requires_grad)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
