@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import socket
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,8 @@ _MARKER: Final = "AGENTRL_COMMAND"
 _USER: Final = "65534:65534"
 _TMP_BYTES: Final = 64 << 20
 _NUM_THREADS: Final = 16
+_USER_PROCESSES: Final = 32768
+"""Of all containers together; each has its own limit besides."""
 _API_TIMEOUT_S: Final = 60
 _SILENT_BUILD_S: Final = 1800
 """How long a step of a Dockerfile may say nothing."""
@@ -95,6 +98,22 @@ class Engine:
             raise SandboxUnavailable(f"the engine failed: {_first_line(error)}") from error
         except (OSError, self._errors.DockerException) as error:
             raise SandboxUnavailable(f"the engine failed: {_first_line(error)}") from error
+
+    @functools.cached_property
+    def is_podman(self) -> bool:
+        """Podman speaks the same protocol, but takes other options."""
+        version: dict[str, Any] = self._translated(self.client.version)
+        return any("Podman" in part["Name"] for part in version.get("Components", ()))
+
+    @functools.cached_property
+    def seccomp(self) -> str:
+        """The profile as the engine takes it: Docker its text, Podman a file of its machine."""
+        if not self.is_podman:
+            return profile()
+        self._profile = tempfile.NamedTemporaryFile("w", prefix="agentrl-seccomp-")
+        self._profile.write(profile())
+        self._profile.flush()
+        return self._profile.name
 
     def load_image(self, data: bytes, name: str) -> str:
         """Make an image of a root file system; returns its id."""
@@ -205,15 +224,18 @@ class DockerSandbox(Sandbox):
 
     async def _start(self) -> None:
         self._engine = used = await asyncio.to_thread(engine)
+        if used.is_podman:  # it would make a folder that is missing
+            for source in self.options.mounts.values():
+                if not source.exists():
+                    raise SandboxStartError(f"{source} is to be mounted, but it is not there")
         api = used.client.api
-        await used.call(lambda: api.create_container(**self._creation(api)))
+        await used.call(lambda: api.create_container(**self._creation(used)))
         try:
             await used.call(lambda: api.start(self._container))
         except SandboxDied as error:
             raise SandboxStartError(str(error)) from error
-        self.capabilities = frozenset(
-            {"contained", "memory", "processes", "cpu", "disk", "files", "sessions", "mounts"}
-        )
+        held = {"contained", "memory", "processes", "cpu", "disk", "sessions", "mounts"}
+        self.capabilities = frozenset(held if used.is_podman else {*held, "files"})
         result = await self._script("touch /workspace /tmp && echo ok", timeout_s=20.0)
         if not result.ok:
             raise SandboxStartError(
@@ -222,8 +244,13 @@ class DockerSandbox(Sandbox):
         if self.options.base is not None:
             await self.upload(self.options.base)
 
-    def _creation(self, api: Any) -> dict[str, Any]:
+    def _creation(self, engine: Engine) -> dict[str, Any]:
         limits = self.limits
+        hardened = _hardened(limits, engine.seccomp, inodes=not engine.is_podman)
+        if engine.is_podman:  # it would raise the user's limit, which not every root may
+            limit = {"Name": "nproc", "Soft": _USER_PROCESSES, "Hard": _USER_PROCESSES}
+            hardened["ulimits"].append(limit)
+        config = engine.client.api.create_host_config(**hardened, mounts=self._mounts())
         return {
             "image": self.options.image,
             "command": ["sleep", str(limits.lifetime_s)],
@@ -231,7 +258,7 @@ class DockerSandbox(Sandbox):
             "user": "0:0",
             "working_dir": "/",
             "labels": {LABEL: str(Owner.this())},
-            "host_config": api.create_host_config(**_hardened(limits), mounts=self._mounts()),
+            "host_config": config,
         }
 
     def _mounts(self) -> list[dict[str, Any]]:
@@ -373,18 +400,19 @@ class _DockerProcess:
         await self._stream.end()
 
 
-def _hardened(limits: Limits) -> dict[str, Any]:
+def _hardened(limits: Limits, seccomp: str, *, inodes: bool) -> dict[str, Any]:
     tmpfs = "rw,exec,nosuid,nodev,mode=1777"
-    files = f"nr_inodes={limits.files}"
+    if inodes:
+        tmpfs += f",nr_inodes={limits.files}"
     return {
         "network_mode": "none",
         "ipc_mode": "private",
         "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges", f"seccomp={profile()}"],
+        "security_opt": ["no-new-privileges", f"seccomp={seccomp}"],
         "read_only": True,
         "tmpfs": {
-            WORKSPACE: f"{tmpfs},{files},size={limits.disk_bytes}",
-            "/tmp": f"{tmpfs},{files},size={min(_TMP_BYTES, limits.disk_bytes)}",
+            WORKSPACE: f"{tmpfs},size={limits.disk_bytes}",
+            "/tmp": f"{tmpfs},size={min(_TMP_BYTES, limits.disk_bytes)}",
         },
         "mem_limit": limits.memory_bytes,
         "memswap_limit": limits.memory_bytes,
