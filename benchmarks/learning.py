@@ -8,7 +8,10 @@ With `--env long_haul` the controls are others: the same run with its summaries 
 window in place of summaries, all from one warm start with trained summaries. Trained summaries must
 beat both outside both intervals. The figures of the first run include the warm start's time.
 
+`--variant ppo` trains with a critic instead of groups, `--variant lora` adapters instead of weights.
+
 Usage: python benchmarks/learning.py [--env calculator] [--seeds 0,1,2] [--no-control]
+    [--variant ppo]
 """
 
 import argparse
@@ -62,6 +65,11 @@ FLAGS = {
         *("--engine.slots", "256"),
     ],
 }
+VARIANTS: dict[str, list[str]] = {
+    "": [],
+    "ppo": ["--trainer.algorithm", "ppo", "--trainer.critic.lr", "1e-3"],
+    "lora": ["--trainer.lora.rank", "16", "--lr", "5e-3"],
+}
 WARM_START = [
     *LONG_HAUL,
     *("--warm-start.updates", "300"),
@@ -91,7 +99,9 @@ class Curve:
     cpu_s: float
 
 
-def learn(env: str, seed: int, runs: Path, *, control: bool = False, context: str = "") -> Curve:
+def learn(
+    env: str, seed: int, runs: Path, *, control: bool = False, context: str = "", variant: str = ""
+) -> Curve:
     """Train once; with `control` the rewards are permuted before they become advantages."""
     wall, cpu = time.perf_counter(), cpu_seconds()
     flags = ["--env", env, "--seed", str(seed), "--runs-dir", str(runs)]
@@ -100,7 +110,7 @@ def learn(env: str, seed: int, runs: Path, *, control: bool = False, context: st
     flags += ["--name", f"{env}-{seed}{'-control' if control else context.replace(' ', '-')}"]
     flags += CONTEXTS.get(context, [])
     flags += ["--eval.tasks", str(HELD_OUT_TASKS)]
-    loaded = load_run_config(flags=[*flags, *FLAGS[env]])
+    loaded = load_run_config(flags=[*flags, *FLAGS[env], *VARIANTS[variant]])
     with Run(loaded, estimator=permuted(seed) if control else None) as run:
         warm = run.evaluate()
         success = [step.metrics["success"] for step in run]
@@ -189,13 +199,14 @@ def main() -> int:
     parser.add_argument("--env", default="calculator", choices=sorted(WALL_BAR_S))
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--no-control", action="store_true")
+    parser.add_argument("--variant", default="", choices=VARIANTS)
     arguments = parser.parse_args()
     failed = False
     with tempfile.TemporaryDirectory() as folder:
         os.environ["AGENTRL_CACHE"] = f"{folder}/cache"  # so that the warm start is timed too
         for seed in (int(text) for text in arguments.seeds.split(",")):
-            real = learn(arguments.env, seed, Path(folder), control=False)
-            show(f"{arguments.env} seed {seed}", real)
+            real = learn(arguments.env, seed, Path(folder), variant=arguments.variant)
+            show(f"{arguments.env} {arguments.variant} seed {seed}", real)
             control = None
             if arguments.env == "long_haul" and not arguments.no_control:
                 failed |= not beats_its_controls(real, seed, Path(folder))

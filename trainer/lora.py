@@ -128,4 +128,4 @@ def _targets(model: PreTrainedModel, targets: str) -> list[str]:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    return model.named_modules()
+    yield from model.named_modules()

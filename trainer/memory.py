@@ -1,0 +1,242 @@
+"""What a run needs of a device's memory, from a model's config alone: no weight is loaded.
+
+Weights, gradients and moments are counted. What the passes hold is measured on a model of one and
+of two layers whose tensors have shapes but no numbers (torch's fake tensors), through the trainer's
+own pass; each further layer holds as much as the second one.
+
+    peak = weights + gradients + moments + reference + critic + engine
+           + what backward needs + the larger of: logits, what a layer's backward takes for itself
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# torch and transformers are typed in part only.
+
+import copy
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.local.models.load import quiet
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.logprobs import KEPT_LOGITS, PIECE_LOGITS, predicting_states
+from agentrl.trainer.lora import add_adapters
+from agentrl.trainer.packing import PackedRows
+from agentrl.trainer.prefix import Tree
+
+_FLOAT32 = 4
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Bytes by what they are for, at the step's peak."""
+
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """What the engine is asked for."""
+
+    engine: EngineConfig
+    rows: int
+    """Sequences at once."""
+    longest: int
+    """Tokens of the longest sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """Bytes in a pass, beside weights and gradients."""
+
+    kept: int
+    """At the end of forward."""
+    most: int
+    """At the worst moment of backward."""
+
+
+def estimate(folder: Path, config: TrainerConfig, sampling: Sampling) -> Need:
+    """The need of one device that samples and trains; the model's `config.json` is read."""
+    settings: PreTrainedConfig = AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = _model(settings, config)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
+    plain = sum(p.numel() for n, p in model.named_parameters() if ".lora_" not in n)
+    backbone = sum(p.numel() for p in model.base_model.parameters() if p.requires_grad)
+    critic = config.algorithm == "ppo"
+    shards = 1
+    states = {
+        "weights": frozen + trained * _FLOAT32,
+        "gradients": trained * _FLOAT32,
+        "optimizer": 2 * trained * _FLOAT32,
+        "reference": plain * _FLOAT32 if config.kl.coef and not config.lora.rank else 0,
+        "critic": (frozen + 3 * backbone * _FLOAT32) if critic else 0,
+    }
+    num_tokens = max(config.token_budget, sampling.longest)  # a longer row is computed alone
+    held = _layers(settings, config, _rows(num_tokens, sampling.longest))
+    logits, head = _head(settings, num_tokens, trained=not config.lora.rank)
+    embedding = 0 if config.lora.rank else settings.vocab_size * settings.hidden_size * _FLOAT32
+    extra = max(logits + head, held.most - held.kept, embedding - held.kept)
+    passes = {"activations": held.kept, "logits": logits, "temporary": extra - logits}
+    sharded = {name: size // shards for name, size in states.items()}
+    return Need(parts=sharded | passes | _engine(settings, plain, config, sampling))
+
+
+class _Live(TorchDispatchMode):
+    """Counts the bytes of what operations have made and nobody has dropped yet.
+
+    A model's parameters and buffers, of which operations make views, do not count.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        here = (*model.parameters(), *model.buffers())
+        self._seen = weakref.WeakSet[Any](tensor.untyped_storage() for tensor in here)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._add(tensor.untyped_storage())
+        return result
+
+    def _add(self, storage: Any) -> None:
+        if storage in self._seen:
+            return
+        self._seen.add(storage)
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._drop, storage.nbytes())
+
+    def _drop(self, size: int) -> None:
+        self.now -= size
+
+
+def _layers(settings: PreTrainedConfig, config: TrainerConfig, rows: PackedRows) -> _Held:
+    """What all layers hold, from models of one and of two of them."""
+    one, two = (_measured(_cut(settings, n), config, rows) for n in (1, 2))
+    further = settings.num_hidden_layers - 2
+    return _Held(
+        kept=two.kept + further * (two.kept - one.kept),
+        most=two.most + further * (two.kept - one.kept),
+    )
+
+
+def _measured(settings: PreTrainedConfig, config: TrainerConfig, rows: PackedRows) -> _Held:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = _model(settings, config)
+        if not config.lora.rank:
+            _end_at_the_layers(model)
+        live = _Live(model)
+        kept = gradients = 0
+        with live:
+            for _ in range(2):  # the first pass makes the gradients
+                gradients = live.now
+                live.most = 0
+                states_KD = predicting_states(model, rows)
+                kept = live.now
+                torch.autograd.backward(states_KD, torch.empty_like(states_KD))
+                del states_KD
+    return _Held(kept=kept - gradients, most=live.most - gradients)
+
+
+def _end_at_the_layers(model: PreTrainedModel) -> None:
+    """The gradient of the embeddings comes when all layers are done; it is counted apart."""
+    embeddings = cast(nn.Module, model.get_input_embeddings())
+    embeddings.requires_grad_(False)
+
+    def need_grad(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return output.requires_grad_()
+
+    embeddings.register_forward_hook(need_grad)
+
+
+def _rows(num_tokens: int, longest: int) -> PackedRows:
+    """Packed rows of the longest length, all of whose tokens are trained."""
+    starts = np.arange(0, num_tokens, longest)
+    ends = np.append(starts[1:], num_tokens)
+    zeros = np.zeros(num_tokens, dtype=np.int64)
+    return PackedRows(
+        ids_P=zeros,
+        positions_P=np.arange(num_tokens) - np.repeat(starts, ends - starts),
+        tree=Tree(offsets_S1=np.append(starts, num_tokens), ends_S=ends, longest=longest),
+        predictors_K=np.arange(num_tokens),
+        targets_K=zeros,
+        source_K=zeros,
+        weights_K=np.ones(num_tokens, dtype=np.float32),
+    )
+
+
+def _head(settings: PreTrainedConfig, num_tokens: int, *, trained: bool) -> tuple[int, int]:
+    """Bytes of logits, and of the gradients of states and head beside them."""
+    piece = min(max(1, PIECE_LOGITS // settings.vocab_size), num_tokens) * settings.vocab_size
+    kept = min(num_tokens * settings.vocab_size, KEPT_LOGITS + piece)
+    gradients = num_tokens + (settings.vocab_size if trained else 0)
+    return kept * _FLOAT32, gradients * settings.hidden_size * _FLOAT32
+
+
+def _engine(
+    settings: PreTrainedConfig, plain: int, config: TrainerConfig, sampling: Sampling
+) -> dict[str, int]:
+    """The engine's weights, unless they are the trainer's, and its keys and values."""
+    engine = sampling.engine
+    if engine.samples_with == "sglang" and engine.sglang.urls:
+        return {"engine weights": 0, "cache": 0}
+    theirs = config.lora.dtype if config.lora.rank else "float32"
+    dtype = theirs if engine.dtype == "auto" else engine.dtype
+    merged = bool(config.lora.rank) and config.lora.publish == "merged"
+    shares = engine.samples_with == "local" and dtype == theirs and not merged
+    tokens = min(engine.slots, sampling.rows) * (sampling.longest + 1)
+    if engine.samples_with == "sglang":
+        tokens = engine.sglang.kv_tokens or tokens
+        dtype = "bfloat16" if engine.dtype == "auto" else engine.dtype
+    heads = settings.num_attention_heads
+    kv_heads = getattr(settings, "num_key_value_heads", None) or heads
+    width = getattr(settings, "head_dim", None) or settings.hidden_size // heads
+    per_token = 2 * settings.num_hidden_layers * kv_heads * width * _BYTES[dtype]
+    return {
+        "engine weights": 0 if shares else plain * _BYTES[dtype],
+        "cache": tokens * per_token,
+    }
+
+
+def _model(settings: PreTrainedConfig, config: TrainerConfig) -> PreTrainedModel:
+    lora = config.lora
+    dtype = lora.dtype if lora.rank else "float32"
+    with quiet():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            copy.deepcopy(settings), dtype=getattr(torch, dtype)
+        )
+    if lora.rank:
+        add_adapters(model, lora)
+    return model
+
+
+def _cut(settings: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
+    cut = copy.deepcopy(settings)
+    cut.num_hidden_layers = num_layers
+    kinds: Iterable[str] | None = getattr(cut, "layer_types", None)
+    if kinds is not None:
+        cut.layer_types = list(kinds)[:num_layers]
+    return cut
