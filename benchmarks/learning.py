@@ -8,7 +8,7 @@ With `--env long_haul` the controls are others: the same run with its summaries 
 window in place of summaries, all from one warm start with trained summaries. Trained summaries must
 beat both outside both intervals. The figures of the first run include the warm start's time.
 
-`--variant ppo` trains with a critic instead of groups, `--variant lora` adapters instead of weights.
+`--variant ppo` trains with a critic instead of groups, `--variant lora` trains adapters.
 
 Usage: python benchmarks/learning.py [--env calculator] [--seeds 0,1,2] [--no-control]
     [--variant ppo]

@@ -133,7 +133,7 @@ def compare(folder: Path, name: str) -> float:
     done = subprocess.run(
         [sys.executable, __file__, "--child", str(folder), name],
         check=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
     )
     found = json.loads(done.stdout.splitlines()[-1])

@@ -103,6 +103,10 @@ class TrainerConfig(Config):
         description="divide advantages by their standard deviation: of the group (Dr. GRPO: "
         "false), or of the step's tokens with a critic",
     )
+    optimizer: Literal["adamw", "adamw8bit"] = Field(
+        default="adamw",
+        description="adamw8bit keeps its state in 8 bits, with bitsandbytes or torchao",
+    )
     lr: float = Field(default=1e-5, gt=0, description="peak learning rate")
     warmup_steps: int = Field(
         default=0, ge=0, description="steps over which the learning rate rises to its peak"

@@ -3,13 +3,15 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch is typed in part only.
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psutil
 import torch
 from torch import distributed
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RunError
 
 CPU = torch.device("cpu")
 
@@ -71,6 +73,26 @@ def memory(device: torch.device) -> Memory:
     free, total = torch.accelerator.get_memory_info(device)
     used = torch.accelerator.memory_allocated(device)
     return Memory(total_bytes=total, free_bytes=free, used_bytes=used)
+
+
+class OutOfMemory(RunError):
+    """A process could not get memory."""
+
+
+@contextmanager
+def memory_errors(token_budget: int) -> Generator[None]:
+    """Say what to do when memory runs out in a pass; no weight has changed then."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = next(iter(str(error).splitlines()), "no memory is left")
+        raise OutOfMemory(
+            f"the trainer ran out of memory ({reason}); resume from the last checkpoint with a "
+            f"trainer.token_budget below {token_budget} or with trainer.activation_checkpointing: "
+            "agentrl train --dry-run --device-memory says what fits"
+        ) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ import copy
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,14 +30,18 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.models.load import quiet
-from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.config import LoraConfig, TrainerConfig
 from agentrl.trainer.logprobs import KEPT_LOGITS, PIECE_LOGITS, predicting_states
 from agentrl.trainer.lora import add_adapters
 from agentrl.trainer.packing import PackedRows
 from agentrl.trainer.prefix import Tree
+from agentrl.trainer.ranks import SINGLE
+from agentrl.trainer.shard import prepare
 
 _FLOAT32 = 4
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_MOMENTS = {"adamw": 8.0, "adamw8bit": 2 * (1 + 4 / 256)}
+"""Bytes for each trained weight: in 8 bits, with a float32 scale for every 256 of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,30 +79,69 @@ class _Held:
 
 def estimate(folder: Path, config: TrainerConfig, sampling: Sampling) -> Need:
     """The need of one device that samples and trains; the model's `config.json` is read."""
-    settings: PreTrainedConfig = AutoConfig.from_pretrained(folder)
-    with torch.device("meta"):
-        model = _model(settings, config)
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    frozen = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
-    plain = sum(p.numel() for n, p in model.named_parameters() if ".lora_" not in n)
-    backbone = sum(p.numel() for p in model.base_model.parameters() if p.requires_grad)
-    critic = config.algorithm == "ppo"
-    shards = 1
+    settings = _settings(folder)
+    count = _count(folder, config.lora)
+    # Copies and sequence parallelism aside, each rank holds its share.
+    shards = config.ranks // config.replicate
+    moments = _MOMENTS[config.optimizer]
+    critic = count.frozen + count.backbone * (_FLOAT32 + moments)
+    reference = config.kl.coef > 0 and not config.lora.rank
     states = {
-        "weights": frozen + trained * _FLOAT32,
-        "gradients": trained * _FLOAT32,
-        "optimizer": 2 * trained * _FLOAT32,
-        "reference": plain * _FLOAT32 if config.kl.coef and not config.lora.rank else 0,
-        "critic": (frozen + 3 * backbone * _FLOAT32) if critic else 0,
+        "weights": count.frozen + count.trained * _FLOAT32,
+        "gradients": count.trained * _FLOAT32,
+        "optimizer": count.trained * moments,
+        "reference": count.plain * _FLOAT32 if reference else 0,
+        "critic": critic if config.algorithm == "ppo" else 0,
     }
     num_tokens = max(config.token_budget, sampling.longest)  # a longer row is computed alone
-    held = _layers(settings, config, _rows(num_tokens, sampling.longest))
+    held = _layers(folder, _of_a_pass(config), num_tokens, sampling.longest)
     logits, head = _head(settings, num_tokens, trained=not config.lora.rank)
     embedding = 0 if config.lora.rank else settings.vocab_size * settings.hidden_size * _FLOAT32
     extra = max(logits + head, held.most - held.kept, embedding - held.kept)
     passes = {"activations": held.kept, "logits": logits, "temporary": extra - logits}
-    sharded = {name: size // shards for name, size in states.items()}
-    return Need(parts=sharded | passes | _engine(settings, plain, config, sampling))
+    sharded = {name: int(size) // shards for name, size in states.items()}
+    return Need(parts=sharded | passes | _engine(settings, count.plain, config, sampling))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Count:
+    """Of a model's parameters."""
+
+    trained: int
+    backbone: int
+    """Trained ones, the output head aside."""
+    plain: int
+    """Those of the model without adapters."""
+    frozen: int
+    """Bytes of those that are not trained."""
+
+
+@cache
+def _settings(folder: Path) -> PreTrainedConfig:
+    return AutoConfig.from_pretrained(folder)
+
+
+@cache
+def _count(folder: Path, lora: LoraConfig) -> _Count:
+    with torch.device("meta"):
+        model = _model(_settings(folder), lora)
+    named = dict(model.named_parameters())
+    return _Count(
+        trained=sum(p.numel() for p in named.values() if p.requires_grad),
+        backbone=sum(p.numel() for p in model.base_model.parameters() if p.requires_grad),
+        plain=sum(p.numel() for p in named.values() if not (lora.rank and p.requires_grad)),
+        frozen=sum(p.numel() * p.element_size() for p in named.values() if not p.requires_grad),
+    )
+
+
+def _of_a_pass(config: TrainerConfig) -> TrainerConfig:
+    """Only the settings that change what a pass holds."""
+    return TrainerConfig(
+        lora=config.lora,
+        precision=config.precision,
+        fp32_head=config.fp32_head,
+        activation_checkpointing=config.activation_checkpointing,
+    )
 
 
 class _Live(TorchDispatchMode):
@@ -133,8 +177,10 @@ class _Live(TorchDispatchMode):
         self.now -= size
 
 
-def _layers(settings: PreTrainedConfig, config: TrainerConfig, rows: PackedRows) -> _Held:
+@cache
+def _layers(folder: Path, config: TrainerConfig, num_tokens: int, longest: int) -> _Held:
     """What all layers hold, from models of one and of two of them."""
+    settings, rows = _settings(folder), _rows(num_tokens, longest)
     one, two = (_measured(_cut(settings, n), config, rows) for n in (1, 2))
     further = settings.num_hidden_layers - 2
     return _Held(
@@ -145,9 +191,10 @@ def _layers(settings: PreTrainedConfig, config: TrainerConfig, rows: PackedRows)
 
 def _measured(settings: PreTrainedConfig, config: TrainerConfig, rows: PackedRows) -> _Held:
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = _model(settings, config)
+        model = _model(settings, config.lora)
         if not config.lora.rank:
             _end_at_the_layers(model)
+        prepare(model, config, SINGLE)
         live = _Live(model)
         kept = gradients = 0
         with live:
@@ -207,8 +254,10 @@ def _engine(
     dtype = theirs if engine.dtype == "auto" else engine.dtype
     merged = bool(config.lora.rank) and config.lora.publish == "merged"
     shares = engine.samples_with == "local" and dtype == theirs and not merged
+    parallel = 1
     tokens = min(engine.slots, sampling.rows) * (sampling.longest + 1)
     if engine.samples_with == "sglang":
+        parallel = engine.sglang.tp_size
         tokens = engine.sglang.kv_tokens or tokens
         dtype = "bfloat16" if engine.dtype == "auto" else engine.dtype
     heads = settings.num_attention_heads
@@ -216,13 +265,12 @@ def _engine(
     width = getattr(settings, "head_dim", None) or settings.hidden_size // heads
     per_token = 2 * settings.num_hidden_layers * kv_heads * width * _BYTES[dtype]
     return {
-        "engine weights": 0 if shares else plain * _BYTES[dtype],
-        "cache": tokens * per_token,
+        "engine weights": 0 if shares else plain * _BYTES[dtype] // parallel,
+        "cache": tokens * per_token // parallel,
     }
 
 
-def _model(settings: PreTrainedConfig, config: TrainerConfig) -> PreTrainedModel:
-    lora = config.lora
+def _model(settings: PreTrainedConfig, lora: LoraConfig) -> PreTrainedModel:
     dtype = lora.dtype if lora.rank else "float32"
     with quiet():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(

@@ -4,6 +4,9 @@
 # torch and transformers are typed in part only.
 
 import copy
+from importlib import import_module
+from importlib.util import find_spec
+from typing import cast
 
 import torch
 from torch import nn
@@ -29,14 +32,27 @@ def check_trainable(model: PreTrainedModel, *, low_precision: bool = False) -> N
     check_model(model, _ROUNDING if low_precision else _EXACT)
 
 
-def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.AdamW:
-    """AdamW whose weight decay leaves out vectors (norms and biases)."""
+def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.Optimizer:
+    """AdamW whose weight decay leaves out vectors (norms and biases).
+
+    Raises ConfigError if its state is to be kept in 8 bits and no library does that here.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
+    betas = (config.beta1, config.beta2)
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True)
+    for library in ("bitsandbytes", "torchao"):
+        if find_spec(library) is not None:
+            kind = import_module(f"{library}.optim").AdamW8bit
+            return cast(torch.optim.Optimizer, kind(groups, lr=config.lr, betas=betas))
+    raise ConfigError(
+        "trainer.optimizer: got adamw8bit, but neither bitsandbytes nor torchao is installed; "
+        "install one of them, or use adamw"
+    )
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:

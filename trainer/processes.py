@@ -22,7 +22,7 @@ import torch
 from torch import distributed
 
 from agentrl.errors import AgentrlError, RunError
-from agentrl.trainer.device import is_out_of_memory, resolve_device
+from agentrl.trainer.device import OutOfMemory, is_out_of_memory, resolve_device
 from agentrl.trainer.ranks import Layout, Ranks, join
 from agentrl.workers import WorkerDied
 from agentrl.workers.calls import pickled_call, value_of
@@ -42,10 +42,6 @@ _MAX_RESULT_BYTES: Final = 1 << 30
 
 class PeerLost(RunError):
     """A rank waited in vain for another."""
-
-
-class OutOfMemory(RunError):
-    """A rank could not get memory."""
 
 
 class RankProcesses:

@@ -31,7 +31,7 @@ from agentrl.trainer.balance import micro_batches
 from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.critic import Critic, CriticStats
-from agentrl.trainer.device import CPU
+from agentrl.trainer.device import CPU, memory_errors
 from agentrl.trainer.export import export_hf
 from agentrl.trainer.gate import check_first_update
 from agentrl.trainer.logprobs import policy_scores, sequence_logprobs
@@ -142,7 +142,7 @@ class Trainer:
         The weights stay as they are, and `skipped` says why, if nothing in the batch can be trained
         or the gradient is not finite. Raises RecordMismatch if a record changed since it was
         sampled, RunError if the first update's ratios are outside the band or too many gradients in
-        a row were not finite.
+        a row were not finite, OutOfMemory.
         """
         self._check_saving()
         started = time.perf_counter()
@@ -156,8 +156,8 @@ class Trainer:
         if not self._gate_passed and num_used and not math.isnan(ratios.mean):
             check_first_update(ratios, self.config.ratio_band, num_used)
             self._gate_passed = True
-        critic = self._update_critic(batch)
         common = self._finish(batch, result, num_verified, started)
+        critic = self._update_critic(batch)
         return StepStats(
             **asdict(common),
             ratio_mean=ratios.mean,
@@ -191,7 +191,8 @@ class Trainer:
             raise ConfigError(
                 f"trainer.algorithm is {self.config.algorithm}, which has no critic; set it to ppo"
             )
-        return replace(batch, values_N=self.critic.values(batch))
+        with memory_errors(self.config.token_budget):
+            return replace(batch, values_N=self.critic.values(batch))
 
     def weights(self) -> WeightSource:
         """The current weights for `Engine.update_weights`."""
@@ -251,7 +252,8 @@ class Trainer:
         """Only where its values were asked for, and something is trained."""
         if self.critic is None or batch.values_N is None or not batch.num_trained:
             return None
-        return self.critic.update(batch)
+        with memory_errors(self.config.token_budget):
+            return self.critic.update(batch)
 
     def _accumulate(self, batch: Batch, objective: Objective) -> _Pass:
         """Gradients of all micro-batches; their sum is divided once by the global count."""
@@ -268,11 +270,11 @@ class Trainer:
         logprobs_N = np.zeros(batch.num_tokens)
         for chosen, backward in ((rows[active], True), (rows[~active], False)):
             for packed in self._micro_batches(batch, chosen):
-                with torch.set_grad_enabled(backward):
+                with memory_errors(self.config.token_budget), torch.set_grad_enabled(backward):
                     scores_2K = policy_scores(self.model, packed, batch.temperature)
                     share = objective.loss(packed, scores_2K) / count
-                if backward:
-                    torch.autograd.backward(share)
+                    if backward:
+                        torch.autograd.backward(share)
                 loss += float(share.detach())
                 logprobs_N[packed.source_K] = scores_2K[0].detach().cpu().numpy()
         settle(self.model)

@@ -5,6 +5,7 @@ from pydantic import Field
 from agentrl.cli.command import Arguments, Command, JsonOption, print_json
 from agentrl.cli.run_config import FILE, load, load_resumed, show_result, shown
 from agentrl.config import Loaded, dump_config
+from agentrl.errors import ConfigError
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 
 
@@ -14,6 +15,10 @@ class TrainOptions(JsonOption):
     dry_run: bool = Field(
         default=False, description="Check everything, show the configuration, train nothing."
     )
+    device_memory: str | None = Field(
+        default=None,
+        description="With --dry-run: say whether the run fits into this much, such as 24GB.",
+    )
     resume: str | None = Field(
         default=None, description="Go on with a run: its name, its path, or the word last."
     )
@@ -21,6 +26,8 @@ class TrainOptions(JsonOption):
 
 def _run(options: TrainOptions, arguments: Arguments) -> int:
     resumed = options.resume is not None
+    if options.device_memory and not options.dry_run:
+        raise ConfigError("--device-memory: got one without --dry-run, which it belongs to")
     loaded = load_resumed(arguments, options.resume) if options.resume else load(arguments)
     return _dry_run(loaded, options) if options.dry_run else _train(loaded, options, resumed)
 
@@ -29,12 +36,26 @@ def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
     from agentrl.orchestration.plan import make_plan
 
     plan = make_plan(loaded.config, resume=options.resume is not None)
+    if options.device_memory:
+        return _memory(loaded.config, options)
     if options.as_json:
         print_json(plan.to_json())
     else:
         print(dump_config(loaded), end="")
         print(f"# Everything is in order; tools: {', '.join(plan.tool_names) or 'none'}.")
     return 0
+
+
+def _memory(config: RunConfig, options: TrainOptions) -> int:
+    """Show what the run needs of a device; 1 if it does not fit."""
+    from agentrl.orchestration.budget import memory_fit
+
+    fit = memory_fit(config, options.device_memory or "")
+    if options.as_json:
+        print_json(fit.to_json())
+    else:
+        print("\n".join(fit.lines()))
+    return 0 if fit.fits else 1
 
 
 def _train(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> int:
@@ -60,6 +81,7 @@ COMMAND = Command(
         "agentrl train --env calculator",
         "agentrl train run.toml --lr 3e-4 --trainer.clip.high 0.28",
         "agentrl train --env calculator --dry-run",
+        "agentrl train --env calculator --dry-run --device-memory 24GB",
         "agentrl train --resume last",
     ],
     options=TrainOptions,

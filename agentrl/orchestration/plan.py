@@ -72,6 +72,11 @@ def _check_combinations(config: RunConfig) -> None:
             "engine.share_weights: got true with trainer.lora.publish merged, whose weights are "
             "the engine's alone; set trainer.lora.publish to adapter"
         )
+    if lora.rank and lora.dtype != "float32" and config.trainer.ranks > 1:
+        raise ConfigError(
+            f"trainer.lora.dtype: got {lora.dtype} with {config.trainer.ranks} ranks, which shard "
+            "weights of one number format; use float32 with trainer.precision bfloat16"
+        )
     if config.tool_format is not None and config.tool_format not in FORMATS:
         raise ConfigError(
             f"tool_format: got {config.tool_format!r}, {nearest(config.tool_format, FORMATS)}"

@@ -100,6 +100,11 @@ class Renderer:
         self._require_contents([m for m in messages if m.role in ("user", "tool")], rendered)
         return self._with_bos(self._guard.encode(rendered))
 
+    def conversation(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation that has come to its end, for a model that judges it."""
+        rendered = self._render(messages, self._tools, generate=False)
+        return self._with_bos(self._guard.encode(rendered))
+
     def observation(self, messages: Sequence[Message], after: int | None = None) -> list[int]:
         """Ids to append behind a sampled turn for new tool or user messages.
 

@@ -19,6 +19,7 @@ from agentrl.verifiers.protocol import (
     Verifier,
 )
 from agentrl.verifiers.resolve import resolve_verifier
+from agentrl.verifiers.reward_model import RewardModel
 from agentrl.verifiers.rubric import Rubric
 from agentrl.verifiers.scoring import score_with
 
@@ -31,6 +32,7 @@ __all__ = [
     "FormatOk",
     "LengthPenalty",
     "PlainVerifier",
+    "RewardModel",
     "Rubric",
     "Verdict",
     "Verifier",

@@ -1,8 +1,8 @@
 """What a verifier is: one of three methods, or a plain function.
 
-Beside its method a verifier may have two attributes: `score_range` (default (0.0, 1.0)), outside of
-which a value is Invalid, and `in_process` (default False), for a method that is so surely bounded
-and cheap that it needs no process of its own.
+Beside its method a verifier may have three attributes: `score_range` (default (0.0, 1.0)), outside
+of which a value is Invalid; `in_process` (default False), for a method that is so surely bounded
+and cheap that it needs no process of its own; `timeout_s`, the seconds that it may take.
 """
 
 import math

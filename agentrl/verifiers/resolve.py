@@ -19,6 +19,7 @@ from agentrl.verifiers.protocol import (
     name_of,
     score_range,
 )
+from agentrl.verifiers.reward_model import PREFIX, from_text
 from agentrl.verifiers.rubric import Rubric
 from agentrl.verifiers.scoring import is_async, method_of
 from agentrl.workers.pickling import CANNOT_PICKLE, dumps
@@ -37,7 +38,8 @@ def resolve_verifier(ref: object) -> Verifier:
     """The verifier that `ref` is or names; a class is instantiated without arguments.
 
     Args:
-        ref: an object, a built-in or installed name, `pkg.mod:Name` or `path/file.py:Name`.
+        ref: an object, a built-in or installed name, `pkg.mod:Name`, `path/file.py:Name` or
+            `reward_model:FOLDER[@DEVICE]`.
 
     Raises:
         ConfigError: there is none, or it is not a verifier that can run.
@@ -50,6 +52,8 @@ def resolve_verifier(ref: object) -> Verifier:
 
 
 def _load(ref: str) -> object:
+    if ref.startswith(PREFIX):
+        return from_text(ref)
     if ":" in ref:
         return load_reference(ref, "verifier")
     if ref in BUILT_IN:

@@ -35,8 +35,10 @@ async def score_with(
 
     Async verifiers run in the event loop, sync ones in a process of `pool`, those that declare
     `in_process` at once. An exception, a time-out, no value, NaN, a value outside the declared
-    range: each is Invalid, blamed on the verifier.
+    range: each is Invalid, blamed on the verifier. `timeout_s` of a verifier goes before the one
+    given here.
     """
+    timeout_s = float(getattr(verifier, "timeout_s", timeout_s))
     if is_composite(verifier):
         # A composite runs nothing itself, so its parts' limits are its own.
         work = verifier.score_parts(partial(score_with, view=view, pool=pool, timeout_s=timeout_s))

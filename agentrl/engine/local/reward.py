@@ -1,0 +1,48 @@
+"""Scores of a reward model: a sequence-classification head with one label on a language model."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and transformers are not typed)
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from agentrl.engine.local.models.load import quiet
+from agentrl.errors import ConfigError
+from agentrl.tokens import Renderer, Tokenizer
+from agentrl.types import Message
+
+
+def reward(folder: str, device: str, messages: Sequence[Message]) -> float:
+    """The model's logit for a conversation; the first call loads the model into this process.
+
+    Raises ValueError for a conversation that is longer than the model's context.
+    """
+    model, renderer = _loaded(folder, device)
+    ids = renderer.conversation(messages)
+    longest: int = model.config.max_position_embeddings
+    if len(ids) > longest:
+        raise ValueError(f"the episode has {len(ids)} tokens, the reward model takes {longest}")
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids], device=device)).logits
+    return float(logits[0, 0])
+
+
+@cache
+def _loaded(folder: str, device: str) -> tuple[PreTrainedModel, Renderer]:
+    with quiet():
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            folder, dtype="auto", local_files_only=True, output_loading_info=True
+        )
+    if info["missing_keys"]:
+        raise ConfigError(
+            f"{folder} has no weights for {', '.join(sorted(info['missing_keys']))}; give the "
+            "folder of a trained reward model"
+        )
+    nn.Module.to(model, torch.device(device))
+    model.train(False)
+    return model, Renderer(Tokenizer.load(Path(folder)))

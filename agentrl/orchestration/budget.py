@@ -1,0 +1,150 @@
+"""Does a run fit into a device's memory? Said from its configuration; no weight is loaded."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from agentrl.config import Config
+from agentrl.engine.local.models.resolve import resolve_model
+from agentrl.errors import ConfigError
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.sampling import context_length, make_limits
+from agentrl.trainer.memory import Sampling, estimate
+
+C = TypeVar("C", bound=Config)
+
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]i?)B", re.IGNORECASE)
+_MARGIN = 0.05
+"""Of the device, for what libraries and fragments take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What a run needs of a device that both samples and trains."""
+
+    device_bytes: int
+    parts: Mapping[str, int]
+    """Bytes at the step's peak, by what they are for."""
+    ways_out: Sequence[str] | None
+    """Flags with which it would fit; none if it does; None if nothing that is known helps."""
+
+    @property
+    def total(self) -> int:
+        """All parts."""
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        """True if there is room, with a margin."""
+        return _fits(self.total, self.device_bytes)
+
+    def to_json(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "device_bytes": self.device_bytes,
+            "parts": dict(self.parts),
+            "total": self.total,
+            "fits": self.fits,
+            "ways_out": None if self.ways_out is None else list(self.ways_out),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        for name, size in self.parts.items():
+            yield f"{name:15s} {size / 1e9:8.2f} GB"
+        says = "fits" if self.fits else "does not fit"
+        yield f"{'total':15s} {self.total / 1e9:8.2f} GB of {self.device_bytes / 1e9:g} GB: {says}"
+        if self.ways_out is None:
+            yield "no setting makes it fit: choose a smaller model, or more trainer.ranks"
+        elif self.ways_out:
+            yield f"it fits with {' '.join(self.ways_out)}"
+
+
+def memory_fit(config: RunConfig, device: str) -> Fit:
+    """The need of a run, against a device of a size such as `24GB`.
+
+    Raises:
+        ConfigError: the size is none, or the model or its context is wrong.
+    """
+    device_bytes = parse_size(device)
+    parts = _parts(config)
+    ways_out: Sequence[str] | None = ()
+    if not _fits(sum(parts.values()), device_bytes):
+        ways_out = _ways_out(config, device_bytes)
+    return Fit(device_bytes=device_bytes, parts=parts, ways_out=ways_out)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `24GB` (10^9 each) or `24GiB` (2^30)."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"--device-memory: got {text!r}, expected a size such as 24GB or 24GiB")
+    unit = match["unit"].upper()
+    power = "KMGT".index(unit[0]) + 1
+    return int(float(match["number"]) * (1024 if unit.endswith("I") else 1000) ** power)
+
+
+def _fits(total: int, device_bytes: int) -> bool:
+    return total <= device_bytes * (1 - _MARGIN)
+
+
+def _parts(config: RunConfig) -> Mapping[str, int]:
+    folder = resolve_model(config.model, seed=config.seed)
+    rollout = config.rollout
+    sampling = Sampling(
+        engine=config.engine,
+        rows=min(rollout.concurrency, rollout.tasks_per_step * rollout.group_size),
+        longest=make_limits(config, context_length(config, folder)).context_tokens,
+    )
+    return estimate(folder, config.trainer, sampling).parts
+
+
+def _ways_out(config: RunConfig, device_bytes: int) -> Sequence[str] | None:
+    """The settings that are needed, the ones that cost least first; None if all do not do."""
+    changes = _changes(config)
+
+    def total(keys: Sequence[str]) -> int:
+        changed = config
+        for key in keys:
+            changed = _with(changed, key.split("."), changes[key])
+        return sum(_parts(changed).values())
+
+    chosen: list[str] = []
+    least = total(chosen)
+    for key in changes:
+        if _fits(least, device_bytes):
+            break
+        now = total([*chosen, key])
+        if now < least:
+            chosen, least = [*chosen, key], now
+    if not _fits(least, device_bytes):
+        return None
+    for key in tuple(chosen):
+        without = [other for other in chosen if other != key]
+        if _fits(total(without), device_bytes):
+            chosen = without
+    return [f"--{key.replace('_', '-')} {str(changes[key]).lower()}" for key in chosen]
+
+
+def _changes(config: RunConfig) -> dict[str, object]:
+    """What saves memory, the least harmful first."""
+    folder = resolve_model(config.model, seed=config.seed)
+    longest = make_limits(config, context_length(config, folder)).context_tokens
+    return {
+        "trainer.activation_checkpointing": True,
+        "trainer.token_budget": min(longest, config.trainer.token_budget),
+        "engine.dtype": "bfloat16",
+        "engine.slots": min(16, config.engine.slots),
+        "trainer.optimizer": "adamw8bit",
+        "trainer.lora.rank": config.trainer.lora.rank or 16,
+        "trainer.lora.publish": "adapter",
+        "trainer.lora.dtype": "bfloat16",
+    }
+
+
+def _with(config: C, path: Sequence[str], value: object) -> C:
+    """The configuration with another value at the path."""
+    name, *rest = path
+    changed = _with(getattr(config, name), rest, value) if rest else value
+    return config.model_copy(update={name: changed})
