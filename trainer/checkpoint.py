@@ -127,6 +127,18 @@ def load_checkpoint(path: Path, trainer: "Trainer") -> Mapping[str, Json]:
     return cast(Mapping[str, Json], host["state"])
 
 
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Load what a checkpoint has of a model's trained weights, and nothing else of it.
+
+    Raises RunError as `load_checkpoint` does.
+    """
+    check_manifest(path)
+    trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    _check_fit(path / "weights", {"model": trained})
+    with _single_process():
+        load({"model": trained}, checkpoint_id=path / "weights", no_dist=True)
+
+
 def latest_valid(folder: Path) -> Path | None:
     """The newest checkpoint whose files agree with its manifest; broken ones cost a warning."""
     for path in sorted(folder.glob("step-*"), key=_step_of, reverse=True):

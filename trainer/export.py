@@ -4,12 +4,13 @@
 # torch, transformers and peft are typed in part only.
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from agentrl.engine import WeightSource
 from agentrl.engine.local.models.load import quiet
@@ -65,6 +66,18 @@ def export_hf(
             (unfinished / "README.md").write_text(card, encoding="utf-8")
         replace_folder(unfinished, out)
     return out
+
+
+def set_generation(model: PreTrainedModel, stop_ids: Iterable[int], temperature: float) -> None:
+    """Let `generation_config.json` stop and sample as in training."""
+    old = model.generation_config
+    model.generation_config = GenerationConfig(
+        eos_token_id=sorted(stop_ids),
+        bos_token_id=old.bos_token_id if old else None,
+        pad_token_id=old.pad_token_id if old else None,
+        do_sample=True,
+        temperature=temperature,
+    )
 
 
 def not_finite(name: str) -> RunError:

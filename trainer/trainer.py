@@ -109,7 +109,8 @@ class Trainer:
         self.adapter = add_adapters(model, config.lora) if config.lora.rank else None
         """What `adapter_config.json` holds, with LoRA."""
         if folder is None:
-            check_trainable(model)
+            low = bool(config.lora.rank) and config.lora.dtype == "bfloat16"
+            check_trainable(model, low_precision=low)
         self._reference = None
         if config.kl.coef > 0:
             # Under LoRA the objective takes the same model with its adapters off.

@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "train": "train a model on an environment by reinforcement learning",
     "sft": "warm-start a model on an environment's scripted demonstrations",
     "eval": "play held-out tasks with a model",
+    "export": "write a run's model as a Hugging Face folder",
     "env list": "list the built-in environments",
     "env check": "check an environment before training on it",
     "env play": "play an episode by hand",
