@@ -71,10 +71,10 @@ def export_hf(
 def set_generation(model: PreTrainedModel, stop_ids: Iterable[int], temperature: float) -> None:
     """Let `generation_config.json` stop and sample as in training."""
     old = model.generation_config
-    model.generation_config = GenerationConfig(
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers'
         eos_token_id=sorted(stop_ids),
-        bos_token_id=old.bos_token_id if old else None,
-        pad_token_id=old.pad_token_id if old else None,
+        bos_token_id=getattr(old, "bos_token_id", None),
+        pad_token_id=getattr(old, "pad_token_id", None),
         do_sample=True,
         temperature=temperature,
     )

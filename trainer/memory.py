@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,7 +80,8 @@ class _Held:
 def estimate(folder: Path, config: TrainerConfig, sampling: Sampling) -> Need:
     """The need of one device that samples and trains; the model's `config.json` is read."""
     settings = _settings(folder)
-    count = _count(folder, config.lora)
+    lora: Any = config.lora  # frozen, so it hashes, as `relevant` below does
+    count = _count(folder, lora)
     # Copies and sequence parallelism aside, each rank holds its share.
     shards = config.ranks // config.replicate
     moments = _MOMENTS[config.optimizer]
@@ -94,7 +95,8 @@ def estimate(folder: Path, config: TrainerConfig, sampling: Sampling) -> Need:
         "critic": critic if config.algorithm == "ppo" else 0,
     }
     num_tokens = max(config.token_budget, sampling.longest)  # a longer row is computed alone
-    held = _layers(folder, _of_a_pass(config), num_tokens, sampling.longest)
+    relevant: Any = _of_a_pass(config)
+    held = _layers(folder, relevant, num_tokens, sampling.longest)
     logits, head = _head(settings, num_tokens, trained=not config.lora.rank)
     embedding = 0 if config.lora.rank else settings.vocab_size * settings.hidden_size * _FLOAT32
     extra = max(logits + head, held.most - held.kept, embedding - held.kept)
@@ -118,7 +120,8 @@ class _Count:
 
 @cache
 def _settings(folder: Path) -> PreTrainedConfig:
-    return AutoConfig.from_pretrained(folder)
+    settings: PreTrainedConfig = AutoConfig.from_pretrained(folder)
+    return settings
 
 
 @cache
@@ -144,14 +147,14 @@ def _of_a_pass(config: TrainerConfig) -> TrainerConfig:
     )
 
 
-class _Live(TorchDispatchMode):
+class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     """Counts the bytes of what operations have made and nobody has dropped yet.
 
     A model's parameters and buffers, of which operations make views, do not count.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.now = self.most = 0
         here = (*model.parameters(), *model.buffers())
         self._seen = weakref.WeakSet[Any](tensor.untyped_storage() for tensor in here)
@@ -210,7 +213,7 @@ def _measured(settings: PreTrainedConfig, config: TrainerConfig, rows: PackedRow
 
 def _end_at_the_layers(model: PreTrainedModel) -> None:
     """The gradient of the embeddings comes when all layers are done; it is counted apart."""
-    embeddings = cast(nn.Module, model.get_input_embeddings())
+    embeddings = model.get_input_embeddings()
     embeddings.requires_grad_(False)
 
     def need_grad(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
@@ -273,7 +276,7 @@ def _engine(
 def _model(settings: PreTrainedConfig, lora: LoraConfig) -> PreTrainedModel:
     dtype = lora.dtype if lora.rank else "float32"
     with quiet():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             copy.deepcopy(settings), dtype=getattr(torch, dtype)
         )
     if lora.rank:

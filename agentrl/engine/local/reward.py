@@ -1,6 +1,7 @@
 """Scores of a reward model: a sequence-classification head with one label on a language model."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 # (parts of torch and transformers are not typed)
 
 from collections.abc import Sequence
@@ -38,11 +39,13 @@ def _loaded(folder: str, device: str) -> tuple[PreTrainedModel, Renderer]:
         model, info = AutoModelForSequenceClassification.from_pretrained(
             folder, dtype="auto", local_files_only=True, output_loading_info=True
         )
-    if info["missing_keys"]:
+    missing: set[str] = info["missing_keys"]
+    if missing:
         raise ConfigError(
-            f"{folder} has no weights for {', '.join(sorted(info['missing_keys']))}; give the "
-            "folder of a trained reward model"
+            f"{folder} has no weights for {', '.join(sorted(missing))}; give the folder of a "
+            "trained reward model"
         )
-    nn.Module.to(model, torch.device(device))
-    model.train(False)
-    return model, Renderer(Tokenizer.load(Path(folder)))
+    scorer: PreTrainedModel = model
+    nn.Module.to(scorer, torch.device(device))
+    scorer.train(False)
+    return scorer, Renderer(Tokenizer.load(Path(folder)))

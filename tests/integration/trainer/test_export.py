@@ -1,6 +1,7 @@
 """`agentrl export`: what transformers and PEFT load is what was trained."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 # torch, transformers and peft are typed in part only.
 
 import json
@@ -90,7 +91,7 @@ def test_an_adapter_is_what_peft_loads(trained: Trained, tmp_path: Path) -> None
         return
     out = export_run("one", tmp_path / "out", adapter=True, runs_dir=trained.runs)
     assert not (out / "model.safetensors").exists()
-    loaded = AutoPeftModelForCausalLM.from_pretrained(out)
+    loaded: nn.Module = AutoPeftModelForCausalLM.from_pretrained(out)
     torch.testing.assert_close(logits(loaded), trained.logits, rtol=1e-5, atol=1e-5)
 
 

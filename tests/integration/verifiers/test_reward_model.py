@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = AutoModelForCausalLM.from_pretrained(tiny).config
     config.num_labels = 1
-    LlamaForSequenceClassification(config).save_pretrained(folder)
+    model: Any = LlamaForSequenceClassification
+    model(config).save_pretrained(folder)
     return folder
 
 
@@ -51,12 +53,12 @@ async def test_the_score_is_the_models_in_a_process_of_its_own(folder: Path) -> 
         forged = await score_with(verifier, view(*MESSAGES), pool=pool)
         raw = RewardModel(folder, score_range=(-1e-9, 1e-9))
         outside = await score_with(raw, view(*plain), pool=pool)
-    text = AutoTokenizer.from_pretrained(folder).apply_chat_template(
-        [{"role": m.role, "content": m.content} for m in plain], return_dict=True
-    )
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    chat = [{"role": m.role, "content": m.content} for m in plain]
+    ids = tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"]
     model = LlamaForSequenceClassification.from_pretrained(folder)
     with torch.no_grad():
-        logit = float(model(input_ids=torch.tensor([text["input_ids"]])).logits[0, 0])
+        logit = float(model(input_ids=torch.tensor([ids])).logits[0, 0])
     assert isinstance(outcome, Score)
     assert outcome.parts["logit"] == pytest.approx(logit, abs=1e-5)
     assert outcome.value == pytest.approx(1 / (1 + math.exp(-logit)), abs=1e-5)
