@@ -214,7 +214,8 @@ def _attend(
             "the trainer does not compute; choose a model with plain causal attention"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    states = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]
+    # Under autocast rotary embeddings leave queries and keys in float32.
+    states = [s.squeeze(0).transpose(0, 1).to(value.dtype) for s in (query, key, value)]
     if layout.cut is not None:
         states = [layout.cut.to_heads(s) for s in states]
     output = attend(states[0], states[1], states[2], layout, scale)

@@ -104,15 +104,20 @@ SINGLE = Ranks()
 def join(rank: int, layout: Layout, *, device: torch.device, rendezvous: Path) -> Ranks:
     """Meet the other ranks by a file that all of them see; every rank calls this once."""
     use(device)
-    timeout = timedelta(seconds=layout.timeout_s)
-    kinds = backend(device)
     distributed.init_process_group(
-        kinds,
+        backend(device),
         init_method=f"file://{rendezvous}",
         rank=rank,
         world_size=layout.size,
-        timeout=timeout,
+        timeout=timedelta(seconds=layout.timeout_s),
     )
+    return arrange(rank, layout, device)
+
+
+def arrange(rank: int, layout: Layout, device: torch.device) -> Ranks:
+    """The groups of a layout, among processes that have met; all of them call this alike."""
+    timeout = timedelta(seconds=layout.timeout_s)
+    kinds = backend(device)
 
     def group(members: list[int], kind: str = kinds) -> ProcessGroup:
         return cast(ProcessGroup, distributed.new_group(members, timeout=timeout, backend=kind))

@@ -1,0 +1,81 @@
+"""A rank that dies, stands still or runs out of memory: one sentence, no hang, nothing left."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch is typed in part only.
+
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from agentrl.errors import ConfigError, RunError
+from agentrl.trainer.processes import RankProcesses
+from agentrl.trainer.ranks import Layout, Ranks
+from agentrl.trainer.trainer import Trainer
+from tests.integration.ranks.cases import CONFIG, ragged
+from tests.unit.trainer.batches import tiny_model
+
+DEADLINE_S = 3.0
+
+
+def pid(_: Ranks) -> int:
+    return os.getpid()
+
+
+def rounds(ranks: Ranks, blow: str) -> None:
+    """Exchanges for ever, until the last rank is struck."""
+    trainer = Trainer(tiny_model(), CONFIG, total_steps=4, ranks=ranks)
+    trainer.update(ragged((9, 12, 7), 0))
+    if ranks.rank == ranks.size - 1:
+        if blow == "memory":
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))
+            torch.ones(1 << 36)
+        elif blow == "error":
+            raise ValueError("of this rank alone")
+        else:
+            os.kill(os.getpid(), signal.Signals[blow])
+    while True:
+        ranks.sum_(np.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("blow", "sentence"),
+    [
+        ("SIGKILL", r"rank 1 of 2 ended during rounds \(the process was killed by SIGKILL"),
+        ("SIGSTOP", r"rank 0 of 2 waited for the others during rounds for up to 3 s .*rank 1 did"),
+        ("memory", r"rank 1 of 2 ran out of memory during rounds .* lower trainer\.token_budget"),
+        ("error", "of this rank alone"),
+    ],
+)
+def test_one_sentence_and_nothing_left(blow: str, sentence: str) -> None:
+    ranks = RankProcesses(Layout(size=2, timeout_s=DEADLINE_S), threads=1)
+    pids = ranks.call(pid)
+    folder = Path(ranks._folder)  # pyright: ignore[reportPrivateUsage]
+    started = time.monotonic()
+    with pytest.raises((RunError, ValueError), match=sentence) as caught:
+        ranks.call(rounds, blow)
+    assert time.monotonic() - started < DEADLINE_S + 25  # under load
+    assert "\n" not in str(caught.value)
+    if blow == "error":
+        assert "raised by rank 1 of 2" in caught.value.__notes__[-1]
+    assert not any(psutil.pid_exists(one) for one in pids)
+    assert not folder.exists()
+    with pytest.raises(RunError, match="stopped after an earlier error"):
+        ranks.call(pid)
+
+
+def refuse(ranks: Ranks) -> None:
+    raise ConfigError("all of us say so")
+
+
+def test_ranks_that_fail_alike_go_on() -> None:
+    with RankProcesses(Layout(size=2, timeout_s=DEADLINE_S), threads=1) as ranks:
+        with pytest.raises(ConfigError, match="all of us say so"):
+            ranks.call(refuse)
+        assert len(set(ranks.call(pid))) == 2

@@ -1,0 +1,185 @@
+"""Copies of shards, pieces of sequences, bfloat16, adapters, slices of files: the same update."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch and transformers are typed in part only.
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from agentrl.engine.local.models.load import load_model
+from agentrl.errors import ConfigError
+from agentrl.trainer import TrainerConfig
+from agentrl.trainer.config import KlConfig, LoraConfig
+from agentrl.trainer.meta import empty_model
+from agentrl.trainer.ranks import Layout, Ranks, arrange
+from agentrl.trainer.sequence import check_heads
+from agentrl.trainer.shard import local, whole
+from agentrl.trainer.trainer import Trainer
+from agentrl.types import Batch
+from tests.integration.ranks.cases import CONFIG, Update, ragged, reference, steps, update
+from tests.integration.ranks.conftest import Group
+from tests.unit.trainer.batches import batch_of, random_segments, tiny_model
+
+LENGTHS = (20, 7, 19, 3, 18, 33, 4, 4)
+_arranged: dict[Layout, Ranks] = {}
+
+
+def arranged(ranks: Ranks, layout: Layout, batch: Batch, config: TrainerConfig) -> Update:
+    """An update in another layout of the same processes."""
+    if layout not in _arranged:
+        _arranged[layout] = arrange(ranks.rank, layout, ranks.device)
+    return update(_arranged[layout], batch, config, torch.float64)
+
+
+@given(
+    lengths=st.lists(st.integers(2, 40), min_size=1, max_size=6),
+    seed=st.integers(0, 2**16),
+    token_budget=st.sampled_from([1, 25, 10_000]),
+    checkpointing=st.booleans(),
+)
+@settings(max_examples=15)
+@pytest.mark.parametrize("options", [{"sequence": 2}, {"replicate": 2}])
+def test_layouts_equal_the_slow_reference(
+    group: Group,
+    options: dict[str, int],
+    lengths: list[int],
+    seed: int,
+    token_budget: int,
+    checkpointing: bool,
+) -> None:
+    batch = ragged(lengths, seed)
+    expected = reference(batch)
+    config = CONFIG.model_copy(
+        update={"token_budget": token_budget, "activation_checkpointing": checkpointing}
+    )
+    layout = Layout(size=2, timeout_s=30, **options)
+    for result in group(2).call(arranged, layout, batch, config):
+        assert result.stats.loss == pytest.approx(expected.loss, rel=1e-9, abs=1e-12)
+        for name, gradient in expected.gradients.items():
+            torch.testing.assert_close(result.gradients[name], gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_heads_that_cannot_be_shared_are_named() -> None:
+    check_heads(tiny_model().config, 2)
+    with pytest.raises(ConfigError, match=r"4 attention heads and 2 .* 1 or 2 ranks"):
+        check_heads(tiny_model().config, 4)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("fp32_head", [False, True])
+def test_bfloat16_rounds_passes_and_nothing_else(group: Group, size: int, fp32_head: bool) -> None:
+    batch = ragged(LENGTHS, 5)
+    expected = reference(batch)
+    config = CONFIG.model_copy(update={"precision": "bfloat16", "fp32_head": fp32_head})
+    result = group(size).call(update, batch, config, torch.float32)[0]
+    exact = group(size).call(update, batch, CONFIG, torch.float32)[0]
+    assert 1e-5 < abs(result.stats.loss / expected.loss - 1) < 3e-2
+    for name, gradient in expected.gradients.items():
+        assert result.gradients[name].dtype == torch.float32
+        error = (result.gradients[name] - gradient).norm() / gradient.norm()
+        assert 1e-4 < error < 6e-2, name
+        assert (exact.gradients[name] - gradient).norm() / gradient.norm() < 1e-5, name
+
+
+def adapters(
+    ranks: Ranks, batch: Batch, config: TrainerConfig
+) -> tuple[float, float, dict[str, Tensor]]:
+    trainer = Trainer(tiny_model(), config, total_steps=3, ranks=ranks)
+    losses = [trainer.update(batch).loss for _ in range(3)]
+    kl = trainer.update(batch).kl
+    return losses[-1], kl, {n: whole(t).clone() for n, t in trainer.weights().named_tensors()}
+
+
+def test_adapters_and_a_penalty_to_their_base(group: Group) -> None:
+    batch = ragged(LENGTHS, 3)
+    lora = LoraConfig(rank=4, dtype="float32")
+    config = CONFIG.model_copy(update={"lora": lora, "lr": 1e-2, "kl": KlConfig(coef=0.1)})
+    loss, kl, weights = group(1).call(adapters, batch, config)[0]
+    assert kl > 1e-4
+    for size in (2, 3):
+        for their_loss, their_kl, theirs in group(size).call(adapters, batch, config):
+            assert their_loss == pytest.approx(loss, abs=1e-5)
+            assert their_kl == pytest.approx(kl, abs=1e-5)
+            for name, weight in weights.items():
+                torch.testing.assert_close(theirs[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def values(ranks: Ranks, batch: Batch, config: TrainerConfig) -> tuple[list[float], list[float]]:
+    trainer = Trainer(tiny_model(), config, total_steps=3, ranks=ranks)
+    losses: list[float] = []
+    for _ in range(3):
+        batch = trainer.with_values(batch)
+        losses.append(trainer.update(batch).value_loss or 0.0)
+    assert batch.values_N is not None
+    return losses, batch.values_N.tolist()
+
+
+def test_a_critic_is_shared_too(group: Group) -> None:
+    segments = random_segments(LENGTHS, 4)
+    turns = [len(segment.appends_A) // 2 for segment in segments]
+    rewards = [(*[0.0] * (n - 1), float(i)) for i, n in enumerate(turns)]
+    advantages = [1.0, -1.0] * (len(segments) // 2)
+    batch = batch_of(segments, turn_rewards=rewards, advantages=advantages)
+    config = CONFIG.model_copy(update={"algorithm": "ppo", "lr": 1e-2})
+    losses, found = group(1).call(values, batch, config)[0]
+    assert any(found)
+    for size in (2, 3):
+        for theirs, their_values in group(size).call(values, batch, config):
+            assert theirs == pytest.approx(losses, abs=1e-5)
+            assert their_values == pytest.approx(found, abs=1e-5)
+
+
+def read(ranks: Ranks, folder: Path) -> tuple[dict[str, Tensor], list[float], int]:
+    model = empty_model(folder)
+    assert model is not None
+    assert all(p.is_meta for p in model.parameters())
+    trainer = Trainer(model, TrainerConfig(), total_steps=1, ranks=ranks, folder=folder)
+    weights = {name: whole(p.detach()).clone() for name, p in trainer.model.named_parameters()}
+    held = sum(local(p).numel() for p in trainer.model.parameters())
+    return weights, trainer.logprobs(list(range(20))), held
+
+
+def test_each_rank_reads_its_slices_of_the_files(group: Group, tiny_folder: Path) -> None:
+    model = load_model(tiny_folder)
+    expected = dict(model.named_parameters())
+    total = sum(p.numel() for p in model.parameters())
+    logprobs = Trainer(model, TrainerConfig(), total_steps=1).logprobs(list(range(20)))
+    for size in (2, 3):
+        found = group(size).call(read, tiny_folder)
+        assert sum(held for _, _, held in found) == total
+        assert max(held for _, _, held in found) < total / size * 1.1
+        for weights, their_logprobs, _ in found:
+            assert their_logprobs == pytest.approx(logprobs, abs=1e-5)
+            assert weights.keys() == expected.keys()
+            for name, weight in weights.items():
+                assert torch.equal(weight, expected[name]), name
+
+
+def untied(ranks: Ranks, batch: Batch, config: TrainerConfig) -> Update:
+    return update(ranks, batch, config, torch.float64, tied=False)
+
+
+def test_heads_of_their_own(group: Group) -> None:
+    batch = ragged(LENGTHS, 7)
+    expected = reference(batch, tied=False)
+    assert "lm_head.weight" in expected.gradients
+    for result in group(2).call(untied, batch, CONFIG):
+        for name, gradient in expected.gradients.items():
+            torch.testing.assert_close(result.gradients[name], gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_twenty_steps_are_the_same_on_any_number_of_ranks(group: Group) -> None:
+    batches = [ragged(LENGTHS, seed) for seed in range(20)]
+    config = TrainerConfig(lr=1e-2, token_budget=30, ratio_band=CONFIG.ratio_band)
+    losses, weights = group(1).call(steps, batches, config)[0]
+    for size in (2, 3):
+        for theirs, their_weights in group(size).call(steps, batches, config):
+            assert theirs == pytest.approx(losses, abs=1e-5)
+            for name, weight in weights.items():
+                difference = (their_weights[name] - weight).norm() / weight.norm()
+                assert difference < 1e-5, name
