@@ -174,8 +174,8 @@ def _places(
 ) -> list[NDArray[np.int64]]:
     """Where among the packed tokens each token of each row is."""
     places = [np.empty(length, dtype=np.int64) for length in lengths]
-    for part, at in zip(parts, layout.offsets_S1, strict=False):
-        span = np.arange(at, at + part.stop - part.start)
+    for index, part in enumerate(parts):
+        span = np.arange(part.stop - part.start) + int(layout.offsets_S1[index])
         for row in range(part.first, part.last):
             places[row][part.start : part.stop] = span
     return places
