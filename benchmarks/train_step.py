@@ -16,7 +16,7 @@ random weights in float32 on one thread; no optimizer. Each runs in a process of
     floor         the matrix products of `masked`, and nothing else
 
 Exits with 1 unless ours takes at most as long as `masked`, and unless sharing saves at least
-four fifths of its share of the matrix products.
+four fifths of its share of the matrix products, measured against ours without it.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -33,9 +33,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -92,6 +93,7 @@ class Job:
         torch.autograd.backward(-(ratio * advantages).sum() / self.num_trained)
 
     def padded(self) -> None:
+        """Micro-batches of 4, logits at every completion position."""
         for rows in self.micros:
             ids, attended, mask = _padded(rows)
             hidden = self.model.base_model(input_ids=ids, attention_mask=attended)
@@ -99,11 +101,13 @@ class Job:
             self.backward(logprobs, mask * torch.tensor([[row.advantage] for row in rows]))
 
     def unpadded(self) -> None:
+        """One row at a time, logits at every completion position."""
         for row in self.rows:
             logprobs = self.logprobs(self.hidden(row), row.ids[PROMPT:])
             self.backward(logprobs[row.mask], row.advantage)
 
     def masked(self) -> None:
+        """One row at a time, logits at trained tokens only."""
         for row in self.rows:
             hidden, targets = self.hidden(row)[row.mask], row.ids[PROMPT:][row.mask]
             self.backward(self.logprobs(hidden, targets), row.advantage)
@@ -167,27 +171,30 @@ class Job:
             if isinstance(module, nn.Linear):
                 weight = module.weight.detach()
                 tokens = trained if module is self.model.get_output_embeddings() else num
-                made.append((weight, *(torch.randn(tokens, n) for n in reversed(weight.shape))))
+                given, gradient = (torch.randn(tokens, n) for n in reversed(weight.shape))
+                made.append((weight, given, gradient))
         return made
 
     def floor(self) -> None:
+        """The matrix products of forward and backward."""
         for _ in self.rows:
             for weight, given, gradient in self.products:
                 _ = given @ weight.T, gradient @ weight, gradient.T @ given
 
     def trl(self) -> Callable[[], None]:
         """TRL's own loss on padded micro-batches."""
-        from transformers import PreTrainedTokenizerFast
-        from datasets import Dataset  # isort: skip
-        from tokenizers import Tokenizer, models
-        from trl import GRPOConfig, GRPOTrainer
-
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")),
+        # Of another environment: nothing of them is known here.
+        datasets, tokenizers, transformers, trl = (
+            cast(Any, import_module(name))
+            for name in ("datasets", "tokenizers", "transformers", "trl")
+        )
+        words = tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a")
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizers.Tokenizer(words),
             pad_token="a",
             eos_token="b",
         )
-        config = GRPOConfig(
+        config = trl.GRPOConfig(
             output_dir="/tmp/trl-train-step",
             use_cpu=True,
             bf16=False,
@@ -197,12 +204,12 @@ class Job:
             gradient_checkpointing=False,
             beta=0.0,
         )
-        trainer = GRPOTrainer(
+        trainer = trl.GRPOTrainer(
             model=self.model,
             args=config,
             processing_class=tokenizer,
-            train_dataset=Dataset.from_list([{"prompt": "a"}]),
-            reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
+            train_dataset=datasets.Dataset.from_list([{"prompt": "a"}]),
+            reward_funcs=[_no_reward],
         )
         trainer.current_gradient_accumulation_steps = 1
 
@@ -233,14 +240,23 @@ class Job:
         return found
 
 
+def _no_reward(completions: list[object], **_: object) -> list[float]:
+    return [0.0] * len(completions)
+
+
 def _model(folder: str) -> Any:
     if folder:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    shape = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    return Qwen2ForCausalLM(
-        Qwen2Config(vocab_size=49152, tie_word_embeddings=True, **shape, **heads)
+    config = Qwen2Config(
+        vocab_size=49152,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
     )
+    return Qwen2ForCausalLM(config)
 
 
 def _rows(vocab: int) -> list[Row]:
@@ -316,6 +332,7 @@ class Worker:
         raise SystemExit(f"the process of {self.name} ended with {self.process.wait()}")
 
     def repeat(self, *, warm: bool) -> None:
+        """Run it once more; a warm-up does not count."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -325,6 +342,7 @@ class Worker:
 
     @property
     def seconds(self) -> list[float]:
+        """CPU time of each repetition."""
         return [answer["seconds"] for answer in self.answers]
 
 
@@ -347,7 +365,7 @@ def _shares(job: Job) -> tuple[float, float]:
 
 def main() -> int:
     """Run the ways in turns and print a line for each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="One update beside plain PyTorch and TRL.")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--trl-python", default="", help="of an environment with trl==1.16.0")
     parser.add_argument("--model", default="", help="a model's folder; default: 16 M, random")
@@ -375,10 +393,8 @@ def main() -> int:
 def _report(workers: list[Worker], job: Job) -> int:
     by_name = {worker.name: worker for worker in workers}
     third = by_name["masked"].seconds
-    ratios = {
-        name: median(a / b for a, b in zip(worker.seconds, third, strict=True))
-        for name, worker in by_name.items()
-    }
+    ratios = {name: _ratio(worker.seconds, third) for name, worker in by_name.items()}
+    shared = _ratio(by_name["ours, shared"].seconds, by_name["ours"].seconds)
     print(f"{job.num_trained} trained tokens of {sum(len(row.ids) for row in job.rows)}")
     print("way            CPU s (lowest-highest)  trained tok/s  peak MiB  of masked  grad norm")
     for name, worker in by_name.items():
@@ -392,13 +408,19 @@ def _report(workers: list[Worker], job: Job) -> int:
     saved, products = _shares(job)
     bar = 1 - 0.8 * products
     print(f"sharing leaves out {saved:.0%} of the tokens, {products:.0%} of the matrix products")
-    met = {"ours": ratios["ours"] <= 1.0, "ours, shared": ratios["ours, shared"] <= bar}
-    print(f"ours: {ratios['ours']:.2f}x, bar 1.00x: {'ok' if met['ours'] else 'MISSED'}")
-    print(
-        f"ours, shared: {ratios['ours, shared']:.2f}x, bar {bar:.2f}x: "
-        f"{'ok' if met['ours, shared'] else 'MISSED'}"
+    bars = (
+        ("ours, of masked", ratios["ours"], 1.0),
+        ("ours, shared, of ours", shared, bar),
+        ("ours, shared, of masked", ratios["ours, shared"], bar),
     )
-    return 0 if all(met.values()) else 1
+    for name, ratio, most in bars:
+        print(f"{name}: {ratio:.2f}x, bar {most:.2f}x: {'ok' if ratio <= most else 'MISSED'}")
+    return 0 if all(ratio <= most for _, ratio, most in bars) else 1
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> float:
+    """Median of the ratios of neighbouring repetitions."""
+    return median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 if __name__ == "__main__":

@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from agentrl.engine.local.routing import routed
 from agentrl.errors import ConfigError
 from agentrl.trainer.attention import Layout, packed_attention
 from agentrl.trainer.packing import PackedRows
 from agentrl.trainer.prefix import Tree
+from agentrl.trainer.routing import replayed
 from agentrl.trainer.sequence import Cut
 from agentrl.trainer.shard import head_precision, in_pass, settle
 
@@ -48,7 +50,8 @@ def policy_scores(model: PreTrainedModel, rows: PackedRows, temperature: float) 
 
 
 def _scores(model: PreTrainedModel, rows: PackedRows, temperature: float) -> Tensor:
-    hidden_PD = _hidden(model, rows)
+    with replayed(model, rows):
+        hidden_PD = _hidden(model, rows)
     head = _head(model)
     predictors_U, at_K = np.unique(rows.predictors_K, return_inverse=True)
     places_U, places_K, targets_K = (
@@ -89,14 +92,19 @@ def check_model(model: PreTrainedModel, tolerance: float = 1e-3) -> None:
     tree = Tree(offsets_S1=np.array([0, 7, 11]), ends_S=np.array([7, 11]), longest=7)
     with torch.no_grad():
         positions = torch.cat([torch.arange(n, device=model.device) for n in lengths])
-        packed = in_pass(
-            model, lambda: _head(model)(_hidden_of(model, ids, positions, tree)).float()
-        )
-        rows = [ids[:7], ids[7:]]
-        own = torch.cat([model(input_ids=row[None]).logits[0] for row in rows])
-    difference = float((packed - own).abs().max())
+        # Scores of experts may tie, so both passes use those that the first one chose.
+        with routed(model) as noted:
+            packed = in_pass(
+                model, lambda: _head(model)(_hidden_of(model, ids, positions, tree)).float()
+            )
+        own: list[Tensor] = []
+        for rows in (slice(0, 7), slice(7, 11)):
+            with routed(model, [experts[rows] for experts in noted]):
+                own.append(model(input_ids=ids[None, rows]).logits[0])
+    expected = torch.cat(own)
+    difference = float((packed - expected).abs().max())
     settle(model)
-    if not difference <= tolerance * max(1.0, float(own.abs().max())):
+    if not difference <= tolerance * max(1.0, float(expected.abs().max())):
         raise ConfigError(
             f"the trainer's packed pass of {type(model).__name__} differs from the model's own by "
             f"{difference:.3g} in a logit; choose a model with plain causal attention whose logits "

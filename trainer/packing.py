@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.engine.local.routing import CHANNEL as EXPERTS
 from agentrl.errors import RunError
 from agentrl.trainer.prefix import Piece, Tree, common, pieces, tree
 from agentrl.types import Batch
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from agentrl.trainer.sequence import Cut
 
 _LOG = logging.getLogger(__name__)
-EXPERTS = "routed_experts"
-"""The side channel with the experts that computed what predicts a token: [N, layers, chosen]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

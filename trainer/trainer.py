@@ -41,6 +41,7 @@ from agentrl.trainer.model import check_trainable, frozen_copy, make_optimizer
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
 from agentrl.trainer.packing import PackedRows, trained_rows, trained_weight
 from agentrl.trainer.ranks import SINGLE, Ranks
+from agentrl.trainer.routing import replayed
 from agentrl.trainer.schedule import learning_rate
 from agentrl.trainer.sequence import check_heads
 from agentrl.trainer.shard import in_pass, prepare, settle, whole
@@ -271,7 +272,11 @@ class Trainer:
         logprobs_N = np.zeros(batch.num_tokens)
         for chosen, backward in ((rows[active], True), (rows[~active], False)):
             for packed in self._micro_batches(batch, chosen):
-                with memory_errors(self.config.token_budget), torch.set_grad_enabled(backward):
+                with (
+                    memory_errors(self.config.token_budget),
+                    replayed(self.model, packed),
+                    torch.set_grad_enabled(backward),
+                ):
                     scores_2K = policy_scores(self.model, packed, batch.temperature)
                     share = objective.loss(packed, scores_2K) / count
                     if backward:

@@ -6,7 +6,8 @@ The chain of a segment with appends 1..A is
     h_k = blake2b(h_(k-1) || n_k || the n_k packed tokens of append k || its side channels)
 
 where a packed token is its id, logprob bits, version, turn, source and mask in 16 little-endian
-bytes, and side channels enter only where the policy sampled (elsewhere they must be zero). The
+bytes. Side channels enter where the policy sampled, together with those of what was given before,
+since an engine computes both at once; after the last completion they must be zero. The
 digest of a segment is h_A. A mark is a 32-bit fingerprint of one packed token and its channel rows:
 marks prove nothing, they name the first token that differs.
 
@@ -143,13 +144,14 @@ def link(previous: bytes, block: bytes | memoryview, channels: bytes = b"") -> b
 
 def chain_digest(packed: Packed, lengths: Iterable[int], start: int = 0) -> bytes:
     """The digest of the segment that begins at token `start` and has appends of these lengths."""
-    digest = START
+    digest, since = START, start
     for length in lengths:
         end = start + length
         block = packed.view[start * _TOKEN.itemsize : end * _TOKEN.itemsize]
         channels = b""
         if packed.header and block[_SOURCE_AT] == _MODEL:
-            channels = packed.header + packed.channels[start:end].tobytes()
+            channels = packed.header + packed.channels[since:end].tobytes()
+            since = end
         digest = link(digest, block, channels)
         start = end
     return digest
@@ -160,11 +162,13 @@ def completion_content(
     logprobs: NDArray[np.float32],
     versions: NDArray[np.int32],
     channels: Mapping[str, NDArray[np.generic]],
+    prompt_channels: Mapping[str, NDArray[np.generic]],
 ) -> bytes:
     """All of an engine's answer but the stop reason: three columns of 4 bytes, then channels."""
     columns = [column.tobytes() for column in (ids, logprobs, versions)]
     if channels:
         columns += [channel_bytes(channels, len(ids)).tobytes(), channel_header(channels)]
+    columns += [values.tobytes() for _, values in sorted(prompt_channels.items())]
     return b"".join(columns)
 
 

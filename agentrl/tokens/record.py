@@ -46,6 +46,8 @@ class TokenRecord:
         self._blocks: list[bytes] = []
         """The packed tokens of each append."""
         self._channels_of: list[Channels] = []
+        """Of each completion with what was given before it: `_num_covered` tokens in all."""
+        self._num_covered = 0
         self._lengths: list[int] = []
         self._sources: list[Source] = []
         self._digest = START
@@ -101,7 +103,7 @@ class TokenRecord:
             logprobs=completion.logprobs_T if trained else 0.0,
             versions=completion.versions_T,
         )
-        self._append(ids, Source.MODEL, block, channels)
+        self._append(ids, Source.MODEL, block, self._with_given(completion))
         self._channels = {name: values[:0] for name, values in channels.items()}
         self._turn += 1
 
@@ -155,6 +157,24 @@ class TokenRecord:
                 f"{sorted(completion.channels)}, those before it {sorted(known)}, or their types "
                 "or shapes differ; an engine must give the same channels in every turn"
             )
+        for name, values in completion.prompt_channels.items():
+            if len(values) != self.num_tokens or name not in completion.channels:
+                raise EngineError(
+                    f"the completion of turn {self._turn} has {len(values)} rows of side channel "
+                    f"{name!r} for a prompt of {self.num_tokens} tokens; an engine must give one "
+                    "for each, and those of what it sampled"
+                )
+
+    def _with_given(self, completion: Completion) -> Channels:
+        """The side channels of what was given since the last completion, and of this one."""
+        num = self.num_tokens - self._num_covered
+        self._num_covered = self.num_tokens + len(completion.ids_T)
+        result: dict[str, NDArray[np.generic]] = {}
+        for name, values in completion.channels.items():
+            nothing = np.zeros((num, *values.shape[1:]), values.dtype)
+            given = completion.prompt_channels.get(name, nothing)
+            result[name] = np.concatenate([given[len(given) - num :], values])
+        return result
 
     def _append_given(self, ids: Sequence[int], source: Source, turn: int) -> None:
         if not len(ids):
@@ -173,21 +193,23 @@ class TokenRecord:
     ) -> None:
         extra = b""
         if channels:
-            extra = channel_header(channels) + channel_bytes(channels, len(ids)).tobytes()
+            num = len(next(iter(channels.values())))
+            extra = channel_header(channels) + channel_bytes(channels, num).tobytes()
+            self._channels_of.append(channels)
         self._digest = link(self._digest, block, extra)
         self._blocks.append(block)
-        self._channels_of.append(channels)
         self._lengths.append(len(ids))
         self._sources.append(source)
         self._ids.extend(ids.tolist())
 
     def _joined_channels(self) -> Channels:
-        """All rows of each side channel: zero where the policy did not sample."""
+        """All rows of each side channel: zero where the engine gave none."""
+        num = self.num_tokens - self._num_covered
         return {
             name: np.concatenate(
                 [
-                    channels.get(name, np.zeros((length, *empty.shape[1:]), empty.dtype))
-                    for length, channels in zip(self._lengths, self._channels_of, strict=True)
+                    *(channels[name] for channels in self._channels_of),
+                    np.zeros((num, *empty.shape[1:]), empty.dtype),
                 ]
             )
             for name, empty in (self._channels or {}).items()
@@ -196,7 +218,11 @@ class TokenRecord:
 
 def _content(completion: Completion) -> bytes:
     return completion_content(
-        completion.ids_T, completion.logprobs_T, completion.versions_T, completion.channels
+        completion.ids_T,
+        completion.logprobs_T,
+        completion.versions_T,
+        completion.channels,
+        completion.prompt_channels,
     )
 
 
@@ -213,4 +239,5 @@ def _first_change(completion: Completion) -> str:
     width = channel_bytes(completion.channels, num).shape[1]
     columns, rows = changed[changed < 12 * num], changed[changed >= 12 * num] - 12 * num
     tokens = [*(columns // 4 % num), *(rows // width if width else ())]
-    return f"token {min(tokens)}"
+    first = min(tokens, default=num)
+    return f"token {first}" if first < num else "a side channel of the prompt"

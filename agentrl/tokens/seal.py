@@ -28,6 +28,7 @@ def seal(
     stop_reason: StopReason,
     channels: Mapping[str, NDArray[np.generic]] | None = None,
     cached_tokens: int = 0,
+    prompt_channels: Mapping[str, NDArray[np.generic]] | None = None,
 ) -> Completion:
     """Check an engine's answer, freeze its arrays and compute its digest.
 
@@ -44,14 +45,18 @@ def seal(
     ids_T = _integers(ids, "token ids")
     versions_T = _integers(versions, "policy versions")
     logprobs_T = _logprobs(logprobs)
-    frozen = {name: _frozen(np.array(values)) for name, values in channels.items()}
-    content = completion_content(ids_T, logprobs_T, versions_T, frozen)
+    frozen, prompt = (
+        {name: _frozen(np.array(values)) for name, values in given.items()}
+        for given in (channels, prompt_channels or {})
+    )
+    content = completion_content(ids_T, logprobs_T, versions_T, frozen, prompt)
     return Completion(
         ids_T=ids_T,
         logprobs_T=logprobs_T,
         versions_T=versions_T,
         stop_reason=stop_reason,
         channels=frozen,
+        prompt_channels=prompt,
         cached_tokens=cached_tokens,
         digest=completion_digest(content, stop_reason),
         sealed=content,

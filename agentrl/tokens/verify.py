@@ -206,9 +206,12 @@ def _check_structure(rows: _Rows) -> None:
     _refuse(rows, fields.mask & ~sampled, "is trained but the policy did not sample it")
     _refuse(rows, (fields.logprobs != 0) & ~fields.mask, "has a logprob but is not trained")
     _refuse(rows, (fields.versions >= 0) != sampled, "has a version that does not fit its source")
+    stop_A = np.where(sampled_A, first_A + rows.appends_A, 0)
+    stop_R = np.maximum.reduceat(stop_A, rows.append_offsets_R1[:-1])
+    after_N = np.arange(len(sampled)) >= np.repeat(stop_R, np.diff(rows.offsets_R1))
     for name, values in fields.channels.items():
         filled = np.reshape(values != np.zeros((), values.dtype), (len(values), -1)).any(axis=1)
-        _refuse(rows, filled & ~sampled, f"has side channel {name!r} but was not sampled")
+        _refuse(rows, filled & after_N, f"has side channel {name!r} but nothing was sampled after")
 
 
 def _turns(sampled_A: NDArray[np.bool_], begins_A: NDArray[np.bool_]) -> NDArray[np.int64]:

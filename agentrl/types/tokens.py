@@ -59,6 +59,8 @@ class Completion:
     stop_reason: StopReason
     channels: Channels = field(default_factory=dict[str, NDArray[np.generic]])
     """Named side channels, each with T rows."""
+    prompt_channels: Channels = field(default_factory=dict[str, NDArray[np.generic]])
+    """The same for the tokens that it was sampled from, one row each, if the engine has them."""
     cached_tokens: int = 0
     """Prompt tokens whose keys and values the engine already had."""
     digest: bytes = b""

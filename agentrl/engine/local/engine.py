@@ -1,4 +1,4 @@
-"""`LocalEngine`: an engine inside the process, over any dense transformers model.
+"""`LocalEngine`: an engine inside the process, over any transformers model with full attention.
 
     event loop                              step thread
     generate(...) ── request ──> inbox ──> [ stepper: admit, forward, draw, book ] <─ loops
@@ -16,11 +16,13 @@ from typing import Self, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.models.load import load_model
+from agentrl.engine.local.routing import CHANNEL
 from agentrl.engine.local.stepper import Request, Stepper
 from agentrl.engine.local.weights import Slices, inference_model, update
 from agentrl.engine.protocol import Health, SlicedSource, WeightSource
@@ -330,4 +332,17 @@ def _completion(request: Request) -> Completion:
         np.array(request.versions, dtype=np.int32),
         request.stop_reason,
         cached_tokens=request.cached_tokens,
+        **_channels(request),
     )
+
+
+def _channels(request: Request) -> dict[str, dict[str, NDArray[np.int16]]]:
+    """The experts, each at the token that it helped to predict."""
+    if request.experts is None:
+        return {}
+    predicted = np.pad(request.experts, ((1, 0), (0, 0), (0, 0)))
+    num = len(request.ids_T)
+    return {
+        "channels": {CHANNEL: predicted[num:]},
+        "prompt_channels": {CHANNEL: predicted[:num]},
+    }

@@ -21,11 +21,14 @@ class Rows:
     request; an idle one keeps what it has for its session's next turn.
     """
 
-    def __init__(self, cache: RowCache, slots: int) -> None:
+    def __init__(self, cache: RowCache, slots: int, experts: tuple[int, int] = (0, 0)) -> None:
+        """`experts` are the layers that have some and how many a token goes to in each."""
         self.cache = cache
         self.slots = slots
         self.steps = 0
         self.tokens_RP = np.zeros((0, 0), dtype=np.int64)
+        self.experts_RP = np.zeros((0, 0, *experts), dtype=np.int16)
+        """The experts that each token in the cache went to, [R, P, layers, chosen]."""
         self.known_R = np.zeros(0, dtype=np.int64)
         self.filled_R = np.zeros(0, dtype=np.int64)
         self.busy_R = np.zeros(0, dtype=np.bool_)
@@ -55,6 +58,7 @@ class Rows:
             self._grow(row, room)
             if cached and donor != row:
                 self.cache.copy(donor, row, cached)
+                self.experts_RP[row, :cached] = self.experts_RP[donor, :cached]
             self._owner[row], self._key[row] = session, key
             self._row_of[session] = row
         self._grow(row, room)
@@ -157,6 +161,8 @@ class Rows:
         tokens = np.zeros((new_rows, new_length), dtype=np.int64)
         tokens[:rows, :length] = self.tokens_RP
         self.tokens_RP = tokens
+        grown = ((0, new_rows - rows), (0, new_length - length), (0, 0), (0, 0))
+        self.experts_RP = np.pad(self.experts_RP, grown)
         more = (0, new_rows - rows)
         self.known_R, self.filled_R = np.pad(self.known_R, more), np.pad(self.filled_R, more)
         self.busy_R, self._used_R = np.pad(self.busy_R, more), np.pad(self._used_R, more)
@@ -166,7 +172,8 @@ class Rows:
     def _swap(self, a: int, b: int) -> None:
         self.cache.swap(a, b, int(max(self.filled_R[a], self.filled_R[b])))
         pair, swapped = [a, b], [b, a]
-        for array in (self.tokens_RP, self.known_R, self.filled_R, self.busy_R, self._used_R):
+        arrays = (self.tokens_RP, self.experts_RP, self.known_R, self.filled_R, self.busy_R)
+        for array in (*arrays, self._used_R):
             array[pair] = array[swapped]
         self._owner[a], self._owner[b] = self._owner[b], self._owner[a]
         self._key[a], self._key[b] = self._key[b], self._key[a]

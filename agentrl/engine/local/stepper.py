@@ -13,6 +13,7 @@ Suffixes: N new tokens of a step, R rows, S sequences for which a token is drawn
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +24,7 @@ from transformers import PreTrainedModel
 from agentrl.engine.local import sampling
 from agentrl.engine.local.attention import Piece, Plan, causal_mask, decode_mask
 from agentrl.engine.local.cache import RowCache
+from agentrl.engine.local.routing import routed, routers
 from agentrl.engine.local.rows import Rows
 from agentrl.errors import EngineError
 from agentrl.types import Sampling, StopReason
@@ -49,6 +51,8 @@ class Request:
     sampled: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[int] = field(default_factory=list[int])
+    experts: NDArray[np.int16] | None = None
+    """The experts of all tokens but the last, [T - 1, layers, chosen]."""
     stop_reason: StopReason | None = None
     error: EngineError | None = None
 
@@ -60,6 +64,10 @@ class _Work:
     plan: Plan
     ids_N: NDArray[np.int64]
     positions_N: NDArray[np.int64]
+    owners_N: NDArray[np.int64]
+    """The row of each token."""
+    writes_N: NDArray[np.int64]
+    """Where in its row it is kept; the cache's length if it is not."""
     last_S: NDArray[np.int64]
     """Where in the flat list the drawing rows' last tokens are."""
     rows_S: NDArray[np.int64]
@@ -82,7 +90,9 @@ class Stepper:
         self._device, self._dtype = model.device, model.dtype
         self._cache = RowCache(model.config, self._dtype, self._device)
         self._group: int = model.config.num_attention_heads // self._cache.data.shape[3]
-        self._rows = Rows(self._cache, slots)
+        experts = (len(routers(model)), getattr(model.config, "num_experts_per_tok", 0) or 0)
+        self._routes = experts[0] > 0
+        self._rows = Rows(self._cache, slots, experts)
         self._budget = prefill_tokens
 
     def submit(self, request: Request) -> None:
@@ -172,9 +182,10 @@ class Stepper:
             if num == missing_R[row]:
                 last.append(start - 1)
         rows_N, positions_N = np.concatenate(owners), np.concatenate(positions)
+        writes_N = np.concatenate(writes)
         plan = Plan(
             cache=self._cache,
-            index=self._cache.index(rows_N, np.concatenate(writes)),
+            index=self._cache.index(rows_N, writes_N),
             num_decode=num_decode,
             decode_length=int(positions[0].max()) + 1 if num_decode else 0,
             decode_mask=decode_mask(positions[0] + 1, self._dtype, self._device),
@@ -182,7 +193,7 @@ class Stepper:
         )
         last_S = np.array(last, dtype=np.int64)
         ids_N = rows.tokens_RP[rows_N, positions_N]
-        return _Work(plan, ids_N, positions_N, last_S, rows_N[last_S], decoding)
+        return _Work(plan, ids_N, positions_N, rows_N, writes_N, last_S, rows_N[last_S], decoding)
 
     def _prompts(self, missing_R: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """Rows with more than one token to compute and how many of them fit into this step."""
@@ -199,13 +210,18 @@ class Stepper:
         return Piece(start=start, stop=start + num, row=row, length=first + num, mask=mask)
 
     def _forward(self, work: _Work) -> torch.Tensor:
-        output = self.model(
-            input_ids=self._tensor(work.ids_N)[None],
-            position_ids=self._tensor(work.positions_N)[None],
-            use_cache=False,
-            logits_to_keep=self._tensor(work.last_S),
-            plan=work.plan,
-        )
+        with routed(self.model) if self._routes else nullcontext() as noted:
+            output = self.model(
+                input_ids=self._tensor(work.ids_N)[None],
+                position_ids=self._tensor(work.positions_N)[None],
+                use_cache=False,
+                logits_to_keep=self._tensor(work.last_S),
+                plan=work.plan,
+            )
+        if noted:
+            kept_N = work.writes_N < self._cache.length
+            experts_N = torch.stack(noted, 1).cpu().numpy()[kept_N]
+            self._rows.experts_RP[work.owners_N[kept_N], work.writes_N[kept_N]] = experts_N
         if work.plan.calls != self._cache.num_layers:
             raise EngineError(
                 f"{type(self.model).__name__} called the engine's attention {work.plan.calls} "
@@ -258,6 +274,9 @@ class Stepper:
         request.stop_reason = stop_reason
         if request.row in self.running and self.running[request.row] is request:
             del self.running[request.row]
+            if self._routes and request.sampled:
+                num = len(request.ids_T) + len(request.sampled) - 1
+                request.experts = self._rows.experts_RP[request.row, :num].copy()
             self._rows.release(request.row)
             if request.forget:
                 self._rows.drop(request.session)

@@ -54,7 +54,7 @@ def _check_served(model: PreTrainedModel) -> None:
     kinds: set[str] = set(getattr(config, "layer_types", None) or [plain])
     if kinds != {"full_attention"}:
         raise ConfigError(
-            f"the local engine serves dense models with full attention, but {config.model_type} "
+            f"the local engine serves models with full attention, but {config.model_type} "
             f"has layers of kind {', '.join(sorted(kinds))}; use another engine for it"
         )
 

@@ -408,3 +408,41 @@ def test_digests_tell_answers_apart(ids: list[int], stop: StopReason) -> None:
     assert digest == seal(ids, [-1.0] * num, [3] * num, stop).digest
     assert digest != seal(ids, [-1.0] * num, [3] * num, other).digest
     assert digest != seal([*ids, 0], [-1.0] * (num + 1), [3] * (num + 1), stop).digest
+
+
+def test_channels_of_given_tokens_come_with_the_next_completion() -> None:
+    rows = np.arange(1, 40, dtype=np.int8).reshape(13, 3)
+    record = TokenRecord(VOCAB)
+    record.append_prompt([5, 6, 7, 8])
+    for ids, start, stop in (([10, 11, 2], 4, 7), ([12, 2], 11, 13)):
+        completion = seal(
+            ids,
+            [-0.5] * len(ids),
+            [4] * len(ids),
+            StopReason.STOP,
+            {"experts": rows[start:stop]},
+            prompt_channels={"experts": rows[:start]},
+        )
+        other = {"experts": changed(completion.prompt_channels["experts"], 1, 0)}
+        altered = replace(completion, prompt_channels=other)
+        with pytest.raises(RecordMismatch, match="a side channel of the prompt of the completion"):
+            record.append_sampled(altered)
+        record.append_sampled(completion)
+        record.append_environment([3, 20, 21, 3])
+    segment = record.close()
+    # What was given after the last completion, no pass of the model has read.
+    np.testing.assert_array_equal(segment.channels["experts"][:13], rows)
+    assert not segment.channels["experts"][13:].any()
+    assert verify_segment(segment, "e") == 5
+    late = replace(segment, channels={"experts": changed(segment.channels["experts"], 40, 0)})
+    late = replace(late, marks_T=marks(pack(fields_of(late))))
+    with pytest.raises(RecordMismatch, match=r"token 13 .* nothing was sampled after"):
+        verify_segment(late, "e")
+
+
+def test_channels_of_a_prompt_must_have_a_row_for_each_token() -> None:
+    record = TokenRecord(VOCAB)
+    record.append_prompt([1, 2])
+    short = seal([3], [-0.5], [4], StopReason.STOP, experts(1), prompt_channels=experts(1))
+    with pytest.raises(EngineError, match=r"has 1 rows of side channel .* a prompt of 2 tokens"):
+        record.append_sampled(short)
