@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from agentrl.config import Config
+from agentrl.errors import ConfigError
 
 
 class ClipConfig(Config):
@@ -167,3 +168,18 @@ class TrainerConfig(Config):
     max_skipped_steps: int = Field(
         default=3, ge=1, description="non-finite gradients in a row after which the run stops"
     )
+
+
+def check_heads(heads: int, groups: int, ranks: int) -> None:
+    """Raise ConfigError unless so many ranks can share a model's attention heads.
+
+    `groups` is the number of its key-value heads.
+    """
+    allowed = [str(n) for n in range(1, groups + 1) if heads % n == 0 and groups % n == 0]
+    if str(ranks) not in allowed:
+        *most, last = allowed
+        raise ConfigError(
+            f"trainer.sequence_parallel: got {ranks}, but the model has {heads} attention heads "
+            f"and {groups} key-value heads, which can be shared by "
+            f"{', '.join(most)}{' or ' if most else ''}{last} ranks"
+        )

@@ -202,8 +202,9 @@ def _build(ranks: Ranks, plan: _Plan) -> None:
         model = load_model(plan.folder, dtype=dtype, device=str(ranks.device))
     trainer = Trainer(model, config, total_steps=plan.total_steps, ranks=ranks, folder=folder)
     _trainers.append(trainer)
-    if trainer.adapter is None:
-        _sources.append(ModelWeights(trainer.model, ranks.rank))
+    source = trainer.weights()
+    if isinstance(source, ModelWeights):
+        _sources.append(source)
 
 
 def _invoke(ranks: Ranks, method: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:

@@ -19,9 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
-from transformers import PretrainedConfig
 
-from agentrl.errors import ConfigError
 from agentrl.trainer.packing import PackedRows
 from agentrl.trainer.ranks import Ranks
 
@@ -51,18 +49,6 @@ class Cut:
     def _exchange(self, states: Tensor, send: list[int], receive: list[int]) -> Tensor:
         result = _Exchange.apply(states, send, receive, self.group)  # type: ignore[no-untyped-call]
         return cast(Tensor, result)
-
-
-def check_heads(config: PretrainedConfig, sequence: int) -> None:
-    """Raise ConfigError unless the model's heads can be shared by `sequence` ranks."""
-    heads = int(config.num_attention_heads)
-    groups = int(getattr(config, "num_key_value_heads", None) or heads)
-    allowed = [n for n in range(1, groups + 1) if heads % n == 0 and groups % n == 0]
-    if sequence not in allowed:
-        raise ConfigError(
-            f"trainer.sequence_parallel: got {sequence}, but the model has {heads} attention heads "
-            f"and {groups} key-value heads, which can be shared by {_or(allowed)} ranks"
-        )
 
 
 def cut_rows(rows: PackedRows, ranks: Ranks) -> PackedRows:
@@ -108,8 +94,3 @@ def _all_to_all(states: Tensor, send: list[int], receive: list[int], group: Proc
     result = states.new_empty(sum(receive), *states.shape[1:])
     distributed.all_to_all_single(result, states.contiguous(), receive, send, group=group)
     return result
-
-
-def _or(numbers: list[int]) -> str:
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} or {last}" if most else last

@@ -29,7 +29,7 @@ from agentrl.errors import ConfigError, RunError
 from agentrl.tokens import verify_batch
 from agentrl.trainer.balance import micro_batches
 from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
-from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.config import TrainerConfig, check_heads
 from agentrl.trainer.critic import Critic, CriticStats
 from agentrl.trainer.device import CPU, memory_errors
 from agentrl.trainer.export import export_hf
@@ -43,7 +43,6 @@ from agentrl.trainer.packing import PackedRows, trained_rows, trained_weight
 from agentrl.trainer.ranks import SINGLE, Ranks
 from agentrl.trainer.routing import replayed
 from agentrl.trainer.schedule import learning_rate
-from agentrl.trainer.sequence import check_heads
 from agentrl.trainer.shard import in_pass, prepare, settle, whole
 from agentrl.trainer.stats import StepStats, SupervisedStats, ratio_stats
 from agentrl.trainer.weights import ModelWeights
@@ -105,7 +104,9 @@ class Trainer:
         """
         if total_steps < 1:
             raise ConfigError(f"total_steps is {total_steps}, expected at least 1")
-        check_heads(model.config, ranks.layout.sequence)
+        heads = int(model.config.num_attention_heads)
+        groups = int(getattr(model.config, "num_key_value_heads", None) or heads)
+        check_heads(heads, groups, ranks.layout.sequence)
         self.critic = Critic(model, config, ranks) if config.algorithm == "ppo" else None
         self.adapter = add_adapters(model, config.lora) if config.lora.rank else None
         """What `adapter_config.json` holds, with LoRA."""
@@ -199,7 +200,7 @@ class Trainer:
     def weights(self) -> WeightSource:
         """The current weights for `Engine.update_weights`."""
         if self.adapter is None:
-            return ModelWeights(self.model)
+            return ModelWeights(self.model, self.ranks.rank)
         merged = self.config.lora.publish == "merged"
         return MergedWeights(self.model) if merged else AdapterWeights(self.model)
 

@@ -56,7 +56,7 @@ def assemble(
     parts = build_parts(plan, base_model, directory.path / "engine")
     try:
         runner.run(start_engine(parts, plan, display))
-        store = RunStore(directory, base_model=base_model, keep=plan.config.checkpoint.keep)
+        store = RunStore(directory, base_model=base_model, config=plan.config.checkpoint)
     except BaseException:
         runner.run(parts.aclose())
         raise

@@ -40,6 +40,15 @@ class CheckpointConfig(Config):
 
     every: int = Field(default=10, ge=1, description="Checkpoint every so many steps.")
     keep: int = Field(default=2, ge=1, description="Newest checkpoints to keep.")
+    best: str = Field(
+        default="",
+        description="Also keep the checkpoint of the highest value of this metric, such as "
+        "eval/success; empty: none.",
+    )
+    background: bool = Field(
+        default=False,
+        description="Write while training goes on, from a copy in host memory.",
+    )
 
 
 class WarmStartConfig(Config):

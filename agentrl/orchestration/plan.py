@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import orjson
+
 from agentrl.config.nearest import nearest
 from agentrl.engine.local.models.resolve import check_model
 from agentrl.errors import ConfigError
@@ -12,6 +14,7 @@ from agentrl.orchestration.bind import NO_OBJECTS, BoundEnv, Objects, bind_envs
 from agentrl.orchestration.config import RunConfig
 from agentrl.runs import check_disk, check_new_run
 from agentrl.tokens.formats import FORMATS
+from agentrl.trainer.config import check_heads
 from agentrl.types import Message
 
 FREE_BYTES_NEEDED = 1 << 30
@@ -101,6 +104,17 @@ def _check_ranks(config: RunConfig) -> None:
         raise ConfigError(
             "trainer.offload: got true with trainer.ranks 1, expected at least 2 ranks; use "
             "trainer.activation_offload or trainer.lora to save memory in one process"
+        )
+    shape = Path(config.model).expanduser() / "config.json"
+    if trainer.sequence_parallel > 1 and shape.is_file():  # else it is checked once it is there
+        model: dict[str, int] = orjson.loads(shape.read_bytes())
+        heads = model.get("num_attention_heads", 1)
+        groups = model.get("num_key_value_heads") or heads
+        check_heads(heads, groups, trainer.sequence_parallel)
+    if config.checkpoint.best.startswith("eval/") and not config.eval.every:
+        raise ConfigError(
+            f"checkpoint.best: got {config.checkpoint.best}, but nothing is evaluated; set "
+            "eval.every"
         )
     if trainer.device != "cpu":
         from agentrl.trainer.device import resolve_device  # brings torch, and so takes seconds

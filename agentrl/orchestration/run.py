@@ -144,7 +144,8 @@ class Run:
             self._last_eval = self._last.eval or self._last_eval
             if number % self.config.checkpoint.every == 0 or number == self.config.steps:
                 self.display.phase("checkpoint")
-                assembly.store.save(assembly.parts.trainer, number, assembly.controller.version)
+                trainer, version = assembly.parts.trainer, assembly.controller.version
+                assembly.store.save(trainer, number, version, self._last.metrics)
             self.step = number
             yield self._last
 

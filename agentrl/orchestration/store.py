@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
+from agentrl.config.nearest import nearest
 from agentrl.errors import ConfigError, RunError
+from agentrl.orchestration.config import CheckpointConfig
 from agentrl.rollout import Collected
 from agentrl.runs import EpisodesWriter, EventsWriter, MetricsWriter, RunDirectory
 from agentrl.trainer.checkpoint import latest_valid
@@ -20,16 +22,19 @@ from agentrl.trainer.trainer import Trainer
 from agentrl.types import Json
 
 NOTHING: Mapping[str, Json] = {}
+NO_METRICS: Mapping[str, float] = {}
 
 
 class RunStore:
     """Writes the files of one run."""
 
-    def __init__(self, directory: RunDirectory, *, base_model: Path, keep: int) -> None:
+    def __init__(
+        self, directory: RunDirectory, *, base_model: Path, config: CheckpointConfig
+    ) -> None:
         """`base_model` is the folder that the run starts from; a resumed run needs the same."""
         self.directory = directory
         self._base_model = base_model
-        self._keep = keep
+        self._config = config
         self._metrics = MetricsWriter(directory.metrics)
         self._events = EventsWriter(directory.events)
         self._episodes = EpisodesWriter(directory.episodes, run=directory.name)
@@ -40,7 +45,13 @@ class RunStore:
         return self.directory.checkpoints
 
     def write_step(self, step: int, metrics: Mapping[str, float], collected: Collected) -> None:
-        """The episodes of a step, scored and not, then its line of metrics."""
+        """The episodes of a step, scored and not, then its line of metrics.
+
+        Raises ConfigError if `checkpoint.best` is no metric; an evaluation need not be due.
+        """
+        best = self._config.best
+        if best and best not in metrics and not best.startswith("eval/"):
+            raise ConfigError(f"checkpoint.best: got {best!r}, {nearest(best, metrics)}")
         self._episodes.write(step, [*collected.episodes, *collected.invalid])
         self._metrics.write(step, metrics)
 
@@ -52,15 +63,28 @@ class RunStore:
         """A line of events.jsonl."""
         self._events.write(kind, **fields)
 
-    def save(self, trainer: Trainer | TrainerGroup, step: int, version: int) -> None:
-        """A checkpoint of everything that the next step depends on."""
+    def save(
+        self,
+        trainer: Trainer | TrainerGroup,
+        step: int,
+        version: int,
+        metrics: Mapping[str, float] = NO_METRICS,
+    ) -> None:
+        """A checkpoint of all that the next step depends on; `metrics` say how good it is."""
         state: dict[str, Json] = {
             "step": step,
             "version": version,
             "model": self._model_digest,
             "base": str(self._base_model),
         }
-        trainer.save(self.checkpoints, step=step, state=state, keep=self._keep)
+        trainer.save(
+            self.checkpoints,
+            step=step,
+            state=state,
+            keep=self._config.keep,
+            metric=metrics.get(self._config.best),
+            background=self._config.background,
+        )
         self.event("checkpoint", step=step)
 
     def restore(self, trainer: Trainer | TrainerGroup) -> tuple[int, int]:

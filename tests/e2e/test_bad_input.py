@@ -92,6 +92,18 @@ CASES = {
     "damaged weights": Case([*CALCULATOR, "--model", "damaged", "--dry-run"], ["cut off"]),
     "unknown tool format": Case([*CALCULATOR, "--tool-format", "hermos"], ["hermos", "hermes"]),
     "a name beside --resume": Case(["--resume", "taken", "--name", "other"], ["--name", "keeps"]),
+    "copies that do not divide the ranks": Case(
+        [*CALCULATOR, "--trainer.ranks", "4", "--trainer.replicate", "3", "--dry-run"],
+        ["trainer.replicate: got 3", "divisor", "(4)"],
+    ),
+    "more ranks than episodes": Case(
+        [*CALCULATOR, "--trainer.ranks", "9", "--tasks-per-step", "2", "--group-size", "4"],
+        ["trainer.ranks: got 9", "8 episodes", "rollout.group_size"],
+    ),
+    "offload alone": Case([*CALCULATOR, "--trainer.offload", "--dry-run"], ["at least 2 ranks"]),
+    "best by an evaluation that is not": Case(
+        [*CALCULATOR, "--checkpoint.best", "eval/success"], ["checkpoint.best", "eval.every"]
+    ),
     "disk full": Case([*CALCULATOR, "DISK"], ["free"]),
 }
 DRIVER = """

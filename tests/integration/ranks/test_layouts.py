@@ -14,10 +14,9 @@ from torch import Tensor
 from agentrl.engine.local.models.load import load_model
 from agentrl.errors import ConfigError
 from agentrl.trainer import TrainerConfig
-from agentrl.trainer.config import KlConfig, LoraConfig
+from agentrl.trainer.config import KlConfig, LoraConfig, check_heads
 from agentrl.trainer.meta import empty_model
 from agentrl.trainer.ranks import Layout, Ranks, arrange
-from agentrl.trainer.sequence import check_heads
 from agentrl.trainer.shard import local, whole
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Batch
@@ -65,9 +64,11 @@ def test_layouts_equal_the_slow_reference(
 
 
 def test_heads_that_cannot_be_shared_are_named() -> None:
-    check_heads(tiny_model().config, 2)
+    check_heads(4, 2, 2)
     with pytest.raises(ConfigError, match=r"4 attention heads and 2 .* 1 or 2 ranks"):
-        check_heads(tiny_model().config, 4)
+        check_heads(4, 2, 4)
+    with pytest.raises(ConfigError, match=r"shared by 1, 2, 3 or 6 ranks"):
+        check_heads(12, 6, 4)
 
 
 @pytest.mark.parametrize("size", [1, 2])
