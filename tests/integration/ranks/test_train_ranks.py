@@ -16,9 +16,10 @@ import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
+ENV = f"{Path(__file__).parents[2] / 'e2e' / 'digits_env.py'}:Digits"
 START = [
-    *("--env", "calculator", "--env.digits", "1", "--name", "two", "--trainer.ranks", "2"),
-    *("--rollout.tasks-per-step", "8", "--warm-start.updates", "60", "--checkpoint.every", "1"),
+    *("--env", ENV, "--name", "two", "--trainer.ranks", "2", "--checkpoint.every", "1"),
+    *("--rollout.tasks-per-step", "5", "--group-size", "4", "--rollout.max-turn-tokens", "12"),
     *("--checkpoint.background", "--checkpoint.best", "reward", "--checkpoint.keep", "1"),
 ]
 
