@@ -10,15 +10,17 @@ names of `adapter_model.safetensors`.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch, transformers and peft are typed in part only.
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+import orjson
 import peft
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.config.nearest import nearest
 from agentrl.engine.local.models.load import quiet
@@ -45,6 +47,16 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> peft.LoraConfig:
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return settings
+
+
+def adapter_config(folder: Path, config: LoraConfig) -> Mapping[str, object]:
+    """The content of `adapter_config.json` for a model's folder, before any weight is loaded."""
+    with quiet(), torch.device("meta"):
+        settings = AutoConfig.from_pretrained(folder, local_files_only=True)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(settings)  # type: ignore[no-untyped-call]
+        made: dict[str, object] = add_adapters(model, config).to_dict()
+    plain: dict[str, object] = orjson.loads(orjson.dumps(made, default=sorted))
+    return plain
 
 
 def adapter_settings(model: nn.Module) -> peft.LoraConfig | None:

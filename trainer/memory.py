@@ -40,6 +40,11 @@ from agentrl.trainer.shard import prepare
 
 _FLOAT32 = 4
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_HEAP = 1.5
+"""Of what a pass holds, the C library keeps this much more: each micro-batch has other sizes, and
+seldom fits into the blocks that earlier ones have freed (measured by benchmarks/memory.py)."""
+_KV_TOKENS = 65_536
+"""What an SGLang server needs to sample briskly, if its cache has no size."""
 _MOMENTS = {"adamw": 8.0, "adamw8bit": 2 * (1 + 4 / 256)}
 """Bytes for each trained weight: in 8 bits, with a float32 scale for every 256 of them."""
 
@@ -101,6 +106,8 @@ def estimate(folder: Path, config: TrainerConfig, sampling: Sampling) -> Need:
     embedding = 0 if config.lora.rank else settings.vocab_size * settings.hidden_size * _FLOAT32
     extra = max(logits + head, held.most - held.kept, embedding - held.kept)
     passes = {"activations": held.kept, "logits": logits, "temporary": extra - logits}
+    if config.device == "cpu":
+        passes["heap"] = int(_HEAP * (held.kept + logits))
     sharded = {name: int(size) // shards for name, size in states.items()}
     return Need(parts=sharded | passes | _engine(settings, count.plain, config, sampling))
 
@@ -126,8 +133,7 @@ def _settings(folder: Path) -> PreTrainedConfig:
 
 @cache
 def _count(folder: Path, lora: LoraConfig) -> _Count:
-    with torch.device("meta"):
-        model = _model(_settings(folder), lora)
+    model = _model(_settings(folder), lora)
     named = dict(model.named_parameters())
     return _Count(
         trained=sum(p.numel() for p in named.values() if p.requires_grad),
@@ -193,8 +199,9 @@ def _layers(folder: Path, config: TrainerConfig, num_tokens: int, longest: int) 
 
 
 def _measured(settings: PreTrainedConfig, config: TrainerConfig, rows: PackedRows) -> _Held:
+    model = _model(settings, config.lora)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = _model(settings, config.lora)
+        model.to_empty(device="cpu")
         if not config.lora.rank:
             _end_at_the_layers(model)
         prepare(model, config, SINGLE)
@@ -261,7 +268,7 @@ def _engine(
     tokens = min(engine.slots, sampling.rows) * (sampling.longest + 1)
     if engine.samples_with == "sglang":
         parallel = engine.sglang.tp_size
-        tokens = engine.sglang.kv_tokens or tokens
+        tokens = engine.sglang.kv_tokens or min(sampling.rows * sampling.longest, _KV_TOKENS)
         dtype = "bfloat16" if engine.dtype == "auto" else engine.dtype
     heads = settings.num_attention_heads
     kv_heads = getattr(settings, "num_key_value_heads", None) or heads
@@ -274,13 +281,14 @@ def _engine(
 
 
 def _model(settings: PreTrainedConfig, lora: LoraConfig) -> PreTrainedModel:
+    """Of the run's shape, on `meta`."""
     dtype = lora.dtype if lora.rank else "float32"
-    with quiet():
+    with quiet(), torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             copy.deepcopy(settings), dtype=getattr(torch, dtype)
         )
-    if lora.rank:
-        add_adapters(model, lora)
+        if lora.rank:
+            add_adapters(model, lora)
     return model
 
 

@@ -136,6 +136,7 @@ def _changes(config: RunConfig) -> dict[str, object]:
         "trainer.token_budget": min(longest, config.trainer.token_budget),
         "engine.dtype": "bfloat16",
         "engine.slots": min(16, config.engine.slots),
+        "engine.sglang.kv_tokens": 4 * longest,
         "trainer.optimizer": "adamw8bit",
         "trainer.lora.rank": config.trainer.lora.rank or 16,
         "trainer.lora.publish": "adapter",

@@ -3,15 +3,16 @@
 A server takes longest to start, so it is started first; the model loads meanwhile.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import orjson
 
 from agentrl.engine import Engine, WeightSource
+from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
@@ -19,14 +20,16 @@ from agentrl.engine.sglang.check import Reference, Row, check_server, refuse
 from agentrl.engine.sglang.client import GenerateClient
 from agentrl.engine.sglang.control import Control, Keys
 from agentrl.engine.sglang.engine import SglangEngine
+from agentrl.engine.sglang.install import require_installed
 from agentrl.engine.sglang.router import Slot
 from agentrl.engine.sglang.server import start
-from agentrl.engine.sglang.weights import make_transport
+from agentrl.engine.sglang.weights import AdapterTransport, make_transport
 from agentrl.errors import ConfigError, EngineError
 from agentrl.orchestration.config import RunConfig
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.group import TrainerGroup
 from agentrl.trainer.logprobs import sequence_logprobs
+from agentrl.trainer.lora import adapter_config
 from agentrl.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -101,20 +104,46 @@ def sglang_start(
     tokenizer: Tokenizer,
     context_length: int,
     logs: Path | None = None,
+    *,
+    trained: bool = False,
 ) -> SglangStart:
-    """Start a server for the model, its log in `logs` or the cache, or take those that run."""
-    settings = config.engine.sglang
-    servers = settings.urls or [start(config.engine, folder, logs or default_cache_dir() / "logs")]
+    """Start a server for the model, its log in `logs` or the cache, or take those that run.
+
+    One whose adapters are `trained` gets room for them.
+    """
+    engine_config, transport = config.engine, make_transport(config.engine.sglang.transport)
+    if trained and config.trainer.lora.rank and config.trainer.lora.publish == "adapter":
+        adapter = adapter_config(folder, config.trainer.lora)
+        engine_config, transport = _with_adapters(engine_config, adapter), AdapterTransport(adapter)
+    settings = engine_config.sglang
+    servers = settings.urls or [start(engine_config, folder, logs or default_cache_dir() / "logs")]
     engine = SglangEngine(
         servers,
         vocab_size=_vocab_size(folder),
         context_length=context_length,
-        transport=make_transport(settings.transport),
+        transport=transport,
         pause=settings.pause,
         restarts=settings.restarts,
         timeout_s=config.engine.timeout_s,
     )
     return SglangStart(engine, config, tokenizer)
+
+
+def _with_adapters(config: EngineConfig, adapter: Mapping[str, object]) -> EngineConfig:
+    """Room for the adapters of three versions in a server that is started."""
+    if config.sglang.urls:
+        return config
+    names = " ".join(cast("list[str]", adapter["target_modules"]))
+    flags = (
+        f"--enable-lora --max-lora-rank {adapter['r']} --max-loras-per-batch 3 "
+        f"--lora-target-modules {names}"
+    )
+    if require_installed().flavour == "cpu":
+        flags += " --lora-backend torch_native"
+    sglang = config.sglang.model_copy(
+        update={"extra_args": f"{config.sglang.extra_args} {flags}".strip()}
+    )
+    return config.model_copy(update={"sglang": sglang})
 
 
 def _vocab_size(folder: Path) -> int:

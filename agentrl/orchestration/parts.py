@@ -72,7 +72,7 @@ def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Par
     make_limits(config, longest)  # its errors come before an engine
     server = None
     if config.engine.samples_with == "sglang":
-        server = sglang_start(config, model_folder, codec.tokenizer, longest, logs)
+        server = sglang_start(config, model_folder, codec.tokenizer, longest, logs, trained=True)
     trainer, started = _trained(config, model_folder, server)
     engine = started.engine
     sampling = with_codec(plan, codec, started)

@@ -87,6 +87,38 @@ def test_three_steps_are_verified_by_a_server_that_nobody_else_can_use(
     assert servers(tmp_path) == []
 
 
+@pytest.mark.nightly
+def test_adapters_alone_reach_the_server(sglang_folder: Path, tmp_path: Path) -> None:
+    flags = ["--engine", "sglang", "--trainer.lora.rank", "4", "--trainer.lora.publish", "adapter"]
+    few = ["--rollout.tasks-per-step", "8", "--group-size", "8", "--lr", "5e-3", "--steps", "3"]
+    subprocess.run(
+        command("train", "--env", "calculator", *few, *flags),
+        cwd=tmp_path,
+        check=True,
+        timeout=380,
+    )
+    lines = (tmp_path / "runs" / "last" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert max(step["gap_mean"] for step in steps) < 1e-5
+    assert steps[-1]["updates"] > 1  # so the server had new adapters to sample with
+
+
+@pytest.mark.nightly
+def test_an_exported_model_is_served(sglang_folder: Path, tmp_path: Path) -> None:
+    train = ["--env", "calculator", "--trainer.lora.rank", "4", "--steps", "1", *SMALL]
+    subprocess.run(command("train", *train), cwd=tmp_path, check=True, timeout=200)
+    subprocess.run(command("export", "last", "model"), cwd=tmp_path, check=True, timeout=100)
+    flags = ["--env", "calculator", "--engine", "sglang", "--model", "model", "--eval.tasks", "4"]
+    done = subprocess.run(
+        command("eval", *flags, "--json"),
+        cwd=tmp_path,
+        capture_output=True,
+        check=True,
+        timeout=380,
+    )
+    assert json.loads(done.stdout)["invalid"] == 0
+
+
 def test_a_killed_run_takes_its_server_along(sglang_folder: Path, tmp_path: Path) -> None:
     arguments = command("engine", "serve", "sglang", "--model", "tiny", "--logs", str(tmp_path))
     process = subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, env=os.environ)
