@@ -6,6 +6,7 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import torch
@@ -73,6 +74,14 @@ def memory(device: torch.device) -> Memory:
     free, total = torch.accelerator.get_memory_info(device)
     used = torch.accelerator.memory_allocated(device)
     return Memory(total_bytes=total, free_bytes=free, used_bytes=used)
+
+
+def cap_memory(device: torch.device, limit_bytes: int) -> None:
+    """Let this process take no more of an accelerator than so many bytes."""
+    # Not in torch.accelerator; each kind of accelerator has a module of its name.
+    module: Any = getattr(torch, device.type)
+    share = min(1.0, limit_bytes / memory(device).total_bytes)
+    module.set_per_process_memory_fraction(share, device)
 
 
 class OutOfMemory(RunError):

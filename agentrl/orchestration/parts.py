@@ -20,8 +20,10 @@ from agentrl.orchestration.sampling import (
     with_codec,
 )
 from agentrl.rollout import Codec, Collector
+from agentrl.trainer.device import resolve_device
 from agentrl.trainer.group import TrainerGroup
 from agentrl.trainer.lora import add_adapters
+from agentrl.trainer.ranks import Ranks
 from agentrl.trainer.trainer import Trainer
 
 
@@ -112,10 +114,11 @@ def _trained(
         if lora.rank and lora.publish == "adapter":
             add_adapters(model, lora)
         return group, local_engine(model, config)
-    model = load_model(folder, dtype=dtype)
+    ranks = Ranks(device=resolve_device(settings.device))
+    model = load_model(folder, dtype=dtype, device=str(ranks.device))
     if server is None and lora.rank and lora.publish == "merged":
         # The engine's copy is made before the model gets adapters.
         started = local_engine(model, config)
-        return Trainer(model, settings, total_steps=config.steps), started
-    trainer = Trainer(model, settings, total_steps=config.steps)
+        return Trainer(model, settings, total_steps=config.steps, ranks=ranks), started
+    trainer = Trainer(model, settings, total_steps=config.steps, ranks=ranks)
     return trainer, server.trained(trainer) if server else local_engine(model, config)
