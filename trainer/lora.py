@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 import peft
@@ -52,9 +53,10 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> peft.LoraConfig:
 def adapter_config(folder: Path, config: LoraConfig) -> Mapping[str, object]:
     """The content of `adapter_config.json` for a model's folder, before any weight is loaded."""
     with quiet(), torch.device("meta"):
-        settings = AutoConfig.from_pretrained(folder, local_files_only=True)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(settings)  # type: ignore[no-untyped-call]
-        made: dict[str, object] = add_adapters(model, config).to_dict()
+        kinds: Any = AutoModelForCausalLM
+        model: Any = kinds.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+        settings: Any = add_adapters(model, config)
+    made: dict[str, object] = settings.to_dict()
     plain: dict[str, object] = orjson.loads(orjson.dumps(made, default=sorted))
     return plain
 

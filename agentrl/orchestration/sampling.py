@@ -63,11 +63,19 @@ def checked_codec(plan: Plan, model_folder: Path) -> Codec:
     """The model's codec, its chat template tried with the tools of every environment.
 
     Raises:
-        ConfigError: the template cannot be used; no weight has been loaded yet.
+        ConfigError: the template cannot be used, or the tokenizer is another model's; no weight has
+            been loaded yet.
     """
     rollout = plan.config.rollout
+    tokenizer = Tokenizer.load(model_folder)
+    size = _config(model_folder).get("vocab_size")
+    if isinstance(size, int) and tokenizer.vocab_size > size:
+        raise ConfigError(
+            f"{model_folder}: its tokenizer.json has {tokenizer.vocab_size} ids, but the model "
+            f"knows {size}: it is another model's; put the model's own files there"
+        )
     codec = Codec(
-        Tokenizer.load(model_folder),
+        tokenizer,
         format_name=plan.config.tool_format,
         reasoning=rollout.reasoning,
         results=rollout.tool_results,
@@ -79,11 +87,16 @@ def checked_codec(plan: Plan, model_folder: Path) -> Codec:
 
 def context_length(config: RunConfig, model_folder: Path) -> int:
     """Most tokens of an episode that model and engine allow, from the model's config."""
-    settings: dict[str, object] = orjson.loads((model_folder / "config.json").read_bytes())
+    settings = _config(model_folder)
     longest = settings.get("max_position_embeddings")
     own = longest if isinstance(longest, int) else config.engine.context_length or 2**20
     own = min(config.engine.context_length or own, own)
     return own - RESERVED if config.engine.samples_with == "sglang" else own
+
+
+def _config(model_folder: Path) -> dict[str, object]:
+    settings: dict[str, object] = orjson.loads((model_folder / "config.json").read_bytes())
+    return settings
 
 
 def with_codec(plan: Plan, codec: Codec, started: Started) -> SamplingParts:

@@ -55,6 +55,14 @@ CASES = {
     "not TOML": Case(["broken.toml"], ["broken.toml", "line 1"]),
     "no file": Case(["nowhere.toml"], ["nowhere.toml"]),
     "no environment": Case([], ["--env"]),
+    "merged adapters in shared weights": Case(
+        [*CALCULATOR, "--trainer.lora.rank", "4", "--engine.share-weights", "true"],
+        ["trainer.lora.publish", "adapter"],
+    ),
+    "memory of no size": Case(
+        [*CALCULATOR, "--device-memory", "much"], ["--device-memory", "--dry-run"]
+    ),
+    "no reward model": Case([*CALCULATOR, "--verifier", "reward_model:nowhere"], ["is no folder"]),
     "unknown environment": Case(["--env", "calclator"], ["did you mean calculator"]),
     "environment not importable": Case(
         ["--env", "no_import.py:MyEnv"],
