@@ -110,7 +110,8 @@ class Engine:
         """The profile as the engine takes it: Docker its text, Podman a file of its machine."""
         if not self.is_podman:
             return profile()
-        self._profile = tempfile.NamedTemporaryFile("w", prefix="agentrl-seccomp-")
+        # Each start reads it, so it stays as long as the engine is used.
+        self._profile = tempfile.NamedTemporaryFile("w", prefix="agentrl-")  # noqa: SIM115
         self._profile.write(profile())
         self._profile.flush()
         return self._profile.name
