@@ -174,6 +174,7 @@ class _HeadScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden_UD, weight_VD, bias_V, at_K, targets_K = ctx.saved_tensors
+        given, hidden_UD = hidden_UD, hidden_UD.to(weight_VD.dtype)
         hidden_grad = torch.empty_like(hidden_UD)
         weight_grad = torch.zeros_like(weight_VD) if ctx.needs_input_grad[1] else None
         bias_grad = torch.zeros_like(bias_V) if ctx.needs_input_grad[2] else None
@@ -189,7 +190,7 @@ class _HeadScores(torch.autograd.Function):
                 weight_grad.addmm_(grad_UV.T, hidden_UD[rows])
             if bias_grad is not None:
                 bias_grad += grad_UV.sum(0)
-        return hidden_grad, weight_grad, bias_grad, None, None, None, None
+        return hidden_grad.to(given.dtype), weight_grad, bias_grad, None, None, None, None
 
 
 def _cuts(at_K: NDArray[np.int64], vocab: int) -> Cuts:

@@ -18,12 +18,17 @@ VOCAB = 31
 
 
 def tiny_model(
-    seed: int = 0, dtype: torch.dtype = torch.float32, *, tied: bool = True, bias: bool = False
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    *,
+    tied: bool = True,
+    bias: bool = False,
+    vocab: int = VOCAB,
 ) -> LlamaForCausalLM:
     """Two layers, grouped-query attention, an odd vocabulary."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=VOCAB,
+        vocab_size=vocab,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
@@ -34,7 +39,7 @@ def tiny_model(
     )
     model = LlamaForCausalLM(config)
     if bias:
-        model.lm_head.bias = nn.Parameter(torch.randn(VOCAB))
+        model.lm_head.bias = nn.Parameter(torch.randn(vocab))
     nn.Module.to(model, dtype)
     return model
 

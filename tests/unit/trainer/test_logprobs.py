@@ -3,6 +3,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch and transformers are typed in part only.
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,6 +120,49 @@ def test_logits_exist_in_bounded_pieces(
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-10, atol=1e-12)
+
+
+def test_the_head_computes_in_bfloat16_where_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same gradients from kept logits and from those that backward computes again."""
+    model = tiny_model()
+    packed = pack(batch_of(random_segments((20, 19, 8))), range(3))
+    grads: list[Tensor] = []
+    for kept in (10_000, 0):
+        monkeypatch.setattr(module, "KEPT_LOGITS", kept)
+        with torch.autocast("cpu", torch.bfloat16):
+            total = policy_logprobs(model, packed, 1.0).sum()
+        grads += torch.autograd.grad(total, model.lm_head.weight)
+    torch.testing.assert_close(grads[0], grads[1], rtol=0.05, atol=0.05)
+
+
+def growth_bytes(model: LlamaForCausalLM, rows: int) -> int:
+    """Most memory of a pass and its backward, above what there was before."""
+    packed = pack(batch_of(random_segments([64] * rows)), range(rows))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    before = memory_bytes("VmRSS")
+    torch.autograd.backward(policy_logprobs(model, packed, 1.0).sum())
+    return memory_bytes("VmHWM") - before
+
+
+def memory_bytes(name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+def test_memory_does_not_grow_with_the_vocabulary_times_the_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_model(vocab=65_536)
+    monkeypatch.setattr(module, "PIECE_LOGITS", 2**20)
+    monkeypatch.setattr(module, "KEPT_LOGITS", 2**21)
+    growth_bytes(model, 2)
+    few, many = growth_bytes(model, 4), growth_bytes(model, 40)
+    num = batch_of(random_segments([64] * 40)).num_trained
+    assert num * 65_536 * 4 > 200 * 2**20
+    assert many - few < 30 * 2**20
 
 
 def test_logits_are_computed_for_trained_tokens_only(sizes: list[int]) -> None:

@@ -8,8 +8,13 @@ import sys
 
 import torchvision_ops  # noqa: F401
 
-if "--enable-lora" in sys.argv:
+if {"--enable-lora", "--enable-return-routed-experts"} & set(sys.argv):
     import pinned_memory  # noqa: F401
+if "--enable-return-routed-experts" in sys.argv:
+    from sglang.srt.mem_cache.pool_host import common
+
+    # The record's buffer would be registered with CUDA.
+    common.ALLOC_MEMORY_FUNCS["cpu"] = common.alloc_with_pin_memory
 
 if __name__ == "__main__":
     from sglang.launch_server import run_server
