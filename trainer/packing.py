@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.engine.local.routing import CHANNEL as EXPERTS
+from agentrl.engine.experts import CHANNEL as EXPERTS
 from agentrl.errors import RunError
 from agentrl.trainer.prefix import Piece, Tree, common, pieces, tree
 from agentrl.types import Batch

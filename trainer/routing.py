@@ -1,7 +1,7 @@
 """Mixtures of experts: the trainer sends each token to the experts that the engine used.
 
 Scores that nearly tie choose differently after rounding, and another expert is another model. What
-the engine recorded (`agentrl.engine.local.routing`) is replayed, so that policy and behavior are
+the engine recorded (`agentrl.engine.experts`) is replayed, so that policy and behavior are
 one distribution; the router is trained through the weights that it gives these experts.
 """
 

@@ -13,6 +13,7 @@ import orjson
 
 from agentrl.engine import Engine, WeightSource
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.experts import experts_per_token
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
@@ -124,6 +125,7 @@ def sglang_start(
         transport=transport,
         pause=settings.pause,
         restarts=settings.restarts,
+        experts=experts_per_token(folder),
         timeout_s=config.engine.timeout_s,
     )
     return SglangStart(engine, config, tokenizer)

@@ -16,13 +16,12 @@ from typing import Self, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.experts import ExpertChannels, expert_channels
 from agentrl.engine.local.models.load import load_model
-from agentrl.engine.local.routing import CHANNEL
 from agentrl.engine.local.stepper import Request, Stepper
 from agentrl.engine.local.weights import Slices, inference_model, update
 from agentrl.engine.protocol import Health, SlicedSource, WeightSource
@@ -326,23 +325,14 @@ def _shares(config: EngineConfig, theirs: torch.dtype, ours: torch.dtype) -> boo
 
 def _completion(request: Request) -> Completion:
     assert request.stop_reason is not None
+    experts = ExpertChannels()
+    if request.experts is not None:
+        experts = expert_channels(request.experts, len(request.ids_T))
     return seal(
         np.array(request.sampled, dtype=np.int32),
         np.array(request.logprobs, dtype=np.float32),
         np.array(request.versions, dtype=np.int32),
         request.stop_reason,
         cached_tokens=request.cached_tokens,
-        **_channels(request),
+        **experts,
     )
-
-
-def _channels(request: Request) -> dict[str, dict[str, NDArray[np.int16]]]:
-    """The experts, each at the token that it helped to predict."""
-    if request.experts is None:
-        return {}
-    predicted = np.pad(request.experts, ((1, 0), (0, 0), (0, 0)))
-    num = len(request.ids_T)
-    return {
-        "channels": {CHANNEL: predicted[num:]},
-        "prompt_channels": {CHANNEL: predicted[:num]},
-    }

@@ -19,9 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-CHANNEL = "routed_experts"
-"""The side channel [T, L, chosen]: the experts that computed what predicts each token."""
-
 
 def routers(model: nn.Module) -> list[nn.Module]:
     """The routers in the order of the layers; none in a dense model."""

@@ -4,6 +4,7 @@ A server's answer is checked, not trusted: what does not fit the request, or its
 EngineError. What is trained on are `output_ids`; the text that comes with them is never read.
 """
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -12,6 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from agentrl.engine.experts import ExpertChannels, expert_channels
 from agentrl.errors import EngineError
 from agentrl.tokens.seal import seal
 from agentrl.types import Completion, StopReason
@@ -26,6 +28,8 @@ class Asked:
     num_prompt: int
     max_tokens: int
     vocab_size: int
+    experts: int = 0
+    """How many the model sends a token to in each layer; 0 if it is dense."""
 
 
 def parse(body: bytes, asked: Asked) -> tuple[Completion, int | None]:
@@ -49,6 +53,7 @@ def parse(body: bytes, asked: Asked) -> tuple[Completion, int | None]:
         _versions(spans, len(ids)),
         reason,
         cached_tokens=cached if isinstance(cached, int) else 0,
+        **_experts(meta, len(ids), asked),
     )
     if len(ids) and int(completion.ids_T.max()) >= asked.vocab_size:
         raise EngineError(
@@ -160,6 +165,22 @@ def _check_counts(meta: Json, ids: list[object], asked: Asked, *, aborted: bool)
             f"tokens, at most {asked.max_tokens} were asked for; it must send what it sampled, "
             "without the prompt"
         )
+
+
+def _experts(meta: Json, num: int, asked: Asked) -> ExpertChannels:
+    """What the server recorded of all tokens but the last, 32-bit numbers in base64."""
+    if not asked.experts:
+        return {}
+    text, rows = meta.get("routed_experts"), asked.num_prompt + num - 1
+    try:
+        values = np.frombuffer(base64.b64decode(str(text or ""), validate=True), dtype="<i4")
+        layers = values.reshape(rows, max(1, values.size // (rows * asked.experts)), asked.experts)
+    except ValueError as error:
+        raise EngineError(
+            f"the server recorded no experts for {rows} tokens ({error}); start it with "
+            "--enable-return-routed-experts"
+        ) from error
+    return expert_channels(layers, asked.num_prompt)
 
 
 def _versions(spans: list[object], num: int) -> NDArray[np.int32]:

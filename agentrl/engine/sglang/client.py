@@ -41,10 +41,13 @@ def request_body(
     rid: str,
     cache_key: str | None = None,
     adapter: str | None = None,
+    *,
+    experts: bool = False,
 ) -> bytes:
     """The body of one request; these keys and no others.
 
-    Prefixes are reused among requests of one `cache_key` and one `adapter`.
+    Prefixes are reused among requests of one `cache_key` and one `adapter`. With `experts` the
+    answer has those of each token.
     """
     parameters: dict[str, object] = {
         "max_new_tokens": sampling.max_tokens,
@@ -62,6 +65,7 @@ def request_body(
             "stream": False,
             "extra_key": cache_key,
             "lora_path": adapter,
+            **({"return_routed_experts": True} if experts else {}),
         }
     )
 
@@ -96,12 +100,18 @@ def check_request(
 class GenerateClient:
     """Connections to one server. Every call runs on the event loop of the first one."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], *, vocab_size: int) -> None:
-        """`headers` may hold a key: they are sent, and shown nowhere."""
+    def __init__(
+        self, url: str, headers: Mapping[str, str], *, vocab_size: int, experts: int = 0
+    ) -> None:
+        """`headers` may hold a key: they are sent, and shown nowhere.
+
+        `experts` is how many the model sends a token to; the server has to record them.
+        """
         self.url = url
         self._path = f"{url}/generate"
         self._headers = {"Content-Type": "application/json", **headers}
         self._vocab_size = vocab_size
+        self._experts = experts
         self._session: aiohttp.ClientSession | None = None
 
     async def generate(
@@ -119,7 +129,7 @@ class GenerateClient:
             Unreachable: the connection failed.
             EngineError: the server refused the request, or its answer is wrong.
         """
-        body = request_body(ids, sampling, rid, cache_key, adapter)
+        body = request_body(ids, sampling, rid, cache_key, adapter, experts=self._experts > 0)
         try:
             async with self._http().post(self._path, data=body, headers=self._headers) as response:
                 answer = await response.read()
@@ -128,7 +138,7 @@ class GenerateClient:
             what = str(error) or type(error).__name__
             raise Unreachable(f"the SGLang server at {self.url} cut off: {what}") from error
         if status == 200:
-            asked = Asked(len(ids), sampling.max_tokens, self._vocab_size)
+            asked = Asked(len(ids), sampling.max_tokens, self._vocab_size, self._experts)
             return parse(answer, asked)
         text = f"the SGLang server at {self.url} answered {error_text(status, answer)}"
         if status == 503:

@@ -57,11 +57,13 @@ class SglangEngine:
         transport: "Transport | None" = None,
         pause: PauseMode = "retract",
         restarts: int = 3,
+        experts: int = 0,
         timeout_s: float = 600.0,
         control_s: float = 60.0,
     ) -> None:
         """Over servers or URLs; `start` it before use. Without a transport weights stay.
 
+        `experts` is how many a mixture of experts sends a token to; completions then have them.
         A request has `timeout_s` in all, a call such as a pause `control_s`. For `pause` and
         `restarts` see `SglangConfig`.
         """
@@ -69,6 +71,7 @@ class SglangEngine:
         self.context_length = context_length
         self._timeout_s = timeout_s
         self._control_s = control_s
+        self._experts = experts
         slots = [self._slot(server) for server in servers]
         self._fleet = Fleet(slots, transport=transport, mode=pause, restarts=restarts)
         self._router = self._fleet.router
@@ -79,7 +82,9 @@ class SglangEngine:
         owned = None if isinstance(server, str) else server
         keys = Keys.given() if owned is None else owned.keys
         url = server if isinstance(server, str) else server.url
-        client = GenerateClient(url.rstrip("/"), keys.headers(), vocab_size=self.vocab_size)
+        client = GenerateClient(
+            url.rstrip("/"), keys.headers(), vocab_size=self.vocab_size, experts=self._experts
+        )
         control = Control(client.url, keys, timeout_s=self._control_s)
         return Slot(client=client, control=control, server=owned)
 
@@ -316,7 +321,9 @@ def _of(completion: Completion, versions_T: NDArray[np.int32]) -> Completion:
         completion.logprobs_T,
         versions_T,
         completion.stop_reason,
+        completion.channels,
         cached_tokens=completion.cached_tokens,
+        prompt_channels=completion.prompt_channels,
     )
 
 
@@ -324,10 +331,13 @@ def _joined(parts: Sequence[Completion], reason: StopReason) -> Completion:
     """Completions that continue each other, as one."""
     if len(parts) == 1 and parts[0].stop_reason is reason:
         return parts[0]
+    full = [part for part in parts if len(part.ids_T)] or parts
     return seal(
-        np.concatenate([part.ids_T for part in parts]),
-        np.concatenate([part.logprobs_T for part in parts]),
-        np.concatenate([part.versions_T for part in parts]),
+        np.concatenate([part.ids_T for part in full]),
+        np.concatenate([part.logprobs_T for part in full]),
+        np.concatenate([part.versions_T for part in full]),
         reason,
+        {name: np.concatenate([p.channels[name] for p in full]) for name in full[0].channels},
         cached_tokens=parts[0].cached_tokens,
+        prompt_channels=full[0].prompt_channels,
     )

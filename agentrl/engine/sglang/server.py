@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.experts import experts_per_token
 from agentrl.engine.sglang.control import ADMIN_KEY, KEY, Keys
 from agentrl.engine.sglang.install import SHIMS, Installation, require_installed
 from agentrl.engine.sglang.memory import check_fits
@@ -203,6 +204,8 @@ def _command(
         "--max-total-tokens": settings.kv_tokens or None,
     }
     flags = ["--skip-server-warmup", "--sleep-on-idle"]
+    if experts_per_token(model):
+        flags.append("--enable-return-routed-experts")
     program = ["-m", "sglang.launch_server"]
     if where.flavour == "cpu":
         program = [str(SHIMS / "serve.py")]

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.experts import CHANNEL
 from agentrl.engine.local.engine import LocalEngine
-from agentrl.engine.local.routing import CHANNEL, routed, routers
+from agentrl.engine.local.routing import routed, routers
 from agentrl.errors import RunError
 from agentrl.tokens import TokenRecord, verify_batch
 from agentrl.trainer import TrainerConfig

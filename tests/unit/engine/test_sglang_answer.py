@@ -1,8 +1,11 @@
 """What a server may answer, without a server: right answers, wrong ones, and anything at all."""
 
+from base64 import b64encode
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
@@ -52,6 +55,22 @@ def test_a_stop_token_is_the_last_id() -> None:
     completion, stopped_by = parse(answer(finish_reason={"type": "stop", "matched": 7}), ASKED)
     assert completion.stop_reason is StopReason.STOP
     assert stopped_by == 7
+
+
+def test_recorded_experts_stand_at_the_tokens_that_they_predict() -> None:
+    """Two layers of three experts for all tokens but the last: five of three and three."""
+    asked = replace(ASKED, experts=3)
+    recorded = np.arange(5 * 2 * 3, dtype="<i4").reshape(5, 2, 3)
+    body = answer(routed_experts=b64encode(recorded.tobytes()).decode())
+    completion, _ = parse(body, asked)
+    np.testing.assert_array_equal(completion.channels["routed_experts"], recorded[2:])
+    prompt = completion.prompt_channels["routed_experts"]
+    np.testing.assert_array_equal(prompt[1:], recorded[:2])
+    assert not prompt[0].any()
+    assert not parse(body, ASKED)[0].channels
+    for wrong in (None, "", "%%", b64encode(recorded[:3].tobytes()).decode()):
+        with pytest.raises(EngineError, match="--enable-return-routed-experts"):
+            parse(answer(routed_experts=wrong), asked)
 
 
 def test_an_abort_keeps_what_there_is() -> None:
