@@ -137,9 +137,9 @@ def test_the_head_computes_in_bfloat16_where_it_is_told_to(
     torch.testing.assert_close(grads[0], grads[1], rtol=0.05, atol=0.05)
 
 
-def growth_bytes(model: LlamaForCausalLM, rows: int) -> int:
+def growth_bytes(model: LlamaForCausalLM, batch: Batch) -> int:
     """Most memory of a pass and its backward, above what there was before."""
-    packed = pack(batch_of(random_segments([64] * rows)), range(rows))
+    packed = pack(batch, range(batch.num_rows))
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     before = memory_bytes("VmRSS")
     torch.autograd.backward(policy_logprobs(model, packed, 1.0).sum())
@@ -158,11 +158,11 @@ def test_memory_does_not_grow_with_the_vocabulary_times_the_tokens(
     model = tiny_model(vocab=65_536)
     monkeypatch.setattr(module, "PIECE_LOGITS", 2**20)
     monkeypatch.setattr(module, "KEPT_LOGITS", 2**21)
-    growth_bytes(model, 2)
-    few, many = growth_bytes(model, 4), growth_bytes(model, 40)
-    num = batch_of(random_segments([64] * 40)).num_trained
-    assert num * 65_536 * 4 > 200 * 2**20
-    assert many - few < 30 * 2**20
+    batch = batch_of(random_segments([64] * 40))
+    logits_bytes = batch.num_trained * 65_536 * 4
+    assert logits_bytes > 200 * 2**20
+    # The weights' gradient, 8 MiB, is the largest tensor; memory that is there already may help.
+    assert growth_bytes(model, batch) < logits_bytes / 3
 
 
 def test_logits_are_computed_for_trained_tokens_only(sizes: list[int]) -> None:
