@@ -156,13 +156,13 @@ def test_memory_does_not_grow_with_the_vocabulary_times_the_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tiny_model(vocab=65_536)
-    monkeypatch.setattr(module, "PIECE_LOGITS", 2**20)
-    monkeypatch.setattr(module, "KEPT_LOGITS", 2**21)
-    batch = batch_of(random_segments([64] * 40))
+    monkeypatch.setattr(module, "KEPT_LOGITS", 2**23)
+    growth_bytes(model, batch_of(random_segments([64] * 2)))  # torch's own, at its first use
+    batch = batch_of(random_segments([64] * 64))
     logits_bytes = batch.num_trained * 65_536 * 4
-    assert logits_bytes > 200 * 2**20
-    # The weights' gradient, 8 MiB, is the largest tensor; memory that is there already may help.
-    assert growth_bytes(model, batch) < logits_bytes / 3
+    assert logits_bytes > 380 * 2**20
+    # Two pieces of 32 MiB, two gradients of 8 MiB, and what is left of the rest of the model.
+    assert growth_bytes(model, batch) < 160 * 2**20
 
 
 def test_logits_are_computed_for_trained_tokens_only(sizes: list[int]) -> None:
