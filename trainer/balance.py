@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.trainer.packing import PackedRows, empty, num_read, pack, plan
+from agentrl.trainer.packing import PackedRows, empty, neighbours, num_read, pack, plan
 from agentrl.trainer.ranks import Ranks
 from agentrl.trainer.sequence import cut_rows
 from agentrl.types import Batch
@@ -34,12 +34,20 @@ def split_over_ranks(
 ) -> list[list[list[int]]]:
     """For each rank its micro-batches, each a list of rows.
 
-    All ranks have equally many, since they meet in each one; a rank with fewer rows has empty ones
-    at the end. `width` is the model's hidden width.
+    Rows that begin alike stay together, unless the costliest rank has less to do when each row is
+    dealt by itself. All ranks have equally many micro-batches, since they meet in each one; a rank
+    with fewer rows has empty ones at the end. `width` is the model's hidden width.
     """
-    lengths = [num_read(batch, row) for row in rows.tolist()]
-    shares = deal([cost(length, width) for length in lengths], num_ranks)
-    plans = [plan(batch, rows[share], token_budget) for share in shares]
+    if num_ranks == 1:
+        return [plan(batch, rows, token_budget)]
+    found = rows.tolist()
+    dealt = deal([cost(num_read(batch, row), width) for row in found], num_ranks)
+    choices = (
+        _cut(*_costs(batch, found, width), num_ranks),
+        [[found[i] for i in share] for share in dealt],
+    )
+    shares = min(choices, key=lambda shares: max(_load(batch, share, width) for share in shares))
+    plans = [plan(batch, np.array(share, np.int64), token_budget) for share in shares]
     most = max(map(len, plans))
     return [mine + [[]] * (most - len(mine)) for mine in plans]
 
@@ -51,6 +59,29 @@ def cost(length: int, width: int) -> float:
     2 length width in attention (half of the scores are masked).
     """
     return length * (1 + length / (12 * width))
+
+
+def _costs(batch: Batch, rows: Sequence[int], width: int) -> tuple[list[int], list[float]]:
+    """The rows with those that begin alike together, and what each costs after the one before."""
+    order, shared = neighbours(batch, rows)
+    lengths = [num_read(batch, row) for row in order]
+    pairs = zip(lengths, shared, strict=True)
+    return order, [cost(length, width) - cost(same, width) for length, same in pairs]
+
+
+def _load(batch: Batch, rows: Sequence[int], width: int) -> float:
+    return sum(_costs(batch, rows, width)[1])
+
+
+def _cut(order: Sequence[int], costs: Sequence[float], num_ranks: int) -> list[list[int]]:
+    """Neighbours for each rank: a row goes where its middle lies in the sum of all costs."""
+    middles = np.cumsum(costs) - np.array(costs) / 2
+    # A row that is all shared costs nothing, and may lie at the very end.
+    places = np.minimum(middles / max(sum(costs), 1) * num_ranks, num_ranks - 1).astype(int)
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    for row, rank in zip(order, places.tolist(), strict=True):
+        shares[rank].append(row)
+    return shares
 
 
 def deal(costs: Sequence[float], num_ranks: int) -> list[list[int]]:

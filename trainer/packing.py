@@ -130,6 +130,13 @@ def read_tokens(batch: Batch, row: int) -> NDArray[np.int32]:
     return np.concatenate([ids_T1, experts_T.reshape(stop - start, -1)], axis=1)
 
 
+def neighbours(batch: Batch, rows: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Rows that begin alike next to each other, and what each shares with the one before."""
+    read = {row: read_tokens(batch, row) for row in rows}
+    order = _sorted(read, share=True)
+    return order, [0, *(common(read[a], read[b]) for a, b in pairwise(order))][: len(order)]
+
+
 def shift(targets: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where the logits of the tokens at `targets` are: one position before. The only such place."""
     return targets - 1
@@ -137,12 +144,8 @@ def shift(targets: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def pack(batch: Batch, rows: Sequence[int], *, share: bool = True) -> PackedRows:
     """Lay the rows one after the other; each has a trained token."""
-    read = {row: read_tokens(batch, row) for row in rows}
-    order = _sorted(read, share=share) if share else list(rows)
-    lengths = [len(read[row]) for row in order]
-    shared = [0] * len(order)
-    if share:
-        shared[1:] = [common(read[a], read[b]) for a, b in pairwise(order)]
+    order, shared = neighbours(batch, rows) if share else (list(rows), [0] * len(rows))
+    lengths = [num_read(batch, row) for row in order]
     parts = pieces(lengths, shared)
     starts = batch.offsets_R1[order]
     source_P = np.concatenate(

@@ -1,10 +1,14 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import RunError
+from agentrl.trainer.balance import split_over_ranks
 from agentrl.trainer.packing import num_read, pack, plan, trained_rows, trained_weight
+from agentrl.types import Segment
 from tests.unit.trainer.batches import batch_of, random_segments, segment
 
 
@@ -67,3 +71,25 @@ def test_a_trained_first_token_is_refused() -> None:
 def test_weights_must_be_sound(weight: float) -> None:
     with pytest.raises(RunError, match="row weights are"):
         trained_rows(batch_of([segment([1], [([2], [])])], weights=(weight,)))
+
+
+def test_rows_that_begin_alike_go_to_one_rank() -> None:
+    """Two groups of four, and afterwards one row as long as all the others together."""
+    prompts = [[1] * 24, [2] * 24]
+    rows = [segment(prompts[i % 2], [([3 + i] * 8, [])]) for i in range(8)]
+
+    def split(segments: Sequence[Segment], num_ranks: int) -> list[set[int]]:
+        batch = batch_of(segments)
+        every = trained_rows(batch)
+        plans = split_over_ranks(batch, every, num_ranks=num_ranks, token_budget=900, width=32)
+        assert len({len(plan) for plan in plans}) == 1
+        return [{row for micro in plan for row in micro} for plan in plans]
+
+    assert split(rows, 2) == [{0, 2, 4, 6}, {1, 3, 5, 7}]
+    assert split(rows, 1) == [set(range(8))]
+    alone = [*rows, segment([9], [([4] * 90, [])])]
+    assert {8} in split(alone, 2)
+    assert sorted(map(len, split(rows[:1], 2))) == [0, 1]
+    # The second of two equal rows of a multiple of the stride costs nothing.
+    twins = [segment([1] * 23, [([3, 4], [])])] * 2
+    assert sorted(row for rows in split(twins, 2) for row in rows) == [0, 1]
