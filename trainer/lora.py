@@ -101,6 +101,10 @@ class MergedWeights:
             elif not parameter.requires_grad:
                 yield name, parameter.detach()
 
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """Again and again: an engine need not keep the tensors."""
+        return self.named_tensors()
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:

@@ -9,10 +9,10 @@ The thread owns all state; calls reach it as functions in its inbox, run between
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -127,8 +127,13 @@ class LocalEngine:
             await self._slices.receive(weights, self._timeout_s)
             await self.between_steps(lambda _: self._changed(self._slices.change, version))
             return
-        # Here, not on the engine's thread: what the source raises is its caller's.
-        tensors = list(weights.named_tensors())
+        # Here, not on the engine's thread: what the source raises is its caller's. One that can be
+        # gone through again makes its tensors one by one, so all of them are never there.
+        tensors: Iterable[tuple[str, Tensor]] = (
+            cast("Iterable[tuple[str, Tensor]]", weights)
+            if isinstance(weights, Iterable)
+            else list(weights.named_tensors())
+        )
         model = self._stepper.model
         await self.between_steps(lambda _: self._changed(lambda: update(model, tensors), version))
 

@@ -13,7 +13,7 @@ import copy
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -60,9 +60,9 @@ def _check_served(model: PreTrainedModel) -> None:
 
 
 def update(
-    model: nn.Module, theirs: Sequence[tuple[str, Tensor]], *, partial: bool = False
+    model: nn.Module, theirs: Iterable[tuple[str, Tensor]], *, partial: bool = False
 ) -> None:
-    """Write every named tensor into the model, or none of them.
+    """Write every named tensor into the model, or none of them: `theirs` is gone through twice.
 
     A `partial` update may lack parameters, and may name tied ones by their other name too.
     Parameters that are given as they are here (shared ones) are left alone. Nothing is allocated:
@@ -70,10 +70,12 @@ def update(
     given, named as in `adapter_model.safetensors`.
     """
     ours = _parameters(model, partial)
-    names = [name for name, _ in theirs]
-    _check_names(names, set(names) & set(ours) if partial else set(ours))
+    names: list[str] = []
     for name, tensor in theirs:
-        _check_tensor(name, tensor, ours[name])
+        names.append(name)
+        if name in ours:
+            _check_tensor(name, tensor, ours[name])
+    _check_names(names, set(names) & set(ours) if partial else set(ours))
     with torch.no_grad():
         for name, tensor in theirs:
             if tensor.data_ptr() != ours[name].data_ptr():

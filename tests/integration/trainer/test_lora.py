@@ -3,11 +3,13 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch, transformers and peft are typed in part only.
 
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers import AutoModelForCausalLM
@@ -15,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.errors import ConfigError
-from agentrl.trainer import KlConfig, LoraConfig, RatioBandConfig, TrainerConfig
+from agentrl.trainer import KlConfig, LoraConfig, RatioBandConfig, TrainerConfig, lora
 from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.trainer.export import export_hf
 from agentrl.trainer.trainer import Trainer
@@ -36,17 +38,17 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def config(**lora: object) -> TrainerConfig:
+def config(**given: object) -> TrainerConfig:
     return TrainerConfig(
         lr=1e-2,
-        lora=LoraConfig.model_validate({"rank": 4, **lora}),
+        lora=LoraConfig.model_validate({"rank": 4, **given}),
         kl=KlConfig(coef=0.1),
         ratio_band=RatioBandConfig(mean=1e9, max=1e9),
     )
 
 
-def make_trainer(**lora: object) -> Trainer:
-    return Trainer(tiny_model(), config(**lora), total_steps=6)
+def make_trainer(**given: object) -> Trainer:
+    return Trainer(tiny_model(), config(**given), total_steps=6)
 
 
 def train(trainer: Trainer, first: int, last: int) -> None:
@@ -138,6 +140,25 @@ async def test_the_local_engine_samples_with_the_adapters(publish: str) -> None:
         row = trainer.model(input_ids=torch.tensor([[1, 2, 3]])).logits[0, -1].log_softmax(-1)
     assert completion.logprobs_T[0] == pytest.approx(float(row[completion.ids_T[0]]), abs=1e-5)
     await engine.aclose()
+
+
+async def test_merged_tensors_are_made_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = weakref.WeakSet[Tensor]()
+    most: list[int] = []
+    merge = lora._merged  # pyright: ignore[reportPrivateUsage]
+
+    def counted(layer: LoraLayer, leaf: str, values: Tensor) -> Tensor:
+        tensor = merge(layer, leaf, values)
+        made.add(tensor)
+        most.append(len(made))
+        return tensor
+
+    monkeypatch.setattr(lora, "_merged", counted)
+    engine = LocalEngine(tiny_model(), EngineConfig(share_weights=False))
+    await engine.update_weights(make_trainer().weights(), 1)
+    await engine.aclose()
+    assert len(most) == 2 * 2 * 7  # checked, then written
+    assert max(most) <= 2  # the one before it goes when the next one is there
 
 
 def test_targets_that_match_nothing_are_refused() -> None:
