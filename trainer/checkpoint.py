@@ -40,6 +40,7 @@ from torch.utils._pytree import tree_map
 
 from agentrl.errors import RunError
 from agentrl.runs.disk import free_bytes
+from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.export import not_finite
 from agentrl.trainer.folders import (
     check_manifest,
@@ -60,6 +61,17 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _SPARE_BYTES = 2**24
+_PLACES = (
+    "activation_checkpointing",
+    "activation_offload",
+    "device",
+    "offload",
+    "rank_timeout_s",
+    "ranks",
+    "replicate",
+    "sequence_parallel",
+    "token_budget",
+)
 
 
 def save_checkpoint(
@@ -90,7 +102,7 @@ def save_checkpoint(
         target=folder / f"step-{step:06d}",
         tensors=tree_map(_copied, tensors) if background else tensors,
         host=orjson.dumps(_host_state(trainer, state)),
-        settings=config_hash(trainer.config),
+        settings=_settings(trainer.config),
         metric=metric,
         keep=keep,
         ranks=ranks,
@@ -117,7 +129,7 @@ def load_checkpoint(path: Path, trainer: "Trainer") -> Mapping[str, Json]:
             fault = str(error)
     if (fault := trainer.ranks.agree(fault)) is not None:
         raise RunError(fault)
-    if manifest and manifest.config_hash != config_hash(trainer.config):
+    if manifest and manifest.config_hash != _settings(trainer.config):
         _LOG.warning("%s was written under other trainer settings; the new ones count", path)
     _load_tensors(trainer, path / "weights")
     host = orjson.loads((path / "state.json").read_bytes())
@@ -360,6 +372,12 @@ def _drop_older(folder: Path, newest: Path, keep: int) -> None:
     for path in older:
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _settings(config: TrainerConfig) -> str:
+    """The hash of what the weights depend on: where and in how many processes is no part of it."""
+    plain = TrainerConfig()
+    return config_hash(config.model_copy(update={key: getattr(plain, key) for key in _PLACES}))
 
 
 def _step_of(path: Path) -> int:

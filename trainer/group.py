@@ -83,7 +83,7 @@ class TrainerGroup:
             seed=seed,
         )
         try:
-            self._ranks.call(_build, plan)
+            self._layout = self._ranks.call(_build, plan)
         except BaseException:
             self._ranks.close()
             raise
@@ -110,10 +110,9 @@ class TrainerGroup:
 
     def weights(self) -> WeightSource:
         """The current weights: sliced over the ranks, or with LoRA as whole tensors."""
-        layouts = self._ranks.call(_held)
-        if any(held is None for held in layouts):
+        if None in self._layout:
             return GatheredWeights(self._ranks)
-        return SlicedWeights(self._ranks, cast(Layout, layouts))
+        return SlicedWeights(self._ranks, cast(Layout, self._layout))
 
     def save(
         self,
@@ -188,7 +187,8 @@ _sources: list[ModelWeights] = []
 _gathering: list[Iterator[tuple[str, Tensor]]] = []
 
 
-def _build(ranks: Ranks, plan: _Plan) -> None:
+def _build(ranks: Ranks, plan: _Plan) -> Mapping[str, Held] | None:
+    """What the rank holds, if its weights are published in slices."""
     config = plan.config
     prepare_process(
         threads=torch.get_num_threads(), deterministic=plan.deterministic, seed=plan.seed
@@ -203,8 +203,10 @@ def _build(ranks: Ranks, plan: _Plan) -> None:
     trainer = Trainer(model, config, total_steps=plan.total_steps, ranks=ranks, folder=folder)
     _trainers.append(trainer)
     source = trainer.weights()
-    if isinstance(source, ModelWeights):
-        _sources.append(source)
+    if not isinstance(source, ModelWeights):
+        return None
+    _sources.append(source)
+    return source.held()
 
 
 def _invoke(ranks: Ranks, method: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
@@ -214,10 +216,6 @@ def _invoke(ranks: Ranks, method: str, args: Sequence[Any], options: Mapping[str
 
 def _step(_: Ranks) -> int:
     return _trainers[0].step
-
-
-def _held(_: Ranks) -> Mapping[str, Held] | None:
-    return _sources[0].held() if _sources else None
 
 
 def _write(_: Ranks, bucket: Bucket, memory: Handle, dtype: str) -> Written:

@@ -93,7 +93,7 @@ class Ranks:
 
     def leave(self) -> None:
         """End the exchange; a second call does nothing."""
-        if self.size > 1 and distributed.is_initialized():
+        if self.mesh is not None and distributed.is_initialized():
             distributed.destroy_process_group()
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.engine.local.models.load import load_model
 from agentrl.errors import ConfigError
@@ -159,6 +160,40 @@ def test_each_rank_reads_its_slices_of_the_files(group: Group, tiny_folder: Path
             assert weights.keys() == expected.keys()
             for name, weight in weights.items():
                 assert torch.equal(weight, expected[name]), name
+
+
+COMMON: dict[str, object] = {
+    "vocab_size": 31,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+OTHERS: dict[str, dict[str, object]] = {
+    "qwen2": COMMON,  # with biases
+    "qwen3_moe": COMMON
+    | {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "gpt2": {"vocab_size": 31, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "summary_first_dropout"), 0.0)
+    | {"bos_token_id": 1, "eos_token_id": 1},
+}
+
+
+def other(ranks: Ranks, kind: str, batch: Batch) -> list[float]:
+    torch.manual_seed(0)
+    settings = AutoConfig.for_model(kind, initializer_range=0.2, **OTHERS[kind])
+    model = AutoModelForCausalLM.from_config(settings)  # type: ignore[no-untyped-call]
+    trainer = Trainer(model, CONFIG, total_steps=3, ranks=ranks)
+    return [trainer.update(batch).loss for _ in range(3)]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_architectures(group: Group, kind: str) -> None:
+    batch = ragged(LENGTHS, 5)
+    alone = group(1).call(other, kind, batch)[0]
+    for losses in group(2).call(other, kind, batch):
+        assert losses == pytest.approx(alone, abs=1e-5)
 
 
 def untied(ranks: Ranks, batch: Batch, config: TrainerConfig) -> Update:
