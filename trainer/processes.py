@@ -153,7 +153,8 @@ class RankProcesses:
             return [future.result() for future in futures]
         first = errors[0]
         alike = len({(type(error), str(error)) for error in errors}) == 1
-        if alike and isinstance(first, AgentrlError) and _order(first) == 1:
+        sound = isinstance(first, AgentrlError) and not isinstance(first, OutOfMemory)
+        if alike and sound and first is not None and _order(first) == 1:
             raise first
         self.close()
         raise self._explain(name, errors)
@@ -169,10 +170,7 @@ class RankProcesses:
             hint = ", perhaps since memory ran out" if "SIGKILL" in str(error) else ""
             return RunError(f"{who} ended during {name} ({error}{hint}); {after}")
         if isinstance(error, OutOfMemory):
-            return RunError(
-                f"{who} ran out of memory during {name} ({error}); {after}, with a lower "
-                "trainer.token_budget, more trainer.ranks or trainer.activation_checkpointing"
-            )
+            return OutOfMemory(f"{who}, during {name}: {error}")
         if isinstance(error, PeerLost | TimeoutError):
             late = [str(i) for i, e in enumerate(errors) if e is None]
             waits = f"; rank {', '.join(late)} did not answer" if late else ""
@@ -214,7 +212,9 @@ def _run(fn: Callable[..., T], args: tuple[object, ...]) -> T:
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             raise OutOfMemory(
-                str(error).splitlines()[0] if str(error) else "MemoryError"
+                f"the trainer ran out of memory ({(str(error) or 'no memory').splitlines()[0]}); "
+                "resume from the last checkpoint with a lower trainer.token_budget, more "
+                "trainer.ranks or trainer.activation_checkpointing"
             ) from error
         if isinstance(error, distributed.DistError) or "gloo" in str(error).lower():
             raise PeerLost(str(error).splitlines()[0]) from error

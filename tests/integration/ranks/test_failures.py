@@ -49,7 +49,7 @@ def rounds(ranks: Ranks, blow: str) -> None:
     [
         ("SIGKILL", r"rank 1 of 2 ended during rounds \(the process was killed by SIGKILL"),
         ("SIGSTOP", r"rank 0 of 2 waited for the others during rounds for up to 3 s .*rank 1 did"),
-        ("memory", r"rank 1 of 2 ran out of memory during rounds .* lower trainer\.token_budget"),
+        ("memory", r"rank 1 of 2, during rounds: .* out of memory .* lower trainer\.token_budget"),
         ("error", "of this rank alone"),
     ],
 )

@@ -4,13 +4,14 @@
 # torch and transformers are typed in part only.
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.engine.local.models.load import load_model
 from agentrl.errors import ConfigError
@@ -174,16 +175,19 @@ OTHERS: dict[str, dict[str, object]] = {
     "qwen2": COMMON,  # with biases
     "qwen3_moe": COMMON
     | {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-    "gpt2": {"vocab_size": 31, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "summary_first_dropout"), 0.0)
-    | {"bos_token_id": 1, "eos_token_id": 1},
+    "gpt2": {
+        **{"vocab_size": 31, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+        **{"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "summary_first_dropout": 0.0},
+        **{"bos_token_id": 1, "eos_token_id": 1},
+    },
 }
 
 
 def other(ranks: Ranks, kind: str, batch: Batch) -> list[float]:
     torch.manual_seed(0)
     settings = AutoConfig.for_model(kind, initializer_range=0.2, **OTHERS[kind])
-    model = AutoModelForCausalLM.from_config(settings)  # type: ignore[no-untyped-call]
+    make = AutoModelForCausalLM.from_config
+    model = cast(PreTrainedModel, make(settings))  # type: ignore[no-untyped-call]
     trainer = Trainer(model, CONFIG, total_steps=3, ranks=ranks)
     return [trainer.update(batch).loss for _ in range(3)]
 

@@ -52,7 +52,8 @@ def load_and_go_on(ranks: Ranks, path: Path) -> Weights:
 def test_another_number_of_ranks_goes_on(group: Group, tmp_path: Path, background: bool) -> None:
     expected = group(2).call(save_and_go_on, tmp_path, background)[0]
     path = latest_valid(tmp_path)
-    assert path == tmp_path / "step-000002"
+    assert path is not None
+    assert path.name == "step-000002"
     assert len(list((path / "weights").glob("*.distcp"))) == 2
     for size in (1, 2, 3):
         for weights in group(size).call(load_and_go_on, path):
@@ -90,22 +91,19 @@ def fail_in_background(ranks: Ranks, folder: Path) -> list[str]:
     trainer = Trainer(tiny_model(), STEADY, total_steps=4, ranks=ranks)
     trained(trainer, 0, 1)
     trainer.save(folder, step=1, state={})
-    before = module.write_manifest
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    module.write_manifest = full
     said: list[str] = []
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "write_manifest", full)
         trainer.save(folder, step=2, state={}, background=True)
         while trainer.saving is not None and not trainer.saving.done():
             time.sleep(0.01)
         with pytest.raises(RunError) as caught:
             trained(trainer, 1, 2)
         said.append(str(caught.value))
-    finally:
-        module.write_manifest = before
     trained(trainer, 1, 2)
     return said
 
