@@ -61,6 +61,7 @@ nightly: venv $(RENDERERS) sglang
 	$(PY) benchmarks/learning.py --env number_guess --seeds 0,1,2
 	$(PY) benchmarks/learning.py --env long_haul --seeds 0
 	$(PY) benchmarks/engine.py
+	$(PY) benchmarks/train_step.py
 	$(PY) benchmarks/parsers.py
 	PYTHONPATH=$(RENDERERS) $(PY) benchmarks/agreement.py
 	PYTHONPATH=$(RENDERERS) $(PY) benchmarks/tito.py
