@@ -351,7 +351,7 @@ def rerun(folder: Path) -> dict[str, float]:
     figures: dict[str, float] = {}
     for line in done.stdout.splitlines():
         name, _, rest = line.partition(" ")
-        said = json.loads(rest) if rest.startswith("{") else {}
+        said: dict[str, float] = json.loads(rest) if rest.startswith("{") else {}
         figure = said.get("cpu_ms_per_traj_turn", said.get("loop_ms_per_traj_turn"))
         if figure is None:
             print(f"  {line}")

@@ -26,7 +26,7 @@ from agentrl.sandboxes.errors import SandboxDied, SandboxStartError, SandboxUnav
 from agentrl.sandboxes.owner import Owner
 from agentrl.sandboxes.process import DRAIN_S, KILL_S, Process, Sink, in_thread
 from agentrl.sandboxes.seccomp import profile
-from agentrl.sandboxes.types import WORKSPACE, Command, Limits, SandboxOptions
+from agentrl.sandboxes.types import WORKSPACE, Capability, Command, Limits, SandboxOptions
 
 T = TypeVar("T")
 
@@ -36,6 +36,9 @@ _MARKER: Final = "AGENTRL_COMMAND"
 _USER: Final = "65534:65534"
 _TMP_BYTES: Final = 64 << 20
 _NUM_THREADS: Final = 16
+_HOLDS: Final[frozenset[Capability]] = frozenset(
+    {"contained", "memory", "processes", "cpu", "disk", "files", "sessions", "mounts"}
+)
 _USER_PROCESSES: Final = 32768
 """Of all containers together; each has its own limit besides."""
 _API_TIMEOUT_S: Final = 60
@@ -235,8 +238,7 @@ class DockerSandbox(Sandbox):
             await used.call(lambda: api.start(self._container))
         except SandboxDied as error:
             raise SandboxStartError(str(error)) from error
-        held = {"contained", "memory", "processes", "cpu", "disk", "sessions", "mounts"}
-        self.capabilities = frozenset(held if used.is_podman else {*held, "files"})
+        self.capabilities = _HOLDS - {"files"} if used.is_podman else _HOLDS
         result = await self._script("touch /workspace /tmp && echo ok", timeout_s=20.0)
         if not result.ok:
             raise SandboxStartError(

@@ -77,9 +77,10 @@ def _cut(order: Sequence[int], costs: Sequence[float], num_ranks: int) -> list[l
     """Neighbours for each rank: a row goes where its middle lies in the sum of all costs."""
     middles = np.cumsum(costs) - np.array(costs) / 2
     # A row that is all shared costs nothing, and may lie at the very end.
-    places = np.minimum(middles / max(sum(costs), 1) * num_ranks, num_ranks - 1).astype(int)
+    places_R = np.minimum(middles / max(sum(costs), 1) * num_ranks, num_ranks - 1)
+    places: list[int] = places_R.astype(np.int64).tolist()
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
-    for row, rank in zip(order, places.tolist(), strict=True):
+    for row, rank in zip(order, places, strict=True):
         shares[rank].append(row)
     return shares
 
