@@ -145,13 +145,19 @@ def test_rows_share_only_where_their_experts_agree(batch: Batch) -> None:
 def test_an_update_trains_the_router_through_the_recorded_experts(
     model: Qwen3MoeForCausalLM, batch: Batch
 ) -> None:
-    trainer = Trainer(moe_model(), TrainerConfig(lr=1e-3), total_steps=2)
-    before = [weight.detach().clone() for weight in router_weights(trainer.model)]
-    stats = trainer.update(batch)
-    assert stats.gap_max < 1e-5
-    assert stats.skipped is None
-    for old, new in zip(before, router_weights(trainer.model), strict=True):
+    before = [weight.detach().clone() for weight in router_weights(model)]
+    after: list[list[Tensor]] = []
+    for checkpointing in (False, True):
+        config = TrainerConfig(lr=1e-3, activation_checkpointing=checkpointing)
+        trainer = Trainer(moe_model(), config, total_steps=2)
+        stats = trainer.update(batch)
+        assert stats.gap_max < 1e-5
+        assert stats.skipped is None
+        after.append(router_weights(trainer.model))
+    for old, new, again in zip(before, *after, strict=True):
         assert not torch.equal(old, new)
+        # Layers that backward computes again use the recorded experts too.
+        torch.testing.assert_close(again, new, rtol=0, atol=1e-5)
 
 
 def test_records_that_do_not_fit_are_refused(model: Qwen3MoeForCausalLM, batch: Batch) -> None:
