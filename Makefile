@@ -58,8 +58,10 @@ $(RENDERERS): benchmarks/requirements.txt $(STAMP)
 nightly: venv $(RENDERERS) sglang
 	REQUIRE_SGLANG=1 $(PY) -m pytest -m "sglang and nightly"
 	$(PY) benchmarks/learning.py --env calculator --seeds 0,1,2
+	$(PY) benchmarks/learning.py --env calculator --variant ppo --no-control
 	$(PY) benchmarks/learning.py --env number_guess --seeds 0,1,2
 	$(PY) benchmarks/learning.py --env long_haul --seeds 0
+	$(PY) benchmarks/memory.py
 	$(PY) benchmarks/engine.py
 	$(PY) benchmarks/train_step.py
 	$(PY) benchmarks/parsers.py
