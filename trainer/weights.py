@@ -3,29 +3,40 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch are not typed)
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import methodcaller
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from agentrl.engine.local.shared import attach, view
+from agentrl.engine.local.shared import attach, share, view
 from agentrl.engine.reshard import (
     Box,
     Bucket,
-    Extremes,
     Handle,
     Held,
     Layout,
     Part,
     Written,
-    joined,
+    buckets,
+    plan,
+    shapes_of,
+    unsharded,
 )
 
-_MAPPED_MOST = 2
-"""An engine has so many sets of weights, of which one serves while the other is written."""
+T = TypeVar("T")
+
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_MAPPED_MOST = 3
+"""The two sets of a local engine, of which one serves, and the bucket of servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,41 @@ class ModelWeights:
         return write_slices(values, bucket, self.rank, self._mapped[memory], dtype)
 
 
+class _Call(Protocol):
+    """Runs something on each rank's own `ModelWeights`, all at once; gives what each returned."""
+
+    def __call__(self, fn: Callable[[ModelWeights], T], /) -> list[T]: ...
+
+
+class RankWeights:
+    """A `SlicedSource` over the ranks of a trainer, each of which writes its own slices."""
+
+    def __init__(self, call: _Call) -> None:
+        self._call = call
+        self._layout: Layout | None = None
+
+    def layout(self) -> Layout:
+        """What the ranks say; it does not change."""
+        if self._layout is None:
+            self._layout = self._call(ModelWeights.held)
+        return self._layout
+
+    async def write(self, bucket: Bucket, memory: Handle, dtype: str) -> Sequence[Written]:
+        """Let all ranks write at the same time."""
+        write = methodcaller("write_own", bucket, memory, dtype)
+        return await asyncio.to_thread(self._call, write)
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter, whole: one copy of all of them, for whoever cannot take slices."""
+        ours = unsharded(shapes_of(self.layout()))
+        moves = plan(self.layout(), ours)
+        (bucket,) = buckets(ours, moves, torch.float32.itemsize, sys.maxsize)
+        memory = share(bucket.num_bytes)
+        self._call(methodcaller("write_own", bucket, memory.handle, "float32"))
+        for name in ours[0]:
+            yield name, view(memory.data, bucket, 0, name, torch.float32)
+
+
 @torch.no_grad()
 def write_slices(
     values: Mapping[str, Tensor], bucket: Bucket, rank: int, data: Tensor, dtype: str
@@ -77,17 +123,27 @@ def write_slices(
     """Write what one rank holds into a bucket's bytes, cast on the way."""
     kind: torch.dtype = getattr(torch, dtype)
     written = 0
-    extremes: list[Extremes] = []
+    sums: dict[str, float] = {}
     for move in bucket.moves:
         if move.sender != rank:
             continue
         source = values[move.source][_index(move.source_box)]
-        low, high = torch.aminmax(source)
-        extremes.append({move.source: (float(low), float(high))})
+        if move.source not in sums:
+            flat = values[move.source].reshape(-1)
+            sums[move.source] = float(torch.dot(flat, flat))
         target = view(data, bucket, move.receiver, move.target, kind)[_index(move.target_box)]
-        target.copy_(source)
+        _copy(target, source)
         written += target.nbytes
-    return Written(written, joined(extremes))
+    return Written(written, sums)
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    """In memory by what numpy copies with: nearly twice as quick as torch."""
+    if target.dtype == source.dtype and source.device.type == "cpu":
+        words: Any = _WORDS[target.itemsize]
+        np.copyto(target.view(words).numpy(), source.view(words).numpy())
+    else:
+        target.copy_(source)
 
 
 def _held(name: str, parameter: Tensor) -> Held:

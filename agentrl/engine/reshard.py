@@ -8,7 +8,7 @@ them. Here are numbers only: no tensor, no process, no name that means anything.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -45,9 +45,6 @@ class Held:
         return sum(volume(part.box) for part in self.parts) < prod(self.shape)
 
 
-Extremes = Mapping[str, tuple[float, float]]
-"""The least and the greatest number of each of the model's tensors, or of a slice: not finite if
-one of them is not, and, however the tensors are cut, other ones after an optimizer step."""
 Layout = Sequence[Mapping[str, Held]]
 """For each rank, what it holds, by the rank's own names."""
 
@@ -103,27 +100,14 @@ class Written:
     """What one rank wrote of its moves."""
 
     num_bytes: int
-    extremes: Extremes
+    sums: Mapping[str, float]
+    """Of all that the rank holds of each tensor that it wrote from: not finite if one number is
+    not, and other ones after an optimizer step."""
 
 
 def volume(box: Box) -> int:
     """How many elements it has."""
     return prod(stop - start for start, stop in box)
-
-
-def joined(found: Iterable[Extremes]) -> Extremes:
-    """The extremes of all slices together."""
-    both: dict[str, tuple[float, float]] = {}
-    for extremes in found:
-        for name, (low, high) in extremes.items():
-            lowest, highest = both.get(name, (low, high))
-            both[name] = _least(low, lowest), -_least(-high, -highest)
-    return both
-
-
-def _least(a: float, b: float) -> float:
-    """The smaller one, or the one that is no number."""
-    return a if a < b or a != a else b
 
 
 def whole(shape: Sequence[int]) -> Box:

@@ -13,7 +13,7 @@ import copy
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,13 @@ from transformers import PreTrainedModel
 from agentrl.engine.local.attention import ATTENTION
 from agentrl.engine.local.shared import Shared, share, view
 from agentrl.engine.protocol import SlicedSource
-from agentrl.engine.reshard import Bucket, Extremes, Layout, buckets, joined, plan, unsharded
+from agentrl.engine.reshard import Bucket, Layout, buckets, plan, unsharded
 from agentrl.errors import ConfigError, EngineError
 
 _NOT_FINITE = "the new weights have numbers in {name} that are not finite; the old ones stay"
+
+Sums = Mapping[tuple[int, str], float]
+"""By rank of the trainer and tensor: weights with other sums are other weights."""
 
 
 def inference_model(model: PreTrainedModel, dtype: torch.dtype, *, share: bool) -> PreTrainedModel:
@@ -132,8 +135,8 @@ class Slices:
 
 async def written(
     weights: SlicedSource, bucket: Bucket, memory: Shared, dtype: torch.dtype, timeout_s: float
-) -> Extremes:
-    """Have a bucket written, and every byte accounted for; gives the extremes of what it holds.
+) -> Sums:
+    """Have a bucket written, and every byte accounted for; gives what was summed on the way.
 
     Raises:
         EngineError: numbers that are not finite, a rank that wrote less than it should, or not in
@@ -154,11 +157,11 @@ async def written(
                 f"rank {rank} of the trainer wrote {one.num_bytes:,} bytes of the weights, "
                 f"expected {planned:,}; the old ones stay"
             )
-    extremes = joined(one.extremes for one in found)
-    for name, (low, high) in extremes.items():
-        if not math.isfinite(high - low):
+    sums = {(i, name): total for i, one in enumerate(found) for name, total in one.sums.items()}
+    for (_, name), total in sums.items():
+        if not math.isfinite(total):
             raise EngineError(_NOT_FINITE.format(name=name))
-    return extremes
+    return sums
 
 
 def _check_names(names: list[str], expected: set[str]) -> None:

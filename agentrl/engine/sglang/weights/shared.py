@@ -30,17 +30,17 @@ from torch import Tensor
 from torch.multiprocessing import reductions
 
 from agentrl.engine.local.shared import Shared, share, view
-from agentrl.engine.local.weights import written
+from agentrl.engine.local.weights import Sums, written
 from agentrl.engine.protocol import SlicedSource, WeightSource
-from agentrl.engine.reshard import Bucket, Extremes, Layout, buckets, joined, plan, shapes_of
+from agentrl.engine.reshard import Bucket, Layout, buckets, plan, shapes_of
 from agentrl.engine.sglang.control import Control, Info
 from agentrl.engine.sglang.weights.bucket import Named
 from agentrl.engine.sglang.weights.layout import loader_layout, server_layout
 from agentrl.engine.sglang.weights.transport import UPDATE_S, Checked, Target, session
 from agentrl.errors import EngineError
 
-BUCKET_BYTES = 64 << 20
-"""Small, so that it stays in a CPU's caches; a tensor that is larger travels alone."""
+BUCKET_BYTES = 128 << 20
+"""A tensor that is larger travels alone."""
 
 Digests = dict[tuple[int, str], str]
 """By rank and name."""
@@ -79,7 +79,7 @@ class SharedTransport(Checked):
         self._bucket_bytes = bucket_bytes
         self._servers: dict[str, _Known] = {}
         self._memory: Shared | None = None
-        self._given: tuple[int, Extremes] | None = None
+        self._given: tuple[int, Sums] | None = None
 
     async def publish(
         self,
@@ -125,37 +125,35 @@ class SharedTransport(Checked):
         if known is None or not proven or known.theirs != theirs:
             known = await self._learn(control, info, theirs)
         if not proven:
-            extremes = await self._prove(target, known, weights, flush)
+            sums = await self._prove(target, known, weights, flush)
         else:
             sampled = known.direct.buckets[version % len(known.direct.buckets)]
-            extremes, digests = await self._load(
-                target, known, known.direct, weights, flush, sampled
-            )
+            sums, digests = await self._load(target, known, known.direct, weights, flush, sampled)
             await _check_digests(control, known, digests)
         self._servers[control.url] = known
-        if self._given is not None and self._given[0] == version and self._given[1] != extremes:
+        if self._given is not None and self._given[0] == version and self._given[1] != sums:
             raise _Torn(
                 f"the trainer's weights are those of version {version} no longer; the next "
                 "update brings new ones"
             )
-        self._given = (version, extremes)
+        self._given = (version, sums)
         await control.set_version(version)
 
     async def _prove(
         self, target: Target, known: _Known, weights: SlicedSource, flush: bool
-    ) -> Extremes:
+    ) -> Sums:
         """Have all weights loaded by the server's own loader, unless it has them, and compare."""
         control, _ = target
-        extremes, holds = await self._compare(control, known, weights)
+        sums, holds = await self._compare(control, known, weights)
         if not holds:
             await self._load(target, known, known.loader, weights, flush)
-            extremes, holds = await self._compare(control, known, weights)
+            sums, holds = await self._compare(control, known, weights)
         if not holds:
             raise _Torn(
                 f"the server at {control.url} does not hold its tensors as expected; set "
                 "engine.sglang.transport to tensor"
             )
-        return extremes
+        return sums
 
     async def _learn(self, control: Control, info: Info, theirs: Layout) -> _Known:
         """Read the live server's layout."""
@@ -176,17 +174,17 @@ class SharedTransport(Checked):
 
     async def _compare(
         self, control: Control, known: _Known, weights: SlicedSource
-    ) -> tuple[Extremes, bool]:
+    ) -> tuple[Sums, bool]:
         """Whether each rank of the server holds just what the layout would give it."""
         memory = self._room(known.direct)
         digests: Digests = {}
-        extremes: list[Extremes] = []
+        sums: dict[tuple[int, str], float] = {}
         for bucket in known.direct.buckets:
-            extremes.append(await self._write(bucket, memory, known, weights))
+            sums |= await self._write(bucket, memory, known, weights)
             digests |= _digests(memory, bucket, known.dtype)
         found = await control.checksums()
         theirs = {(i, name): digest for i, one in enumerate(found) for name, digest in one.items()}
-        return joined(extremes), digests == theirs
+        return sums, digests == theirs
 
     async def _load(
         self,
@@ -196,19 +194,19 @@ class SharedTransport(Checked):
         weights: SlicedSource,
         flush: bool,
         sampled: Bucket | None = None,
-    ) -> tuple[Extremes, Digests]:
+    ) -> tuple[Sums, Digests]:
         """Bucket by bucket: have it written, then have it loaded."""
         control, info = target
         memory = self._room(route)
         requests = [self._request(known, route, bucket, memory) for bucket in route.buckets]
-        extremes: list[Extremes] = []
+        sums: dict[tuple[int, str], float] = {}
         digests: Digests = {}
-        extremes.append(await self._write(route.buckets[0], memory, known, weights))
+        sums |= await self._write(route.buckets[0], memory, known, weights)
         try:
             async with session(control, info):
                 for i, (bucket, body) in enumerate(zip(route.buckets, requests, strict=True)):
                     if i:
-                        extremes.append(await self._write(bucket, memory, known, weights))
+                        sums |= await self._write(bucket, memory, known, weights)
                     if bucket is sampled:
                         digests = _digests(memory, bucket, known.dtype)
                     last = flush and i == len(requests) - 1
@@ -224,7 +222,7 @@ class SharedTransport(Checked):
                     )
         except EngineError as error:
             raise _Torn(str(error)) from error
-        return joined(extremes), digests
+        return sums, digests
 
     def _request(
         self, known: _Known, route: _Route, bucket: Bucket, memory: Shared
@@ -251,7 +249,7 @@ class SharedTransport(Checked):
 
     async def _write(
         self, bucket: Bucket, memory: Shared, known: _Known, weights: SlicedSource
-    ) -> Extremes:
+    ) -> Sums:
         for (receiver, name), place in bucket.places.items():
             if place.is_padded:
                 view(memory.data, bucket, receiver, name, known.dtype).zero_()
