@@ -60,10 +60,10 @@ RANKS = 2
 PROMPT = list(range(100, 140))
 READY_S = 400.0
 MIB = 1 << 20
-_held: dict[str, nn.Module] = {}
 
 
 def shape() -> LlamaConfig:
+    """Of 135 million parameters."""
     return LlamaConfig(
         vocab_size=49152,
         hidden_size=576,
@@ -87,19 +87,24 @@ def hold(ranks: Ranks, folder: Path) -> int:
     for layer in model.model.layers:
         fully_shard(layer, mesh=ranks.mesh)
     fully_shard(model, mesh=ranks.mesh)
-    _held["model"] = model
-    _held["weights"] = ModelWeights(model, ranks.rank)  # type: ignore[assignment]
+    home()["weights"] = ModelWeights(model, ranks.rank)
     return os.getpid()
 
 
+def home() -> dict[str, ModelWeights]:
+    """What a rank keeps between calls, each of which brings its functions anew."""
+    return vars(sys.modules["__main__"])
+
+
 def with_weights(ranks: Ranks, fn: Callable[[ModelWeights], Any]) -> Any:
-    return fn(_held["weights"])  # type: ignore[arg-type]
+    """Call with the rank's own weights."""
+    return fn(home()["weights"])
 
 
 def step(ranks: Ranks) -> None:
     """Weights that differ from the last ones."""
     with torch.no_grad():
-        for parameter in _held["model"].parameters():
+        for parameter in home()["weights"].model.parameters():
             parameter.mul_(1.001)
 
 
@@ -108,12 +113,13 @@ def gather(ranks: Ranks, path: Path | None) -> tuple[float, float]:
     torch.distributed.barrier()
     began = time.perf_counter()
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = get_model_state_dict(_held["model"], options=options)
+    state = get_model_state_dict(home()["weights"].model, options=options)
     gathered = time.perf_counter()
     if ranks.rank == 0 and path is not None:
         state.pop("lm_head.weight", None)
         save_file(state, path)
-        load_file(path)
+        for name, tensor in load_file(path).items():
+            state[name].copy_(tensor)
     torch.distributed.barrier()
     return gathered - began, time.perf_counter() - gathered
 
@@ -130,12 +136,15 @@ class Timed:
     num_bytes: int = 0
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """As the ranks' weights."""
         return self.inner.named_tensors()
 
     def layout(self) -> Layout:
+        """As the ranks' weights."""
         return self.inner.layout()
 
     async def write(self, bucket: Bucket, memory: Handle, dtype: str) -> Sequence[Written]:
+        """As the ranks' weights, timed."""
         began = time.perf_counter()
         written = await self.inner.write(bucket, memory, dtype)
         self.seconds += time.perf_counter() - began
@@ -150,18 +159,22 @@ class Figures:
     values: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
 
     def add(self, name: str, seconds: float) -> None:
+        """One more."""
         self.values.setdefault(name, []).append(seconds)
 
     def __getitem__(self, name: str) -> float:
         return median(self.values[name])
 
     def line(self, name: str) -> str:
+        """Median, least and greatest."""
         found = [1000 * value for value in self.values[name]]
         return f"{name:<44} {median(found):8.0f} ms   ({min(found):.0f} to {max(found):.0f})"
 
 
 @dataclass
 class Bench:
+    """Who takes part."""
+
     ranks: RankProcesses
     weights: Timed
     pids: dict[str, int]
@@ -214,9 +227,10 @@ def peaks(pids: Mapping[str, int], *, shared: bool) -> Iterator[dict[str, int]]:
 
 
 def server_pids(server: Server, prefix: str) -> dict[str, int]:
+    """The processes that hold a server's weights."""
     found: dict[str, int] = {}
     for process in psutil.Process(server.guard.pid).children(recursive=True):
-        title = " ".join(process.cmdline())
+        title = " ".join(process.cmdline()).strip()
         if "scheduler" in title:
             found[f"{prefix} {title.split('::')[-1]}"] = process.pid
     return found
@@ -232,11 +246,13 @@ def least_bytes(layout: Layout, names: Sequence[Sequence[str]]) -> int:
 
 
 def meta() -> nn.Module:
+    """The model without memory."""
     with torch.device("meta"):
         return LlamaForCausalLM(shape())
 
 
 async def greedy(engine: Engine, num: int = 24) -> list[int]:
+    """The likeliest tokens after a prompt."""
     sampling = Sampling(max_tokens=num, temperature=0)
     return (await engine.generate(PROMPT, sampling, Session("greedy"))).ids_T.tolist()
 
@@ -254,12 +270,14 @@ class Bars:
     missed = False
 
     def show(self, what: str, value: float, most: float, unit: str = "x") -> None:
+        """One figure."""
         ok = value <= most
         self.missed |= not ok
         print(f"{what:<58} {value:8.3f}{unit} at most {most:g}{unit}  {'ok' if ok else 'MISSED'}")
 
 
 async def measure(bench: Bench, repeats: int, scratch: Path) -> Figures:
+    """All times, in turn."""
     figures = Figures()
     num = sum(p.numel() for p in meta().parameters())
     source, target = torch.zeros(num), torch.ones(num)
@@ -295,6 +313,7 @@ async def grow(bench: Bench, publishes: int) -> Mapping[str, float]:
 
 
 async def run(repeats: int, publishes: int, folder: Path) -> bool:
+    """Start everything, measure, stop everything."""
     make_model(folder / "model")
     bars = Bars()
     settings = {"tp1": SglangConfig(kv_tokens=2048)}
@@ -339,6 +358,7 @@ async def compare(
     publishes: int,
     folder: Path,
 ) -> None:
+    """Print all figures."""
     local, two = "(ii) local", "(i) two ranks"
     bench.pids |= server_pids(servers["tp2"], "server's")
     largest = 49152 * 576 * 4
