@@ -22,12 +22,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -50,10 +50,15 @@ from agentrl.engine.sglang.server import Server, start
 from agentrl.engine.sglang.weights import SharedTransport
 from agentrl.engine.sglang.weights.layout import server_layout
 from agentrl.engine.sglang.weights.shared import BUCKET_BYTES
+from agentrl.trainer.group import (
+    SlicedWeights,
+    _held,
+    _sources,
+)
 from agentrl.trainer.processes import RankProcesses
 from agentrl.trainer.ranks import Layout as RankLayout
 from agentrl.trainer.ranks import Ranks
-from agentrl.trainer.weights import ModelWeights, RankWeights
+from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Sampling, Session
 
 RANKS = 2
@@ -87,24 +92,14 @@ def hold(ranks: Ranks, folder: Path) -> int:
     for layer in model.model.layers:
         fully_shard(layer, mesh=ranks.mesh)
     fully_shard(model, mesh=ranks.mesh)
-    home()["weights"] = ModelWeights(model, ranks.rank)
+    _sources.append(ModelWeights(model, ranks.rank))
     return os.getpid()
-
-
-def home() -> dict[str, ModelWeights]:
-    """What a rank keeps between calls, each of which brings its functions anew."""
-    return vars(sys.modules["__main__"])
-
-
-def with_weights(ranks: Ranks, fn: Callable[[ModelWeights], Any]) -> Any:
-    """Call with the rank's own weights."""
-    return fn(home()["weights"])
 
 
 def step(ranks: Ranks) -> None:
     """Weights that differ from the last ones."""
     with torch.no_grad():
-        for parameter in home()["weights"].model.parameters():
+        for parameter in _sources[0].model.parameters():
             parameter.mul_(1.001)
 
 
@@ -113,7 +108,7 @@ def gather(ranks: Ranks, path: Path | None) -> tuple[float, float]:
     torch.distributed.barrier()
     began = time.perf_counter()
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = get_model_state_dict(home()["weights"].model, options=options)
+    state: dict[str, Any] = get_model_state_dict(_sources[0].model, options=options)
     gathered = time.perf_counter()
     if ranks.rank == 0 and path is not None:
         state.pop("lm_head.weight", None)
@@ -131,7 +126,7 @@ def gather(ranks: Ranks, path: Path | None) -> tuple[float, float]:
 class Timed:
     """The ranks' weights; keeps how long they wrote, and what."""
 
-    inner: RankWeights
+    inner: SlicedWeights
     seconds: float = 0.0
     num_bytes: int = 0
 
@@ -254,7 +249,8 @@ def meta() -> nn.Module:
 async def greedy(engine: Engine, num: int = 24) -> list[int]:
     """The likeliest tokens after a prompt."""
     sampling = Sampling(max_tokens=num, temperature=0)
-    return (await engine.generate(PROMPT, sampling, Session("greedy"))).ids_T.tolist()
+    ids: list[int] = (await engine.generate(PROMPT, sampling, Session("greedy"))).ids_T.tolist()
+    return ids
 
 
 def make_model(folder: Path) -> None:
@@ -321,11 +317,11 @@ async def run(repeats: int, publishes: int, folder: Path) -> bool:
     servers: dict[str, Server] = {}
     ranks = RankProcesses(RankLayout(size=RANKS), threads=1)
     try:
-        for name, config in settings.items():
-            config = EngineConfig(dtype="float32", sglang=config)
-            servers[name] = start(config, folder / "model", folder)
+        for name, sglang in settings.items():
+            engine_config = EngineConfig(dtype="float32", sglang=sglang)
+            servers[name] = start(engine_config, folder / "model", folder)
         pids = dict(zip(["rank 0", "rank 1"], ranks.call(hold, folder / "model"), strict=True))
-        weights = Timed(RankWeights(lambda fn: ranks.call(with_weights, fn)))
+        weights = Timed(SlicedWeights(ranks, cast(Layout, ranks.call(_held))))
         engines: dict[str, Engine] = {}
         for name, server in servers.items():
             engines[name] = made = SglangEngine(
@@ -334,8 +330,8 @@ async def run(repeats: int, publishes: int, folder: Path) -> bool:
             await made.start(ready_s=READY_S)
         print("servers are up", flush=True)
         model = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-        config = EngineConfig(share_weights=False, slots=4, context_length=1000, threads=1)
-        engines["(ii) local"] = LocalEngine(model, config)
+        local = EngineConfig(share_weights=False, slots=4, context_length=1000, threads=1)
+        engines["(ii) local"] = LocalEngine(model, local)
         del model
         engines["(i) two ranks"] = engines.pop("tp2")
         await compare(

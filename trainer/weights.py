@@ -3,12 +3,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch are not typed)
 
-import asyncio
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import methodcaller
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from agentrl.engine.local.shared import attach, share, view
+from agentrl.engine.local.shared import attach, view
 from agentrl.engine.reshard import (
     Box,
     Bucket,
@@ -25,13 +22,7 @@ from agentrl.engine.reshard import (
     Layout,
     Part,
     Written,
-    buckets,
-    plan,
-    shapes_of,
-    unsharded,
 )
-
-T = TypeVar("T")
 
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -79,41 +70,6 @@ class ModelWeights:
             self._mapped[memory] = attach(memory)
         values = {name: _local(value) for name, value in self.model.named_parameters()}
         return write_slices(values, bucket, self.rank, self._mapped[memory], dtype)
-
-
-class _Call(Protocol):
-    """Runs something on each rank's own `ModelWeights`, all at once; gives what each returned."""
-
-    def __call__(self, fn: Callable[[ModelWeights], T], /) -> list[T]: ...
-
-
-class RankWeights:
-    """A `SlicedSource` over the ranks of a trainer, each of which writes its own slices."""
-
-    def __init__(self, call: _Call) -> None:
-        self._call = call
-        self._layout: Layout | None = None
-
-    def layout(self) -> Layout:
-        """What the ranks say; it does not change."""
-        if self._layout is None:
-            self._layout = self._call(ModelWeights.held)
-        return self._layout
-
-    async def write(self, bucket: Bucket, memory: Handle, dtype: str) -> Sequence[Written]:
-        """Let all ranks write at the same time."""
-        write = methodcaller("write_own", bucket, memory, dtype)
-        return await asyncio.to_thread(self._call, write)
-
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter, whole: one copy of all of them, for whoever cannot take slices."""
-        ours = unsharded(shapes_of(self.layout()))
-        moves = plan(self.layout(), ours)
-        (bucket,) = buckets(ours, moves, torch.float32.itemsize, sys.maxsize)
-        memory = share(bucket.num_bytes)
-        self._call(methodcaller("write_own", bucket, memory.handle, "float32"))
-        for name in ours[0]:
-            yield name, view(memory.data, bucket, 0, name, torch.float32)
 
 
 @torch.no_grad()

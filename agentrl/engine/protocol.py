@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
 from agentrl.engine.reshard import Bucket, Handle, Layout, Written
 from agentrl.types import Completion, Sampling, Session
 
@@ -81,6 +82,17 @@ class Engine(Protocol):
 
     async def resume(self) -> None:
         """Go on after `pause`."""
+        ...
+
+    async def release_memory(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> None:
+        """Give up memory of a paused engine, so that a trainer on its device can have it.
+
+        Raises EngineError, as `resume_memory` does, for what is not at that stage.
+        """
+        ...
+
+    async def resume_memory(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> None:
+        """Take memory back; weights have no values until `update_weights`, which `resume` needs."""
         ...
 
     async def abort(self, session: Session) -> None:

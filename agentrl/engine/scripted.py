@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from agentrl.engine.memory import MEMORY_TAGS, MemoryStages, MemoryTag
 from agentrl.engine.protocol import Health, WeightSource
 from agentrl.errors import EngineError
 from agentrl.tokens.seal import seal
@@ -59,6 +60,7 @@ class ScriptedEngine:
         self._going = asyncio.Event()
         self._going.set()
         self._stops: dict[str, asyncio.Event] = {}
+        self._memory = MemoryStages()
 
     async def generate(
         self, ids: Sequence[int], sampling: Sampling, session: Session
@@ -85,6 +87,8 @@ class ScriptedEngine:
             raise EngineError(
                 f"got weights of version {version}, expected one above {self._version}"
             )
+        self._memory.check_loadable()
+        self._memory.loaded()
         self._version = version
 
     async def pause(self) -> None:
@@ -93,7 +97,16 @@ class ScriptedEngine:
 
     async def resume(self) -> None:
         """Go on after `pause`."""
+        self._memory.serve()
         self._going.set()
+
+    async def release_memory(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> None:
+        """Nothing is held; what is out of turn is refused all the same."""
+        self._memory.release(tags)
+
+    async def resume_memory(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> None:
+        """As `release_memory`."""
+        self._memory.resume(tags)
 
     async def abort(self, session: Session) -> None:
         """End the session's waiting request without a token."""

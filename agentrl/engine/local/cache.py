@@ -46,9 +46,18 @@ class RowCache:
             return
         old, used = self.data, (self.rows, self.length)
         self.rows, self.length = max(rows, self.rows), max(length, self.length)
-        layers, two, _, kv_heads, _, head_dim = old.shape
-        self.data = old.new_zeros(layers, two, self.rows, kv_heads, self.length + 1, head_dim)
+        self.allocate()
         self.data[:, :, : used[0], :, : used[1]] = old[..., : used[1], :]
+
+    def free(self) -> None:
+        """Give the memory back; `allocate` before the next use."""
+        self.data = self.data[:, :, :0].clone()
+        self.layers = []
+
+    def allocate(self) -> None:
+        """Memory for all rows, empty."""
+        layers, two, _, kv_heads, _, head_dim = self.data.shape
+        self.data = self.data.new_zeros(layers, two, self.rows, kv_heads, self.length + 1, head_dim)
         self.layers = [
             LayerCache(keys, values, keys.view(-1, head_dim), values.view(-1, head_dim))
             for keys, values in self.data

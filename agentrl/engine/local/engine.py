@@ -24,6 +24,7 @@ from agentrl.engine.experts import ExpertChannels, expert_channels
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.stepper import Request, Stepper
 from agentrl.engine.local.weights import Slices, inference_model, update
+from agentrl.engine.memory import MEMORY_TAGS, MemoryStages, MemoryTag
 from agentrl.engine.protocol import Health, SlicedSource, WeightSource
 from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens.seal import seal
@@ -63,6 +64,7 @@ class LocalEngine:
             prefill_tokens=config.prefill_tokens,
         )
         self._stepper.version = version
+        self._memory = MemoryStages()
         self._slices = Slices(self._stepper.model, self.dtype)
         self._inbox = SimpleQueue[Callable[[], None]]()
         self._outbox: list[tuple[_Waiter, BaseException | None]] = []
@@ -122,6 +124,7 @@ class LocalEngine:
 
         Slices of several ranks are written while requests run on under the old weights.
         """
+        self._memory.check_loadable()
         if isinstance(weights, SlicedSource) and len(weights.layout()) > 1:
             self._check_version(version)
             await self._slices.receive(weights, self._timeout_s)
@@ -143,7 +146,19 @@ class LocalEngine:
 
     async def resume(self) -> None:
         """Go on after `pause`."""
+        self._memory.serve()
         await self.between_steps(lambda _: self._set_paused(False))
+
+    async def release_memory(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> None:
+        """Free the cache, and weights that are the engine's own; what runs computes its keys again.
+
+        Raises EngineError if the engine is not paused, or has not what is to be released.
+        """
+        await self.between_steps(lambda stepper: self._release(stepper, tags))
+
+    async def resume_memory(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> None:
+        """Make room for weights, which have no values yet; the cache grows as it is needed."""
+        await self.between_steps(lambda stepper: self._take_back(stepper, tags))
 
     async def abort(self, session: Session) -> None:
         """End the session's running request; it returns with what it has."""
@@ -243,8 +258,25 @@ class LocalEngine:
     def _changed(self, change: Callable[[], None], version: int) -> None:
         self._check_version(version)
         change()
+        self._memory.loaded()
         self._stepper.invalidate()
         self._stepper.version = version
+
+    def _release(self, stepper: Stepper, tags: Sequence[MemoryTag]) -> None:
+        if not self._paused:
+            raise EngineError("memory of an engine that samples cannot be released; pause it first")
+        self._memory.release(tags)
+        if "kv_cache" in tags:
+            stepper.free_cache()
+        if "weights" in tags and not self.shares_weights:
+            self._slices.release()
+
+    def _take_back(self, stepper: Stepper, tags: Sequence[MemoryTag]) -> None:
+        self._memory.resume(tags)
+        if "kv_cache" in tags:
+            stepper.allocate_cache()
+        if "weights" in tags and not self.shares_weights:
+            self._slices.allocate()
 
     def _set_paused(self, paused: bool) -> None:
         self._paused = paused

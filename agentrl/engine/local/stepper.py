@@ -134,6 +134,15 @@ class Stepper:
         """Forget all keys and values, since the weights changed."""
         self._rows.invalidate()
 
+    def free_cache(self) -> None:
+        """Give back the memory of all keys and values; running requests compute theirs again."""
+        self._rows.invalidate()
+        self._cache.free()
+
+    def allocate_cache(self) -> None:
+        """Take it again."""
+        self._cache.allocate()
+
     def fail(self, error: EngineError) -> None:
         """End everything with an error."""
         for request in self._all():

@@ -129,8 +129,17 @@ class Slices:
         self._serving, self._spare = self._spare, self._serving
 
     def release(self) -> None:
-        """Let go of both sets."""
+        """Let go of both sets, or of whatever the model has instead."""
         self._serving = self._spare = None
+        for parameter in self._model.parameters():
+            parameter.data = parameter.detach().new_empty(0)
+
+    def allocate(self) -> None:
+        """Room for weights, without values."""
+        for name, parameter in self._model.named_parameters():
+            parameter.data = torch.empty(
+                self._ours[0][name].shape, dtype=self._dtype, device=parameter.device
+            )
 
 
 async def written(

@@ -145,6 +145,14 @@ class Control:
         """Go on."""
         await self._call("POST", "/continue_generation", {})
 
+    async def release(self, tags: Sequence[str]) -> None:
+        """Give up memory; the server must be paused, and nothing may run."""
+        await self._call("POST", "/release_memory_occupation", {"tags": list(tags)})
+
+    async def take_back(self, tags: Sequence[str]) -> None:
+        """Take it again; a server ends at a tag that was not released."""
+        await self._call("POST", "/resume_memory_occupation", {"tags": list(tags)})
+
     async def flush(self, timeout_s: float = 30.0) -> None:
         """Forget all keys and values, once nothing runs."""
         await self._call("POST", f"/flush_cache?timeout={timeout_s:g}", {})

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
 from agentrl.engine.protocol import Health, WeightSource
 from agentrl.engine.sglang.client import Busy, GenerateClient, Unreachable, check_request, new_rid
 from agentrl.engine.sglang.control import Control, Keys, PauseMode
@@ -160,6 +161,14 @@ class SglangEngine:
     async def resume(self) -> None:
         """Go on after `pause`."""
         await self._fleet.resume()
+
+    async def release_memory(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> None:
+        """Let paused servers give up memory: really, where they have `--enable-memory-saver`."""
+        await self._fleet.release(tags)
+
+    async def resume_memory(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> None:
+        """Let them have it again; weights have no values until `update_weights`."""
+        await self._fleet.take_back(tags)
 
     async def abort(self, session: Session) -> None:
         """End the session's running request; it returns its ids so far with ABORT."""

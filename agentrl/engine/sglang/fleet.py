@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from agentrl.engine.memory import MemoryStages, MemoryTag
 from agentrl.engine.protocol import WeightSource
 from agentrl.engine.sglang.control import Control, PauseMode
 from agentrl.engine.sglang.router import Router, Slot
@@ -55,6 +56,7 @@ class Fleet:
         self.users: Counter[int] = Counter()
         """Running requests by the version that they were sent under."""
         self._mode: PauseMode = mode
+        self._memory = MemoryStages()
         self._restarts = restarts
         self._transport = transport
         self._weights: WeightSource | None = None
@@ -112,6 +114,7 @@ class Fleet:
 
         Raises EngineError if that is nowhere, and no server is on its way back.
         """
+        self._memory.check_loadable()
         async with self._updating:
             flush = not self._watchers or self._mode != "in_place"
             while not await self._publish(weights, version, flush=flush):
@@ -123,6 +126,7 @@ class Fleet:
                 await asyncio.sleep(REVIVE_S)
             self._old.add(self.version)
             self.version, self._weights = version, weights
+            self._memory.loaded()
             await self._retire()
 
     async def _retire(self) -> None:
@@ -142,8 +146,24 @@ class Fleet:
 
     async def resume(self) -> None:
         """Go on."""
+        self._memory.serve()
         self.going.set()
         await self._on_serving(lambda control: control.resume())
+
+    async def release(self, tags: Sequence[MemoryTag]) -> None:
+        """Let the servers give up memory; one that would fail at it is not asked."""
+        if self.going.is_set() or self._mode == "in_place":
+            raise EngineError(
+                "memory of servers whose requests run cannot be released; pause them first, with "
+                "engine.sglang.pause set to retract or abort"
+            )
+        self._memory.release(tags)
+        await self._on_serving(lambda control: control.release(tags))
+
+    async def take_back(self, tags: Sequence[MemoryTag]) -> None:
+        """Let them have it again."""
+        self._memory.resume(tags)
+        await self._on_serving(lambda control: control.take_back(tags))
 
     async def aclose(self) -> None:
         """Let go of the servers, and stop those that are ours."""

@@ -5,7 +5,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,13 +23,23 @@ from agentrl.engine import WeightSource
 from agentrl.engine.config import EngineConfig, SglangConfig
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import resolve_model
+from agentrl.engine.reshard import Bucket, Handle, Written
+from agentrl.engine.sglang.control import Keys
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import Server, start
-from agentrl.engine.sglang.weights import AdapterTransport, TensorTransport, Transport
+from agentrl.engine.sglang.weights import (
+    AdapterTransport,
+    SharedTransport,
+    TensorTransport,
+    Transport,
+)
+from agentrl.engine.sglang.weights.bucket import Named
+from agentrl.errors import EngineError
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Sampling, Session
 from tests.contract.engine.conftest import READY_S
+from tests.slices import RowSlices
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
@@ -56,7 +66,8 @@ def servers(
     logs, started = tmp_path_factory.mktemp("logs"), dict[str, Server]()
     try:
         for name, (folder, config) in wanted.items():
-            started[name] = start(EngineConfig(dtype="float32", sglang=config), folder, logs)
+            settings = EngineConfig(dtype="float32", sglang=config)
+            started[name] = start(settings, folder, logs, keys=Keys())
         yield started
     finally:
         for server in started.values():
@@ -70,9 +81,10 @@ async def serving(
     transport: Transport | None = None,
     weights: WeightSource | None = None,
 ) -> AsyncGenerator[SglangEngine]:
-    """An engine over a server, which ends with it."""
+    """An engine over a server, which outlives it and asks for no key."""
+    await server.wait_ready(READY_S)
     engine = SglangEngine(
-        [server], vocab_size=vocab_size, context_length=1000, transport=transport, timeout_s=120
+        [server.url], vocab_size=vocab_size, context_length=1000, transport=transport, timeout_s=120
     )
     try:
         await engine.start(ready_s=READY_S, weights=weights)
@@ -157,6 +169,93 @@ async def test_two_ranks_take_an_update_by_tensor(
                 parameter.mul_(1.1)
         await engine.update_weights(ModelWeights(model), 1)
         assert await gap(engine, model, PROMPT, 16, 1) < 1e-4
+
+
+KINDS = (
+    "model.embed_tokens.weight",  # and the head, which is tied to it
+    "model.norm.weight",
+    "model.layers.1.input_layernorm.weight",
+    "model.layers.0.self_attn.k_proj.weight",
+    "model.layers.2.self_attn.o_proj.weight",
+    "model.layers.1.mlp.up_proj.weight",
+    "model.layers.0.mlp.down_proj.weight",
+)
+
+
+async def test_slices_go_straight_into_two_ranks(
+    servers: Mapping[str, Server], tiny_folder: Path
+) -> None:
+    """Scrambled weights are replaced; then each kind of parameter arrives by itself."""
+    model = load_model(tiny_folder)
+    transport = SharedTransport(bucket_bytes=100_000)
+    async with serving(servers["ranks"], 768, transport, RowSlices(model, 3)) as engine:
+        assert await gap(engine, model, PROMPT, 8, 0) < 1e-4
+        control = engine.slots[0].control
+        await control.send("/weights_checker", {"action": "reset_tensors"}, timeout_s=60)
+        await control.flush()
+        with pytest.raises(AssertionError):
+            await gap(engine, model, PROMPT, 8, 0)
+        await engine.update_weights(RowSlices(model, 3), 1)
+        assert await gap(engine, model, PROMPT, 16, 1) < 1e-4
+        for version, name in enumerate(KINDS, start=2):
+            old = deepcopy(model)
+            with torch.no_grad():
+                model.get_parameter(name).mul_(1.3)
+            await engine.update_weights(RowSlices(model, 3), version)
+            assert await gap(engine, model, PROMPT, 4, version) < 1e-4
+            with pytest.raises(AssertionError):
+                await gap(engine, old, PROMPT, 4, version)
+
+
+class Faulty(SharedTransport):
+    """Makes one of the faults that a way to the server can make, in the last bucket."""
+
+    fault: Callable[[Named], Named] | None = None
+
+    def payload(self, bucket: Bucket, rank: int, data: torch.Tensor, dtype: torch.dtype) -> Named:
+        named = super().payload(bucket, rank, data, dtype)
+        last = any(name == "model.norm.weight" for name, _ in named)
+        return self.fault(named) if self.fault is not None and last else named
+
+
+class Late(RowSlices):
+    async def write(self, bucket: Bucket, memory: Handle, dtype: str) -> Sequence[Written]:
+        await asyncio.sleep(60)
+        return []
+
+
+def renamed(named: Named) -> Named:
+    return [*named, (named[-1][0].replace("norm", "norms"), named[-1][1])]
+
+
+async def test_a_fault_on_the_way_leaves_the_old_version_serving(
+    servers: Mapping[str, Server], tiny_folder: Path
+) -> None:
+    old, new = load_model(tiny_folder), load_model(tiny_folder)
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter.mul_(1.2)
+    transport = Faulty(bucket_bytes=100_000, timeout_s=5)
+    async with serving(servers["ranks"], 768, transport, RowSlices(old, 2)) as engine:
+        faults: list[tuple[Callable[[Named], Named] | None, WeightSource, str]] = [
+            (lambda named: named[:-1], RowSlices(new, 2), r"rank 0 lacks model\.norm\.weight"),
+            (renamed, RowSlices(new, 2), r"holds the unknown model\.norms\.weight"),
+            (
+                lambda named: [(name, tensor[:-1]) for name, tensor in named],
+                RowSlices(new, 2),
+                r"of shape \(\d+.*expected torch\.float32 of shape",
+            ),
+            (None, Late(new, 2), "did not write its slices of the weights within 5 s"),
+        ]
+        for fault, source, said in faults:
+            transport.fault = fault
+            with pytest.raises(EngineError, match=said):
+                await engine.update_weights(source, 1)
+            assert engine.version == 0
+            assert await gap(engine, old, PROMPT, 4, 0) < 1e-4
+        transport.fault = None
+        await engine.update_weights(RowSlices(new, 2), 1)
+        assert await gap(engine, new, PROMPT, 8, 1) < 1e-4
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
