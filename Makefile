@@ -72,6 +72,7 @@ nightly: venv $(RENDERERS) sglang
 	$(PY) benchmarks/swe.py
 	.ci/with_docker $(PY) benchmarks/sandbox.py
 	$(PY) benchmarks/rollout.py
+	$(PY) benchmarks/reshard.py
 
 clean:
 	rm -rf $(VENV) $(RENDERERS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -15,6 +15,10 @@ checks and flush, is printed beside it. Medians of repetitions in turn, with the
 greatest. Exits with 1 where a figure misses its bar.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
+# (parts of torch and transformers are not typed)
+
 import argparse
 import asyncio
 import os
@@ -22,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,7 +200,7 @@ def memory_of(pid: int) -> tuple[int, int]:
 
 
 @contextmanager
-def peaks(pids: Mapping[str, int], *, shared: bool) -> Iterator[dict[str, int]]:
+def peaks(pids: Mapping[str, int], *, shared: bool) -> Generator[dict[str, int]]:
     """The most bytes that each process has more than at the beginning, asked for all the time."""
 
     def now(pid: int) -> int:

@@ -1,5 +1,7 @@
 """An engine that gives its memory up while a trainer works, and takes it back."""
 
+# pyright: reportPrivateUsage=false
+
 import random
 
 import numpy as np

@@ -1,0 +1,69 @@
+"""Real FSDP ranks write their slices into the local engine and into a server's layout."""
+
+# pyright: reportPrivateUsage=false
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.local.engine import LocalEngine
+from agentrl.engine.local.models.load import load_model
+from agentrl.engine.local.shared import share, view
+from agentrl.engine.protocol import SlicedSource
+from agentrl.engine.reshard import buckets, plan, shapes_of
+from agentrl.engine.sglang.weights.layout import server_layout
+from agentrl.trainer import TrainerConfig
+from agentrl.trainer.group import TrainerGroup
+from agentrl.types import Sampling, Session
+from tests.integration.engine.plain import reference_logprobs
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(180)]
+
+LAYOUTS = [(3, 1), pytest.param(2, 2, marks=pytest.mark.nightly)]
+PROMPT = list(range(5, 35))
+
+
+def expected(full: Mapping[str, torch.Tensor], rank: int) -> torch.Tensor:
+    """What one of two ranks of a server has as the first layer's `qkv_proj`."""
+    parts = [full[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]
+    return torch.cat([part.chunk(2)[rank] for part in parts])
+
+
+@pytest.mark.parametrize(("ranks", "replicate"), LAYOUTS)
+async def test_ranks_publish_what_they_hold(tiny_folder: Path, ranks: int, replicate: int) -> None:
+    config = TrainerConfig(ranks=ranks, replicate=replicate)
+    group = TrainerGroup(tiny_folder, config, total_steps=1, threads=1)
+    model = load_model(tiny_folder)
+    full = {name: value.detach().clone() for name, value in model.named_parameters()}
+    try:
+        weights = group.weights()
+        assert isinstance(weights, SlicedSource)
+        engine = LocalEngine(model, EngineConfig(share_weights=False, slots=2))
+        with torch.no_grad():  # so that it can be seen what arrives
+            for parameter in engine._stepper.model.parameters():
+                parameter.zero_()
+        await engine.update_weights(weights, 1)
+        completion = await engine.generate(PROMPT, Sampling(max_tokens=6), Session("a"))
+        await engine.aclose()
+        wanted = reference_logprobs(model, PROMPT, completion.ids_T.tolist())
+        assert np.abs(wanted - completion.logprobs_T).max() < 1e-4
+
+        layout = weights.layout()
+        assert shapes_of(layout) == {name: tuple(value.shape) for name, value in full.items()}
+        fused = "model.layers.0.self_attn.qkv_proj.weight"
+        sources = [name for name in full if ".layers.0.self_attn." in name and "o_proj" not in name]
+        theirs = [{n: h for n, h in rank.items() if n in sources} for rank in layout]
+        ours = server_layout([[fused], [fused]], shapes_of(theirs), kv_heads=2)
+        (bucket,) = buckets(ours, plan(theirs, ours), 4, 1 << 30)
+        memory = share(bucket.num_bytes)
+        written = await weights.write(bucket, memory.handle, "float32")
+        assert sum(one.num_bytes for one in written) == 2 * expected(full, 0).nbytes
+        for rank in (0, 1):
+            found = view(memory.data, bucket, rank, fused, torch.float32)
+            assert torch.equal(found, expected(full, rank))
+    finally:
+        group.close()
