@@ -73,7 +73,8 @@ def export_run(source: str, out: Path, *, adapter: bool, runs_dir: Path) -> Path
     load_weights(checkpoint, model)
     stop_ids = Codec(Tokenizer.load(base), format_name=config.tool_format).renderer(()).stop_ids
     set_generation(model, stop_ids, config.rollout.temperature)
-    name = config.model if config.model != str(base) and "/" in config.model else str(base)
+    # A merged model stands alone, so its card names what the user named, not a place in the cache.
+    name = str(base) if adapter else config.model
     card = _card(directory, checkpoint, config, name, adapter=adapter)
     return export_hf(model, base, out, adapter=adapter, card=card)
 
