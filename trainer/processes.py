@@ -7,9 +7,11 @@ The ranks wait for each other inside the calls, so one that fails alone leaves t
 all of them are stopped then. If every rank raises the same error, they agree, and go on.
 """
 
+import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -38,6 +40,8 @@ _LONGEST_S: Final = 1e6
 _GRACE_S: Final = 5.0
 """How long the other ranks may take to say what they saw, once one has failed."""
 _MAX_RESULT_BYTES: Final = 1 << 30
+_PREFIX: Final = "agentrl-ranks-"
+_OLD_S: Final = 3600.0
 
 
 class PeerLost(RunError):
@@ -56,7 +60,8 @@ class RankProcesses:
             threads: CPU threads of each; 0 shares the cores out.
         """
         self.layout = layout
-        self._folder = Path(tempfile.mkdtemp(prefix="agentrl-ranks-"))
+        _remove_old_folders()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         # What every rank imports is imported once, before they are forked.
         preload = ("agentrl.trainer.trainer", __name__)
         self._spawner = Spawner(
@@ -180,6 +185,16 @@ class RankProcesses:
             )
         error.add_note(f"raised by {who} during {name}; {after}")
         return error
+
+
+def _remove_old_folders() -> None:
+    """What processes that were killed left: their ranks died with them, their files did not."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            old = time.time() - folder.stat().st_mtime > _OLD_S
+            if owner.isdigit() and old and not Path("/proc", owner).exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _error(future: "Future[T]") -> BaseException | None:

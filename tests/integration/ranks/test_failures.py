@@ -6,6 +6,7 @@
 import os
 import resource
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -53,10 +54,15 @@ def rounds(ranks: Ranks, blow: str) -> None:
         ("error", "of this rank alone"),
     ],
 )
-def test_one_sentence_and_nothing_left(blow: str, sentence: str) -> None:
+def test_one_sentence_and_nothing_left(
+    blow: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = tmp_path / "agentrl-ranks-99999999-x"  # no process has so high a number
+    killed.mkdir()
+    os.utime(killed, (0, 0))
     ranks = RankProcesses(Layout(size=2, timeout_s=DEADLINE_S), threads=1)
     pids = ranks.call(pid)
-    folder = Path(ranks._folder)  # pyright: ignore[reportPrivateUsage]
     started = time.monotonic()
     with pytest.raises((RunError, ValueError), match=sentence) as caught:
         ranks.call(rounds, blow)
@@ -65,7 +71,7 @@ def test_one_sentence_and_nothing_left(blow: str, sentence: str) -> None:
     if blow == "error":
         assert "raised by rank 1 of 2" in caught.value.__notes__[-1]
     assert not any(psutil.pid_exists(one) for one in pids)
-    assert not folder.exists()
+    assert not list(tmp_path.iterdir())
     with pytest.raises(RunError, match="stopped after an earlier error"):
         ranks.call(pid)
 
