@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -48,17 +48,13 @@ from agentrl.engine import Engine
 from agentrl.engine.config import EngineConfig, SglangConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.tiny import make_tiny
-from agentrl.engine.reshard import Bucket, Handle, Layout, Written, volume
+from agentrl.engine.reshard import Bucket, Handle, Held, Layout, Written, volume
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import Server, start
 from agentrl.engine.sglang.weights import SharedTransport
 from agentrl.engine.sglang.weights.layout import server_layout
 from agentrl.engine.sglang.weights.shared import BUCKET_BYTES
-from agentrl.trainer.group import (
-    SlicedWeights,
-    _held,
-    _sources,
-)
+from agentrl.trainer import group
 from agentrl.trainer.processes import RankProcesses
 from agentrl.trainer.ranks import Layout as RankLayout
 from agentrl.trainer.ranks import Ranks
@@ -90,20 +86,20 @@ def shape() -> LlamaConfig:
 # On the ranks.
 
 
-def hold(ranks: Ranks, folder: Path) -> int:
-    """Load the model, shard it; gives the process."""
+def hold(ranks: Ranks, folder: Path) -> tuple[int, Mapping[str, Held]]:
+    """Load the model, shard it; gives the process, and what it holds."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for layer in model.model.layers:
         fully_shard(layer, mesh=ranks.mesh)
     fully_shard(model, mesh=ranks.mesh)
-    _sources.append(ModelWeights(model, ranks.rank))
-    return os.getpid()
+    group._sources.append(ModelWeights(model, ranks.rank))
+    return os.getpid(), group._sources[0].held()
 
 
 def step(ranks: Ranks) -> None:
     """Weights that differ from the last ones."""
     with torch.no_grad():
-        for parameter in _sources[0].model.parameters():
+        for parameter in group._sources[0].model.parameters():
             parameter.mul_(1.001)
 
 
@@ -112,7 +108,7 @@ def gather(ranks: Ranks, path: Path | None) -> tuple[float, float]:
     torch.distributed.barrier()
     began = time.perf_counter()
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state: dict[str, Any] = get_model_state_dict(_sources[0].model, options=options)
+    state: dict[str, Any] = get_model_state_dict(group._sources[0].model, options=options)
     gathered = time.perf_counter()
     if ranks.rank == 0 and path is not None:
         state.pop("lm_head.weight", None)
@@ -130,7 +126,7 @@ def gather(ranks: Ranks, path: Path | None) -> tuple[float, float]:
 class Timed:
     """The ranks' weights; keeps how long they wrote, and what."""
 
-    inner: SlicedWeights
+    inner: group.SlicedWeights
     seconds: float = 0.0
     num_bytes: int = 0
 
@@ -324,8 +320,9 @@ async def run(repeats: int, publishes: int, folder: Path) -> bool:
         for name, sglang in settings.items():
             engine_config = EngineConfig(dtype="float32", sglang=sglang)
             servers[name] = start(engine_config, folder / "model", folder)
-        pids = dict(zip(["rank 0", "rank 1"], ranks.call(hold, folder / "model"), strict=True))
-        weights = Timed(SlicedWeights(ranks, cast(Layout, ranks.call(_held))))
+        found = ranks.call(hold, folder / "model")
+        pids = {f"rank {i}": pid for i, (pid, _) in enumerate(found)}
+        weights = Timed(group.SlicedWeights(ranks, [held for _, held in found]))
         engines: dict[str, Engine] = {}
         for name, server in servers.items():
             engines[name] = made = SglangEngine(
