@@ -33,6 +33,7 @@ FLAGS = [
 ]
 SHORT = {
     "--trainer.activation-checkpointing true": "C",
+    "--engine.share-device true": "T",
     "--engine.slots 16": "S",
     "--engine.sglang.kv-tokens 16384": "K",
     "--trainer.optimizer adamw8bit": "8",

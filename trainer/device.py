@@ -76,6 +76,12 @@ def memory(device: torch.device) -> Memory:
     return Memory(total_bytes=total, free_bytes=free, used_bytes=used)
 
 
+def give_back(device: torch.device) -> None:
+    """Let others have the memory that torch keeps for later; a CPU's is the C library's."""
+    if device.type != "cpu":
+        torch.accelerator.empty_cache()
+
+
 def cap_memory(device: torch.device, limit_bytes: int) -> None:
     """Let this process take no more of an accelerator than so many bytes."""
     # Not in torch.accelerator; each kind of accelerator has a module of its name.

@@ -140,6 +140,14 @@ class TrainerGroup:
         """A Hugging Face folder, written by the first rank."""
         return cast(Path, self._invoke("export", tokenizer_folder, out, adapter=adapter, card=card))
 
+    def release_memory(self) -> None:
+        """As `Trainer.release_memory`."""
+        self._invoke("release_memory")
+
+    def reclaim_memory(self) -> None:
+        """As `Trainer.reclaim_memory`."""
+        self._invoke("reclaim_memory")
+
     def close(self) -> None:
         """Bring the last checkpoint to the disk and end the processes."""
         try:

@@ -109,7 +109,29 @@ def estimate(folder: Path, config: TrainerConfig, sampling: Sampling) -> Need:
     if config.device == "cpu":
         passes["heap"] = int(_HEAP * (held.kept + logits))
     sharded = {name: int(size) // shards for name, size in states.items()}
-    return Need(parts=sharded | passes | _engine(settings, count.plain, config, sampling))
+    engine = _engine(settings, count.plain, config, sampling)
+    if not sampling.engine.share_device:
+        return Need(parts=sharded | passes | engine)
+    return _in_turn(sharded, passes, engine, config)
+
+
+def _in_turn(
+    states: Mapping[str, int],
+    passes: Mapping[str, int],
+    engine: Mapping[str, int],
+    config: TrainerConfig,
+) -> Need:
+    """The larger need of the two turns; what the other one holds alone is 0."""
+    lora = config.lora
+    stays = {"engine weights"} if lora.rank and lora.publish == "adapter" else set[str]()
+    kept = {name: engine[name] * (name in stays) for name in engine}
+    training = {**states, **passes, **kept}
+    # Over ranks, and on a CPU, the optimizer's state stays where it is.
+    moved = {"optimizer"} if config.ranks == 1 and config.device != "cpu" else set[str]()
+    moved |= {"gradients"}
+    sampled = {name: states[name] * (name not in moved) for name in states}
+    sampling = {**sampled, **dict.fromkeys(passes, 0), **engine}
+    return max((Need(parts=parts) for parts in (training, sampling)), key=lambda need: need.total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

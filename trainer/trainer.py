@@ -31,7 +31,7 @@ from agentrl.trainer.balance import micro_batches
 from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.trainer.config import TrainerConfig, check_heads
 from agentrl.trainer.critic import Critic, CriticStats
-from agentrl.trainer.device import CPU, memory_errors
+from agentrl.trainer.device import CPU, give_back, memory_errors
 from agentrl.trainer.export import export_hf
 from agentrl.trainer.gate import check_first_update
 from agentrl.trainer.logprobs import policy_scores, sequence_logprobs
@@ -242,6 +242,27 @@ class Trainer:
         return export_hf(
             self.model, tokenizer_folder, out, adapter=adapter, card=card, ranks=self.ranks
         )
+
+    def release_memory(self) -> None:
+        """Keep the optimizer's state in host memory until `reclaim_memory`, off an accelerator.
+
+        Nothing moves on a CPU, nor over several ranks: there `trainer.offload` does it for good.
+        """
+        self._move_state(CPU)
+        give_back(self.ranks.device)
+
+    def reclaim_memory(self) -> None:
+        """The way back; without a release before it nothing happens."""
+        self._move_state(self.ranks.device)
+
+    def _move_state(self, place: torch.device) -> None:
+        if self.ranks.mesh is not None:
+            return
+        optimizers = [self.optimizer, *([self.critic.optimizer] if self.critic else [])]
+        for state in (s for o in optimizers for s in o.state.values()):
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and value.ndim:
+                    state[name] = value.to(place)
 
     def close(self) -> None:
         """Bring the last checkpoint to the disk."""

@@ -67,6 +67,11 @@ class EngineConfig(Config):
         description="number format of the weights; auto: that of the model, or float32 on a CPU "
         "that cannot multiply bfloat16",
     )
+    share_device: bool = Field(
+        default=False,
+        description="take turns with the trainer on one device: while it works, the engine's cache "
+        "and own weights are given up, and while the engine samples, the optimizer's state",
+    )
     slots: int = Field(
         default=128,
         ge=1,

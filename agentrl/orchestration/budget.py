@@ -134,6 +134,7 @@ def _changes(config: RunConfig) -> dict[str, object]:
     return {
         "trainer.activation_checkpointing": True,
         "trainer.token_budget": min(longest, config.trainer.token_budget),
+        "engine.share_device": True,
         "engine.dtype": "bfloat16",
         "engine.slots": min(16, config.engine.slots),
         "engine.sglang.kv_tokens": 4 * longest,

@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.engine.memory import MEMORY_TAGS
 from agentrl.errors import ConfigError
 from agentrl.orchestration.display import Display
 from agentrl.orchestration.evaluate import EvalResult, evaluate
@@ -101,17 +102,10 @@ class Controller:
         started = time.perf_counter()
         collected = await self._collect(number, refs)
         times["rollout_s"] = time.perf_counter() - started
-        batch = self._batch(collected)
-        training = time.perf_counter()
-        await self._parts.engine.pause()  # it may sample with the very parameters that change now
-        try:
-            stats = self._update(batch, collected, number)
-            times["train_s"] = time.perf_counter() - training
-            publishing = time.perf_counter()
-            await self._publish(stats)
-            times["publish_s"] = time.perf_counter() - publishing
-        finally:
-            await self._parts.engine.resume()
+        if self._parts.config.engine.share_device:
+            stats = await self._train_in_turn(collected, number, times)
+        else:
+            stats = await self._train(collected, number, times)
         times["step_s"] = time.perf_counter() - started
         metrics = self._metrics(collected, stats, times)
         result = StepResult(step=number, metrics=metrics, collected=collected, stats=stats)
@@ -119,6 +113,50 @@ class Controller:
         self._store.write_step(result.step, result.metrics, collected)
         self._display.step(result.step, result.metrics)
         return result
+
+    async def _train(self, collected: Collected, number: int, times: dict[str, float]) -> StepStats:
+        training = time.perf_counter()
+        batch = self._batch(collected)
+        await self._parts.engine.pause()  # it may sample with the very parameters that change now
+        try:
+            stats = self._update(batch, collected, number)
+            times["train_s"] = time.perf_counter() - training
+            publishing = time.perf_counter()
+            if not stats.skipped:
+                await self._publish()
+            times["publish_s"] = time.perf_counter() - publishing
+        finally:
+            await self._parts.engine.resume()
+        return stats
+
+    async def _train_in_turn(
+        self, collected: Collected, number: int, times: dict[str, float]
+    ) -> StepStats:
+        """The same where both share one device: what is not at work gives its memory up.
+
+        After a failure the engine stays as it is: the run ends with the failure.
+        """
+        engine, trainer = self._parts.engine, self._parts.trainer
+        lora = self._parts.config.trainer.lora
+        # Adapters come beside a base that nobody would bring again.
+        keeps_base = bool(lora.rank) and lora.publish == "adapter"
+        given_up = [tag for tag in MEMORY_TAGS if not (keeps_base and tag == "weights")]
+        training = time.perf_counter()
+        await engine.pause()
+        await engine.release_memory(given_up)
+        trainer.reclaim_memory()
+        stats = self._update(self._batch(collected), collected, number)
+        trainer.release_memory()
+        times["train_s"] = time.perf_counter() - training
+        publishing = time.perf_counter()
+        if not keeps_base:
+            await engine.resume_memory(["weights"])
+        if not keeps_base or not stats.skipped:
+            await self._publish()
+        await engine.resume_memory([tag for tag in given_up if tag != "weights"])
+        await engine.resume()
+        times["publish_s"] = time.perf_counter() - publishing
+        return stats
 
     async def _collect(self, number: int, refs: Sequence[TaskRef]) -> Collected:
         self._display.phase("rollout")
@@ -155,11 +193,10 @@ class Controller:
             self._store.event("nothing_trained", step=number, reason=stats.skipped, episodes=lines)
         return stats
 
-    async def _publish(self, stats: StepStats) -> None:
-        if not stats.skipped:
-            weights = self._parts.trainer.weights()
-            await self._parts.engine.update_weights(weights, self.version + 1)
-            self.version += 1
+    async def _publish(self) -> None:
+        weights = self._parts.trainer.weights()
+        await self._parts.engine.update_weights(weights, self.version + 1)
+        self.version += 1
 
     def _metrics(
         self, collected: Collected, stats: StepStats, times: Mapping[str, float]

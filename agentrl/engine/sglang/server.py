@@ -206,6 +206,8 @@ def _command(
     flags = ["--skip-server-warmup", "--sleep-on-idle"]
     if experts_per_token(model):
         flags.append("--enable-return-routed-experts")
+    if config.share_device and where.flavour != "cpu":
+        flags.append("--enable-memory-saver")
     program = ["-m", "sglang.launch_server"]
     if where.flavour == "cpu":
         program = [str(SHIMS / "serve.py")]
