@@ -184,10 +184,15 @@ class Control:
         said = _fields(await self._call("POST", "/generate", body, admin=False))
         return _fields(said.get("meta_info"))
 
-    async def first_rows(self, name: str, rows: int) -> Sequence[object]:
-        """The first rows of a weight, nested as its shape is."""
+    async def first_rows(self, name: str, rows: int) -> Sequence[object] | None:
+        """The first rows of a weight, nested as its shape is; None if this model cannot be read."""
         body = {"name": name, "truncate_size": rows}
-        return cast("Sequence[object]", await self._call("POST", "/get_weights_by_name", body))
+        try:
+            return cast("Sequence[object]", await self._call("POST", "/get_weights_by_name", body))
+        except EngineError as error:
+            if "Get parameter by name failed" not in str(error):
+                raise
+            return None
 
     async def checksums(self, skipped: Sequence[str] = ()) -> Sequence[Mapping[str, str]]:
         """For each tensor-parallel rank the digests of its tensors, by the server's own names.

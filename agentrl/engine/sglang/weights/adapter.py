@@ -7,8 +7,6 @@ values; the adapter of an old version is unloaded at the first update that finds
 from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
-from torch import Tensor
-
 from agentrl.engine.sglang.control import Control
 from agentrl.engine.sglang.weights.bucket import Named, buckets
 from agentrl.engine.sglang.weights.transport import UPDATE_S, Checked, Target, each
@@ -51,7 +49,7 @@ class AdapterTransport(Checked):
 
         return await each(targets, load)
 
-    async def confirm(self, control: Control, sampled: tuple[str, Tensor], version: int) -> None:
+    async def confirm(self, control: Control, named: Named, version: int) -> None:
         """The name is the version."""
 
     async def retire(self, control: Control, version: int) -> None:
