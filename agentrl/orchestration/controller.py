@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.engine.memory import MEMORY_TAGS
+from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
 from agentrl.errors import ConfigError
 from agentrl.orchestration.display import Display
 from agentrl.orchestration.evaluate import EvalResult, evaluate
@@ -140,10 +140,10 @@ class Controller:
         lora = self._parts.config.trainer.lora
         # Adapters come beside a base that nobody would bring again.
         keeps_base = bool(lora.rank) and lora.publish == "adapter"
-        given_up = [tag for tag in MEMORY_TAGS if not (keeps_base and tag == "weights")]
+        cache: tuple[MemoryTag, ...] = ("kv_cache", "cuda_graph")
         training = time.perf_counter()
         await engine.pause()
-        await engine.release_memory(given_up)
+        await engine.release_memory(cache if keeps_base else MEMORY_TAGS)
         trainer.reclaim_memory()
         stats = self._update(self._batch(collected), collected, number)
         trainer.release_memory()
@@ -153,7 +153,7 @@ class Controller:
             await engine.resume_memory(["weights"])
         if not keeps_base or not stats.skipped:
             await self._publish()
-        await engine.resume_memory([tag for tag in given_up if tag != "weights"])
+        await engine.resume_memory(cache)
         await engine.resume()
         times["publish_s"] = time.perf_counter() - publishing
         return stats
