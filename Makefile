@@ -4,8 +4,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 RENDERERS := benchmarks/.renderers
+HERE := "not sglang and not sandbox and not ranks"
 
-.PHONY: venv demo test tests sandboxes ranks sglang unit lint types layers integration nightly clean
+.PHONY: venv demo test tests runs sandboxes ranks sglang unit lint types layers integration nightly clean
 
 venv: $(STAMP)
 
@@ -33,12 +34,15 @@ layers: venv
 unit: venv
 	$(PY) -m pytest tests/unit -q
 
-# Most tests keep one core busy, so types are checked on the other.
+# Most tests keep one core busy, so whole runs and types are checked beside them.
 test: lint layers
-	$(MAKE) --no-print-directory -j2 types tests
+	$(MAKE) --no-print-directory -j3 types runs tests
 
 tests: venv
-	$(PY) -m pytest -m "not sglang and not sandbox and not ranks"
+	$(PY) -m pytest -m $(HERE) --ignore=tests/e2e
+
+runs: venv
+	$(PY) -m pytest -m $(HERE) tests/e2e
 
 sandboxes: venv
 	.ci/with_docker $(PY) -m pytest -m sandbox
