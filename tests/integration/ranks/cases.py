@@ -18,7 +18,7 @@ from agentrl.trainer.shard import whole
 from agentrl.trainer.stats import StepStats
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Batch
-from tests.unit.trainer.batches import batch_of, plain_logprobs, random_segments, tiny_model
+from tests.unit.trainer.batches import batch_of, plain_loss, random_segments, tiny_model
 
 WIDE = RatioBandConfig(mean=1e9, max=1e9)
 CONFIG = TrainerConfig(
@@ -75,20 +75,7 @@ class Expected:
 def reference(batch: Batch, low: float = 0.2, high: float = 0.3, *, tied: bool = True) -> Expected:
     """Loss and gradients of the unsplit batch in float64, token by token."""
     model = tiny_model(dtype=torch.float64, tied=tied)
-    assert batch.advantages_N is not None
-    logprobs_N = plain_logprobs(model, batch)
-    total = torch.zeros((), dtype=torch.float64)
-    count = 0.0
-    for r in range(batch.num_rows):
-        weight = float(batch.weights_R[r])
-        for n in range(batch.row(r).start, batch.row(r).stop):
-            if batch.mask_N[n]:
-                advantage = float(batch.advantages_N[n])
-                ratio = torch.exp(logprobs_N[n] - float(batch.logprobs_N[n]))
-                clipped = torch.clamp(ratio, 1 - low, 1 + high)
-                total = total - weight * torch.minimum(ratio * advantage, clipped * advantage)
-                count += weight
-    loss = total / count
+    loss = plain_loss(model, batch, low, high)
     torch.autograd.backward(loss)
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return Expected(loss=float(loss.detach()), gradients=gradients)

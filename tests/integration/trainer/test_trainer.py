@@ -21,6 +21,7 @@ from tests.unit.trainer.batches import (
     batch_of,
     on_policy,
     plain_logprobs,
+    plain_loss,
     random_segments,
     segment,
     tiny_model,
@@ -51,22 +52,10 @@ def gradients(model: LlamaForCausalLM, batch: Batch, config: TrainerConfig) -> d
 def reference_gradients(
     model: LlamaForCausalLM, batch: Batch, low: float, high: float
 ) -> dict[str, Tensor]:
-    """The whole batch at once, token by token, in plain words."""
-    assert batch.advantages_N is not None
-    logprobs_N = plain_logprobs(model, batch)
-    total = torch.zeros((), dtype=model.dtype)
-    count = 0.0
-    for r in range(batch.num_rows):
-        weight = float(batch.weights_R[r])
-        for n in range(batch.row(r).start, batch.row(r).stop):
-            if batch.mask_N[n]:
-                advantage = float(batch.advantages_N[n])
-                ratio = torch.exp(logprobs_N[n] - float(batch.logprobs_N[n]))
-                clipped = torch.clamp(ratio, 1 - low, 1 + high)
-                total = total - weight * torch.minimum(ratio * advantage, clipped * advantage)
-                count += weight
+    """Those of `plain_loss`."""
+    loss = plain_loss(model, batch, low, high)
     model.zero_grad()
-    torch.autograd.backward(total / count)
+    torch.autograd.backward(loss)
     result = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return result

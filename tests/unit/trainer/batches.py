@@ -133,6 +133,24 @@ def plain_logprobs(model: LlamaForCausalLM, batch: Batch) -> Tensor:
     return result
 
 
+def plain_loss(model: LlamaForCausalLM, batch: Batch, low: float, high: float) -> Tensor:
+    """The clipped loss of the whole batch at once, token by token, in plain words."""
+    assert batch.advantages_N is not None
+    logprobs_N = plain_logprobs(model, batch)
+    total = torch.zeros((), dtype=model.dtype)
+    count = 0.0
+    for r in range(batch.num_rows):
+        weight = float(batch.weights_R[r])
+        for n in range(batch.row(r).start, batch.row(r).stop):
+            if batch.mask_N[n]:
+                advantage = float(batch.advantages_N[n])
+                ratio = torch.exp(logprobs_N[n] - float(batch.logprobs_N[n]))
+                clipped = torch.clamp(ratio, 1 - low, 1 + high)
+                total = total - weight * torch.minimum(ratio * advantage, clipped * advantage)
+                count += weight
+    return total / count
+
+
 def on_policy(model: LlamaForCausalLM, segments: Sequence[Segment], **options: object) -> Batch:
     """A batch whose behavior logprobs are the model's own, recorded as an engine would."""
     batch = batch_of(segments)
