@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
+import numpy as np
+from gymnasium.utils import seeding
 
 from agentrl.envs.bridge import SyncBridge
 from agentrl.envs.scoring import outcome_error
@@ -81,7 +83,9 @@ class GymSide(gymnasium.Env[str, str]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, Info]:
         """`areset` for code without an event loop."""
-        return self._bridge.run(self.areset(seed=seed, options=options))
+        begun = self._bridge.run(self.areset(seed=seed, options=options))
+        _ = self.np_random  # Gymnasium's checker looks for it
+        return begun
 
     def step(self, action: str) -> Step:
         """Parse what a model wrote and play it; for code without an event loop."""
@@ -95,7 +99,25 @@ class GymSide(gymnasium.Env[str, str]):
 
     def seed_rng(self, seed: int | None) -> None:
         """Seed `np_random` as Gymnasium does; None leaves the generator as it is."""
-        super().reset(seed=seed)
+        super().reset(seed=None if self._takes_later(seed) else seed)
+
+    def _takes_later(self, seed: int | None) -> bool:
+        """Keep a sound seed for `np_random`: to make a generator costs more than most resets."""
+        sound = isinstance(seed, int) and seed >= 0
+        if sound:
+            self._np_random, self._np_random_seed = None, seed
+        return sound
+
+    @property
+    def np_random(self) -> np.random.Generator:
+        """The generator that the last `reset` seeded."""
+        if self._np_random is None:
+            self._np_random, self._np_random_seed = seeding.np_random(self._np_random_seed)
+        return self._np_random
+
+    @np_random.setter
+    def np_random(self, value: np.random.Generator) -> None:
+        self._np_random, self._np_random_seed = value, -1
 
 
 def text_of(messages: Sequence[Message]) -> str:

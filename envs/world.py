@@ -14,6 +14,7 @@ from typing import cast
 from agentrl.envs.resources import Resources
 from agentrl.errors import EnvironmentFault, EpisodeError
 from agentrl.tools import EpisodeThread, ThreadCensus, user_code
+from agentrl.waiting import OutOfTime, within
 
 Hook = Callable[[], object | Awaitable[object]]
 
@@ -115,9 +116,8 @@ class World:
 
     async def _in_loop(self, what: str, hook: Hook) -> object:
         try:
-            async with asyncio.timeout(self._hook_timeout_s):
-                return await _here(what, hook)
-        except TimeoutError:
+            return await within(self._hook_timeout_s, _here(what, hook))
+        except OutOfTime:
             raise self._late(what) from None
 
     def _late(self, what: str) -> EnvironmentFault:

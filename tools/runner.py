@@ -7,13 +7,13 @@
 | isolated     | a process          | is killed; the model sees it                            |
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Protocol, cast
 
 from agentrl.errors import EnvironmentFault, EpisodeError, ToolError
 from agentrl.tools.boundary import user_code
 from agentrl.tools.declare import ToolSpec
+from agentrl.waiting import OutOfTime, within
 from agentrl.workers import WorkerDied, WorkerError, WorkerPool, WorkerTimeout
 
 
@@ -73,12 +73,13 @@ async def run_tool(
 async def _run_async(
     spec: ToolSpec, coroutine: Coroutine[object, object, object], limit_s: float
 ) -> object:
+    async def guarded() -> object:
+        with user_code(f"tool {spec.name}", shows_tool_errors=True):
+            return await coroutine
+
     try:
-        async with asyncio.timeout(limit_s):
-            # Inside, a TimeoutError of the tool's own becomes a fault, not a timeout of ours.
-            with user_code(f"tool {spec.name}", shows_tool_errors=True):
-                return await coroutine
-    except TimeoutError:
+        return await within(limit_s, guarded())
+    except OutOfTime:
         raise timed_out(limit_s) from None
 
 

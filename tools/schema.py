@@ -11,12 +11,12 @@ from docstring_parser.common import DocstringStyle
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import TypedDict
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.types import Json, ToolSchema
 
-_ENCODER = json.JSONEncoder(default=dict)
 _POSITIONAL_OR_KEYWORD = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.KEYWORD_ONLY,
@@ -58,10 +58,12 @@ class Arguments:
         """Keyword arguments for the tool; a ToolError names each field that does not fit."""
         try:
             # By way of JSON, so that an enum or a tuple takes the JSON form that the schema shows.
-            return self._adapter.validate_json(_ENCODER.encode(arguments))
+            return self._adapter.validate_json(to_json(arguments, fallback=dict))
         except ValidationError as error:
             problems = "; ".join(_problem(dict(item)) for item in error.errors()[:5])
             raise ToolError(f"{self._tool}: {problems}") from error
+        except PydanticSerializationError as error:  # half of a surrogate pair
+            raise ToolError(f"{self._tool}: the arguments are not JSON: {error}") from error
 
 
 def arguments_of(tool: str, function: Callable[..., object]) -> Arguments:

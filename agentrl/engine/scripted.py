@@ -4,6 +4,7 @@ What it returns went through the same rendering, loop and record as a model's to
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -67,14 +68,11 @@ class ScriptedEngine:
     ) -> Completion:
         """The agent's next turn, given the session's view of the conversation."""
         self._check(session)
-        stop = self._stops.setdefault(session.key, asyncio.Event())
-        try:
-            aborted = await self._wait(stop)
-        finally:
-            self._stops.pop(session.key, None)
-        self._check(session)
-        if aborted:
-            return seal([], [], [], StopReason.ABORT)
+        if self._latency_s or not self._going.is_set():
+            aborted = await self._wait(session)
+            self._check(session)
+            if aborted:
+                return seal([], [], [], StopReason.ABORT)
         limit = min(sampling.max_tokens, self.context_length - len(ids))
         return self._answer(session, sampling.stop_ids, limit)
 
@@ -129,15 +127,17 @@ class ScriptedEngine:
         for stop in self._stops.values():
             stop.set()
 
-    async def _wait(self, stop: asyncio.Event) -> bool:
+    async def _wait(self, session: Session) -> bool:
         """Wait for the latency and while paused; true if aborted meanwhile."""
-        if self._latency_s:
-            try:
-                async with asyncio.timeout(self._latency_s):
-                    await stop.wait()
-            except TimeoutError:
-                pass
-        await self._going.wait()
+        stop = self._stops.setdefault(session.key, asyncio.Event())
+        try:
+            if self._latency_s:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._latency_s):
+                        await stop.wait()
+            await self._going.wait()
+        finally:
+            self._stops.pop(session.key, None)
         return stop.is_set()
 
     def _check(self, session: Session) -> None:
@@ -152,9 +152,9 @@ class ScriptedEngine:
     def _answer(self, session: Session, stop_ids: frozenset[int], limit: int) -> Completion:
         assert session.view is not None
         ids = self._renderer.assistant(self._act(session.view()))
-        end = next((i + 1 for i, token in enumerate(ids) if token in stop_ids), None)
-        reason = StopReason.LENGTH if end is None or end > limit else StopReason.STOP
-        ids = ids[: min(limit, end or len(ids))]
+        end = min((ids.index(stop) + 1 for stop in stop_ids if stop in ids), default=limit + 1)
+        reason = StopReason.LENGTH if end > limit else StopReason.STOP
+        ids = ids[: min(limit, end)]
         self._sampled += len(ids)
         num = len(ids)
         return seal(ids, np.zeros(num), np.full(num, self._version), reason)

@@ -9,12 +9,11 @@ All of it happens on ids: the record takes the sampled ids as they are, and only
 environment adds is rendered.
 """
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
 from agentrl.envs import ToolEnv
 from agentrl.envs.context import (
@@ -51,8 +50,7 @@ from agentrl.types import (
     StopReason,
     ToolSchema,
 )
-
-T = TypeVar("T")
+from agentrl.waiting import OutOfTime, within
 
 
 class Generate(Protocol):
@@ -146,15 +144,14 @@ class EpisodeRunner:
                 "shorten it or raise rollout.max_context_tokens or rollout.max_episode_tokens"
             )
         running.segments.begin(prompt, running.first, len(running.first))
-        clock = asyncio.timeout(limits.wall_s)
         try:
-            async with clock:
-                while running.stop is None:
-                    await self._turn(parts)
-        except TimeoutError:
-            if not clock.expired():
-                raise
+            await within(limits.wall_s, self._take_turns(parts))
+        except OutOfTime:
             await self._truncate(parts, EpisodeStop.WALL_TIME)
+
+    async def _take_turns(self, parts: _Parts) -> None:
+        while parts.running.stop is None:
+            await self._turn(parts)
 
     async def _turn(self, parts: _Parts) -> None:
         """Sample one completion, let the environment answer it, append both."""
@@ -313,15 +310,11 @@ async def _as_data(work: Awaitable[None]) -> Invalid | None:
     return None
 
 
-async def _within(seconds: float, work: Awaitable[T], what: str) -> T:
+async def _within(seconds: float, work: Coroutine[Any, Any, object], what: str) -> None:
     """Wait for the environment's work, at most so long."""
-    clock = asyncio.timeout(seconds)
     try:
-        async with clock:
-            return await work
-    except TimeoutError as error:
-        if not clock.expired():
-            raise
+        await within(seconds, work)
+    except OutOfTime as error:
         message = f"the environment's {what} took longer than {seconds:g} s (rollout.setup_s)"
         raise EnvironmentFault(message) from error
 

@@ -15,8 +15,9 @@ Suffixes: N (or T) tokens, A appends.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ _TOKEN = np.dtype(
         ("mask", "?"),
     ]
 )
+_LAST_WORD = struct.Struct("<hb?")
+"""Turn, source and mask."""
 NO_VERSION = -1
 """Of tokens that the policy did not sample."""
 _SOURCE_AT = 14
@@ -69,24 +72,17 @@ class Packed:
     channels: NDArray[np.uint8]
     header: bytes
     """Names, types and row shapes of the channels; empty without channels."""
-    view: memoryview = field(init=False)
-    """`tokens` without numpy's cost per slice."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "view", memoryview(self.tokens.tobytes()))
 
 
 def pack(fields: Fields) -> Packed:
     """Lay the columns out token by token."""
-    tokens_N = _rows(
-        len(fields.ids),
-        id=fields.ids,
-        logprob=fields.logprobs,
-        version=fields.versions,
-        turn=fields.turns,
-        source=fields.sources,
-        mask=fields.mask,
-    )
+    tokens_N = np.empty(len(fields.ids), dtype=_TOKEN)
+    tokens_N["id"] = fields.ids
+    tokens_N["logprob"] = fields.logprobs
+    tokens_N["version"] = fields.versions
+    tokens_N["turn"] = fields.turns
+    tokens_N["source"] = fields.sources
+    tokens_N["mask"] = fields.mask
     return Packed(
         tokens_N.view(np.uint8).reshape(len(tokens_N), _TOKEN.itemsize),
         channel_bytes(fields.channels, len(tokens_N)),
@@ -94,23 +90,33 @@ def pack(fields: Fields) -> Packed:
     )
 
 
+def joined(blocks: Iterable[bytes], channels: Mapping[str, NDArray[np.generic]]) -> Packed:
+    """Packed appends, one behind the other."""
+    tokens_N = np.frombuffer(b"".join(blocks), dtype=np.uint8).reshape(-1, _TOKEN.itemsize)
+    return Packed(tokens_N, channel_bytes(channels, len(tokens_N)), channel_header(channels))
+
+
 def pack_append(
-    ids: NDArray[np.integer],
+    ids: NDArray[np.int32] | Sequence[int],
     source: Source,
     turn: int,
     *,
     mask: bool = False,
-    logprobs: NDArray[np.float32] | float = 0.0,
-    versions: NDArray[np.int32] | int = NO_VERSION,
+    logprobs: NDArray[np.float32] | None = None,
+    versions: NDArray[np.int32] | None = None,
 ) -> bytes:
     """The packed tokens of one append."""
-    columns = {"id": ids, "logprob": logprobs, "version": versions}
-    return _rows(len(ids), **columns, turn=turn, source=source.value, mask=mask).tobytes()
+    words_N4 = np.empty((len(ids), 4), dtype="<i4")
+    words_N4[:, 0] = ids
+    words_N4[:, 1] = 0 if logprobs is None else logprobs.view(np.int32)
+    words_N4[:, 2] = NO_VERSION if versions is None else versions
+    words_N4[:, 3] = int.from_bytes(_LAST_WORD.pack(turn, source, mask), "little")
+    return words_N4.tobytes()
 
 
-def unpack(blocks: Iterable[bytes], channels: Mapping[str, NDArray[np.generic]]) -> Fields:
-    """The columns of packed appends, one behind the other."""
-    tokens_N = np.frombuffer(b"".join(blocks), dtype=_TOKEN)
+def unpack(packed: Packed, channels: Mapping[str, NDArray[np.generic]]) -> Fields:
+    """The columns of packed tokens."""
+    tokens_N = packed.tokens.reshape(-1).view(_TOKEN)
     return Fields(
         ids=tokens_N["id"].copy(),
         mask=tokens_N["mask"].copy(),
@@ -135,19 +141,18 @@ def marks(packed: Packed) -> NDArray[np.uint32]:
 
 def link(previous: bytes, block: bytes | memoryview, channels: bytes = b"") -> bytes:
     """h_k from h_(k-1), the packed tokens of append k, and its side channels if it has any."""
-    hasher = hashlib.blake2b(previous, digest_size=DIGEST_BYTES)
-    hasher.update((len(block) // _TOKEN.itemsize).to_bytes(4, "little"))
-    hasher.update(block)
-    hasher.update(channels)
-    return hasher.digest()
+    num = len(block) // _TOKEN.itemsize
+    content = b"".join((previous, num.to_bytes(4, "little"), block, channels))
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def chain_digest(packed: Packed, lengths: Iterable[int], start: int = 0) -> bytes:
     """The digest of the segment that begins at token `start` and has appends of these lengths."""
     digest, since = START, start
+    view = memoryview(packed.tokens.reshape(-1))  # type: ignore[arg-type]
     for length in lengths:
         end = start + length
-        block = packed.view[start * _TOKEN.itemsize : end * _TOKEN.itemsize]
+        block = view[start * _TOKEN.itemsize : end * _TOKEN.itemsize]
         channels = b""
         if packed.header and block[_SOURCE_AT] == _MODEL:
             channels = packed.header + packed.channels[since:end].tobytes()
@@ -174,9 +179,8 @@ def completion_content(
 
 def completion_digest(content: bytes, stop_reason: str) -> bytes:
     """The digest of an engine's answer."""
-    hasher = hashlib.blake2b(stop_reason.encode() + b"\0", digest_size=DIGEST_BYTES)
-    hasher.update(content)
-    return hasher.digest()
+    content = stop_reason.encode() + b"\0" + content
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def channel_header(channels: Mapping[str, NDArray[np.generic]]) -> bytes:
@@ -199,24 +203,14 @@ def channel_bytes(channels: Mapping[str, NDArray[np.generic]], rows: int) -> NDA
     return np.ascontiguousarray(np.concatenate(columns, axis=1))
 
 
-def _rows(num: int, **columns: NDArray[np.generic] | float) -> NDArray[np.void]:
-    """Tokens with these columns; a number is the same for all of them."""
-    tokens_N = np.empty(num, dtype=_TOKEN)
-    for name, values in columns.items():
-        tokens_N[name] = values
-    return tokens_N
-
-
 def _mix(bytes_NW: NDArray[np.uint8], factors: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A 64-bit sum per row of its 32-bit words times one odd factor each."""
     padding = -bytes_NW.shape[1] % 4
     if padding:
         bytes_NW = np.pad(bytes_NW, ((0, 0), (0, padding)))
-    words = np.ascontiguousarray(bytes_NW).view("<u4")
-    mixed = np.zeros(len(words), dtype=np.uint64)
-    for column, factor in zip(words.T, factors, strict=True):
-        mixed += column.astype(np.uint64) * factor
-    return mixed
+    words_NW = np.ascontiguousarray(bytes_NW).view("<u4")
+    mixed_N: NDArray[np.uint64] = words_NW.astype(np.uint64) @ factors
+    return mixed_N
 
 
 def _factors(count: int) -> NDArray[np.uint64]:

@@ -26,9 +26,9 @@ from agentrl.tokens.chain import (
     channel_header,
     completion_content,
     completion_digest,
+    joined,
     link,
     marks,
-    pack,
     pack_append,
     unpack,
 )
@@ -100,10 +100,10 @@ class TokenRecord:
             Source.MODEL,
             self._turn,
             mask=trained,
-            logprobs=completion.logprobs_T if trained else 0.0,
+            logprobs=completion.logprobs_T if trained else None,
             versions=completion.versions_T,
         )
-        self._append(ids, Source.MODEL, block, self._with_given(completion))
+        self._append(ids.tolist(), Source.MODEL, block, self._with_given(completion))
         self._channels = {name: values[:0] for name, values in channels.items()}
         self._turn += 1
 
@@ -112,7 +112,9 @@ class TokenRecord:
         if not self._sources:
             raise ValueError("the record is empty; append a prompt before closing it")
         self._closed = True
-        fields = unpack(self._blocks, self._joined_channels())
+        channels = self._joined_channels()
+        packed = joined(self._blocks, channels)
+        fields = unpack(packed, channels)
         return Segment(
             ids_T=fields.ids,
             mask_T=fields.mask,
@@ -122,7 +124,7 @@ class TokenRecord:
             versions_T=fields.versions,
             channels=fields.channels,
             appends_A=np.array(self._lengths, dtype=np.int32),
-            marks_T=marks(pack(fields)),
+            marks_T=marks(packed),
             digest=self._digest,
         )
 
@@ -179,18 +181,14 @@ class TokenRecord:
     def _append_given(self, ids: Sequence[int], source: Source, turn: int) -> None:
         if not len(ids):
             raise ValueError(f"no {source.name.lower()} tokens were given; expected at least one")
-        ids_T = np.array(ids, dtype=np.int64)
-        # A negative number is a large one without its sign.
-        if ids_T.view(np.uint64).max() >= self._vocab_size:
+        if min(ids) < 0 or max(ids) >= self._vocab_size:
             raise ValueError(
                 f"{source.name.lower()} ids run from {min(ids)} to {max(ids)}, expected 0 to "
                 f"{self._vocab_size - 1}; check that tokenizer and engine are of one model"
             )
-        self._append(ids_T, source, pack_append(ids_T, source, turn), {})
+        self._append(ids, source, pack_append(ids, source, turn), {})
 
-    def _append(
-        self, ids: NDArray[np.integer], source: Source, block: bytes, channels: Channels
-    ) -> None:
+    def _append(self, ids: Sequence[int], source: Source, block: bytes, channels: Channels) -> None:
         extra = b""
         if channels:
             num = len(next(iter(channels.values())))
@@ -200,7 +198,7 @@ class TokenRecord:
         self._blocks.append(block)
         self._lengths.append(len(ids))
         self._sources.append(source)
-        self._ids.extend(ids.tolist())
+        self._ids.extend(ids)
 
     def _joined_channels(self) -> Channels:
         """All rows of each side channel: zero where the engine gave none."""

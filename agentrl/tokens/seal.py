@@ -16,6 +16,7 @@ MAX_LOGPROB = 1e-4
 """Rounding may carry a logprob a little above zero, not further."""
 
 _MOST = np.iinfo(np.int32).max
+_LEAST = float(np.finfo(np.float32).min)
 
 Integers = Sequence[int] | NDArray[np.integer]
 Floats = Sequence[float] | NDArray[np.floating]
@@ -35,7 +36,7 @@ def seal(
     Raises EngineError if lengths differ, ids or versions are negative or no integers, a logprob is
     missing, not finite or positive, or nothing was sampled although the engine was not aborted.
     """
-    channels = dict(channels or {})
+    channels = channels or {}
     _check_lengths(len(ids), len(logprobs), len(versions), channels)
     if not len(ids) and stop_reason is not StopReason.ABORT:
         raise EngineError(
@@ -45,10 +46,9 @@ def seal(
     ids_T = _integers(ids, "token ids")
     versions_T = _integers(versions, "policy versions")
     logprobs_T = _logprobs(logprobs)
-    frozen, prompt = (
-        {name: _frozen(np.array(values)) for name, values in given.items()}
-        for given in (channels, prompt_channels or {})
-    )
+    frozen = {name: _frozen(np.array(values)) for name, values in channels.items()}
+    given = prompt_channels or {}
+    prompt = {name: _frozen(np.array(values)) for name, values in given.items()}
     content = completion_content(ids_T, logprobs_T, versions_T, frozen, prompt)
     return Completion(
         ids_T=ids_T,
@@ -92,7 +92,8 @@ def _integers(values: Integers, what: str) -> NDArray[np.int32]:
             "expected a flat list of integers"
         )
     # A negative number is a large one without its sign.
-    if len(array) and array.astype(np.int64).view(np.uint64).max() > _MOST:
+    unsigned = array.astype(np.int64, copy=False).view(np.uint64)
+    if len(array) and np.maximum.reduce(unsigned) > _MOST:
         raise EngineError(
             f"completion's {what} run from {array.min()} to {array.max()}; "
             "expected integers from 0 that fit 32 bits"
@@ -101,15 +102,15 @@ def _integers(values: Integers, what: str) -> NDArray[np.int32]:
 
 
 def _logprobs(values: Floats) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # what overflows is infinite, and refused as that
-        array = np.array(values, dtype=np.float32)
+    array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
         raise EngineError(
             f"completion's logprobs are {array.ndim}-dimensional; expected a flat list of numbers"
         )
-    good = np.isfinite(array) & (array <= MAX_LOGPROB)
-    if not good.all():
-        first = int(np.argmin(good))
+    # Both are NaN where one of the numbers is.
+    least = np.minimum.reduce(array, initial=0.0)
+    if not (least >= _LEAST and np.maximum.reduce(array, initial=0.0) <= MAX_LOGPROB):
+        first = int(np.argmin((array >= _LEAST) & (array <= MAX_LOGPROB)))
         if values[first] is None:
             raise EngineError(
                 f"completion's logprob of token {first} is None; "
@@ -119,9 +120,9 @@ def _logprobs(values: Floats) -> NDArray[np.float32]:
             f"completion's logprob of token {first} is {array[first]:g}; "
             "expected a finite natural logarithm of a probability, at most 0"
         )
-    return _frozen(array)
+    return _frozen(array.astype(np.float32))
 
 
 def _frozen(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
-    array.flags.writeable = False
+    array.setflags(write=False)
     return array

@@ -1,6 +1,5 @@
 """Run a verifier on an episode: the one place where its failures become data."""
 
-import asyncio
 import inspect
 import math
 import numbers
@@ -22,6 +21,7 @@ from agentrl.verifiers.protocol import (
     name_of,
     score_range,
 )
+from agentrl.waiting import OutOfTime, within
 from agentrl.workers import CallFailed, WorkerPool, WorkerTimeout
 
 _MAX_REASON_CHARS: Final = 500
@@ -123,14 +123,13 @@ async def _run(verifier: Verifier, view: EpisodeView, pool: WorkerPool, timeout_
 async def _awaited(
     method: Callable[..., object], arguments: tuple[object, ...], timeout_s: float
 ) -> object:
-    clock = asyncio.timeout(timeout_s)
+    async def answer() -> object:
+        return await cast("Awaitable[object]", method(*arguments))
+
     try:
-        async with clock:
-            return await cast("Awaitable[object]", method(*arguments))
-    except TimeoutError as error:
-        if clock.expired():
-            raise WorkerTimeout(f"it did not answer within {timeout_s:g} s") from error
-        raise
+        return await within(timeout_s, answer())
+    except OutOfTime:
+        raise WorkerTimeout(f"it did not answer within {timeout_s:g} s") from None
 
 
 def _invalid(reason: str) -> Invalid:

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.utils import seeding
 from pydantic import Field
 
 from agentrl.config import Config as BaseConfig
@@ -134,6 +136,22 @@ class Numbers(Base):
     async def dice(self) -> int:
         """Roll."""
         return int(self.rng.integers(10**9))
+
+
+def test_the_generator_is_gymnasiums_of_the_seed() -> None:
+    env, options = Numbers(), {"index": 0}
+    for seed in (5, 6, 5):
+        asyncio.run(env.areset(seed=seed, options=options))
+        expected, _ = seeding.np_random(seed)
+        assert env.rng.bit_generator.state == expected.bit_generator.state
+        assert env.np_random_seed == seed
+    env.reset(seed=7, options=options)
+    assert vars(env)["_np_random"] is not None  # where Gymnasium's checker looks for it
+    env.np_random = np.random.default_rng(3)
+    assert env.rng.integers(100) == np.random.default_rng(3).integers(100)
+    with pytest.raises(gymnasium.error.Error, match="Seed must be greater or equal to zero"):
+        env.reset(seed=-1)
+    env.close()
 
 
 def test_made_tasks_follow_from_index_split_and_seed() -> None:

@@ -22,6 +22,8 @@ class MarkedText:
     ) -> "MarkedText":
         """The decoded ids; the markers in `single` are tokens, so they are found by id only."""
         places: dict[str, list[int]] = {marker: [] for marker in single.values()}
+        if single.keys().isdisjoint(ids):
+            return cls(tokenizer.decode(ids), places)
         pieces: list[str] = []
         length, begin = 0, 0
         for index in [i for i, number in enumerate(ids) if number in single]:
