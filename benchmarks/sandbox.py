@@ -66,6 +66,24 @@ async def plain() -> None:
     subprocess.run(["/usr/bin/true"], check=True)  # noqa: ASYNC221
 
 
+async def in_bare_bash(repeat: int) -> float:
+    """What bash itself needs, without a sandbox, limits or an event loop."""
+    with subprocess.Popen(  # noqa: ASYNC220
+        ["bash", "--norc"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as bash:
+        assert bash.stdin is not None
+        assert bash.stdout is not None
+        to, of = bash.stdin.fileno(), bash.stdout.fileno()
+
+        async def true() -> None:
+            os.write(to, b"/usr/bin/true </dev/null\necho $?\n")
+            os.read(of, 100)
+
+        median = await median_ms(repeat, true)
+        bash.stdin.close()
+        return median
+
+
 @contextlib.contextmanager
 def repository() -> Generator[str]:
     """A folder of 40 MB."""
@@ -93,8 +111,16 @@ async def commands(backend: str, repeat: int, report: Report) -> None:
             cpu = await cpu_ms(3 * repeat, true) - await cpu_ms(3 * repeat, plain)
             report.line(backend, "the same in processor time", cpu, "ms", bar)
         bash = await sandbox.session()
-        kept = await median_ms(10 * repeat, lambda: bash.run("/usr/bin/true", timeout_s=10))
+
+        async def keep() -> None:
+            await bash.run("/usr/bin/true", timeout_s=10)
+
+        kept = await median_ms(10 * repeat, keep)
         report.line(backend, "/usr/bin/true in a bash session", kept, "ms", SESSION_MS[backend])
+        ours = await cpu_ms(10 * repeat, keep)
+        report.line(backend, "the same in processor time of the caller", ours, "ms", None)
+        floor = await in_bare_bash(10 * repeat)
+        report.line(backend, "the same in a bare bash, over blocking pipes", floor, "ms", None)
 
 
 async def starts(backend: str, report: Report) -> None:

@@ -163,9 +163,13 @@ class LocalProcess(asyncio.SubprocessProtocol):
         """Keep the transport."""
         assert isinstance(transport, asyncio.SubprocessTransport)
         self._transport = transport
+        for fd in (1, 2):
+            pipe = transport.get_pipe_transport(fd)
+            assert pipe is not None
+            pipe.set_protocol(_Pipe(self._sink, fd, pipe.get_protocol()))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Hand on."""
+        """Hand on what came before `connection_made`."""
         self._sink(fd, data)
 
     def process_exited(self) -> None:
@@ -232,3 +236,20 @@ class LocalProcess(asyncio.SubprocessProtocol):
     def _running(self) -> asyncio.SubprocessTransport:
         assert self._transport is not None
         return self._transport
+
+
+class _Pipe(asyncio.Protocol):
+    """Hands on output at once; a subprocess transport would take one more turn of the loop."""
+
+    def __init__(self, sink: Sink, fd: int, of_transport: asyncio.BaseProtocol) -> None:
+        self._sink = sink
+        self._fd = fd
+        self._of_transport = of_transport
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on."""
+        self._sink(self._fd, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport of the process wants to know."""
+        self._of_transport.connection_lost(exc)

@@ -31,9 +31,9 @@ for _ in range(1000):
     os.write(1, block)
 """
 FORGE: Final = (
-    r"printf '\036%032d:0\037\n' 0; "
+    r"printf '\036%016d:0\037\n' 0; "
     r"for t in $(cat /proc/$PPID/cmdline /proc/$$/cmdline /proc/self/environ 2>/dev/null "
-    r"| tr -c '0-9a-f' '\n' | grep -xE '[0-9a-f]{32}') $(set | grep -oE '[0-9a-f]{32}'); "
+    r"| tr -c '0-9a-f' '\n' | grep -xE '[0-9a-f]{16}') $(set | grep -oE '[0-9a-f]{16}'); "
     r"do printf '\036%s:0\037\n' $t; done; false"
 )
 
