@@ -4,69 +4,22 @@ import asyncio
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Mapping
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import psutil
 
 from agentrl.errors import SandboxError
+from agentrl.sandboxes.admission import Turnstile, host_place
 from agentrl.sandboxes.base import Sandbox
 from agentrl.sandboxes.choose import make_sandbox
-from agentrl.sandboxes.errors import SandboxClosed, SandboxesBusy
+from agentrl.sandboxes.errors import SandboxClosed, SandboxesBusy, SandboxUnavailable
 from agentrl.sandboxes.types import Limits, SandboxOptions
 
 _NUM_STARTS: Final = 4
 """More starts at once are no faster: an engine does some ten a second."""
-
-
-class Turnstile:
-    """A semaphore for several event loops, first come first served."""
-
-    def __init__(self, places: int) -> None:
-        self._lock = threading.Lock()
-        self._free = places
-        self._waiting: deque[Future[None]] = deque()
-
-    async def enter(self, timeout_s: float | None) -> None:
-        """Take a place; TimeoutError if there is none in time."""
-        with self._lock:
-            if self._free:
-                self._free -= 1
-                return
-            place: Future[None] = Future()
-            self._waiting.append(place)
-        done = False
-        try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.wrap_future(place)
-            done = True
-        finally:
-            # A place that was given while this gave up goes to the next.
-            if not done and not place.cancel() and not place.cancelled():
-                self.leave()
-
-    def leave(self) -> None:
-        """Give the place to who waits longest."""
-        with self._lock:
-            while self._waiting:
-                place = self._waiting.popleft()
-                if place.set_running_or_notify_cancel():
-                    place.set_result(None)
-                    return
-            self._free += 1
-
-    @asynccontextmanager
-    async def place(self) -> AsyncGenerator[None]:
-        """A place for the time of a `with` block."""
-        await self.enter(None)
-        try:
-            yield
-        finally:
-            self.leave()
 
 
 @dataclass(slots=True)
@@ -82,6 +35,7 @@ class _Sum:
 class SandboxPool:
     """At most `size` sandboxes of one kind, reset and used again.
 
+    Those in use also share `SandboxOptions.per_host` with the other pools and processes.
     Works from several event loops. Waiting for a free one is no part of any command's time; who
     waits too long gets an error of the infrastructure, never a result.
     """
@@ -117,23 +71,35 @@ class SandboxPool:
 
     @asynccontextmanager
     async def _lease(self, queue_timeout_s: float | None) -> AsyncGenerator[Sandbox]:
-        waited = time.monotonic()
-        try:
-            await self._admission.enter(queue_timeout_s)
-        except TimeoutError:
-            raise SandboxesBusy(
-                f"none of the {self.size} sandboxes was free within {queue_timeout_s} s; make the "
-                "pool larger or the episodes fewer"
-            ) from None
-        try:
-            self._add("queue", time.monotonic() - waited)
+        async with AsyncExitStack() as places:
+            await self._wait(places, queue_timeout_s)
             sandbox = await self._take()
             try:
                 yield sandbox
             finally:
                 await asyncio.shield(self._give_back(sandbox))
-        finally:
-            self._admission.leave()
+
+    async def _wait(self, places: AsyncExitStack, timeout_s: float | None) -> None:
+        """A place of this pool, then one of the machine; it returns holding both."""
+        began = time.monotonic()
+        wanted, remedy = f"{self.size} sandboxes", "make the pool"
+        try:
+            async with asyncio.timeout(timeout_s):
+                await places.enter_async_context(self._admission.place())
+                if self.options.backend != "fake":
+                    most = self.options.per_host or max(
+                        self.size, default_size(self.options.limits)
+                    )
+                    wanted, remedy = f"{most} places of this machine for sandboxes", "make per_host"
+                    await places.enter_async_context(host_place(most))
+        except TimeoutError:
+            raise SandboxesBusy(
+                f"none of the {wanted} was free within {timeout_s} s; {remedy} larger or the "
+                "episodes fewer"
+            ) from None
+        except OSError as error:
+            raise SandboxUnavailable(f"the sandboxes in use cannot be counted: {error}") from error
+        self._add("queue", time.monotonic() - began)
 
     async def warm_up(self, count: int) -> None:
         """Start sandboxes before they are needed."""

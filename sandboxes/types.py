@@ -56,6 +56,12 @@ class SandboxOptions(Config):
     )
     env: dict[str, str] = Field(default_factory=dict, description="environment of every command")
     limits: Limits = Field(default_factory=Limits)
+    per_host: int = Field(
+        default=0,
+        ge=0,
+        description="most in use at once by all processes of this user on this machine; "
+        "0: as many as its memory and cores hold",
+    )
     require: tuple[Capability, ...] = Field(
         default=(), description="capabilities without which the sandbox does not start"
     )

@@ -1,5 +1,6 @@
 """The folders of bwrap sandboxes on this machine, and what is left of them.
 
+<temporary folder>/agentrl-sandboxes-<uid>/places/     locks: how many may be in use (`admission`)
 <temporary folder>/agentrl-sandboxes-<uid>/<owner>/    one per process
 bases/N     copies of base folders that belong to the sandboxes' user
 SANDBOX/disk/         as root a tmpfs: the limit of bytes and files
@@ -48,7 +49,11 @@ def _owner_folder(pid: int) -> Path:
 
 def owner_folder() -> Path:
     """The folder of this process; other users may pass through it, not list it."""
-    folder = _owner_folder(os.getpid())
+    return private_folder(_owner_folder(os.getpid()))
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder and the one above it, which no other user can have made."""
     for path in (folder.parent, folder):
         path.mkdir(mode=0o711, exist_ok=True)
         if path.stat().st_uid != os.geteuid():

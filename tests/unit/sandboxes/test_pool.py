@@ -1,4 +1,6 @@
 import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +19,9 @@ from agentrl.sandboxes import (
     UnsupportedLimit,
     make_sandbox,
 )
+from agentrl.sandboxes.admission import Turnstile
 from agentrl.sandboxes.fake import FakeSandbox
-from agentrl.sandboxes.pool import Turnstile, default_size
+from agentrl.sandboxes.pool import default_size
 
 FAKE = SandboxOptions(backend="fake")
 
@@ -76,6 +79,29 @@ async def test_waiting_too_long_is_an_error_of_the_infrastructure() -> None:
     async with pool.acquire(queue_timeout_s=0.01):
         pass
     assert issubclass(SandboxesBusy, EpisodeError)
+
+
+async def test_all_kinds_share_the_places_of_a_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("agentrl.sandboxes.workspace.root_folder", lambda: tmp_path)
+    counted = SandboxOptions(backend="agentrl.sandboxes.fake:FakeSandbox", per_host=2)
+    one, other = SandboxPool(counted), SandboxPool(counted.model_copy(update={"per_host": 1}))
+    async with one.acquire(), other.acquire():  # the larger limit leaves the other's place
+        busy = r"none of the 2 places of this machine for sandboxes was free within 0.05 s"
+        with pytest.raises(SandboxesBusy, match=busy):
+            async with one.acquire(queue_timeout_s=0.05):
+                pass
+        waiting = asyncio.create_task(anext(_acquired(one)))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+    await waiting
+    assert 0.05 < one.metrics["queue_s"] < 5
+
+
+async def _acquired(pool: SandboxPool) -> AsyncGenerator[None]:
+    async with pool.acquire():
+        yield
 
 
 async def test_who_stops_waiting_gives_the_place_on() -> None:
