@@ -8,9 +8,10 @@ the guard itself is killed, the kernel kills the server's first process and the 
 checks end the rest. It runs as `python guard.py OWNER_PID GRACE_S COMMAND...` and needs nothing but
 the standard library.
 
-Its input is a JSON object of secret options, or nothing. They reach the server in a file of
-`--config` that only this user can read, since everyone sees the arguments of a command; and because
-the server prints its options, its output passes through here, without the secrets.
+Its input is a JSON object of secret options, or nothing. They reach the server as its `--config`,
+since everyone sees the arguments of a command: by a named pipe that goes once it is read, so that
+they lie in no file, even if the guard is killed. Because the server prints its options, its output
+passes through here, without the secrets.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import IO
 
 _LOOK_S = 0.5
@@ -34,15 +36,19 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def main(owner: int, grace_s: float, command: list[str], secrets: dict[str, str]) -> int:
     """Run the command until it ends, is told to, or the owner is gone; its exit status."""
-    with tempfile.NamedTemporaryFile("w", prefix="agentrl-", suffix=".yaml") as file:
-        if secrets:
-            json.dump(secrets, file)  # which YAML can read
-            file.flush()
-            command = [*command, "--config", file.name]
-        return _run(owner, grace_s, command, [key.encode() for key in secrets.values()])
+    pipe = Path(tempfile.gettempdir(), f"agentrl-{os.urandom(8).hex()}.yaml")
+    if secrets:
+        os.mkfifo(pipe, 0o600)
+        command = [*command, "--config", str(pipe)]
+    try:
+        return _run(owner, grace_s, command, secrets, pipe)
+    finally:
+        pipe.unlink(missing_ok=True)
 
 
-def _run(owner: int, grace_s: float, command: list[str], secrets: list[bytes]) -> int:
+def _run(
+    owner: int, grace_s: float, command: list[str], secrets: dict[str, str], pipe: Path
+) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     # What the server leaves behind becomes our child, so that we see the last of it.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -61,14 +67,24 @@ def _run(owner: int, grace_s: float, command: list[str], secrets: list[bytes]) -
         start_new_session=True,
         preexec_fn=in_child,
     )
-    copying = threading.Thread(target=_copy, args=(server.stdout, secrets), daemon=True)
+    words = [secret.encode() for secret in secrets.values()]
+    copying = threading.Thread(target=_copy, args=(server.stdout, words), daemon=True)
     copying.start()
+    if secrets:
+        threading.Thread(target=_give, args=(pipe, json.dumps(secrets)), daemon=True).start()
     while server.poll() is None and os.getppid() == owner:
         if signal.sigtimedwait(wanted, _LOOK_S) is not None:
             break
     _end(server, grace_s)
     copying.join(_LAST_WORDS_S)
     return server.wait()
+
+
+def _give(pipe: Path, text: str) -> None:
+    """Wait until the server opens the pipe, and let nobody else open it."""
+    with contextlib.suppress(BrokenPipeError), pipe.open("w", encoding="utf-8") as file:
+        pipe.unlink(missing_ok=True)
+        file.write(text)  # JSON, which YAML can read
 
 
 def _copy(output: IO[bytes], secrets: list[bytes]) -> None:

@@ -220,7 +220,7 @@ def _command(
     for name in {argument.partition("=")[0] for argument in more}.intersection(_OURS):
         raise ConfigError(
             f"engine.sglang.extra_args: {name} cannot be given, since a started server gets keys "
-            f"in a file of its own; leave it out, or choose the keys by {KEY} and {ADMIN_KEY} of "
+            f"by its own --config; leave it out, or choose the keys by {KEY} and {ADMIN_KEY} of "
             "`agentrl engine serve sglang`"
         )
     return [str(where.python), *program, *given, *flags, *more]

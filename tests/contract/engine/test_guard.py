@@ -80,7 +80,7 @@ def test_what_a_dead_server_leaves_is_ended_and_its_status_passed_on(tmp_path: P
     assert gone(file)
 
 
-def test_secrets_reach_the_server_in_a_file_and_nobody_else() -> None:
+def test_secrets_reach_the_server_by_a_pipe_and_nobody_else() -> None:
     script = 'echo "$@"; stat -c %a "$2"; cat "$2"; printf "unfinished word"; exit 3'
     done = subprocess.run(
         [sys.executable, "-I", GUARD, str(os.getpid()), "5", "bash", "-c", script, "server"],
@@ -95,6 +95,24 @@ def test_secrets_reach_the_server_in_a_file_and_nobody_else() -> None:
     assert (done.returncode, option, mode) == (3, "--config", "600")
     assert content == '{"api-key": "***", "admin-api-key": "***"}unfinished ***'
     assert not Path(file).exists()
+
+
+def test_a_guard_that_is_killed_leaves_no_secrets(tmp_path: Path) -> None:
+    script = 'read -r line <"$2"; echo "read ${#line}"; exec sleep 600'
+    with subprocess.Popen(
+        [sys.executable, "-I", GUARD, str(os.getpid()), "5", "bash", "-c", script, "server"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as guarding:
+        assert guarding.stdin is not None
+        assert guarding.stdout is not None
+        with guarding.stdin as pipe:
+            pipe.write(b'{"api-key": "word"}')
+        said = guarding.stdout.readline()
+        guarding.kill()
+    assert said == b"read 19\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
