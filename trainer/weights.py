@@ -14,15 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from agentrl.engine.local.shared import attach, view
-from agentrl.engine.reshard import (
-    Box,
-    Bucket,
-    Handle,
-    Held,
-    Layout,
-    Part,
-    Written,
-)
+from agentrl.engine.reshard import Box, Bucket, Handle, Held, Layout, Part, Written
+from agentrl.trainer.shard import local
 
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -59,6 +52,7 @@ class ModelWeights:
         """Write everything, as the only rank."""
         return [self.write_own(bucket, memory, dtype)]
 
+    @torch.no_grad()
     def write_own(self, bucket: Bucket, memory: Handle, dtype: str) -> Written:
         """Write this rank's moves into a bucket.
 
@@ -68,11 +62,11 @@ class ModelWeights:
             if len(self._mapped) == _MAPPED_MOST:
                 self._mapped.pop(next(iter(self._mapped)))
             self._mapped[memory] = attach(memory)
-        values = {name: _local(value) for name, value in self.model.named_parameters()}
+        # Detached before, a sharded one would take far longer.
+        values = {name: local(value).detach() for name, value in self.model.named_parameters()}
         return write_slices(values, bucket, self.rank, self._mapped[memory], dtype)
 
 
-@torch.no_grad()
 def write_slices(
     values: Mapping[str, Tensor], bucket: Bucket, rank: int, data: Tensor, dtype: str
 ) -> Written:
@@ -110,11 +104,6 @@ def _held(name: str, parameter: Tensor) -> Held:
         )
     box: Box = tuple((start, start + n) for start, n in zip(offset, shape, strict=True))
     return Held(tuple(shape), (Part(name, box, (0,) * len(box)),) if 0 not in shape else ())
-
-
-def _local(parameter: Tensor) -> Tensor:
-    values = parameter.detach()
-    return values.to_local() if isinstance(values, DTensor) else values
 
 
 def _index(box: Box) -> tuple[slice, ...]:

@@ -7,6 +7,7 @@ import os
 import sys
 
 import torchvision_ops  # noqa: F401
+from sglang.srt.plugins.hook_registry import HookRegistry
 
 if {"--enable-lora", "--enable-return-routed-experts"} & set(sys.argv):
     import pinned_memory  # noqa: F401
@@ -15,6 +16,16 @@ if "--enable-return-routed-experts" in sys.argv:
 
     # The record's buffer would be registered with CUDA.
     common.ALLOC_MEMORY_FUNCS["cpu"] = common.alloc_with_pin_memory
+
+
+def _sleep(_, scheduler):
+    scheduler.maybe_sleep_on_idle()
+
+
+# While paused its ranks would ask for requests without a rest, on the cores of who writes weights.
+HookRegistry.register(
+    "sglang.srt.managers.scheduler.Scheduler._record_scheduler_state_for_paused_engine", _sleep
+)
 
 if __name__ == "__main__":
     from sglang.launch_server import run_server
