@@ -52,7 +52,6 @@ class ModelWeights:
         """Write everything, as the only rank."""
         return [self.write_own(bucket, memory, dtype)]
 
-    @torch.no_grad()
     def write_own(self, bucket: Bucket, memory: Handle, dtype: str) -> Written:
         """Write this rank's moves into a bucket.
 
@@ -62,25 +61,27 @@ class ModelWeights:
             if len(self._mapped) == _MAPPED_MOST:
                 self._mapped.pop(next(iter(self._mapped)))
             self._mapped[memory] = attach(memory)
-        # Detached before, a sharded one would take far longer.
-        values = {name: local(value).detach() for name, value in self.model.named_parameters()}
+        values = dict(self.model.named_parameters())
         return write_slices(values, bucket, self.rank, self._mapped[memory], dtype)
 
 
+@torch.no_grad()
 def write_slices(
     values: Mapping[str, Tensor], bucket: Bucket, rank: int, data: Tensor, dtype: str
 ) -> Written:
     """Write what one rank holds into a bucket's bytes, cast on the way."""
     kind: torch.dtype = getattr(torch, dtype)
     written = 0
+    ours: dict[str, Tensor] = {}
     sums: dict[str, float] = {}
     for move in bucket.moves:
         if move.sender != rank:
             continue
-        source = values[move.source][_index(move.source_box)]
-        if move.source not in sums:
-            flat = values[move.source].reshape(-1)
+        if move.source not in ours:
+            ours[move.source] = local(values[move.source])
+            flat = ours[move.source].reshape(-1)
             sums[move.source] = float(torch.dot(flat, flat))
+        source = ours[move.source][_index(move.source_box)]
         target = view(data, bucket, move.receiver, move.target, kind)[_index(move.target_box)]
         _copy(target, source)
         written += target.nbytes

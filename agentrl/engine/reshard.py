@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from agentrl.errors import EngineError
 
@@ -49,9 +50,11 @@ Layout = Sequence[Mapping[str, Held]]
 """For each rank, what it holds, by the rank's own names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """What one rank writes for another: boxes of equal size in what each of them holds."""
+class Move(NamedTuple):
+    """What one rank writes for another: boxes of equal size in what each of them holds.
+
+    A tuple, since hundreds travel with each bucket.
+    """
 
     sender: int
     receiver: int
@@ -61,9 +64,8 @@ class Move:
     target_box: Box
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where in a bucket a receiver's tensor lies."""
+class Place(NamedTuple):
+    """Where in a bucket a receiver's tensor lies; a tuple as a move is."""
 
     offset: int
     """In bytes."""

@@ -138,8 +138,8 @@ class SglangEngine:
     async def update_weights(self, weights: WeightSource, version: int) -> None:
         """Give every server the weights and serve them as `version` where they arrived.
 
-        A server that fails takes no requests until a later update reaches it. Raises EngineError if
-        none is left.
+        A server that fails gets them once more; if it fails again, it takes no requests until a
+        later update reaches it. Raises EngineError if none is left.
         """
         if version <= self.version:
             raise EngineError(

@@ -117,7 +117,7 @@ class Fleet:
         self._memory.check_loadable()
         async with self._updating:
             flush = not self._watchers or self._mode != "in_place"
-            while not await self._publish(weights, version, flush=flush):
+            while not await self._publish(self.slots, weights, version, flush=flush):
                 if not any(slot.reviving for slot in self.slots):
                     raise EngineError(
                         f"no SGLang server took the weights of version {version}: "
@@ -182,11 +182,19 @@ class Fleet:
             owned = [slot.server for slot in self.slots if slot.server is not None]
             await asyncio.gather(*(asyncio.to_thread(server.stop) for server in owned))
 
-    async def _publish(self, weights: WeightSource, version: int, *, flush: bool) -> bool:
-        """Send to all that answer; True if a server took them."""
+    async def _publish(
+        self,
+        slots: Sequence[Slot],
+        weights: WeightSource,
+        version: int,
+        *,
+        flush: bool,
+        again: bool = False,
+    ) -> bool:
+        """Send to all that answer, once more to those that fail; True if a server took them."""
         if self._transport is None:
             raise EngineError("this engine was made without a transport, so its weights stay")
-        targets = [slot for slot in self.slots if await self._reachable(slot)]
+        targets = [slot for slot in slots if await self._reachable(slot)]
         if not targets:
             return False
         failures = await self._transport.publish(
@@ -195,13 +203,19 @@ class Fleet:
             version,
             flush=flush,
         )
+        failed: list[Slot] = []
         for slot, failure in zip(targets, failures, strict=True):
             if failure is None:
                 slot.serve()
                 slot.restarts_left = self._restarts if slot.server is not None else 0
             else:
                 slot.fail("stale", f"it did not take the weights of version {version}: {failure}")
-        return None in failures
+                failed.append(slot)
+        if failed and self._watchers and not again:
+            # They may hold parts of two versions, of which only the new one is still there.
+            with suppress(EngineError):
+                await self._publish(failed, weights, version, flush=flush, again=True)
+        return any(slot.state == "serving" for slot in targets)
 
     async def _reachable(self, slot: Slot) -> bool:
         if slot.state == "serving":

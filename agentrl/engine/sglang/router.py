@@ -1,7 +1,7 @@
 """Which server a request goes to: its session's, else the one with least to do.
 
     serving ──no answer──▶ down ──answers──▶ has the weights of now ──▶ serving
-                            │ ours, and dead                │ did not take them
+                            │ ours, and dead                │ did not take them, twice
                             ▼                               ▼
                          starting                         stale ──▶ next update
 

@@ -210,15 +210,17 @@ async def test_two_servers_of_which_one_fails_stands_still_and_dies(
     await versions(engine, "abcd")
     assert first.stats.requests == second.stats.requests == 4
 
-    # It refuses an update, or says that it took one and did not: it is left out until the next.
+    # It refuses an update, or says that it took one and did not: twice, and it is left out until
+    # the next; once, and it gets it again.
     proxy.path = "/update_weights_from_tensor"
     for version, fault in ((1, "500"), (3, "swallowed")):
-        proxy.faults = [fault]
+        proxy.faults = [fault, fault]
         change(model)
         await engine.update_weights(ModelWeights(model), version)
         assert state(second) == "stale"
         assert ("made up" if fault == "500" else "other numbers") in second.reason
         assert await versions(engine, "abcd") == [{version}] * 4
+        proxy.faults = [fault]
         await engine.update_weights(ModelWeights(model), version + 1)
         assert state(second) == "serving"
 

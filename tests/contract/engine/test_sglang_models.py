@@ -224,6 +224,20 @@ class Late(RowSlices):
         return []
 
 
+@dataclass
+class Torn(RowSlices):
+    """Fails when some of it is loaded already; the next time too if it is `broken`."""
+
+    broken: bool = False
+    writes: int = 0
+
+    async def write(self, bucket: Bucket, memory: Handle, dtype: str) -> Sequence[Written]:
+        self.writes += 1
+        if self.writes == 3 or (self.broken and self.writes > 3):
+            raise EngineError("a rank stumbled")
+        return await super().write(bucket, memory, dtype)
+
+
 def renamed(named: Named) -> Named:
     return [*named, (named[-1][0].replace("norm", "norms"), named[-1][1])]
 
@@ -256,6 +270,24 @@ async def test_a_fault_on_the_way_leaves_the_old_version_serving(
         transport.fault = None
         await engine.update_weights(RowSlices(new, 2), 1)
         assert await gap(engine, new, PROMPT, 8, 1) < 1e-4
+
+
+async def test_a_server_with_parts_of_two_versions_is_rolled_forward_or_does_not_serve(
+    servers: Mapping[str, Server], tiny_folder: Path
+) -> None:
+    model = load_model(tiny_folder)
+    transport = SharedTransport(bucket_bytes=100_000)
+    async with serving(servers["ranks"], 768, transport, RowSlices(model, 2)) as engine:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.2)
+        await engine.update_weights(Torn(model, 2), 1)
+        assert await gap(engine, model, PROMPT, 8, 1) < 1e-4
+        with pytest.raises(EngineError, match="took the weights of version 2: .*stumbled"):
+            await engine.update_weights(Torn(model, 2, broken=True), 2)
+        assert engine.slots[0].state == "stale"
+        await engine.update_weights(RowSlices(model, 2), 3)
+        assert await gap(engine, model, PROMPT, 8, 3) < 1e-4
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft

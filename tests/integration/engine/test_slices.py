@@ -60,7 +60,7 @@ def truncated(bucket: Bucket) -> Bucket:
     source_box, target_box = (
         ((a, b - 1), *rest) for (a, b), *rest in (move.source_box, move.target_box)
     )
-    short = replace(move, source_box=source_box, target_box=target_box)
+    short = move._replace(source_box=source_box, target_box=target_box)
     return replace(bucket, moves=(*bucket.moves[:-1], short))
 
 
