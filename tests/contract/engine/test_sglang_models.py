@@ -283,7 +283,7 @@ async def test_a_server_with_parts_of_two_versions_is_rolled_forward_or_does_not
                 parameter.mul_(1.2)
         await engine.update_weights(Torn(model, 2), 1)
         assert await gap(engine, model, PROMPT, 8, 1) < 1e-4
-        with pytest.raises(EngineError, match="took the weights of version 2: .*stumbled"):
+        with pytest.raises(EngineError, match=r"took the weights of version 2: .*stumbled"):
             await engine.update_weights(Torn(model, 2, broken=True), 2)
         assert engine.slots[0].state == "stale"
         await engine.update_weights(RowSlices(model, 2), 3)

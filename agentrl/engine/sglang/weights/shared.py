@@ -7,8 +7,8 @@ ranks hold are compared with what the layout would have put there; only a layout
 is used to load each rank's tensors as they are, which a wrong one would not survive.
 
 What can be known is checked before a byte is loaded: the old version serves on after an error. A
-rank or a server that fails between two buckets leaves a server with parts of both; it gets all of
-the new weights once more, by its loader, and if that fails too serves nothing until the next update.
+rank or a server that fails between two buckets leaves a server with parts of both; it gets all new
+weights once more, by its own loader, and if that fails too serves nothing until the next update.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
