@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
@@ -169,6 +170,22 @@ async def test_two_ranks_take_an_update_by_tensor(
                 parameter.mul_(1.1)
         await engine.update_weights(ModelWeights(model), 1)
         assert await gap(engine, model, PROMPT, 16, 1) < 1e-4
+
+
+async def test_a_paused_server_leaves_the_cores_to_who_writes_its_weights(
+    servers: Mapping[str, Server],
+) -> None:
+    def cpu_s() -> float:
+        ranks = psutil.Process(servers["ranks"].guard.pid).children(recursive=True)
+        return sum(sum(rank.cpu_times()[:2]) for rank in ranks)
+
+    async with serving(servers["ranks"], 768) as engine:
+        await engine.pause()
+        before = cpu_s()
+        await asyncio.sleep(1)
+        used_s = cpu_s() - before
+        await engine.resume()
+    assert used_s < 0.25
 
 
 KINDS = (
