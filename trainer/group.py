@@ -11,6 +11,7 @@ of this machine is written to by the ranks themselves.
 # torch and transformers are typed in part only.
 
 import asyncio
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,7 +186,8 @@ class SlicedWeights(GatheredWeights):
 
     async def write(self, bucket: Bucket, memory: Handle, dtype: str) -> Sequence[Written]:
         """Let every rank write its moves into a bucket."""
-        return await asyncio.to_thread(self._ranks.call, _write, bucket, memory, dtype)
+        pickled = pickle.dumps(bucket)  # what pickles calls would look at each of its moves
+        return await asyncio.to_thread(self._ranks.call, _write, pickled, memory, dtype)
 
 
 # What runs in the processes of the ranks.
@@ -226,8 +228,8 @@ def _step(_: Ranks) -> int:
     return _trainers[0].step
 
 
-def _write(_: Ranks, bucket: Bucket, memory: Handle, dtype: str) -> Written:
-    return _sources[0].write_own(bucket, memory, dtype)
+def _write(_: Ranks, pickled: bytes, memory: Handle, dtype: str) -> Written:
+    return _sources[0].write_own(pickle.loads(pickled), memory, dtype)
 
 
 def _begin(_: Ranks) -> None:

@@ -61,7 +61,8 @@ class ModelWeights:
             if len(self._mapped) == _MAPPED_MOST:
                 self._mapped.pop(next(iter(self._mapped)))
             self._mapped[memory] = attach(memory)
-        values = dict(self.model.named_parameters())
+        names = {move.source for move in bucket.moves if move.sender == self.rank}
+        values = {name: self.model.get_parameter(name) for name in names}
         return write_slices(values, bucket, self.rank, self._mapped[memory], dtype)
 
 
