@@ -7,7 +7,6 @@ import os
 import sys
 
 import torchvision_ops  # noqa: F401
-from sglang.srt.plugins.hook_registry import HookRegistry
 
 if {"--enable-lora", "--enable-return-routed-experts"} & set(sys.argv):
     import pinned_memory  # noqa: F401
@@ -16,6 +15,8 @@ if "--enable-return-routed-experts" in sys.argv:
 
     # The record's buffer would be registered with CUDA.
     common.ALLOC_MEMORY_FUNCS["cpu"] = common.alloc_with_pin_memory
+
+from sglang.srt.plugins.hook_registry import HookRegistry  # after the stand-ins
 
 
 def _sleep(_, scheduler):
