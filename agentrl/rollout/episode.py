@@ -232,10 +232,10 @@ class EpisodeRunner:
         before = 0 if fresh else running.segments.record.num_tokens
         if before + more >= limits.context_tokens:
             return EpisodeStop.CONTEXT_TOKENS
+        if limits.episode_tokens is None:
+            return None
         spent = running.segments.num_tokens + more
-        if limits.episode_tokens is not None and spent >= limits.episode_tokens:
-            return EpisodeStop.EPISODE_TOKENS
-        return None
+        return EpisodeStop.EPISODE_TOKENS if spent >= limits.episode_tokens else None
 
     async def _sample(
         self, parts: _Parts, shown: tuple[Message, ...], *, trained: bool

@@ -147,7 +147,7 @@ class TokenRecord:
             )
         if not len(completion.ids_T):
             raise EngineError(f"the completion of turn {self._turn} is empty; nothing to record")
-        if int(completion.ids_T.max()) >= self._vocab_size:
+        if np.maximum.reduce(completion.ids_T) >= self._vocab_size:
             raise EngineError(
                 f"the engine sampled id {completion.ids_T.max()} but the vocabulary has "
                 f"{self._vocab_size} ids; check that engine and tokenizer are of one model"

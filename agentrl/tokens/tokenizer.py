@@ -15,6 +15,7 @@ import tokenizers
 
 from agentrl.errors import ConfigError
 from agentrl.tokens.jinja import ChatTemplate
+from agentrl.tokens.pieces import pieces_of
 
 _PRIVATE_USE = 0xF0000
 """First code point of a plane that no text uses."""
@@ -52,6 +53,7 @@ class Tokenizer:
         self._full = tokenizers.Tokenizer.from_str(definition)
         self._full.no_truncation()
         self._full.no_padding()
+        self._pieces = pieces_of(self._full)
         special_tokens = self._special_tokens = dict(special_tokens or {})
         self.template = ChatTemplate(template, special_tokens)
         self.for_tools = self
@@ -136,6 +138,8 @@ class Tokenizer:
 
         `skip_special` leaves out those that the tokenizer calls special.
         """
+        if self._pieces is not None and not skip_special:
+            return self._pieces.text(ids)
         return self._full.decode(list(ids), skip_special_tokens=skip_special)
 
     @cached_property

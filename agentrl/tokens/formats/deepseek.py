@@ -32,13 +32,13 @@ class DeepSeek(ToolFormat):
             name = name_before(reader, "\n")
             reader.expect(f"{FENCE}json", "after the name")
             reader.skip_space()
-        text = reader.take_json()
+        found = reader.take_json()
         reader.skip_space()
         if fenced:
             reader.expect(FENCE, "after the JSON object")
             reader.skip_space()
         reader.expect(CALL_END, "after the JSON object")
-        reader.add(name, read(text))
+        reader.add(name, read(found))
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agentrl.tokens.formats.base import ToolFormat, to_json
 from agentrl.tokens.formats.reader import Lost, Reader, Refused
-from agentrl.tokens.formats.scan import MAX_CHARS, MAX_DEPTH, BadJson, read
+from agentrl.tokens.formats.scan import MAX_CHARS, MAX_DEPTH, BadJson, JsonText, read
 from agentrl.types import CallErrorReason, Json, ToolCall
 
 CALL, CALL_END = "<|tool_call>", "<tool_call|>"
@@ -77,7 +77,7 @@ class _Values:
             return text
         word = reader.take_match(_WORD, "a value").strip()
         try:
-            return None if word == "None" else read(word)
+            return None if word == "None" else read(JsonText(word))
         except BadJson as error:
             message = f"the value {word[:40]!r} is no number and no string"
             raise Lost("malformed", message) from error

@@ -61,9 +61,9 @@ class Harmony(ToolFormat):
     def read_message(self, reader: Reader, name: str) -> None:
         """Read the call in a message to the tool `name`. Raises BadJson, Refused or Lost."""
         reader.skip_space()
-        text = reader.take_json()
+        found = reader.take_json()
         self.expect_stop(reader)
-        reader.add(name, read(text))
+        reader.add(name, read(found))
 
     def expect_stop(self, reader: Reader) -> None:
         """Move behind the end of a message. Raises Lost if it is not here."""

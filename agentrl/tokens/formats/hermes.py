@@ -24,10 +24,10 @@ class Hermes(ToolFormat):
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""
         reader.skip_space()
-        text = reader.take_json()
+        found = reader.take_json()
         reader.skip_space()
         reader.expect(CALL_END, "after the JSON object")
-        reader.add_object(text)
+        reader.add_object(found)
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""

@@ -28,10 +28,10 @@ class KimiK2(ToolFormat):
         """See `ToolFormat.read_call`."""
         name = _NUMBER.sub("", name_before(reader, ARGUMENTS).removeprefix("functions."))
         reader.skip_space()
-        text = reader.take_json()
+        found = reader.take_json()
         reader.skip_space()
         reader.expect(CALL_END, "after the JSON object")
-        reader.add(name, read(text))
+        reader.add(name, read(found))
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""

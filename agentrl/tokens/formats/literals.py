@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentrl.tokens.formats.scan import MAX_CHARS, MAX_DEPTH, BadJson, Extent, read
+from agentrl.tokens.formats.scan import MAX_CHARS, MAX_DEPTH, BadJson, Extent, JsonText, read
 from agentrl.types import Json
 
 _STRUCTURE = re.compile(r"""["'()\[\]{}]""")
@@ -139,7 +139,7 @@ class _Literals:
         if not _NUMBER.fullmatch(word):
             shown = word[:40] or self.text[self.position : self.position + 1]
             raise BadJson(f"{shown!r} is no literal; write a number, a string in quotes, a list")
-        return read(word)
+        return read(JsonText(word))
 
     def _ends(self, close: str) -> bool:
         """True, behind it, if `close` is here; without it, at the end of the text."""

@@ -41,5 +41,5 @@ class Llama3Json(ToolFormat):
 
 
 def _read_one(reader: Reader) -> None:
-    text = reader.take_json(listed=True)
-    reader.add_object(text, arguments_keys=("parameters", "arguments"), ignored=("type",))
+    found = reader.take_json(listed=True)
+    reader.add_object(found, arguments_keys=("parameters", "arguments"), ignored=("type",))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from agentrl.tokens.formats.markers import MarkedText
-from agentrl.tokens.formats.scan import BadJson, Fault, find_end, read
+from agentrl.tokens.formats.scan import BadJson, Fault, JsonText, find_end, read
 from agentrl.tokens.formats.schema import SchemaMismatch, fit, from_text, type_name
 from agentrl.types import (
     AssistantTurn,
@@ -127,7 +127,7 @@ class Reader:
         self.position = match.end()
         return match[0]
 
-    def take_json(self, *, listed: bool = False) -> str:
+    def take_json(self, *, listed: bool = False) -> JsonText:
         """The JSON object that begins here, not yet read; `listed` as in `find_end`. Raises Lost.
 
         Raises Refused for a listed one that is too deep, since its end is known.
@@ -140,7 +140,7 @@ class Reader:
             raise Refused(CallErrorReason(extent.fault), extent.reason)
         if extent.fault:
             raise Lost(extent.fault, extent.reason)
-        return self.text[begin : extent.end]
+        return JsonText(self.text[begin : extent.end], extent.value)
 
     def attempt(
         self,
@@ -226,14 +226,14 @@ class Reader:
 
     def add_object(
         self,
-        text: str,
+        found: JsonText,
         *,
         name_key: str = "name",
         arguments_keys: Sequence[str] = ("arguments",),
         ignored: Sequence[str] = (),
     ) -> None:
         """The same for a JSON object that holds name and arguments. Raises BadJson or Refused."""
-        value = read(text)
+        value = read(found)
         if not isinstance(value, Mapping):
             raise Refused(_MALFORMED, f"a call is a JSON object, got {type_name(value)}")
         name = value.get(name_key)
@@ -263,7 +263,7 @@ def _arguments_in_string(text: str, name: str) -> Json:
     if not text.startswith("{") or extent.fault or extent.end != len(text):
         return text
     try:
-        return read(text)
+        return read(JsonText(text, extent.value))
     except BadJson as error:
         message = f'{name}: "arguments" is a string that holds no valid JSON: {error}'
         raise Refused(_MALFORMED, message, name) from error

@@ -29,6 +29,16 @@ class Extent:
     reason: str = ""
     closed: bool = False
     """With a fault: `end` is the end of the value all the same."""
+    value: Json = None
+    """What was read on the way, if no fault was met."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonText:
+    """The text of one JSON value, and the value where it was read on the way to its end."""
+
+    text: str
+    value: Json = None
 
 
 class BadJson(ValueError):
@@ -47,8 +57,8 @@ def find_end(text: str, start: int, *, listed: bool = False) -> Extent:
     it. In a list nothing marks the next call, so a `listed` value is followed to its end however
     deep it is and whatever its strings hold, and the fault is told with that end.
     """
-    if end := _end_if_plain(text, start):
-        return Extent(end)
+    if plain := _plain(text, start):
+        return plain
     depth, deepest, position, limit = 0, 0, start, start + MAX_CHARS
     while found := _STRUCTURE.search(text, position, limit):
         position = found.end()
@@ -70,14 +80,16 @@ def find_end(text: str, start: int, *, listed: bool = False) -> Extent:
     return _ran_out(text, limit)
 
 
-def _end_if_plain(text: str, start: int) -> int:
-    """The end of a value without any fault, found by the JSON reader itself; 0 for others."""
+def _plain(text: str, start: int) -> Extent | None:
+    """A value without any fault, read by the JSON reader itself; None for others."""
     try:
-        _, end = _STRICT.raw_decode(text, start)
+        value, end = _STRICT.raw_decode(text, start)
     except (ValueError, RecursionError):
-        return 0
+        return None
     brackets = text.count("{", start, end) + text.count("[", start, end)
-    return end if end - start <= MAX_CHARS and brackets <= MAX_DEPTH else 0
+    if end - start > MAX_CHARS or brackets > MAX_DEPTH:
+        return None
+    return Extent(end, value=value)
 
 
 def _skip_string(text: str, position: int, limit: int, *, listed: bool) -> Extent:
@@ -98,14 +110,16 @@ def _ran_out(text: str, limit: int) -> Extent:
     return Extent(len(text), "unclosed", "the output ended inside the JSON")
 
 
-def read(text: str) -> Json:
+def read(found: JsonText) -> Json:
     """The value of one JSON text whose depth was checked.
 
     Raises BadJson for what JSON does not allow or leaves open: a key given twice, NaN, Infinity,
     numbers too large for a float, lone surrogates.
     """
+    text, value = found.text, found.value
     try:
-        value: Json = _STRICT.decode(text)
+        if value is None:
+            value = _STRICT.decode(text)
         if "\\u" in text or not text.isascii():
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -125,7 +139,7 @@ def read_value(text: str) -> Json:
         if extent.fault or extent.end != len(text):
             reason = extent.reason or "there is text behind the JSON"
             raise BadJson(reason, extent.fault or "malformed")
-    return read(text)
+    return read(JsonText(text))
 
 
 def _unique(pairs: Sequence[tuple[str, Json]]) -> dict[str, Json]:

@@ -35,9 +35,11 @@ def fit(value: Json, schema: Schema, path: str = "") -> Json:
     for keyword in ("anyOf", "oneOf"):
         if keyword in schema:
             value = _fit_any(value, _list(schema[keyword]), path)
+    if isinstance(value, str):
+        return value
     if isinstance(value, Mapping):
         return _fit_object(value, schema, path)
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, Sequence):
         items = schema.get("items")
         if isinstance(items, Mapping):
             return [fit(item, items, f"{path}[{i}]") for i, item in enumerate(value)]

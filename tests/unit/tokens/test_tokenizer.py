@@ -1,5 +1,6 @@
 """Loading a folder, and text that stays text."""
 
+import itertools
 import json
 from collections.abc import Callable
 from functools import cache
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models
+from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as RawTokenizer
 
 from agentrl.errors import ConfigError
@@ -85,6 +86,24 @@ def test_decoding_keeps_control_tokens_and_survives_partial_characters(qwen_like
     for end in range(len(ids)):
         assert "é€😀".startswith(tokenizer.decode(ids[:end]).rstrip("\ufffd"))
     assert tokenizer.decode([]) == ""
+
+
+@given(data=st.data())
+@same_fixture
+def test_any_ids_have_the_librarys_text(qwen_like: Path, data: st.DataObject) -> None:
+    tokenizer = load(qwen_like)
+    raw = RawTokenizer.from_file(str(qwen_like / "tokenizer.json"))
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=12))
+    assert tokenizer.decode(ids) == raw.decode(ids, skip_special_tokens=False)
+
+
+def test_added_tokens_beyond_the_byte_alphabet_have_the_librarys_text() -> None:
+    raw = RawTokenizer(models.BPE({"Ġ": 0, "Ã": 1, "©": 2, "ĺ": 3}, []))
+    raw.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    raw.add_tokens([AddedToken(text) for text in ("日本", "é", " a", "Ġx", "\n", "Ã©日")])  # pyright: ignore[reportUnknownMemberType]
+    tokenizer = Tokenizer(raw.to_str(), "{{ messages }}")
+    for ids in itertools.product(range(11), repeat=3):
+        assert tokenizer.decode(ids) == raw.decode(list(ids), skip_special_tokens=False)
 
 
 def test_words_in_the_vocabulary_are_no_way_in() -> None:
