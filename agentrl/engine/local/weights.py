@@ -13,12 +13,13 @@ import copy
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from agentrl.engine.experts import by_expert
 from agentrl.engine.local.attention import ATTENTION
 from agentrl.engine.local.shared import Shared, share, view
 from agentrl.engine.protocol import SlicedSource
@@ -67,7 +68,8 @@ def update(
 ) -> None:
     """Write every named tensor into the model, or none of them: `theirs` is gone through twice.
 
-    A `partial` update may lack parameters, and may name tied ones by their other name too.
+    A `partial` update may lack parameters, name tied ones by their other name too, and have each
+    expert by itself.
     Parameters that are given as they are here (shared ones) are left alone. Nothing is allocated:
     values are cast while they are written in place. Of a model with LoRA adapters these alone are
     given, named as in `adapter_model.safetensors`.
@@ -85,8 +87,23 @@ def update(
                 ours[name].copy_(tensor)
 
 
-def _parameters(model: nn.Module, partial: bool) -> dict[str, nn.Parameter]:
-    named = dict(model.named_parameters(remove_duplicate=not partial))
+def as_in_files(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Under the names of a model's files, which have each expert by itself.
+
+    So have servers, which pass in silence over names that they do not know.
+    """
+    for name, tensor in named:
+        experts = dict(by_expert(name, tensor.shape))
+        for part, ((i, _), (start, stop), _) in experts.items():
+            yield part, tensor.detach()[i, start:stop]
+        if not experts:
+            yield name, tensor
+
+
+def _parameters(model: nn.Module, partial: bool) -> dict[str, Tensor]:
+    named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=not partial))
+    if partial:
+        named |= dict(as_in_files(named.items()))
     if not hasattr(model, "peft_config"):
         return named
     adapters = {name: p for name, p in named.items() if ".lora_" in name}

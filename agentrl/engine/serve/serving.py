@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.stepper import Stepper
-from agentrl.engine.local.weights import update
+from agentrl.engine.local.weights import as_in_files, update
 from agentrl.engine.serve.unpickle import Named, read_tensors
 from agentrl.engine.serve.wire import (
     DiskUpdate,
@@ -218,7 +218,8 @@ class Serving:
         """Write tensors between two steps: all, or none if one does not fit."""
 
         def now(stepper: Stepper) -> bool:
-            lacking = dict(stepper.model.named_parameters()).keys() - dict(named).keys()
+            ours = dict(as_in_files(stepper.model.named_parameters()))
+            lacking = ours.keys() - dict(as_in_files(named)).keys()
             if whole and lacking:
                 raise EngineError(f"the folder lacks {len(lacking)} tensors, first {min(lacking)}")
             if asked.abort_all_requests:

@@ -5,11 +5,13 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -17,6 +19,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import CHANNEL
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.routing import routed, routers
+from agentrl.engine.local.weights import as_in_files, update
 from agentrl.errors import RunError
 from agentrl.tokens import TokenRecord, verify_batch
 from agentrl.trainer import TrainerConfig
@@ -158,6 +161,23 @@ def test_an_update_trains_the_router_through_the_recorded_experts(
         assert not torch.equal(old, new)
         # Layers that backward computes again use the recorded experts too.
         torch.testing.assert_close(again, new, rtol=0, atol=1e-5)
+
+
+def test_weights_have_the_names_that_files_have(model: Qwen3MoeForCausalLM, tmp_path: Path) -> None:
+    """So servers know them; a served model takes them as well as its own."""
+    model.save_pretrained(tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    saved = load_file(file)
+    named = dict(as_in_files(model.named_parameters()))
+    assert named.keys() == saved.keys()
+    assert all(torch.equal(named[name], tensor) for name, tensor in saved.items())
+    other = moe_model()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    update(other, list(saved.items()), partial=True)
+    theirs = dict(model.named_parameters())
+    assert all(torch.equal(theirs[name], value) for name, value in other.named_parameters())
 
 
 def test_records_that_do_not_fit_are_refused(model: Qwen3MoeForCausalLM, batch: Batch) -> None:

@@ -4,8 +4,9 @@ Each rule is for one exact name of a module; a tensor that none fits is refused.
 is believed of a server only after its own loader has put the same numbers in the same places.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from agentrl.engine.experts import by_expert
 from agentrl.engine.reshard import Box, Held, Layout, Part, whole
 from agentrl.errors import EngineError
 
@@ -46,25 +47,19 @@ def loader_layout(shapes: Shapes) -> Layout:
     """The tensors as the server's own loader reads them: whole, and each expert by itself."""
     held: dict[str, Held] = {}
     for source, shape in shapes.items():
-        *path, module, leaf = source.split(".")
-        if module != "experts" or leaf not in _EXPERTS.values():
-            held[source] = Held(shape, (Part(source, whole(shape), (0,) * len(shape)),))
-            continue
-        for i in range(shape[0]):
-            prefix = ".".join([*path, module, str(i)])
-            for name, rows in _expert(leaf, shape[1]):
-                box: Box = ((i, i + 1), rows, (0, shape[2]))
-                size = (1, rows[1] - rows[0], shape[2])
-                held[f"{prefix}.{name}.weight"] = Held(size, (Part(source, box, (0, 0, 0)),))
+        boxes = dict(by_expert(source, shape)) or {source: whole(shape)}
+        for name, box in boxes.items():
+            size = tuple(stop - start for start, stop in box)
+            held[name] = Held(size, (Part(source, box, (0,) * len(box)),))
     return [held]
 
 
-def _expert(leaf: str, rows: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    if leaf == "down_proj":
-        yield "down_proj", (0, rows)
-    else:
-        yield "gate_proj", (0, rows // 2)
-        yield "up_proj", (rows // 2, rows)
+def sources(name: str, shapes: Shapes) -> frozenset[str]:
+    """The model's tensors that a server's one is made of; none if its name is not known."""
+    try:
+        return frozenset(part.source for part in _held(name, 0, 1, shapes, 1).parts)
+    except EngineError:
+        return frozenset()
 
 
 def _held(name: str, rank: int, size: int, shapes: Shapes, kv_heads: int) -> Held:

@@ -11,6 +11,7 @@ servers are paused all the while.
 
 import asyncio
 import hashlib
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -18,9 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentrl.engine.local.weights import as_in_files
 from agentrl.engine.protocol import WeightSource
 from agentrl.engine.sglang.control import Control, Info
 from agentrl.engine.sglang.weights.bucket import Named
+from agentrl.engine.sglang.weights.layout import sources
 from agentrl.errors import EngineError
 
 UPDATE_S = 600.0
@@ -75,8 +78,10 @@ class Checked:
         self._shapes: Mapping[str, torch.Size] | None = None
         self._published: tuple[int, Sequence[float]] | None = None
         self._listed: dict[str, frozenset[str]] = {}
-        """By server: the tensors that it has under the names that are sent."""
-        self._digests: dict[tuple[str, str], tuple[bytes, str]] = {}
+        """By server: all that it has."""
+        self._made_of: dict[str, Mapping[str, frozenset[str]]] = {}
+        """By server: its tensors, and those that are sent of which each is made."""
+        self._digests: dict[tuple[str, str], tuple[Sequence[bytes], Sequence[str]]] = {}
         """By server and tensor: ours and the server's, when it was last looked at."""
 
     async def publish(
@@ -91,7 +96,8 @@ class Checked:
         named = self._named(weights, targets)
         again = self._published is not None and self._published[0] == version
         self._check_same(named, version)
-        failures = await self.send(targets, named, version, flush=flush)
+        loaded = list(as_in_files(named))
+        failures = await self.send(targets, loaded, version, flush=flush)
         if again:  # the trainer may have begun to change them meanwhile
             self._check_same(self._named(weights, targets), version)
 
@@ -123,21 +129,29 @@ class Checked:
         """Digests must change where ours do: most models' servers tell no numbers.
 
         How a server hashes depends on its device, so one digest by itself says nothing; the first
-        ones are only kept. Looks at all vectors and one other tensor that the server did not fuse.
+        ones of all tensors are only kept. Later it looks at all vectors, one matrix, and one stack
+        of experts.
         """
-        listed = self._listed.get(control.url)
-        if listed is None:
-            listed = self._listed[control.url] = frozenset((await control.checksums())[0])
-        whole = [(name, tensor) for name, tensor in named if name in listed]
-        others = [pair for pair in whole if pair[1].ndim > 1]
-        chosen = [pair for pair in whole if pair[1].ndim == 1]
-        chosen += [others[version % len(others)]] if others else []
-        wanted = {name for name, _ in chosen}
-        # The server skips what has one of these names in its own.
-        skipped = [n for n in listed - wanted if not any(n in one for one in wanted)]
-        theirs = (await control.checksums(skipped))[0]
-        for name, tensor in chosen:
-            now = (_digest(tensor), theirs[name])
+        ours = dict(named)
+        made_of = self._made_of.get(control.url)
+        if made_of is None:
+            theirs = await control.checksums()
+            shapes = {name: tuple(tensor.shape) for name, tensor in named}
+            found = ((name, sources(name, shapes)) for name in theirs[0])
+            self._listed[control.url] = frozenset(theirs[0])
+            made_of = self._made_of[control.url] = {name: parts for name, parts in found if parts}
+            chosen = list(made_of)
+        else:
+            by_rank: dict[int, list[str]] = defaultdict(list)
+            for name, parts in made_of.items():
+                by_rank[ours[min(parts)].ndim].append(name)
+            chosen = [names[version % len(names)] for n, names in by_rank.items() if n > 1]
+            chosen += by_rank[1]
+            # The server skips what has one of these names in its own.
+            rest = self._listed[control.url].difference(chosen)
+            theirs = await control.checksums([n for n in rest if not any(n in c for c in chosen)])
+        for name in chosen:
+            now = ([_digest(ours[p]) for p in sorted(made_of[name])], [one[name] for one in theirs])
             before = self._digests.get((control.url, name), now)
             self._digests[control.url, name] = now
             if (now[0] == before[0]) != (now[1] == before[1]):
