@@ -41,7 +41,8 @@ class RowSlices:
         data = attach(memory)
         bucket = self.spoil(bucket)
         return [
-            write_slices(self._own(rank), bucket, rank, data, dtype) for rank in range(self.ranks)
+            write_slices(self._own(rank).items(), bucket, rank, data, dtype)
+            for rank in range(self.ranks)
         ]
 
     def _first(self, name: str, rank: int) -> int:

@@ -16,7 +16,7 @@ from agentrl.engine import WeightSource
 from agentrl.engine.local.models.load import quiet
 from agentrl.errors import RunError
 from agentrl.trainer.folders import disk_errors, replace_folder, unfinished_folder
-from agentrl.trainer.lora import AdapterWeights, MergedWeights, adapter_settings
+from agentrl.trainer.lora import AdapterWeights, adapter_settings
 from agentrl.trainer.ranks import SINGLE, Ranks
 from agentrl.trainer.shard import whole
 from agentrl.trainer.weights import ModelWeights
@@ -90,9 +90,8 @@ def not_finite(name: str) -> RunError:
 
 def _tensors(model: PreTrainedModel, ranks: Ranks, *, adapter: bool) -> dict[str, Tensor]:
     """What is written, whole, on the first rank; raises RunError on all if it is not finite."""
-    source: WeightSource = ModelWeights(model)
-    if adapter_settings(model) is not None:
-        source = AdapterWeights(model) if adapter else MergedWeights(model)
+    alone = adapter and adapter_settings(model) is not None
+    source: WeightSource = AdapterWeights(model) if alone else ModelWeights(model)
     tensors: dict[str, Tensor] = {}
     for name, tensor in source.named_tensors():
         full = whole(tensor)

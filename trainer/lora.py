@@ -14,13 +14,14 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import peft
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.config.nearest import nearest
@@ -32,7 +33,7 @@ _NAME = "default"
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig) -> peft.LoraConfig:
-    """Freeze the model and put float32 adapters into it, in place.
+    """Freeze the model and put adapters into it, in float32 or better, in place.
 
     Returns what `adapter_config.json` holds. Raises ConfigError for a target that matches nothing.
     """
@@ -46,7 +47,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> peft.LoraConfig:
         peft.inject_adapter_in_model(settings, model)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
     return settings
 
 
@@ -86,27 +87,6 @@ def adapters_off(model: nn.Module) -> Generator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class MergedWeights:
-    """A `WeightSource` of the base with its adapters added; one merged tensor exists at a time."""
-
-    model: nn.Module
-
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter of the model without adapters, under its name there."""
-        layers = adapted_layers(self.model)
-        for name, parameter in self.model.named_parameters():
-            owner, _, leaf = name.rpartition(".base_layer.")
-            if owner in layers:
-                yield f"{owner}.{leaf}", _merged(layers[owner], leaf, parameter.detach())
-            elif not parameter.requires_grad:
-                yield name, parameter.detach()
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Again and again: an engine need not keep the tensors."""
-        return self.named_tensors()
-
-
-@dataclass(frozen=True, slots=True)
 class AdapterWeights:
     """A `WeightSource` of the adapters alone, as `adapter_model.safetensors` names them."""
 
@@ -120,11 +100,14 @@ class AdapterWeights:
                 yield f"base_model.model.{name}.{part}.weight", weight.detach()
 
 
-def _merged(layer: LoraLayer, leaf: str, values: Tensor) -> Tensor:
+def merged(layer: LoraLayer, leaf: str, values: Tensor) -> Tensor:
+    """A parameter of an adapted layer with what its adapter adds; shards stay shards."""
     if leaf != "weight":
         return values
     with torch.no_grad():
         delta: Tensor = layer.get_delta_weight(_NAME)  # type: ignore[attr-defined]  # of each kind
+        if isinstance(values, DTensor):
+            delta = cast(DTensor, delta).redistribute(placements=values.placements)
         return values + delta.to(values.dtype)
 
 

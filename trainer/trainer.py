@@ -35,7 +35,7 @@ from agentrl.trainer.device import CPU, give_back, memory_errors
 from agentrl.trainer.export import export_hf
 from agentrl.trainer.gate import check_first_update
 from agentrl.trainer.logprobs import policy_scores, sequence_logprobs
-from agentrl.trainer.lora import AdapterWeights, MergedWeights, add_adapters
+from agentrl.trainer.lora import AdapterWeights, add_adapters
 from agentrl.trainer.meta import read_slices
 from agentrl.trainer.model import check_trainable, frozen_copy, make_optimizer
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
@@ -199,10 +199,9 @@ class Trainer:
 
     def weights(self) -> WeightSource:
         """The current weights for `Engine.update_weights`."""
-        if self.adapter is None:
-            return ModelWeights(self.model, self.ranks.rank)
-        merged = self.config.lora.publish == "merged"
-        return MergedWeights(self.model) if merged else AdapterWeights(self.model)
+        if self.adapter is not None and self.config.lora.publish == "adapter":
+            return AdapterWeights(self.model)
+        return ModelWeights(self.model, self.ranks.rank)
 
     def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """The logprob of each id but the first given those before it, by the model's own pass."""

@@ -3,19 +3,22 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch are not typed)
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from agentrl.engine.local.shared import attach, view
-from agentrl.engine.reshard import Box, Bucket, Handle, Held, Layout, Part, Written
-from agentrl.trainer.shard import local
+from agentrl.engine.reshard import Box, Bucket, Handle, Held, Layout, Move, Part, Written
+from agentrl.trainer.lora import adapted_layers, merged
+from agentrl.trainer.shard import local, whole
 
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -27,22 +30,43 @@ _MAPPED_MOST = 3
 class ModelWeights:
     """A `SlicedSource` over a module's own parameters: no copies, tied ones once.
 
-    With sharded parameters it is one rank's part of one.
+    Adapters are added to what they adapt; one merged tensor exists at a time. With sharded
+    parameters it is one rank's part of a source, and all ranks make the same calls.
     """
 
     model: nn.Module
     rank: int = 0
     _mapped: dict[Handle, Tensor] = field(default_factory=dict[Handle, Tensor], repr=False)
 
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """Again and again: an engine need not keep the tensors."""
+        return self.named_tensors()
+
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter under its first name; sharded ones are gathered by all ranks at once."""
-        for name, parameter in self.model.named_parameters():
-            values = parameter.detach()
-            yield name, values.full_tensor() if isinstance(values, DTensor) else values
+        """Every parameter under its first name in the model without adapters, gathered."""
+        for name, _ in self._laid_out():
+            yield name, whole(self._values(name).detach())
 
     def held(self) -> Mapping[str, Held]:
         """What this rank has of each parameter."""
-        return {name: _held(name, value) for name, value in self.model.named_parameters()}
+        return {name: _held(name, parameter) for name, parameter in self._laid_out()}
+
+    def _laid_out(self) -> Iterator[tuple[str, Tensor]]:
+        """The names that are published, and parameters that lie as what is published does."""
+        layers = adapted_layers(self.model)
+        for name, parameter in self.model.named_parameters():
+            owner, _, leaf = name.rpartition(".base_layer.")
+            if owner in layers:
+                yield f"{owner}.{leaf}", parameter
+            elif not layers or not parameter.requires_grad:
+                yield name, parameter
+
+    def _values(self, name: str) -> Tensor:
+        owner, _, leaf = name.rpartition(".")
+        module = self.model.get_submodule(owner)
+        if not isinstance(module, LoraLayer):
+            return module.get_parameter(leaf)
+        return merged(module, leaf, module.get_base_layer().get_parameter(leaf))
 
     def layout(self) -> Layout:
         """That of the only rank."""
@@ -61,31 +85,33 @@ class ModelWeights:
             if len(self._mapped) == _MAPPED_MOST:
                 self._mapped.pop(next(iter(self._mapped)))
             self._mapped[memory] = attach(memory)
-        names = {move.source for move in bucket.moves if move.sender == self.rank}
-        values = {name: self.model.get_parameter(name) for name in names}
+        # Every rank makes all of them, also those that it sends nothing of: making may meet others.
+        names = dict.fromkeys(move.source for move in bucket.moves)
+        values = ((name, local(self._values(name))) for name in names)
         return write_slices(values, bucket, self.rank, self._mapped[memory], dtype)
 
 
 @torch.no_grad()
 def write_slices(
-    values: Mapping[str, Tensor], bucket: Bucket, rank: int, data: Tensor, dtype: str
+    values: Iterable[tuple[str, Tensor]], bucket: Bucket, rank: int, data: Tensor, dtype: str
 ) -> Written:
     """Write what one rank holds into a bucket's bytes, cast on the way."""
     kind: torch.dtype = getattr(torch, dtype)
-    written = 0
-    ours: dict[str, Tensor] = {}
-    sums: dict[str, float] = {}
+    moves: dict[str, list[Move]] = defaultdict(list)
     for move in bucket.moves:
-        if move.sender != rank:
-            continue
-        if move.source not in ours:
-            ours[move.source] = local(values[move.source])
-            flat = ours[move.source].reshape(-1)
-            sums[move.source] = float(torch.dot(flat, flat))
-        source = ours[move.source][_index(move.source_box)]
-        target = view(data, bucket, move.receiver, move.target, kind)[_index(move.target_box)]
-        _copy(target, source)
-        written += target.nbytes
+        if move.sender == rank:
+            moves[move.source].append(move)
+    written = 0
+    sums: dict[str, float] = {}
+    for name, value in values:
+        if name in moves:
+            flat = value.reshape(-1)
+            sums[name] = float(torch.dot(flat, flat))
+        for move in moves.get(name, ()):
+            held = view(data, bucket, move.receiver, move.target, kind)
+            target = held[_index(move.target_box)]
+            _copy(target, value[_index(move.source_box)])
+            written += target.nbytes
     return Written(written, sums)
 
 

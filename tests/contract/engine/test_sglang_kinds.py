@@ -30,6 +30,8 @@ from agentrl.engine.sglang.weights import SharedTransport, TensorTransport, Tran
 from agentrl.engine.sglang.weights.bucket import Named
 from agentrl.engine.sglang.weights.transport import Target
 from agentrl.errors import EngineError
+from agentrl.trainer.config import LoraConfig
+from agentrl.trainer.lora import add_adapters
 from agentrl.trainer.weights import ModelWeights
 from tests.contract.engine.test_sglang_models import gap, serving
 
@@ -132,6 +134,25 @@ async def test_each_kind_of_parameter_arrives(
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             await engine.update_weights(weights, version)
             assert await gap(engine, model, PROMPT, 4, version) < 1e-4, name
+            with pytest.raises(AssertionError):
+                await gap(engine, old, PROMPT, 4, version)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_an_adapter_that_changes_arrives(
+    servers: Mapping[str, Server], transport: str
+) -> None:
+    model = make_model("biases")
+    add_adapters(model, LoraConfig(rank=4))
+    weights = ModelWeights(model)
+    async with serving(servers["biases"], 768, TRANSPORTS[transport](), weights) as engine:
+        assert await gap(engine, model, PROMPT, 8, 0) < 1e-4
+        for version, layer in enumerate(("0.self_attn.q_proj", "1.mlp.down_proj"), start=1):
+            old = deepcopy(model)
+            with torch.no_grad():
+                model.get_parameter(f"model.layers.{layer}.lora_B.default.weight").add_(0.2)
+            await engine.update_weights(weights, version)
+            assert await gap(engine, model, PROMPT, 4, version) < 1e-4
             with pytest.raises(AssertionError):
                 await gap(engine, old, PROMPT, 4, version)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from agentrl.trainer import ClipConfig, RatioBandConfig, TrainerConfig
 from agentrl.trainer.balance import split_over_ranks
@@ -42,9 +43,12 @@ def update(
     """One update of the tiny model; the gradients are those that the optimizer gets."""
     trainer = Trainer(tiny_model(dtype=dtype, tied=tied), config, total_steps=10, ranks=ranks)
     gradients: dict[str, Tensor] = {}
+    trained = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
+    if config.lora.rank:
+        fill(trained)
 
     def catch(*_: object) -> None:
-        for name, parameter in trainer.model.named_parameters():
+        for name, parameter in trained.items():
             assert parameter.grad is not None
             gradients[name] = whole(parameter.grad).clone()
 
@@ -72,12 +76,43 @@ class Expected:
     gradients: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
 
 
-def reference(batch: Batch, low: float = 0.2, high: float = 0.3, *, tied: bool = True) -> Expected:
+@torch.no_grad()
+def fill(adapters: Mapping[str, Tensor]) -> None:
+    """Give adapters numbers that tell, since new ones add nothing."""
+    generator = torch.Generator().manual_seed(1)
+    for name in sorted(adapters):
+        tensor = adapters[name]
+        numbers = torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * 0.1
+        if isinstance(tensor, DTensor):
+            numbers = distribute_tensor(numbers, tensor.device_mesh, tensor.placements)
+        tensor.copy_(numbers)
+
+
+def adapt(model: nn.Module, rank: int) -> dict[str, Tensor]:
+    """Add 2 B A to each linear layer but the head; the adapters by PEFT's names."""
+    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"}
+    adapters: dict[str, Tensor] = {}
+    for name, layer in linear.items():
+        for part, shape in (("A", (rank, layer.in_features)), ("B", (layer.out_features, rank))):
+            adapters[f"{name}.lora_{part}.default.weight"] = layer.weight.new_zeros(shape)
+    fill(adapters)
+    for name, layer in linear.items():
+        a, b = (adapters[f"{name}.lora_{part}.default.weight"].requires_grad_() for part in "AB")
+        weight = layer.weight.detach()
+        del layer.weight
+        layer.weight = weight + 2 * b @ a
+    return adapters
+
+
+def reference(
+    batch: Batch, low: float = 0.2, high: float = 0.3, *, tied: bool = True, lora_rank: int = 0
+) -> Expected:
     """Loss and gradients of the unsplit batch in float64, token by token."""
     model = tiny_model(dtype=torch.float64, tied=tied)
+    trained = adapt(model, lora_rank) if lora_rank else dict(model.named_parameters())
     loss = plain_loss(model, batch, low, high)
     torch.autograd.backward(loss)
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    gradients = {name: t.grad for name, t in trained.items() if t.grad is not None}
     return Expected(loss=float(loss.detach()), gradients=gradients)
 
 

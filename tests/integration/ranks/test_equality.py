@@ -8,10 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.trainer.config import LoraConfig
 from tests.integration.ranks.cases import CONFIG, ragged, reference, update
 from tests.integration.ranks.conftest import Group
 
 
+@pytest.mark.parametrize("lora_rank", [0, 3])
 @pytest.mark.parametrize("size", [1, 2, 3])
 @given(
     lengths=st.lists(st.integers(2, 40), min_size=1, max_size=8),
@@ -25,6 +27,7 @@ from tests.integration.ranks.conftest import Group
 def test_equals_the_slow_reference(
     group: Group,
     size: int,
+    lora_rank: int,
     lengths: list[int],
     seed: int,
     token_budget: int,
@@ -33,13 +36,14 @@ def test_equals_the_slow_reference(
     activation_offload: bool,
 ) -> None:
     batch = ragged(lengths, seed)
-    expected = reference(batch)
+    expected = reference(batch, lora_rank=lora_rank)
     config = CONFIG.model_copy(
         update={
             "token_budget": token_budget,
             "activation_checkpointing": checkpointing,
             "offload": offload,
             "activation_offload": activation_offload,
+            "lora": LoraConfig(rank=lora_rank),
         }
     )
     results = group(size).call(update, batch, config, torch.float64)
@@ -48,5 +52,6 @@ def test_equals_the_slow_reference(
         assert result.stats.loss == pytest.approx(expected.loss, rel=1e-9, abs=1e-12)
         assert result.stats.loss == results[0].stats.loss
         assert result.stats.entropy == results[0].stats.entropy
+        assert result.gradients.keys() == expected.gradients.keys()
         for name, gradient in expected.gradients.items():
             torch.testing.assert_close(result.gradients[name], gradient, rtol=1e-9, atol=1e-12)

@@ -1,6 +1,7 @@
 """Real FSDP ranks write their slices into the local engine and into a server's layout."""
 
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
+# torch is typed in part only.
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,9 +18,12 @@ from agentrl.engine.protocol import SlicedSource
 from agentrl.engine.reshard import buckets, plan, shapes_of
 from agentrl.engine.sglang.weights.layout import server_layout
 from agentrl.trainer import TrainerConfig
+from agentrl.trainer.config import LoraConfig
 from agentrl.trainer.group import TrainerGroup
+from agentrl.trainer.trainer import Trainer
 from agentrl.types import Sampling, Session
 from tests.integration.engine.plain import reference_logprobs
+from tests.integration.ranks.cases import CONFIG, ragged
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(180)]
 
@@ -65,5 +69,40 @@ async def test_ranks_publish_what_they_hold(tiny_folder: Path, ranks: int, repli
         for rank in (0, 1):
             found = view(memory.data, bucket, rank, fused, torch.float32)
             assert torch.equal(found, expected(full, rank))
+    finally:
+        group.close()
+
+
+@pytest.mark.parametrize(("ranks", "replicate"), LAYOUTS)
+async def test_adapters_are_merged_slice_by_slice(
+    tiny_folder: Path, ranks: int, replicate: int
+) -> None:
+    lora = LoraConfig(rank=4)
+    config = CONFIG.model_copy(
+        update={"ranks": ranks, "replicate": replicate, "lora": lora, "lr": 1e-2}
+    )
+    batch = ragged((20, 7, 19, 3), 3)
+    group = TrainerGroup(tiny_folder, config, total_steps=2, threads=1)
+    try:
+        assert [group.update(batch).skipped for _ in range(2)] == [None, None]
+        weights = group.weights()
+        assert isinstance(weights, SlicedSource)
+        model = load_model(tiny_folder)
+        engine = LocalEngine(model, EngineConfig(share_weights=False, slots=2))
+        await engine.update_weights(weights, 1)
+        arrived = dict(engine._stepper.model.named_parameters())
+        torch.manual_seed(0)  # as the ranks do, so that adapters begin alike
+        trainer = Trainer(load_model(tiny_folder), config, total_steps=2)
+        for _ in range(2):
+            trainer.update(batch)
+        alone = dict(trainer.weights().named_tensors())
+        assert arrived.keys() == alone.keys()
+        for name, base in model.named_parameters():
+            torch.testing.assert_close(arrived[name], alone[name], rtol=1e-4, atol=1e-5)
+            adapted = name.split(".")[-2].endswith("_proj")
+            assert torch.equal(arrived[name], base) is not adapted, name
+        for name, tensor in weights.named_tensors():
+            assert torch.equal(tensor, arrived[name]), name
+        await engine.aclose()
     finally:
         group.close()

@@ -145,7 +145,7 @@ async def test_the_local_engine_samples_with_the_adapters(publish: str) -> None:
 async def test_merged_tensors_are_made_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made = weakref.WeakSet[Tensor]()
     most: list[int] = []
-    merge = lora._merged  # pyright: ignore[reportPrivateUsage]
+    merge = lora.merged
 
     def counted(layer: LoraLayer, leaf: str, values: Tensor) -> Tensor:
         tensor = merge(layer, leaf, values)
@@ -153,7 +153,7 @@ async def test_merged_tensors_are_made_one_by_one(monkeypatch: pytest.MonkeyPatc
         most.append(len(made))
         return tensor
 
-    monkeypatch.setattr(lora, "_merged", counted)
+    monkeypatch.setattr("agentrl.trainer.weights.merged", counted)
     engine = LocalEngine(tiny_model(), EngineConfig(share_weights=False))
     await engine.update_weights(make_trainer().weights(), 1)
     await engine.aclose()
