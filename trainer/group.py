@@ -110,7 +110,7 @@ class TrainerGroup:
         return cast(list[float], self._invoke("logprobs", list(ids), temperature))
 
     def weights(self) -> WeightSource:
-        """The current weights: sliced over the ranks, or with LoRA as whole tensors."""
+        """The current weights: sliced over the ranks; adapters alone as whole tensors."""
         if None in self._layout:
             return GatheredWeights(self._ranks)
         return SlicedWeights(self._ranks, cast(Layout, self._layout))

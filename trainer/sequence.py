@@ -16,11 +16,13 @@ Suffixes: P packed tokens, K trained tokens.
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from agentrl.trainer.packing import PackedRows
+from agentrl.trainer.prefix import Tree
 from agentrl.trainer.ranks import Ranks
 
 
@@ -56,6 +58,7 @@ def cut_rows(rows: PackedRows, ranks: Ranks) -> PackedRows:
     if ranks.sequence is None:
         return rows
     parts = ranks.layout.sequence
+    rows = _lengthened(rows, parts)
     total = len(rows.ids_P)
     ends = [total * (i + 1) // parts for i in range(parts)]
     sizes = tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
@@ -72,6 +75,29 @@ def cut_rows(rows: PackedRows, ranks: Ranks) -> PackedRows:
         weights_K=rows.weights_K[inside_K],
         experts_P=None if rows.experts_P is None else rows.experts_P[start:stop],
         cut=Cut(group=ranks.sequence, sizes=sizes, mine=mine),
+    )
+
+
+def _lengthened(rows: PackedRows, least: int) -> PackedRows:
+    """With tokens that predict nothing, so that no rank's piece is empty: models refuse that."""
+    missing = least - len(rows.ids_P)
+    if missing <= 0:
+        return rows
+    experts = rows.experts_P
+    if experts is not None:
+        layers, chosen = experts.shape[1:]
+        any_experts = np.broadcast_to(np.arange(chosen), (missing, layers, chosen))
+        experts = np.concatenate([experts, any_experts])
+    return replace(
+        rows,
+        ids_P=np.pad(rows.ids_P, (0, missing)),
+        positions_P=np.pad(rows.positions_P, (0, missing)),
+        tree=Tree(
+            offsets_S1=np.append(rows.tree.offsets_S1, least),
+            ends_S=np.append(rows.tree.ends_S, least),
+            longest=max(rows.tree.longest, missing),
+        ),
+        experts_P=experts,
     )
 
 

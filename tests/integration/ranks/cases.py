@@ -37,22 +37,31 @@ class Update:
     """Rows that this rank computed."""
 
 
+def trained(trainer: Trainer) -> dict[str, nn.Parameter]:
+    return {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
+
+
+def caught(trainer: Trainer) -> dict[str, Tensor]:
+    """Where the gradients come that the optimizer gets."""
+    gradients: dict[str, Tensor] = {}
+
+    def catch(*_: object) -> None:
+        for name, parameter in trained(trainer).items():
+            assert parameter.grad is not None
+            gradients[name] = whole(parameter.grad).clone()
+
+    trainer.optimizer.register_step_pre_hook(catch)
+    return gradients
+
+
 def update(
     ranks: Ranks, batch: Batch, config: TrainerConfig, dtype: torch.dtype, tied: bool = True
 ) -> Update:
     """One update of the tiny model; the gradients are those that the optimizer gets."""
     trainer = Trainer(tiny_model(dtype=dtype, tied=tied), config, total_steps=10, ranks=ranks)
-    gradients: dict[str, Tensor] = {}
-    trained = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
     if config.lora.rank:
-        fill(trained)
-
-    def catch(*_: object) -> None:
-        for name, parameter in trained.items():
-            assert parameter.grad is not None
-            gradients[name] = whole(parameter.grad).clone()
-
-    trainer.optimizer.register_step_pre_hook(catch)
+        fill(trained(trainer))
+    gradients = caught(trainer)
     stats = trainer.update(batch)
     plans = split_over_ranks(
         batch, trained_rows(batch), num_ranks=ranks.layout.data, token_budget=1, width=32
@@ -109,10 +118,10 @@ def reference(
 ) -> Expected:
     """Loss and gradients of the unsplit batch in float64, token by token."""
     model = tiny_model(dtype=torch.float64, tied=tied)
-    trained = adapt(model, lora_rank) if lora_rank else dict(model.named_parameters())
+    leaves = adapt(model, lora_rank) if lora_rank else dict(model.named_parameters())
     loss = plain_loss(model, batch, low, high)
     torch.autograd.backward(loss)
-    gradients = {name: t.grad for name, t in trained.items() if t.grad is not None}
+    gradients = {name: t.grad for name, t in leaves.items() if t.grad is not None}
     return Expected(loss=float(loss.detach()), gradients=gradients)
 
 

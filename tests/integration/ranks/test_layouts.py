@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -18,23 +18,30 @@ from agentrl.errors import ConfigError
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer.config import KlConfig, LoraConfig, check_heads
 from agentrl.trainer.meta import empty_model
-from agentrl.trainer.ranks import Layout, Ranks, arrange
+from agentrl.trainer.ranks import SINGLE, Layout, Ranks, arrange
 from agentrl.trainer.shard import local, whole
+from agentrl.trainer.stats import StepStats
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Batch
-from tests.integration.ranks.cases import CONFIG, Update, ragged, reference, steps, update
+from tests.integration.ranks.cases import CONFIG, Update, caught, ragged, reference, steps, update
 from tests.integration.ranks.conftest import Group
+from tests.integration.trainer.test_routing import moe_model, sampled_batch
 from tests.unit.trainer.batches import batch_of, random_segments, tiny_model
 
 LENGTHS = (20, 7, 19, 3, 18, 33, 4, 4)
 _arranged: dict[Layout, Ranks] = {}
 
 
-def arranged(ranks: Ranks, layout: Layout, batch: Batch, config: TrainerConfig) -> Update:
-    """An update in another layout of the same processes."""
+def in_layout(ranks: Ranks, layout: Layout) -> Ranks:
+    """The same processes in another layout."""
     if layout not in _arranged:
         _arranged[layout] = arrange(ranks.rank, layout, ranks.device)
-    return update(_arranged[layout], batch, config, torch.float64)
+    return _arranged[layout]
+
+
+def arranged(ranks: Ranks, layout: Layout, batch: Batch, config: TrainerConfig) -> Update:
+    """An update in another layout."""
+    return update(in_layout(ranks, layout), batch, config, torch.float64)
 
 
 @given(
@@ -43,6 +50,7 @@ def arranged(ranks: Ranks, layout: Layout, batch: Batch, config: TrainerConfig) 
     token_budget=st.sampled_from([1, 25, 10_000]),
     checkpointing=st.booleans(),
 )
+@example(lengths=[2, 9], seed=14, token_budget=1, checkpointing=False)
 @settings(max_examples=15)
 @pytest.mark.parametrize("options", [{"sequence": 2}, {"replicate": 2}])
 def test_layouts_equal_the_slow_reference(
@@ -198,6 +206,36 @@ def test_other_architectures(group: Group, kind: str) -> None:
     alone = group(1).call(other, kind, batch)[0]
     for losses in group(2).call(other, kind, batch):
         assert losses == pytest.approx(alone, abs=1e-5)
+
+
+def replay(
+    ranks: Ranks, batch: Batch, config: TrainerConfig, layout: Layout | None = None
+) -> tuple[StepStats, dict[str, Tensor]]:
+    ranks = ranks if layout is None else in_layout(ranks, layout)
+    trainer = Trainer(moe_model(), config, total_steps=1, ranks=ranks)
+    gradients = caught(trainer)
+    return trainer.update(batch), gradients
+
+
+@pytest.fixture(scope="module")
+def routed_batch() -> Batch:
+    return sampled_batch(moe_model())
+
+
+@pytest.mark.parametrize("options", [{}, {"sequence": 2}, {"replicate": 2}])
+def test_recorded_experts_are_replayed_on_every_rank(
+    group: Group, routed_batch: Batch, options: dict[str, int]
+) -> None:
+    """The routers nearly tie, so without the record some tokens would go to other experts."""
+    layout = Layout(size=2, timeout_s=30, **options)
+    alone, expected = replay(SINGLE, routed_batch, CONFIG)
+    for checkpointing in (False, True):
+        config = CONFIG.model_copy(update={"activation_checkpointing": checkpointing})
+        for stats, gradients in group(2).call(replay, routed_batch, config, layout):
+            assert stats.gap_max < 1e-5
+            assert stats.loss == pytest.approx(alone.loss, abs=1e-6)
+            for name, gradient in expected.items():
+                torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-6)
 
 
 def untied(ranks: Ranks, batch: Batch, config: TrainerConfig) -> Update:

@@ -85,8 +85,9 @@ def model() -> Qwen3MoeForCausalLM:
     return moe_model()
 
 
-@pytest.fixture(scope="module")
-def batch(model: Qwen3MoeForCausalLM) -> Batch:
+def sampled_batch(model: Qwen3MoeForCausalLM) -> Batch:
+    """Four rows with the experts that the engine chose."""
+
     async def run() -> list[Segment]:
         engine = LocalEngine(model, EngineConfig(prefill_tokens=16))
         prompts = [[5, 6, 7, 8] * 6, [5, 6, 7, 8] * 6, list(range(20)), [3, 1, 4, 1, 5]]
@@ -99,6 +100,11 @@ def batch(model: Qwen3MoeForCausalLM) -> Batch:
     made = batch_of(segments, advantages=(1, -1, 1, -1), temperature=0.9)
     channels = {CHANNEL: np.concatenate([s.channels[CHANNEL] for s in segments])}
     return replace(made, channels=channels)
+
+
+@pytest.fixture(scope="module")
+def batch(model: Qwen3MoeForCausalLM) -> Batch:
+    return sampled_batch(model)
 
 
 def gap(model: Qwen3MoeForCausalLM, batch: Batch) -> float:
