@@ -10,7 +10,6 @@ What follows the last trained token of a row has no influence on any loss and is
 rows of a micro-batch begin with alike is computed once (`agentrl.trainer.prefix`).
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,8 +25,6 @@ from agentrl.types import Batch
 
 if TYPE_CHECKING:
     from agentrl.trainer.sequence import Cut
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,17 +86,9 @@ def plan(
     """Split the rows into micro-batches of at most `token_budget` tokens that are computed.
 
     Rows that begin alike are neighbours, so that they share what they begin with. Rows stay whole:
-    one that is longer than the budget gets a micro-batch of its own, with a warning.
+    one that is longer than the budget gets a micro-batch of its own.
     """
     read = {r: read_tokens(batch, r) for r in rows.tolist()}
-    longest = max(map(len, read.values()), default=0)
-    if longest > token_budget:
-        _LOG.warning(
-            "a row has %d tokens, more than trainer.token_budget = %d; it is computed alone: raise "
-            "the budget, or lower rollout.max_context_tokens if memory runs out",
-            longest,
-            token_budget,
-        )
     split: list[list[int]] = []
     room = 0
     for row in _sorted(read, share=share):

@@ -12,6 +12,7 @@ Suffixes: N tokens of the batch, R rows.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch and transformers are typed in part only.
 
+import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ from agentrl.trainer.lora import AdapterWeights, add_adapters
 from agentrl.trainer.meta import read_slices
 from agentrl.trainer.model import check_trainable, frozen_copy, make_optimizer
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
-from agentrl.trainer.packing import PackedRows, trained_rows, trained_weight
+from agentrl.trainer.packing import PackedRows, num_read, trained_rows, trained_weight
 from agentrl.trainer.ranks import SINGLE, Ranks
 from agentrl.trainer.routing import replayed
 from agentrl.trainer.schedule import learning_rate
@@ -47,6 +48,8 @@ from agentrl.trainer.shard import in_pass, prepare, settle, whole
 from agentrl.trainer.stats import StepStats, SupervisedStats, ratio_stats
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Batch, Json
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +141,7 @@ class Trainer:
         """A checkpoint that is being written."""
         self._skipped_in_a_row = 0
         self._gate_passed = False
+        self._warned = ranks.rank > 0
 
     def update(self, batch: Batch) -> StepStats:
         """One policy update of a batch with advantages.
@@ -287,6 +291,7 @@ class Trainer:
             )
         self.optimizer.zero_grad(set_to_none=True)
         rows = trained_rows(batch)
+        self._warn_of_long(batch, rows)
         active = objective.active(rows)
         count = trained_weight(batch, rows)
         loss = 0.0
@@ -313,6 +318,20 @@ class Trainer:
             used_N=_used(batch, rows),
             nothing=_why_nothing(rows, active),
         )
+
+    def _warn_of_long(self, batch: Batch, rows: NDArray[np.int64]) -> None:
+        """Say once that a row is longer than the budget."""
+        budget = self.config.token_budget * self.ranks.layout.sequence
+        longest = max((num_read(batch, row) for row in rows.tolist()), default=0)
+        if longest > budget and not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "a row has %d tokens, more than the %d of a micro-batch; such rows are computed "
+                "alone: raise trainer.token_budget, or lower rollout.max_context_tokens if memory "
+                "runs out",
+                longest,
+                budget,
+            )
 
     def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Iterator[PackedRows]:
         return micro_batches(

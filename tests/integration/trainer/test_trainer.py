@@ -309,3 +309,12 @@ def test_tied_weights_are_named_once() -> None:
     assert "model.embed_tokens.weight" in names
     assert "lm_head.weight" not in names
     assert not any(t.requires_grad for _, t in trainer.weights().named_tensors())
+
+
+def test_rows_longer_than_the_budget_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    config = TrainerConfig(token_budget=8, ratio_band=RatioBandConfig(mean=1e9, max=1e9))
+    trainer = Trainer(tiny_model(), config, total_steps=3)
+    for lengths in ((5, 6), (12, 20), (25, 12)):
+        trainer.update(batch_of(random_segments(lengths, seed=0), advantages=(1, -1)))
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert "more than the 8 of a micro-batch" in said
