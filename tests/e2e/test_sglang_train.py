@@ -104,6 +104,27 @@ def test_adapters_alone_reach_the_server(sglang_folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("more", [[], ["--trainer.lora.rank", "4", "--engine.share-device"]])
+def test_slices_of_two_ranks_reach_the_server(
+    sglang_folder: Path, tmp_path: Path, more: Sequence[str]
+) -> None:
+    flags = ["--engine", "sglang", "--engine.sglang.transport", "shared", "--trainer.ranks", "2"]
+    few = ["--rollout.tasks-per-step", "8", "--group-size", "8", "--lr", "5e-3", "--steps", "3"]
+    subprocess.run(
+        command("train", "--env", "calculator", *few, *flags, *more),
+        cwd=tmp_path,
+        check=True,
+        timeout=380,
+    )
+    lines = (tmp_path / "runs" / "last" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert all(step["verified"] == 1.0 for step in steps)
+    assert max(step["gap_mean"] for step in steps) < 1e-5
+    assert steps[-1]["updates"] > 1  # so the server had new weights to sample with
+    assert servers(tmp_path) == []
+
+
+@pytest.mark.nightly
 def test_an_exported_model_is_served(sglang_folder: Path, tmp_path: Path) -> None:
     train = ["--env", "calculator", "--trainer.lora.rank", "4", "--steps", "1", *SMALL]
     subprocess.run(command("train", *train), cwd=tmp_path, check=True, timeout=200)

@@ -179,3 +179,23 @@ async def test_experts_that_do_not_arrive_are_missed(servers: Mapping[str, Serve
                 model.get_parameter(f"model.layers.{layer}.mlp.experts.gate_up_proj").mul_(1.1)
         with pytest.raises(EngineError, match=r"experts\.w\d+_weight did not change, but what was"):
             await engine.update_weights(weights, 1)
+
+
+async def test_memory_is_given_up_and_taken_back(servers: Mapping[str, Server]) -> None:
+    """A CPU's server has no saver: it takes every call and frees nothing."""
+    model = make_model("biases")
+    weights = ModelWeights(model)
+    async with serving(servers["biases"], 768, SharedTransport(), weights) as engine:
+        with pytest.raises(EngineError, match="pause them first"):
+            await engine.release_memory()
+        await engine.pause()
+        await engine.release_memory()
+        with pytest.raises(EngineError, match="weights memory is released and cannot be loaded"):
+            await engine.update_weights(weights, 1)
+        await engine.resume_memory(("weights",))
+        with torch.no_grad():
+            model.get_parameter("model.norm.weight").mul_(1.2)
+        await engine.update_weights(weights, 1)
+        await engine.resume_memory(("kv_cache", "cuda_graph"))
+        await engine.resume()
+        assert await gap(engine, model, PROMPT, 8, 1) < 1e-4
