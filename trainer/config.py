@@ -169,6 +169,11 @@ class TrainerConfig(Config):
         default=3, ge=1, description="non-finite gradients in a row after which the run stops"
     )
 
+    @property
+    def is_apart(self) -> bool:
+        """True if processes of its own hold the weights; a CPU's are in host memory anyhow."""
+        return self.ranks > 1 or (self.offload and self.device != "cpu")
+
 
 def check_heads(heads: int, groups: int, ranks: int) -> None:
     """Raise ConfigError unless so many ranks can share a model's attention heads.

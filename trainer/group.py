@@ -29,7 +29,7 @@ from agentrl.trainer.meta import empty_model
 from agentrl.trainer.processes import RankProcesses
 from agentrl.trainer.ranks import Layout as RankLayout
 from agentrl.trainer.ranks import Ranks
-from agentrl.trainer.shard import whole
+from agentrl.trainer.shard import is_sharded, whole
 from agentrl.trainer.stats import StepStats, SupervisedStats
 from agentrl.trainer.trainer import Trainer
 from agentrl.trainer.weights import ModelWeights
@@ -205,7 +205,7 @@ def _build(ranks: Ranks, plan: _Plan) -> Mapping[str, Held] | None:
     )
     # Adapters and a critic begin with weights that no file has.
     plain = not config.lora.rank and config.algorithm != "ppo"
-    model = empty_model(plan.folder) if plain and ranks.size > 1 else None
+    model = empty_model(plan.folder) if plain and is_sharded(config, ranks) else None
     folder = None if model is None else plan.folder
     if model is None:
         dtype = config.lora.dtype if config.lora.rank else "float32"

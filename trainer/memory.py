@@ -36,7 +36,7 @@ from agentrl.trainer.lora import add_adapters
 from agentrl.trainer.packing import PackedRows
 from agentrl.trainer.prefix import Tree
 from agentrl.trainer.ranks import SINGLE
-from agentrl.trainer.shard import prepare
+from agentrl.trainer.shard import layers, prepare
 
 _FLOAT32 = 4
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -109,6 +109,10 @@ def estimate(folder: Path, config: TrainerConfig, sampling: Sampling) -> Need:
     if config.device == "cpu":
         passes["heap"] = int(_HEAP * (held.kept + logits))
     sharded = {name: int(size) // shards for name, size in states.items()}
+    if config.offload and config.device != "cpu":
+        width = _FLOAT32 if config.precision == "float32" else _FLOAT32 // 2
+        there = {"weights": count.gathered * width, "gradients": count.gathered * _FLOAT32}
+        sharded = dict.fromkeys(sharded, 0) | there
     engine = _engine(settings, count.plain, config, sampling)
     if not sampling.engine.share_device:
         return Need(parts=sharded | passes | engine)
@@ -145,6 +149,8 @@ class _Count:
     """Those of the model without adapters."""
     frozen: int
     """Bytes of those that are not trained."""
+    gathered: int
+    """What a pass over weights in host memory has at once: all but the layers, and two of these."""
 
 
 @cache
@@ -157,11 +163,13 @@ def _settings(folder: Path) -> PreTrainedConfig:
 def _count(folder: Path, lora: LoraConfig) -> _Count:
     model = _model(_settings(folder), lora)
     named = dict(model.named_parameters())
+    blocks = [sum(p.numel() for p in layer.parameters()) for layer in layers(model)]
     return _Count(
         trained=sum(p.numel() for p in named.values() if p.requires_grad),
         backbone=sum(p.numel() for p in model.base_model.parameters() if p.requires_grad),
         plain=sum(p.numel() for p in named.values() if not (lora.rank and p.requires_grad)),
         frozen=sum(p.numel() * p.element_size() for p in named.values() if not p.requires_grad),
+        gathered=sum(p.numel() for p in named.values()) - sum(blocks) + sum(sorted(blocks)[-2:]),
     )
 
 
@@ -285,7 +293,8 @@ def _engine(
     theirs = config.lora.dtype if config.lora.rank else "float32"
     dtype = theirs if engine.dtype == "auto" else engine.dtype
     merged = bool(config.lora.rank) and config.lora.publish == "merged"
-    shares = engine.samples_with == "local" and dtype == theirs and not merged
+    apart = merged or config.is_apart
+    shares = engine.samples_with == "local" and dtype == theirs and not apart
     parallel = 1
     tokens = min(engine.slots, sampling.rows) * (sampling.longest + 1)
     if engine.samples_with == "sglang":

@@ -214,11 +214,8 @@ _held: list[Ranks] = []
 def _start(rank: int, layout: Layout, device: str, rendezvous: Path, threads: int) -> None:
     torch.set_num_threads(threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if layout.size == 1:
-        _held.append(Ranks(device=resolve_device(device)))
-    else:
-        place = resolve_device(device, rank)
-        _held.append(join(rank, layout, device=place, rendezvous=rendezvous))
+    place = resolve_device(device, rank)
+    _held.append(join(rank, layout, device=place, rendezvous=rendezvous))
 
 
 def _run(fn: Callable[..., T], args: tuple[object, ...]) -> T:

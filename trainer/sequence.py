@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
@@ -85,9 +86,9 @@ def _lengthened(rows: PackedRows, least: int) -> PackedRows:
         return rows
     experts = rows.experts_P
     if experts is not None:
-        layers, chosen = experts.shape[1:]
-        any_experts = np.broadcast_to(np.arange(chosen), (missing, layers, chosen))
-        experts = np.concatenate([experts, any_experts])
+        # A token never goes to one expert twice.
+        any_one: NDArray[np.int64] = np.indices((missing, *experts.shape[1:]))[2]
+        experts = np.concatenate([experts, any_one])
     return replace(
         rows,
         ids_P=np.pad(rows.ids_P, (0, missing)),

@@ -58,7 +58,7 @@ def prepare(model: nn.Module, config: TrainerConfig, ranks: Ranks) -> None:
     around: list[Callable[[], AbstractContextManager[object]]] = []
     if config.activation_offload:
         around.append(activations_in_memory)
-    if ranks.mesh is not None:
+    if is_sharded(config, ranks):
         _shard(model, blocks, config, ranks)
     elif low:
         # Weights stay float32 and are cast where a product reads them.
@@ -73,6 +73,11 @@ def prepare(model: nn.Module, config: TrainerConfig, ranks: Ranks) -> None:
 
     setattr(model, _PASS, run)
     register_fsdp_forward_method(model, _PASS)
+
+
+def is_sharded(config: TrainerConfig, ranks: Ranks) -> bool:
+    """True if weights lie in shards; a single one only where it moves to host memory and back."""
+    return ranks.mesh is not None and (ranks.size > 1 or config.offload)
 
 
 def in_pass(model: nn.Module, fn: Callable[[], T]) -> T:

@@ -44,7 +44,7 @@ from agentrl.trainer.packing import PackedRows, num_read, trained_rows, trained_
 from agentrl.trainer.ranks import SINGLE, Ranks
 from agentrl.trainer.routing import replayed
 from agentrl.trainer.schedule import learning_rate
-from agentrl.trainer.shard import in_pass, prepare, settle, whole
+from agentrl.trainer.shard import in_pass, is_sharded, prepare, settle, whole
 from agentrl.trainer.stats import StepStats, SupervisedStats, ratio_stats
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Batch, Json
@@ -259,7 +259,7 @@ class Trainer:
         self._move_state(self.ranks.device)
 
     def _move_state(self, place: torch.device) -> None:
-        if self.ranks.mesh is not None:
+        if is_sharded(self.config, self.ranks):
             return
         optimizers = [self.optimizer, *([self.critic.optimizer] if self.critic else [])]
         for state in (s for o in optimizers for s in o.state.values()):

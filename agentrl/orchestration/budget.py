@@ -56,7 +56,10 @@ class Fit:
         says = "fits" if self.fits else "does not fit"
         yield f"{'total':15s} {self.total / 1e9:8.2f} GB of {self.device_bytes / 1e9:g} GB: {says}"
         if self.ways_out is None:
-            yield "no setting makes it fit: choose a smaller model, or more trainer.ranks"
+            yield (
+                "no setting makes it fit: choose a smaller model, more trainer.ranks, or "
+                "trainer.offload"
+            )
         elif self.ways_out:
             yield f"it fits with {' '.join(self.ways_out)}"
 

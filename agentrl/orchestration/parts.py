@@ -99,7 +99,7 @@ def _trained(
     """The trainer, and the engine that samples with its weights."""
     settings, lora = config.trainer, config.trainer.lora
     dtype = lora.dtype if lora.rank else "float32"
-    if settings.ranks > 1:
+    if settings.is_apart:
         group = TrainerGroup(
             folder,
             settings,

@@ -75,10 +75,10 @@ def _check_combinations(config: RunConfig) -> None:
             "engine.share_weights: got true with trainer.lora.publish merged, whose weights are "
             "the engine's alone; set trainer.lora.publish to adapter"
         )
-    if lora.rank and lora.dtype != "float32" and config.trainer.ranks > 1:
+    if lora.rank and lora.dtype != "float32" and config.trainer.is_apart:
         raise ConfigError(
-            f"trainer.lora.dtype: got {lora.dtype} with {config.trainer.ranks} ranks, which shard "
-            "weights of one number format; use float32 with trainer.precision bfloat16"
+            f"trainer.lora.dtype: got {lora.dtype} with several ranks or trainer.offload, which "
+            "need weights of one number format; use float32 with trainer.precision bfloat16"
         )
     if config.tool_format is not None and config.tool_format not in FORMATS:
         raise ConfigError(
@@ -99,11 +99,6 @@ def _check_ranks(config: RunConfig) -> None:
         raise ConfigError(
             f"trainer.ranks: got {trainer.ranks}, but a step has only {episodes} episodes to share "
             "(rollout.tasks_per_step x rollout.group_size); lower it, or raise those"
-        )
-    if trainer.offload and trainer.ranks == 1:
-        raise ConfigError(
-            "trainer.offload: got true with trainer.ranks 1, expected at least 2 ranks; use "
-            "trainer.activation_offload or trainer.lora to save memory in one process"
         )
     shape = Path(config.model).expanduser() / "config.json"
     if trainer.sequence_parallel > 1 and shape.is_file():  # else it is checked once it is there

@@ -108,7 +108,6 @@ CASES = {
         [*CALCULATOR, "--trainer.ranks", "9", "--tasks-per-step", "2", "--group-size", "4"],
         ["trainer.ranks: got 9", "8 episodes", "rollout.group_size"],
     ),
-    "offload alone": Case([*CALCULATOR, "--trainer.offload", "--dry-run"], ["at least 2 ranks"]),
     "best by an evaluation that is not": Case(
         [*CALCULATOR, "--checkpoint.best", "eval/success"], ["checkpoint.best", "eval.every"]
     ),

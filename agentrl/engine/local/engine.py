@@ -122,10 +122,10 @@ class LocalEngine:
     async def update_weights(self, weights: WeightSource, version: int) -> None:
         """Take new weights between two steps; all keys and values of the old ones are forgotten.
 
-        Slices of several ranks are written while requests run on under the old weights.
+        Slices of other processes are written while requests run on under the old weights.
         """
         self._memory.check_loadable()
-        if isinstance(weights, SlicedSource) and len(weights.layout()) > 1:
+        if isinstance(weights, SlicedSource) and not isinstance(weights, Iterable):
             self._check_version(version)
             await self._slices.receive(weights, self._timeout_s)
             await self.between_steps(lambda _: self._changed(self._slices.change, version))

@@ -106,3 +106,24 @@ async def test_adapters_are_merged_slice_by_slice(
         await engine.aclose()
     finally:
         group.close()
+
+
+async def test_one_rank_may_keep_its_weights_in_host_memory(tiny_folder: Path) -> None:
+    """On an accelerator, or on whatever `auto` finds, it is a process of its own."""
+    config = CONFIG.model_copy(update={"offload": True, "device": "auto", "lr": 1e-2})
+    assert config.is_apart
+    assert not config.model_copy(update={"device": "cpu"}).is_apart
+    batch = ragged((20, 7, 19, 3), 3)
+    trainer = Trainer(load_model(tiny_folder), config, total_steps=2)
+    expected = [trainer.update(batch).loss for _ in range(2)]
+    group = TrainerGroup(tiny_folder, config, total_steps=2, threads=1)
+    try:
+        assert [group.update(batch).loss for _ in range(2)] == pytest.approx(expected, abs=1e-5)
+        engine = LocalEngine(load_model(tiny_folder), EngineConfig(share_weights=False, slots=2))
+        await engine.update_weights(group.weights(), 1)
+        for name, arrived in engine._stepper.model.named_parameters():
+            ours = trainer.model.get_parameter(name)
+            torch.testing.assert_close(arrived, ours, rtol=1e-4, atol=1e-5)
+        await engine.aclose()
+    finally:
+        group.close()

@@ -46,6 +46,10 @@ def test_each_setting_moves_its_own_part() -> None:
     )
     again = parts("--trainer.activation-checkpointing", "true")
     assert again["activations"] < 0.5 * plain["activations"]
+    card = "--trainer.device", "auto"
+    offload = parts(*card, "--trainer.offload", "true")
+    assert 0 < offload["weights"] == offload["gradients"] < parts(*card)["weights"]
+    assert offload["optimizer"] == 0
     double = parts("--trainer.token-budget", "8192")
     assert double["activations"] == pytest.approx(2 * plain["activations"], rel=0.05)
 
