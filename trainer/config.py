@@ -165,6 +165,10 @@ class TrainerConfig(Config):
     activation_offload: bool = Field(
         default=False, description="keep what backward needs in host memory"
     )
+    liger: bool = Field(
+        default=False,
+        description="compute norms and gated products by Liger's kernels, on an accelerator",
+    )
     max_skipped_steps: int = Field(
         default=3, ge=1, description="non-finite gradients in a row after which the run stops"
     )

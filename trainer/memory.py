@@ -234,7 +234,7 @@ def _measured(settings: PreTrainedConfig, config: TrainerConfig, rows: PackedRow
         model.to_empty(device="cpu")
         if not config.lora.rank:
             _end_at_the_layers(model)
-        prepare(model, config, SINGLE)
+        prepare(model, config.model_copy(update={"liger": False}), SINGLE)
         live = _Live(model)
         kept = gradients = 0
         with live:

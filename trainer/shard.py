@@ -33,6 +33,7 @@ from transformers import PreTrainedModel
 
 from agentrl.trainer.attention import packed_attention
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.liger import use_liger
 from agentrl.trainer.ranks import Ranks
 
 T = TypeVar("T")
@@ -45,6 +46,8 @@ def prepare(model: nn.Module, config: TrainerConfig, ranks: Ranks) -> None:
     """Lay the model out as the settings say, in place; its parameters may be on `meta`."""
     body = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
     blocks = list(layers(body))
+    if config.liger:
+        use_liger(body, ranks.device)
     if config.activation_checkpointing:
         for layer in blocks:
             layer.forward = partial(

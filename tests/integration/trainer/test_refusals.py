@@ -17,6 +17,7 @@ from agentrl.orchestration.sampling import checked_codec
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer import trainer as module
 from agentrl.trainer.device import OutOfMemory
+from agentrl.trainer.liger import use_liger
 from agentrl.trainer.trainer import Trainer
 from tests.unit.trainer.batches import on_policy, random_segments, tiny_model
 
@@ -60,3 +61,10 @@ def test_memory_that_runs_out_costs_no_weight(
 def test_eight_bits_need_a_library() -> None:
     with pytest.raises(ConfigError, match="neither bitsandbytes nor torchao is installed"):
         Trainer(tiny_model(), TrainerConfig(optimizer="adamw8bit"), total_steps=1)
+
+
+def test_liger_needs_an_accelerator_and_the_library() -> None:
+    with pytest.raises(ConfigError, match="on a CPU, but Liger's kernels run on accelerators"):
+        Trainer(tiny_model(), TrainerConfig(liger=True), total_steps=1)
+    with pytest.raises(ConfigError, match="liger-kernel is not installed"):
+        use_liger(tiny_model(), torch.device("meta"))
