@@ -153,13 +153,13 @@ class Checked:
         for name in chosen:
             now = ([_digest(ours[p]) for p in sorted(made_of[name])], [one[name] for one in theirs])
             before = self._digests.get((control.url, name), now)
-            self._digests[control.url, name] = now
             if (now[0] == before[0]) != (now[1] == before[1]):
                 raise EngineError(
                     f"the server's {name} {'did not change' if now[1] == before[1] else 'changed'},"
                     f" but what was sent did{' not' if now[0] == before[0] else ''}; the server at "
                     f"{control.url} has not taken the weights"
                 )
+            self._digests[control.url, name] = now  # only now, as what failed is sent once more
 
     def adapter(self, version: int) -> str | None:
         """Versions are weights of the model, no adapters."""
