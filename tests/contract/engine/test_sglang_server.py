@@ -109,7 +109,8 @@ async def test_a_session_finds_its_prefix_cached(engine: SglangEngine) -> None:
     second = await engine.generate(ids, sampling, session)
     assert second.cached_tokens >= len(PROMPT) + 6
     health = await engine.health()
-    assert health.cached_tokens == first.cached_tokens + second.cached_tokens
+    # More, where the server stopped at a token of its own and was asked to go on.
+    assert health.cached_tokens >= first.cached_tokens + second.cached_tokens
     assert health.sampled_tokens == len(first.ids_T) + len(second.ids_T)
 
 
