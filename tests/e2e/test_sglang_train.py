@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -19,6 +20,15 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(400)]
 SMALL = [
     "--rollout.tasks-per-step", "4", "--group-size", "4", "--warm-start.updates", "30",
 ]  # fmt: skip
+
+WITH_KEYS = """
+import os, secrets, sys
+drawn, keys = secrets.token_hex, iter(os.environ.pop("KEYS").split())
+secrets.token_hex = lambda num=None: next(keys) if num == 32 else drawn(num)
+from agentrl.cli import main
+sys.exit(main())
+"""
+"""The command with keys that the test knows: no other process can get at those of a run."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -60,20 +70,23 @@ def check_refused(url: str, keys: Sequence[str]) -> None:
 def test_three_steps_are_verified_by_a_server_that_nobody_else_can_use(
     sglang_folder: Path, tmp_path: Path
 ) -> None:
-    train = command("train", "--env", "calculator", "--engine", "sglang", "--steps", "3", *SMALL)
+    train = ["train", "--env", "calculator", "--engine", "sglang", "--steps", "3", *SMALL]
+    keys = [secrets.token_hex(32), secrets.token_hex(32)]
     process = subprocess.Popen(
-        train, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-c", WITH_KEYS, *train],
+        cwd=tmp_path,
+        env=os.environ | {"KEYS": " ".join(keys)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     arguments = ready(tmp_path)
-    file = Path(arguments["--config"])
-    keys = list(json.loads(file.read_text()).values())
-    assert (len(keys), file.stat().st_mode & 0o777) == (2, 0o600)
+    assert not Path(arguments["--config"]).exists()
     check_refused(f"http://127.0.0.1:{arguments['--port']}", keys)
     listed = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, check=True).stdout
     said = process.communicate(timeout=380)[0]
     assert process.returncode == 0, said
     run = tmp_path / "runs" / "last"
-    assert not file.exists()
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     for text in (said.encode(), listed, *written):
         assert not any(key.encode() in text for key in keys)
