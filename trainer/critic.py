@@ -54,7 +54,8 @@ class ValueModel(nn.Module):
     def forward(self, rows: PackedRows) -> Tensor:
         """[K] The value of the state before each trained token."""
         states_KD = predicting_states(self.backbone, rows)
-        return self.head(states_KD.to(self.head.weight.dtype)).squeeze(1)  # type: ignore[no-any-return]  # torch's
+        values_K1: Tensor = self.head(states_KD.to(self.head.weight.dtype))
+        return values_K1.squeeze(1).clone()  # FSDP waits for the gradient of what is no view
 
 
 class Critic:

@@ -118,4 +118,6 @@ def _save_adapter(
     settings.base_model_name_or_path = str(base)
     settings.inference_mode = True
     settings.save_pretrained(str(folder))
+    generation: GenerationConfig = model.generation_config
+    generation.save_pretrained(folder)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})

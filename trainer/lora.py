@@ -10,7 +10,7 @@ names of `adapter_model.safetensors`.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch, transformers and peft are typed in part only.
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +35,15 @@ _NAME = "default"
 def add_adapters(model: PreTrainedModel, config: LoraConfig) -> peft.LoraConfig:
     """Freeze the model and put adapters into it, in float32 or better, in place.
 
-    Returns what `adapter_config.json` holds. Raises ConfigError for a target that matches nothing.
+    Returns what `adapter_config.json` holds. Raises ConfigError for a target that matches nothing,
+    and for a rank that no layer can use.
     """
+    targets = _targets(model, config.targets)
+    _check_rank(model, targets, config.rank)
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha or 2 * config.rank,
-        target_modules=_targets(model, config.targets),
+        target_modules=targets,
         task_type=peft.TaskType.CAUSAL_LM,
     )
     with quiet():
@@ -126,6 +129,20 @@ def _targets(model: PreTrainedModel, targets: str) -> list[str]:
                 f"{type(model).__name__}, {nearest(target, [ALL_LINEAR, *short])}"
             )
     return chosen
+
+
+def _check_rank(model: nn.Module, targets: Sequence[str], rank: int) -> None:
+    """A product of two matrices has no more ranks than the smaller side of its layer."""
+    sides = [
+        min(layer.in_features, layer.out_features)
+        for name, layer in _modules(model)
+        if isinstance(layer, nn.Linear) and any(f".{name}".endswith(f".{t}") for t in targets)
+    ]
+    if rank > max(sides):
+        raise ConfigError(
+            f"trainer.lora.rank: got {rank}, expected at most {max(sides)}: no layer that gets an "
+            "adapter has more"
+        )
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

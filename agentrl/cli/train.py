@@ -1,5 +1,7 @@
 """`agentrl train`: reinforcement learning."""
 
+from pathlib import Path
+
 from pydantic import Field
 
 from agentrl.cli.command import Arguments, Command, JsonOption, print_json
@@ -36,6 +38,7 @@ def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
     from agentrl.orchestration.plan import make_plan
 
     plan = make_plan(loaded.config, resume=options.resume is not None)
+    _check_adapters(loaded.config)
     if options.device_memory:
         return _memory(loaded.config, options)
     if options.as_json:
@@ -44,6 +47,15 @@ def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
         print(dump_config(loaded), end="")
         print(f"# Everything is in order; tools: {', '.join(plan.tool_names) or 'none'}.")
     return 0
+
+
+def _check_adapters(config: RunConfig) -> None:
+    """Raise ConfigError for adapters that do not fit the model, if that is there."""
+    lora, folder = config.trainer.lora, Path(config.model).expanduser()
+    if lora.rank and (folder / "config.json").is_file():
+        from agentrl.trainer.lora import adapter_config
+
+        adapter_config(folder, lora)
 
 
 def _memory(config: RunConfig, options: TrainOptions) -> int:

@@ -14,7 +14,7 @@ from agentrl.orchestration.bind import NO_OBJECTS, BoundEnv, Objects, bind_envs
 from agentrl.orchestration.config import RunConfig
 from agentrl.runs import check_disk, check_new_run
 from agentrl.tokens.formats import FORMATS
-from agentrl.trainer.config import check_heads
+from agentrl.trainer.config import LoraConfig, check_heads
 from agentrl.types import Message
 
 FREE_BYTES_NEEDED = 1 << 30
@@ -80,6 +80,12 @@ def _check_combinations(config: RunConfig) -> None:
             f"trainer.lora.dtype: got {lora.dtype} with several ranks or trainer.offload, which "
             "need weights of one number format; use float32 with trainer.precision bfloat16"
         )
+    for key in sorted(lora.model_fields_set - {"rank"}) if not lora.rank else ():
+        if getattr(lora, key) != LoraConfig.model_fields[key].default:
+            raise ConfigError(
+                f"trainer.lora.{key}: got {getattr(lora, key)} without adapters; set "
+                "trainer.lora.rank too, or leave it out"
+            )
     if config.tool_format is not None and config.tool_format not in FORMATS:
         raise ConfigError(
             f"tool_format: got {config.tool_format!r}, {nearest(config.tool_format, FORMATS)}"

@@ -15,6 +15,7 @@ from agentrl.trainer import CriticConfig, LoraConfig, RatioBandConfig, TrainerCo
 from agentrl.trainer.algorithms.gae import Gae
 from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.trainer.critic import Critic
+from agentrl.trainer.packing import trained_rows
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Batch
 from tests.unit.trainer.batches import batch_of, random_segments, tiny_model
@@ -52,6 +53,8 @@ def test_values_and_gradients_are_those_of_the_unsplit_batch() -> None:
     with torch.no_grad():
         for critic in (whole, split):
             critic.model.double().head.weight.fill_(0.1)
+    (rows,) = whole._micro_batches(made, trained_rows(made))  # pyright: ignore[reportPrivateUsage]
+    assert not whole.model(rows)._is_view()  # FSDP may miss the gradient of one
     values_N = whole.values(made)
     for r in range(made.num_rows):
         ids = torch.from_numpy(made.ids_N[made.row(r)]).long()[None]

@@ -91,6 +91,7 @@ def test_an_adapter_is_what_peft_loads(trained: Trained, tmp_path: Path) -> None
         return
     out = export_run("one", tmp_path / "out", adapter=True, runs_dir=trained.runs)
     assert not (out / "model.safetensors").exists()
+    assert (out / "generation_config.json").exists()  # the card speaks of it
     loaded: nn.Module = AutoPeftModelForCausalLM.from_pretrained(out)
     torch.testing.assert_close(logits(loaded), trained.logits, rtol=1e-5, atol=1e-5)
 

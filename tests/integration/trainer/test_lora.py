@@ -164,3 +164,9 @@ async def test_merged_tensors_are_made_one_by_one(monkeypatch: pytest.MonkeyPatc
 def test_targets_that_match_nothing_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"'q_porj' matches no linear .* did you mean q_proj\?"):
         make_trainer(targets="v_proj,q_porj")
+
+
+def test_a_rank_beyond_every_layer_is_refused() -> None:
+    make_trainer(rank=32)
+    with pytest.raises(ConfigError, match=r"trainer\.lora\.rank: got 33, expected at most 32"):
+        make_trainer(rank=33)
