@@ -59,6 +59,10 @@ CASES = {
         [*CALCULATOR, "--trainer.lora.rank", "4", "--engine.share-weights", "true"],
         ["trainer.lora.publish", "adapter"],
     ),
+    "adapters without a rank": Case(
+        [*CALCULATOR, "--trainer.lora.publish", "adapter"],
+        ["trainer.lora.publish", "without adapters", "trainer.lora.rank"],
+    ),
     "memory of no size": Case(
         [*CALCULATOR, "--device-memory", "much"], ["--device-memory", "--dry-run"]
     ),
