@@ -149,7 +149,7 @@ def link(previous: bytes, block: bytes | memoryview, channels: bytes = b"") -> b
 def chain_digest(packed: Packed, lengths: Iterable[int], start: int = 0) -> bytes:
     """The digest of the segment that begins at token `start` and has appends of these lengths."""
     digest, since = START, start
-    view = memoryview(packed.tokens.reshape(-1))  # type: ignore[arg-type]
+    view = packed.tokens.reshape(-1).data
     for length in lengths:
         end = start + length
         block = view[start * _TOKEN.itemsize : end * _TOKEN.itemsize]

@@ -199,6 +199,16 @@ KINDS = (
 )
 
 
+async def scramble(engine: SglangEngine, model: nn.Module, prompt: Sequence[int]) -> None:
+    """Give a server that samples like the model other weights, and see that they are others."""
+    assert await gap(engine, model, prompt, 8, 0) < 1e-4
+    control = engine.slots[0].control
+    await control.send("/weights_checker", {"action": "reset_tensors"}, timeout_s=60)
+    await control.flush()
+    with pytest.raises(AssertionError):
+        await gap(engine, model, prompt, 8, 0)
+
+
 async def test_slices_go_straight_into_two_ranks(
     servers: Mapping[str, Server], tiny_folder: Path
 ) -> None:
@@ -206,12 +216,7 @@ async def test_slices_go_straight_into_two_ranks(
     model = load_model(tiny_folder)
     transport = SharedTransport(bucket_bytes=100_000)
     async with serving(servers["ranks"], 768, transport, RowSlices(model, 3)) as engine:
-        assert await gap(engine, model, PROMPT, 8, 0) < 1e-4
-        control = engine.slots[0].control
-        await control.send("/weights_checker", {"action": "reset_tensors"}, timeout_s=60)
-        await control.flush()
-        with pytest.raises(AssertionError):
-            await gap(engine, model, PROMPT, 8, 0)
+        await scramble(engine, model, PROMPT)
         await engine.update_weights(RowSlices(model, 3), 1)
         assert await gap(engine, model, PROMPT, 16, 1) < 1e-4
         for version, name in enumerate(KINDS, start=2):
