@@ -1,13 +1,12 @@
 """What a person must be told about a step: nothing to train, tools never called."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
+from agentrl.config.nearest import nearest
 from agentrl.orchestration.bind import BoundEnv
-from agentrl.rollout import Collected
-from agentrl.types import CallErrorReason, Episode, Invalid
-
-UNREADABLE = frozenset(str(reason) for reason in CallErrorReason)
-"""Why a call never reached a tool; other errors are of tools that ran."""
+from agentrl.rollout import NEVER_RAN, Collected, call_faults
+from agentrl.types import Episode, Invalid
 
 
 def why_untrained(collected: Collected) -> list[str]:
@@ -35,7 +34,7 @@ def _reason(episode: Episode) -> str:
 
 
 def unused_tools(collected: Collected, envs: Sequence[BoundEnv]) -> str | None:
-    """A warning for each environment that has tools of which no episode of the step called one."""
+    """A warning for each environment that has tools of which no episode of the step reached one."""
     lines = [_unused(env, [e for e in collected.episodes if e.env == env.name]) for env in envs]
     return "\n".join(line for line in lines if line) or None
 
@@ -43,11 +42,52 @@ def unused_tools(collected: Collected, envs: Sequence[BoundEnv]) -> str | None:
 def _unused(env: BoundEnv, episodes: Sequence[Episode]) -> str:
     tools = [schema.name for schema in env.prototype.tool_schemas]
     turns = [turn for episode in episodes for turn in episode.turns]
-    unreadable = sum(error in UNREADABLE for turn in turns for error in turn.call_errors)
-    if not tools or not turns or sum(turn.num_calls for turn in turns) > unreadable:
+    faults = {kind: n for kind, n in call_faults(episodes).items() if kind in NEVER_RAN}
+    tried = sum(faults.values())
+    if not tools or not turns or sum(turn.num_calls for turn in turns) > tried:
         return ""
-    tried = f"; {unreadable} calls could not be read" if unreadable else ""
-    return (
-        f"no episode of env {env.name} called a tool ({', '.join(tools)}) in this step{tried}: the "
-        "policy does not know the tool-call format; try `agentrl sft` or another --tool-format"
+    names = f"({', '.join(tools)}) in this step"
+    if not tried:
+        return f"no episode of env {env.name} called a tool {names}: {_NO_FORMAT}"
+    told = _told(faults, _unknown_names(episodes, tools))
+    return f"no call of env {env.name} reached a tool {names}, of {tried}: {told}"
+
+
+def _told(faults: Mapping[str, int], unknown: str) -> str:
+    """How many calls failed in which way, and what to do about the most frequent one."""
+    kinds = sorted(faults, key=lambda kind: (-faults[kind], kind))
+    texts = {**_FAULTS, "unknown_tool": _FAULTS["unknown_tool"] + unknown}
+    told = ", ".join(f"{faults[kind]} {texts[kind]}" for kind in kinds)
+    unreadable = 2 * faults.get("unreadable", 0) > sum(faults.values())
+    return f"{told}; {_NO_FORMAT if unreadable else _HINTS[kinds[0]]}"
+
+
+def _unknown_names(episodes: Sequence[Episode], tools: Sequence[str]) -> str:
+    """The names that were called most and that no tool has, each with the nearest that is one."""
+    names = Counter(
+        message.name
+        for episode in episodes
+        for message in episode.messages
+        if message.role == "tool" and message.name and message.name not in tools
     )
+    shown = [f"{name[:60]!r}, {nearest(name[:60], tools)}" for name, _ in names.most_common(3)]
+    return f" ({'; '.join(shown)})" if shown else ""
+
+
+_NO_FORMAT = (
+    "the policy does not know the tool-call format; try `agentrl sft` or another --tool-format"
+)
+_FAULTS = {
+    "unknown_tool": "named a tool that does not exist",
+    "bad_arguments": "had arguments that do not fit the tool's schema",
+    "too_many": "were beyond the limit of calls in one turn",
+    "unreadable": "could not be read",
+    "cut_off": "were cut off at the limit of tokens",
+}
+_HINTS = {
+    "unknown_tool": "the calls are well-formed, so name the tools in the task's prompt",
+    "bad_arguments": "the calls are well-formed, so describe the arguments in the tool's docstring",
+    "too_many": "say in the prompt how many calls a turn may have",
+    "unreadable": "look at the calls in the episodes' messages",
+    "cut_off": "raise rollout.max_turn_tokens",
+}

@@ -1,6 +1,7 @@
 """The sampling side: episodes, groups of them, and the batch that they become."""
 
 from agentrl.rollout.batch import make_batch
+from agentrl.rollout.call_faults import NEVER_RAN, call_faults
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.collect import Collected, Collector, CollectSettings, Job, reasons
 from agentrl.rollout.config import RolloutConfig
@@ -11,6 +12,7 @@ from agentrl.rollout.sampler import EnvSource, TaskRef, task_stream
 from agentrl.rollout.seeds import derive_seed
 
 __all__ = [
+    "NEVER_RAN",
     "Codec",
     "CollectSettings",
     "Collected",
@@ -22,6 +24,7 @@ __all__ = [
     "Limits",
     "RolloutConfig",
     "TaskRef",
+    "call_faults",
     "derive_seed",
     "episode_metrics",
     "make_batch",

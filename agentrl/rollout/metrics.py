@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from agentrl.rollout.call_faults import call_faults
 from agentrl.rollout.collect import Collected
 from agentrl.types import Episode, EpisodeStop, Score
 
@@ -40,6 +41,8 @@ def episode_metrics(collected: Collected) -> dict[str, float]:
         "duplicates": _duplicate_share(episodes),
         "flat_groups": _flat_share(episodes),
     }
+    faults = call_faults(episodes)
+    metrics |= {f"call_errors/{kind}": float(faults[kind]) for kind in sorted(faults)}
     stops = Counter(episode.stop for episode in episodes)
     metrics |= {f"stop/{stop}": stops[stop] / len(episodes) for stop in EpisodeStop if stops[stop]}
     return metrics | _parts(episodes) | _by_env(episodes)

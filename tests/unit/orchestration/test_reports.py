@@ -8,8 +8,17 @@ from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import NO_OBJECTS, bind_envs
 from agentrl.orchestration.load import check_resumable, load_run_config
 from agentrl.orchestration.reports import unused_tools, why_untrained
-from agentrl.rollout import Collected
-from agentrl.types import Episode, EpisodeStop, Invalid, Outcome, Score, Task, TurnRecord
+from agentrl.rollout import Collected, episode_metrics
+from agentrl.types import (
+    Episode,
+    EpisodeStop,
+    Invalid,
+    Message,
+    Outcome,
+    Score,
+    Task,
+    TurnRecord,
+)
 
 
 def episode(
@@ -42,21 +51,56 @@ def test_every_episode_says_why_it_was_not_trained() -> None:
     ]
 
 
+def warning_for(*played: Episode) -> str | None:
+    config = load_run_config(flags=["--env", "calculator"]).config
+    return unused_tools(Collected(list(played), []), bind_envs(config, NO_OBJECTS))
+
+
 @pytest.mark.parametrize(
-    ("turn", "said"),
+    ("errors", "said", "about_format"),
     [
-        (TurnRecord(), "called a tool (calculator)"),
-        (TurnRecord(num_calls=1, call_errors=("malformed",)), "1 calls could not be read"),
-        (TurnRecord(num_calls=1, call_errors=("tool_error",)), None),
-        (TurnRecord(num_calls=1), None),
+        ((), "no episode of env calculator called a tool (calculator)", True),
+        (("malformed", "unclosed", "too_large"), "of 3: 3 could not be read", True),
+        (("unknown_tool",), "of 1: 1 named a tool that does not exist", False),
+        (("bad_arguments", "bad_arguments"), "2 had arguments that do not fit", False),
+        (
+            ("malformed", "unknown_tool"),
+            "1 named a tool that does not exist, 1 could not be read",
+            False,
+        ),
+        (("malformed", "malformed", "unknown_tool"), "2 could not be read, 1 named", True),
     ],
 )
-def test_tools_that_are_never_called_are_reported(turn: TurnRecord, said: str | None) -> None:
-    config = load_run_config(flags=["--env", "calculator"]).config
-    envs = bind_envs(config, NO_OBJECTS)
-    warning = unused_tools(Collected([episode(0, Score(value=0), turn=turn)], []), envs)
-    assert (warning is None) == (said is None)
-    assert said is None or said in str(warning)
+def test_tools_that_are_never_reached_are_reported_with_the_reason(
+    errors: tuple[str, ...], said: str, about_format: bool
+) -> None:
+    turn = TurnRecord(num_calls=len(errors), call_errors=errors)
+    warning = str(warning_for(episode(0, Score(value=0), turn=turn)))
+    assert said in warning
+    assert ("--tool-format" in warning) is about_format
+
+
+@pytest.mark.parametrize("errors", [(), ("tool_error",), ("tool_timeout",)])
+def test_tools_that_ran_are_not_reported(errors: tuple[str, ...]) -> None:
+    turn = TurnRecord(num_calls=1, call_errors=errors)
+    assert warning_for(episode(0, Score(value=0), turn=turn)) is None
+
+
+def test_an_unknown_tool_is_named_with_the_nearest() -> None:
+    turn = TurnRecord(num_calls=1, call_errors=("unknown_tool",))
+    answer = Message(role="tool", content="Error: ...", name="calculater", tool_call_id="call_0")
+    played = replace(episode(0, Score(value=0), turn=turn), messages=(answer,))
+    assert "does not exist ('calculater', did you mean calculator?);" in str(warning_for(played))
+
+
+def test_a_call_that_the_limit_cut_off_is_told_from_one_that_is_unreadable() -> None:
+    turn = TurnRecord(num_calls=1, call_errors=("unclosed",))
+    cut = replace(episode(0, Score(value=0), turn=turn), stop=EpisodeStop.TURN_TOKENS)
+    warning = str(warning_for(cut))
+    assert "1 were cut off at the limit of tokens; raise rollout.max_turn_tokens" in warning
+    metrics = episode_metrics(Collected([cut, episode(1, Score(value=0), turn=turn)], []))
+    kinds = {name: value for name, value in metrics.items() if name.startswith("call_errors/")}
+    assert kinds == {"call_errors/cut_off": 1, "call_errors/unreadable": 1}
 
 
 def test_one_environments_calls_do_not_hide_another() -> None:
