@@ -12,18 +12,18 @@ from gymnasium.envs.registration import (
 )
 
 if TYPE_CHECKING:
-    from agentrl.api import Run, evaluate, rollout, train
+    from agentrl.api import Run, evaluate, play, train
     from agentrl.envs import ToolEnv
     from agentrl.orchestration.load import load_run_config
 
-__all__ = ["Run", "ToolEnv", "evaluate", "load_run_config", "rollout", "train"]
+__all__ = ["Run", "ToolEnv", "evaluate", "load_run_config", "play", "train"]
 
 _HOMES = {
     "Run": "agentrl.api",
     "ToolEnv": "agentrl.envs",
     "evaluate": "agentrl.api",
     "load_run_config": "agentrl.orchestration.load",
-    "rollout": "agentrl.api",
+    "play": "agentrl.api",
     "train": "agentrl.api",
 }
 

@@ -50,7 +50,7 @@ def evaluate(env: EnvLike, *, verifier: str | Verifier | None = None, **keys: ob
     return jobs.evaluate(loaded.config, objects=objects)[0]
 
 
-def rollout(
+def play(
     env: EnvLike, *, verifier: str | Verifier | None = None, **keys: object
 ) -> Sequence[Episode]:
     """Play tasks and return the episodes; arguments as for `train`."""

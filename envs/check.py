@@ -22,6 +22,7 @@ from agentrl.config import Config
 from agentrl.envs.agents import EchoAgent, NullAgent, RandomAgent
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.errors import EpisodeError
+from agentrl.loops import run
 from agentrl.tokens import Renderer, Tokenizer
 from agentrl.types import Agent, Invalid, Message, Outcome, Score, Task, ToolSchema
 
@@ -100,7 +101,7 @@ def check_env_class(
     env = env_class(config, verifier=verifier, tokenizer=tokenizer)
     tasks = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
     again = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
-    rows = [_tasks_row(tasks, again), *asyncio.run(_played_rows(env, tasks))]
+    rows = [_tasks_row(tasks, again), *run(_played_rows(env, tasks))]
     rows += [_prompt_row(env, tasks, tokenizer), _schema_row(env.tool_schemas), _gym_row(env)]
     env.close()
     return CheckReport(env=env_class.__name__, rows=tuple(rows), schemas=env.tool_schemas)

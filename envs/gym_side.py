@@ -1,18 +1,21 @@
 """The Gymnasium side of a text environment, over the typed core that the agent loop uses."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
 from gymnasium.utils import seeding
 
-from agentrl.envs.bridge import SyncBridge
 from agentrl.envs.scoring import outcome_error
 from agentrl.envs.spaces import TextSpace
 from agentrl.envs.transition import Transition
+from agentrl.loops import Runner, in_loop
 from agentrl.tokens import Hermes, ToolFormat
 from agentrl.types import AssistantTurn, Invalid, Message, Outcome, ToolSchema
+
+T = TypeVar("T")
 
 Info = dict[str, Any]
 Step = tuple[str, float, bool, bool, Info]
@@ -31,7 +34,9 @@ class GymSide(gymnasium.Env[str, str]):
         self.observation_space = TextSpace()
         self.is_open = False
         """True from reset to teardown."""
-        self._bridge = SyncBridge()
+        self._runner = Runner()
+        self._begun_in: asyncio.AbstractEventLoop | None = None
+        """The loop that the episode was begun in."""
 
     @property
     def tool_schemas(self) -> tuple[ToolSchema, ...]:
@@ -82,20 +87,30 @@ class GymSide(gymnasium.Env[str, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, Info]:
-        """`areset` for code without an event loop."""
-        begun = self._bridge.run(self.areset(seed=seed, options=options))
+        """`areset` for plain code, in a notebook too."""
+        begun = self.run_blocking(self.areset(seed=seed, options=options))
         _ = self.np_random  # Gymnasium's checker looks for it
         return begun
 
     def step(self, action: str) -> Step:
-        """Parse what a model wrote and play it; for code without an event loop."""
-        return self._bridge.run(self.astep(self.text_format.parse_text(action, self.tool_schemas)))
+        """Parse what a model wrote and play it; for plain code, in a notebook too."""
+        return self.run_blocking(self.astep(self.text_format.parse_text(action, self.tool_schemas)))
 
     def close(self) -> None:
-        """`aclose` for code without an event loop; a second call does nothing."""
+        """`aclose` for plain code, in a notebook too; a second call does nothing."""
         if self.is_open:
-            self._bridge.run(self.aclose())
-        self._bridge.close()
+            self.run_blocking(self.aclose())
+        self._runner.close()
+
+    def run_blocking(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result; refused where the episode waits for the loop that runs here."""
+        if self.is_open and in_loop() and asyncio.get_running_loop() is self._begun_in:
+            coroutine.close()
+            raise RuntimeError(
+                "the episode was begun by areset in the event loop that runs here, which reset, "
+                "step and close would hold; await areset, astep and aclose instead"
+            )
+        return self._runner.run(coroutine)
 
     def seed_rng(self, seed: int | None) -> None:
         """Seed `np_random` as Gymnasium does; None leaves the generator as it is."""

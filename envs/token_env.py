@@ -5,7 +5,6 @@ from typing import Any
 
 import gymnasium
 
-from agentrl.envs.bridge import SyncBridge
 from agentrl.envs.spaces import TokenSpace
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.tokens import Renderer, Tokenizer, ToolFormat, choose_format
@@ -37,7 +36,6 @@ class TokenEnv(gymnasium.Env[Ids, Ids]):
         self.env = env
         self._format = tool_format or choose_format(tokenizer, None)
         self._renderer = Renderer(tokenizer, env.tool_schemas, tool_format=self._format)
-        self._bridge = SyncBridge()
         self.action_space = TokenSpace(tokenizer.vocab_size)
         self.observation_space = TokenSpace(tokenizer.vocab_size)
 
@@ -76,14 +74,13 @@ class TokenEnv(gymnasium.Env[Ids, Ids]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Ids, Info]:
-        """`areset` for code without an event loop."""
-        return self._bridge.run(self.areset(seed=seed, options=options))
+        """`areset` for plain code, in a notebook too."""
+        return self.env.run_blocking(self.areset(seed=seed, options=options))
 
     def step(self, action: Sequence[int]) -> tuple[Ids, float, bool, bool, Info]:
-        """`astep` for code without an event loop."""
-        return self._bridge.run(self.astep(action))
+        """`astep` for plain code, in a notebook too."""
+        return self.env.run_blocking(self.astep(action))
 
     def close(self) -> None:
         """End everything; a second call does nothing."""
         self.env.close()
-        self._bridge.close()

@@ -1,5 +1,6 @@
 """`ToolEnv`: the class that users write environments with. docs/environments.md is its contract."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -245,6 +246,7 @@ class ToolEnv(GymSide):
         for message in messages:
             check_text(f"the {message.role} message of task {task.id}", message.content)
         self._outcome = None
+        self._begun_in = asyncio.get_running_loop()
         self.is_open = True
         done = False
         try:

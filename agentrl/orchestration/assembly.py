@@ -1,9 +1,9 @@
 """Everything heavy that a run needs, behind one import: `Run` itself stays light."""
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.loops import Runner
 from agentrl.orchestration.controller import Controller, Estimator
 from agentrl.orchestration.display import Display
 from agentrl.orchestration.parts import Parts, build_parts
@@ -22,7 +22,7 @@ class Assembly:
     controller: Controller
     base_model: Path
 
-    def restore(self, runner: asyncio.Runner) -> int:
+    def restore(self, runner: Runner) -> int:
         """Load the newest checkpoint into trainer and engine; the number of steps done."""
         step, version = self.store.restore(self.parts.trainer)
         if version:
@@ -30,7 +30,7 @@ class Assembly:
         self.controller.version = version
         return step
 
-    def close(self, runner: asyncio.Runner) -> None:
+    def close(self, runner: Runner) -> None:
         """Stop engine and workers, close the files."""
         try:
             runner.run(self.parts.aclose())
@@ -47,7 +47,7 @@ class Assembly:
 def assemble(
     plan: Plan,
     directory: RunDirectory,
-    runner: asyncio.Runner,
+    runner: Runner,
     display: Display,
     estimator: Estimator | None,
 ) -> Assembly:

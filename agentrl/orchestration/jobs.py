@@ -1,11 +1,11 @@
 """The jobs of the command line and of the Python API, each from a loaded configuration."""
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agentrl.config.load import Loaded
 from agentrl.engine.local.models.resolve import resolve_model
+from agentrl.loops import run as run_coroutine
 from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.display import Display, Silent
@@ -60,7 +60,7 @@ def evaluate(
         finally:
             await parts.aclose()
 
-    return asyncio.run(play(plan))
+    return run_coroutine(play(plan))
 
 
 def sft(

@@ -7,7 +7,6 @@
 Leaving the block stops the engine and the workers and frees the run directory.
 """
 
-import asyncio
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 from agentrl.config.dump import dump_config
 from agentrl.config.load import Loaded
 from agentrl.errors import ConfigError
+from agentrl.loops import Runner
 from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.display import Display, Silent
@@ -88,7 +88,7 @@ class Run:
         with ExitStack() as undo:
             undo.callback(directory.close)
             with self._configured(directory):
-                self._runner = undo.enter_context(asyncio.Runner())
+                self._runner = undo.enter_context(Runner())
                 self._assembly: Assembly = assemble(
                     plan, directory, self._runner, self.display, self._estimator
                 )

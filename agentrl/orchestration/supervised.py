@@ -1,12 +1,12 @@
 """A run of supervised training alone: what `agentrl sft` does."""
 
-import asyncio
 from pathlib import Path
 
 from agentrl.config.dump import dump_config
 from agentrl.config.load import Loaded
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError
+from agentrl.loops import run
 from agentrl.orchestration.bind import Objects
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import stat_numbers
@@ -35,7 +35,7 @@ def supervised_run(loaded: Loaded[RunConfig], objects: Objects, display: Display
     with RunDirectory.create(Path(config.runs_dir), config.name, prefix=prefix) as directory:
         directory.write_config(dump_config(loaded))
         base = resolve_model(config.model, seed=config.seed)
-        return asyncio.run(_train(plan, base, directory, display))
+        return run(_train(plan, base, directory, display))
 
 
 async def _train(plan: Plan, base: Path, directory: RunDirectory, display: Display) -> RunResult:

@@ -4,7 +4,6 @@ Demonstrations are episodes: the expert plays through the same loop and the same
 policy, so what is trained and what is masked is the same as in reinforcement learning.
 """
 
-import asyncio
 import hashlib
 import shutil
 import tempfile
@@ -19,6 +18,7 @@ from agentrl.engine.local.models.resolve import TINY, default_cache_dir, resolve
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.sglang.server import check_startable
 from agentrl.errors import ConfigError
+from agentrl.loops import Runner
 from agentrl.orchestration.bind import BoundEnv
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.display import Display
@@ -31,7 +31,7 @@ from agentrl.trainer.stats import SupervisedStats
 from agentrl.types import Batch, Episode
 
 
-def prepare_model(plan: Plan, display: Display, runner: asyncio.Runner) -> Path:
+def prepare_model(plan: Plan, display: Display, runner: Runner) -> Path:
     """The folder of the run's model; `tiny` is warm-started where the environments have experts."""
     folder = resolve_model(plan.config.model, seed=plan.config.seed)
     engine = plan.config.engine

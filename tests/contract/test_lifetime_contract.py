@@ -232,12 +232,14 @@ def test_an_invalid_outcome_has_no_reward() -> None:
     env.close()
 
 
-async def test_sync_calls_in_a_running_loop_are_refused() -> None:
+async def test_sync_calls_work_in_a_running_loop_unless_the_episode_is_that_loops() -> None:
     env = Base()
-    with pytest.raises(RuntimeError, match="await areset"):
-        env.reset(seed=0)
+    assert env.reset(seed=0)[0] == "Go."
+    assert env.step("yes")[1] == 1.0
+    env.close()
     await env.areset(seed=0)
-    with pytest.raises(RuntimeError, match="await areset"):
-        env.step("yes")
+    for call_here in (env.reset, lambda: env.step("yes"), env.close):
+        with pytest.raises(RuntimeError, match="await areset, astep and aclose"):
+            call_here()
     await env.aclose()
     env.close()

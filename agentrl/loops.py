@@ -1,0 +1,114 @@
+"""`Runner`: runs coroutines to their end from plain code, wherever that code is.
+
+plain code          -> on the calling thread, as `asyncio.Runner` does it
+in a running loop   -> on a thread of the runner's own, for which the caller waits
+
+A notebook's cells are plain code in a running loop.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import Context, copy_context
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class Runner:
+    """Runs coroutines one after the other on one event loop, which it keeps until `close`.
+
+    Context variables of the caller reach them. Ctrl-C cancels the one that runs and is raised
+    once it has ended; a second one is raised at once.
+    """
+
+    def __init__(self) -> None:
+        self._runner = _new_runner()
+        self._thread: ThreadPoolExecutor | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result."""
+        context = copy_context()
+        if not in_loop():
+            return self._runner.run(coroutine, context=context)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrl-loop")
+        call = _Call(coroutine)
+        return call.result_of(self._thread.submit(self._run_there, call, context))
+
+    def close(self) -> None:
+        """End the loop and the thread; a later `run` begins others."""
+        runner, self._runner = self._runner, _new_runner()
+        thread, self._thread = self._thread, None
+        if thread is None:
+            runner.close()
+            return
+        with thread:
+            thread.submit(runner.close).result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run_there(self, call: "_Call[T]", context: Context) -> T:
+        return self._runner.run(call.play(), context=context)
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result, on an event loop for it alone."""
+    with Runner() as runner:
+        return runner.run(coroutine)
+
+
+def _new_runner() -> asyncio.Runner:
+    """One that leaves the thread's own event loop, which may be a notebook's, as it is."""
+    return asyncio.Runner(loop_factory=asyncio.new_event_loop)
+
+
+def in_loop() -> bool:
+    """True if an event loop runs on this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class _Call(Generic[T]):
+    """A coroutine that runs on another thread and can be cancelled from here."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._is_interrupted = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    async def play(self) -> T:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        if self._is_interrupted:
+            self._coroutine.close()
+            raise asyncio.CancelledError
+        return await self._coroutine
+
+    def result_of(self, future: "Future[T]") -> T:
+        """Wait for the result; what interrupts the waiting cancels the coroutine."""
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                self._interrupt()
+                wait([future])
+            raise
+
+    def _interrupt(self) -> None:
+        self._is_interrupted = True
+        if self._loop is not None and self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
