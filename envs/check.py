@@ -24,6 +24,7 @@ from agentrl.envs.toolenv import ToolEnv
 from agentrl.errors import EpisodeError
 from agentrl.loops import run
 from agentrl.tokens import Renderer, Tokenizer
+from agentrl.tools import user_code
 from agentrl.types import Agent, Invalid, Message, Outcome, Score, Task, ToolSchema
 
 _GYMNASIUM_FAILURES = (AssertionError, Warning, EpisodeError, gymnasium.error.Error)
@@ -151,7 +152,8 @@ async def _play(env: ToolEnv, agent: Agent, task: Task, seed: int) -> _Played:
         played.reset_s = time.perf_counter() - start
         stop = None
         while stop is None:
-            turn = agent.act(env.view())
+            with user_code("the agent's act"):
+                turn = agent.act(env.view())
             start = time.perf_counter()
             transition = await env.advance(turn)
             played.step_s.append(time.perf_counter() - start)

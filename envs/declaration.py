@@ -13,7 +13,7 @@ from agentrl.config import Config
 from agentrl.config.nearest import nearest
 from agentrl.envs.tasks import GeneratedTasks, Tasks, TaskSource, listed_tasks
 from agentrl.errors import ConfigError
-from agentrl.tools import ToolSpec, tool_spec, tools_of, unique_tools
+from agentrl.tools import ToolSpec, tool_spec, tools_of, unique_tools, user_code
 from agentrl.types import Task
 from agentrl.verifiers import Verifier, resolve_verifier
 
@@ -114,7 +114,7 @@ def _source(cls: "type[ToolEnv]") -> Callable[[Config], TaskSource]:
             return lambda _: listed
         case ["list_tasks"]:
             list_tasks = cast("Callable[[Config], Tasks]", getattr(cls, "list_tasks"))  # noqa: B009
-            return lambda config: listed_tasks(list_tasks(config), folder)
+            return lambda config: listed_tasks(_listed(list_tasks, config), folder)
         case ["make_task"]:
             make_task = _make_task(cls)
             return lambda config: GeneratedTasks(lambda rng, split: make_task(rng, split, config))
@@ -123,6 +123,11 @@ def _source(cls: "type[ToolEnv]") -> Callable[[Config], TaskSource]:
             raise ConfigError(
                 f"{cls.__name__} has {both}; give it either tasks or make_task(rng, split)"
             )
+
+
+def _listed(list_tasks: Callable[[Config], Tasks], config: Config) -> Tasks:
+    with user_code("list_tasks"):
+        return list_tasks(config)
 
 
 def make_config(cls: "type[ToolEnv]", config: Config | Mapping[str, Any] | None) -> Config:

@@ -4,6 +4,7 @@ import asyncio
 from types import TracebackType
 
 from agentrl.errors import AgentrlError, EnvironmentFault, ToolError
+from agentrl.places import place_of
 
 
 class user_code:
@@ -29,12 +30,13 @@ class user_code:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        caught = isinstance(error, Exception | SystemExit | asyncio.CancelledError)
-        if caught and not self._keeps_meaning(error):
+        if not isinstance(error, Exception | SystemExit | asyncio.CancelledError):
+            return
+        if not self._keeps_meaning(error):
             what = f"{self._what} raised {type(error).__name__}: {error}"
-            raise EnvironmentFault(what) from error
+            raise EnvironmentFault(what + place_of(error)) from error
 
-    def _keeps_meaning(self, error: BaseException | None) -> bool:
+    def _keeps_meaning(self, error: BaseException) -> bool:
         if isinstance(error, ToolError):
             return self._shows_tool_errors
         if isinstance(error, asyncio.CancelledError):

@@ -14,6 +14,7 @@ from typing import Final
 
 from agentrl.config.nearest import nearest
 from agentrl.errors import ConfigError
+from agentrl.places import short_path
 
 _PREFIX: Final = "agentrl_file_"
 
@@ -109,26 +110,19 @@ def _import_message(subject: str, error: BaseException, path: Path | None) -> st
 def _place(error: BaseException, path: Path | None) -> tuple[str, int] | None:
     """The file and line to blame: the last frame in `path`, else the last outside importlib."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return _short(error.filename), error.lineno
+        return short_path(error.filename), error.lineno
     found = None
     traceback = error.__traceback__
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
         if name == str(path) or (path is None and _is_user_code(name)):
-            found = (_short(name), traceback.tb_lineno)
+            found = (short_path(name), traceback.tb_lineno)
         traceback = traceback.tb_next
     return found
 
 
 def _is_user_code(filename: str) -> bool:
     return "importlib" not in filename and filename != __file__
-
-
-def _short(filename: str) -> str:
-    """Relative to the current directory where the file is below it."""
-    path = Path(filename)
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else filename
 
 
 def _attribute(module: ModuleType, qualname: str, subject: str, place: str) -> object:

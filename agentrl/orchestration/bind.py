@@ -13,6 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.orchestration.config import EnvEntry, RunConfig
 from agentrl.rollout import EnvSource, Job, TaskRef, derive_seed
 from agentrl.tokens import Tokenizer
+from agentrl.tools import user_code
 from agentrl.types import Agent, Task
 from agentrl.verifiers import Verifier, resolve_verifier
 
@@ -46,7 +47,8 @@ class BoundEnv:
     @property
     def expert(self) -> Agent | None:
         """The scripted expert of the environment, if it has one."""
-        return self.env_class.expert()
+        with user_code("expert"):
+            return self.env_class.expert()
 
     def task(self, index: int, split: str, seed: int) -> Task:
         """Task number `index` of a split."""
@@ -98,11 +100,13 @@ def _bind(
     context: ContextPolicy | None,
 ) -> BoundEnv:
     config = parse_params(env_class.Config, entry.params, where="env")
+    with user_code(f"making env {entry.name}"):
+        prototype = env_class(config, verifier=verifier)
     return BoundEnv(
         name=entry.name,
         env_class=env_class,
         config=config,
-        prototype=env_class(config, verifier=verifier),
+        prototype=prototype,
         weight=entry.weight,
         verifier=verifier,
         max_turns=max_turns,

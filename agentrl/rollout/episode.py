@@ -30,6 +30,7 @@ from agentrl.errors import (
     RecordMismatch,
     RunError,
 )
+from agentrl.places import place_of
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.running import EpisodeSpec, Running
 from agentrl.rollout.seeds import derive_seed
@@ -323,4 +324,5 @@ def _invalid(error: Exception) -> Invalid:
     """An exception as data: whose fault it was, and what to read in a table of reasons."""
     if isinstance(error, EpisodeError):
         return Invalid(reason=str(error), blame=error.blame)
-    return Invalid(reason=f"{type(error).__name__}: {error}", blame="environment")
+    reason = f"{type(error).__name__}: {error}{place_of(error)}"
+    return Invalid(reason=reason, blame="environment")

@@ -3,8 +3,6 @@
 import inspect
 import math
 import numbers
-import re
-import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -12,6 +10,7 @@ from typing import Final, cast
 
 import numpy as np
 
+from agentrl.places import place_of
 from agentrl.types import EpisodeView, Invalid, Outcome, Score
 from agentrl.verifiers.protocol import (
     Verifier,
@@ -25,7 +24,6 @@ from agentrl.waiting import OutOfTime, within
 from agentrl.workers import CallFailed, WorkerPool, WorkerTimeout
 
 _MAX_REASON_CHARS: Final = 500
-_PLACE: Final = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 async def score_with(
@@ -55,7 +53,7 @@ async def _outcome(verifier: Verifier, work: Awaitable[object]) -> Outcome:
     except CallFailed as error:
         return _invalid(f"verifier {name} failed in its process: {error}")
     except Exception as error:
-        return _invalid(f"verifier {name} raised {_last_line(error)}{_place(error)}")
+        return _invalid(f"verifier {name} raised {_last_line(error)}{place_of(error)}")
 
 
 def method_of(verifier: Verifier) -> Callable[..., object]:
@@ -142,10 +140,3 @@ def _brief(value: object) -> str:
 
 def _last_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-
-
-def _place(error: Exception) -> str:
-    """Where it was raised; in another process, its traceback is in the notes."""
-    found = _PLACE.findall("".join(traceback.format_exception(error)))
-    places = [place for place in found if "/agentrl/workers/" not in place[0]]
-    return f" ({places[-1][0]}, line {places[-1][1]})" if places else ""

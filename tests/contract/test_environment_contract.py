@@ -1,6 +1,8 @@
 """The rows of docs/environments.md on turns, calls, scores and rewards."""
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,6 +207,50 @@ async def test_a_tool_error_is_shown_and_any_other_exception_is_a_fault() -> Non
         await env.advance(say("on we go"))
     assert isinstance(caught.value.__cause__, KeyError)
     assert all("secret" not in message.content for message in env.conversation)
+    await env.aclose()
+
+
+def look_up(text: str) -> Any:
+    return json.loads(text)  # fails in a library's code
+
+
+class Misplaced(Base):
+    def setup(self) -> None:
+        if self.task.data.get("broken"):
+            look_up("{")
+
+    @tool
+    def sync(self) -> None:
+        """Fail."""
+        look_up("{")
+
+    @tool
+    async def in_loop(self) -> None:
+        """Fail."""
+        look_up("{")
+
+    @tool(isolated=True)
+    def isolated(self) -> None:
+        """Fail."""
+        look_up("{")
+
+
+class MisplacedAway(Misplaced):
+    isolation = "process"
+
+
+@pytest.mark.parametrize("env_class", [Misplaced, MisplacedAway])
+async def test_a_fault_names_its_place_in_the_users_code(env_class: type[Misplaced]) -> None:
+    line = look_up.__code__.co_firstlineno + 1
+    place = rf"raised JSONDecodeError: .* \(.*{Path(__file__).name}, line {line}, in look_up\)$"
+    env = env_class()
+    for name in ("sync", "in_loop", "isolated"):
+        await env.areset(seed=0)
+        with pytest.raises(EnvironmentFault, match=f"tool {name} {place}"):
+            await env.advance(call(name))
+    task = Task(prompt="p", data={"broken": True})
+    with pytest.raises(EnvironmentFault, match=f"setup {place}"):
+        await env.areset(seed=0, options={"task": task})
     await env.aclose()
 
 

@@ -12,7 +12,7 @@ from agentrl.envs import ToolEnv, resolve_env
 from agentrl.envs.check import check_env_class
 from agentrl.tokens import Tokenizer
 from agentrl.tools import tool
-from agentrl.types import Task
+from agentrl.types import AssistantTurn, EpisodeView, Task
 
 
 class Sound(ToolEnv):
@@ -94,6 +94,16 @@ class Crashing(Sound):
         raise KeyError("lost")
 
 
+class Puzzled(Sound):
+    @classmethod
+    def agents(cls) -> Any:
+        return {"puzzled": cls}
+
+    @staticmethod
+    def act(view: EpisodeView) -> AssistantTurn:
+        return AssistantTurn(text=view.task.data["lost"])
+
+
 class Careless(Sound):
     async def setup(self) -> None:
         self.reward(1.0)
@@ -114,6 +124,7 @@ leaked: list[Any] = []
         (Lone, "null agent", "holds half of a surrogate pair (U+D800)"),
         (Leaky, "leaks", "more open files"),
         (Crashing, "null agent", "episode 1 is invalid: reply raised KeyError"),
+        (Puzzled, "puzzled agent", "the agent's act raised KeyError: 'lost' (tests/"),
         (Careless, "gymnasium", "reward was called outside of a turn"),
     ],
 )

@@ -130,7 +130,10 @@ def leave(task: Task, answer: Any) -> float:
 @pytest.mark.parametrize(
     ("verifier", "reason"),
     [
-        (crash, r"verifier crash raised KeyError: 'gold' \(.*test_scoring.py, line \d+\)"),
+        (
+            crash,
+            r"verifier crash raised KeyError: 'gold' \(.*test_scoring.py, line \d+, in crash\)",
+        ),
         (hang, "verifier hang took too long: hang ran longer than 0.3 s"),
         (die, "exited with status 7"),
         (leave, "SystemExit: 0"),
