@@ -7,16 +7,20 @@
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from agentrl.config.load import Loaded
 from agentrl.envs import ToolEnv
+from agentrl.errors import ConfigError
 from agentrl.orchestration import jobs
 from agentrl.orchestration.bind import Objects
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 from agentrl.orchestration.evaluate import EvalResult
+from agentrl.orchestration.layers import load_resumed
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.run import Run as PlannedRun
 from agentrl.orchestration.run import RunResult
+from agentrl.runs import RunDirectory
 from agentrl.types import Episode
 from agentrl.verifiers import Verifier
 
@@ -32,7 +36,7 @@ def train(
     Args:
         env: the environment.
         verifier: scores the episodes instead of the environment's own verifier.
-        resume: go on with the run called `name`.
+        resume: go on with the run called `name`, with its own configuration and `keys` on top.
         keys: any key of the configuration by its short name (`steps=50`, `lr=1e-3`), or a section
             as a mapping (`trainer={"clip": {"high": 0.28}}`).
 
@@ -40,7 +44,7 @@ def train(
         ConfigError: something given is wrong; nothing has been loaded yet.
         RunError: the run cannot go on.
     """
-    loaded, objects = _loaded(env, verifier, keys)
+    loaded, objects = _loaded(env, verifier, keys, resume=resume)
     return jobs.train(loaded, objects=objects, resume=resume)
 
 
@@ -69,23 +73,45 @@ class Run(PlannedRun):
         resume: bool = False,
         **keys: object,
     ) -> None:
-        loaded, objects = _loaded(env, verifier, keys)
+        loaded, objects = _loaded(env, verifier, keys, resume=resume)
         super().__init__(loaded, objects=objects, resume=resume)
 
 
 def _loaded(
-    env: EnvLike, verifier: str | Verifier | None, keys: dict[str, object]
+    env: EnvLike,
+    verifier: str | Verifier | None,
+    keys: dict[str, object],
+    *,
+    resume: bool = False,
 ) -> tuple[Loaded[RunConfig], Objects]:
     """Split what was given into values for the configuration and objects beside it."""
     envs = {} if isinstance(env, str) else {env.__name__: env}
     name = env if isinstance(env, str) else env.__name__
-    values: dict[str, object] = {"env": [{"name": name}]}
+    values = _dotted(keys)
     objects = Objects(envs=envs)
     if isinstance(verifier, str):
         values["verifier"] = verifier
     elif verifier is not None:
         objects = Objects(envs=envs, verifier=verifier)
-    return load_run_config(defaults=values | _dotted(keys), objects=objects), objects
+    if resume:
+        return _resumed(name, values, objects), objects
+    return load_run_config(keywords={"env": [{"name": name}]} | values, objects=objects), objects
+
+
+def _resumed(env: str, values: dict[str, object], objects: Objects) -> Loaded[RunConfig]:
+    run = values.pop("name", None)
+    if run is None:
+        raise ConfigError("resuming needs the run's name: got none, pass name=...")
+    root = values.pop("runs_dir", RunConfig.model_fields["runs_dir"].default)
+    directory = RunDirectory.open(Path(str(root)), str(run))
+    loaded = load_resumed(directory, keywords=values, objects=objects)
+    before = [entry.name for entry in loaded.config.env]
+    if before != [env]:
+        raise ConfigError(
+            f"env: got {env}, but the run was started with {', '.join(before)}; a resumed run has "
+            "to keep it, so start a new run instead"
+        )
+    return loaded
 
 
 def _dotted(keys: dict[str, object]) -> dict[str, object]:

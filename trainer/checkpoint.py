@@ -237,6 +237,11 @@ def _load_tensors(trainer: "Trainer", folder: Path) -> None:
     with _single_process():
         load(tensors, checkpoint_id=folder, no_dist=trainer.ranks.size == 1)
     for name, (model, optimizer) in _trained(trainer).items():
+        # A checkpoint has the rate, the decay and the betas too; those of the configuration count.
+        settings = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
         set_state_dict(
             model,
             optimizer,
@@ -244,6 +249,8 @@ def _load_tensors(trainer: "Trainer", folder: Path) -> None:
             optim_state_dict=tensors[f"{name}optimizer"],
             options=_options(trainer),
         )
+        for group, own in zip(optimizer.param_groups, settings, strict=True):
+            group.update(own)
 
 
 def _check_fit(folder: Path, tensors: dict[str, Any]) -> None:

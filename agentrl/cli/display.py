@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from agentrl.cli.lines import ROUTINE, Eta, step_line
-from agentrl.orchestration.display import Display
+from agentrl.cli.lines import Eta, step_line
+from agentrl.orchestration.display import ROUTINE, Display
 
 
 def make_display(name: str, total: int, stream: TextIO | None = None) -> Display:

@@ -4,9 +4,6 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-ROUTINE = frozenset({"rollout", "train", "publish", "eval", "checkpoint"})
-"""The phases of every step; a plain log does not mention them."""
-
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = "_.-=*#"
 _TIMES = {"rollout_s": "roll", "train_s": "train", "publish_s": "pub"}

@@ -11,7 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.lines import ROUTINE, Eta, duration, gap, phase_times, sparkline, summary
+from agentrl.cli.lines import Eta, duration, gap, phase_times, sparkline, summary
+from agentrl.orchestration.display import ROUTINE
 
 _REFRESH_HZ = 4
 

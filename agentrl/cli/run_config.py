@@ -10,6 +10,7 @@ from agentrl.cli.display import make_display
 from agentrl.config import Loaded
 from agentrl.config.flags import key_of
 from agentrl.errors import ConfigError
+from agentrl.orchestration import layers
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.display import Display
 from agentrl.orchestration.load import load_run_config
@@ -43,14 +44,8 @@ def load_resumed(arguments: Arguments, run: str) -> Loaded[RunConfig]:
     if any(_sets(flag, "name") for flag in arguments.flags):
         raise ConfigError("--name: got one beside --resume, expected none: a run keeps its name")
     directory = RunDirectory.open(Path(_runs_dir(arguments.flags)), run)
-    if not directory.config.exists():
-        raise ConfigError(
-            f"{directory.path}: has no config.toml, so there is nothing to resume; start it again "
-            f"with --name {directory.name}"
-        )
     kept = [flag for flag in arguments.flags if not _sets(flag, "runs_dir")]
-    place = [f"--runs-dir={directory.path.parent}", f"--name={directory.name}"]
-    return load_run_config(file=directory.config, flags=[*kept, *place])
+    return layers.load_resumed(directory, flags=kept)
 
 
 def title(config: RunConfig) -> str:

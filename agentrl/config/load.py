@@ -41,9 +41,10 @@ def load_config(
     short: Mapping[str, str] | None = None,
     defaults: Mapping[str, object] | None = None,
     defaults_origin: str = "preset",
+    keywords: Mapping[str, object] | None = None,
     parameters: Mapping[str, ParametersOf] | None = None,
 ) -> Loaded[C]:
-    """Load and check a configuration; later layers win: defaults, the file, the flags.
+    """Load and check a configuration; later layers win: defaults, file, keywords, flags.
 
     Args:
         cls: the class of the whole tree.
@@ -52,6 +53,7 @@ def load_config(
         short: short flag names without dashes, each with its dotted key.
         defaults: dotted keys with values that take the place of the classes' own defaults.
         defaults_origin: the origin of `defaults`.
+        keywords: dotted keys with values that a caller in Python gave.
         parameters: for a list of tables whose rows have parameters of their own, the function from
             a row's name to the class of its parameters. The rows then hold all their parameters,
             checked and with defaults; without it they hold what was given, unchecked.
@@ -65,6 +67,8 @@ def load_config(
         draft.add_mapping(_nest(key, value), defaults_origin)
     if file is not None:
         draft.add_mapping(read_toml(file), str(file))
+    for key, value in (keywords or {}).items():
+        draft.add_mapping(_nest(key, value), "keyword")
     positional, read = split_flags(flags, is_switch(draft.schema, names))
     draft.problems += [f'got the argument "{text}", expected flags only' for text in positional]
     draft.add_flags(read)

@@ -1,11 +1,13 @@
 """Everything heavy that a run needs, behind one import: `Run` itself stays light."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.loops import Runner
 from agentrl.orchestration.controller import Controller, Estimator
 from agentrl.orchestration.display import Display
+from agentrl.orchestration.journal import Journal
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.store import RunStore
@@ -24,7 +26,7 @@ class Assembly:
 
     def restore(self, runner: Runner) -> int:
         """Load the newest checkpoint into trainer and engine; the number of steps done."""
-        step, version = self.store.restore(self.parts.trainer)
+        step, version = self.store.restore(self.parts.trainer, self.parts.config.steps)
         if version:
             runner.run(self.parts.engine.update_weights(self.parts.trainer.weights(), version))
         self.controller.version = version
@@ -48,19 +50,24 @@ def assemble(
     plan: Plan,
     directory: RunDirectory,
     runner: Runner,
-    display: Display,
+    journal: Journal,
     estimator: Estimator | None,
 ) -> Assembly:
     """Prepare the model, load it, and wire engine, trainer and store."""
-    base_model = prepare_model(plan, display, runner)
+    base_model = prepare_model(plan, journal, runner)
     parts = build_parts(plan, base_model, directory.path / "engine")
-    try:
-        runner.run(start_engine(parts, plan, display))
-        store = RunStore(directory, base_model=base_model, config=plan.config.checkpoint)
-    except BaseException:
-        runner.run(parts.aclose())
-        raise
-    controller = Controller(parts=parts, store=store, display=display, estimator=estimator)
+    with ExitStack() as undo:
+        undo.callback(lambda: runner.run(parts.aclose()))
+        runner.run(start_engine(parts, plan, journal))
+        store = RunStore(
+            directory,
+            base_model=base_model,
+            config=plan.config.checkpoint,
+            events=journal.events,
+        )
+        undo.callback(store.close)
+        controller = Controller(parts=parts, store=store, display=journal, estimator=estimator)
+        undo.pop_all()
     return Assembly(parts=parts, store=store, controller=controller, base_model=base_model)
 
 

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Protocol
 
+ROUTINE = frozenset({"rollout", "train", "publish", "eval", "checkpoint"})
+"""The phases of every step; a plain log does not mention them."""
+
 
 class Display(Protocol):
     """Shows a run while it goes on."""

@@ -1,7 +1,7 @@
 """A finished or a running run, given away as a Hugging Face folder."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import orjson
@@ -9,6 +9,7 @@ import orjson
 from agentrl.engine.local.models.load import load_model
 from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.layers import Layers, config_at
 from agentrl.orchestration.load import load_run_config
 from agentrl.rollout import Codec
 from agentrl.runs import RunDirectory, read_lines
@@ -34,6 +35,7 @@ tags: [reinforcement-learning, agent, agentrl]
 | environment | {envs} |
 | algorithm | {algorithm} |
 | steps | {steps} |
+| changed when it was resumed | {changes} |
 | evaluation | {evaluation} |
 | run digest | `{digest}` |
 
@@ -59,7 +61,9 @@ def export_run(source: str, out: Path, *, adapter: bool, runs_dir: Path) -> Path
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: is there already; name a new folder")
     directory, checkpoint = _find(source, runs_dir)
-    config = load_run_config(file=directory.config).config
+    loaded, layers = load_run_config(file=directory.config), Layers.read(directory)
+    step = int(checkpoint.name.removeprefix("step-"))
+    config = config_at(loaded, layers, step)
     base = _base(checkpoint)
     lora = config.trainer.lora
     model = load_model(base, dtype=lora.dtype if lora.rank else "float32")
@@ -75,7 +79,12 @@ def export_run(source: str, out: Path, *, adapter: bool, runs_dir: Path) -> Path
     set_generation(model, stop_ids, config.rollout.temperature)
     # A merged model stands alone, so its card names what the user named, not a place in the cache.
     name = str(base) if adapter else config.model
-    card = _card(directory, checkpoint, config, name, adapter=adapter)
+    changes = [
+        f"after step {layer.step}: {change}"
+        for layer in layers.until(step).layers[1:]
+        for change in layer.changes()
+    ]
+    card = _card(directory, checkpoint, config, name, changes, adapter=adapter)
     return export_hf(model, base, out, adapter=adapter, card=card)
 
 
@@ -106,7 +115,13 @@ def _base(checkpoint: Path) -> Path:
 
 
 def _card(
-    directory: RunDirectory, checkpoint: Path, config: RunConfig, base: str, *, adapter: bool
+    directory: RunDirectory,
+    checkpoint: Path,
+    config: RunConfig,
+    base: str,
+    changes: Sequence[str],
+    *,
+    adapter: bool,
 ) -> str:
     trainer = config.trainer
     lora = f", LoRA of rank {trainer.lora.rank}" if trainer.lora.rank else ""
@@ -117,6 +132,7 @@ def _card(
         envs=", ".join(entry.name for entry in config.env),
         algorithm=f"{trainer.algorithm}{lora}, learning rate {trainer.lr:g}",
         steps=int(checkpoint.name.removeprefix("step-")),
+        changes="; ".join(changes).replace("|", "\\|") or "nothing",
         evaluation=_evaluation(directory, config),
         digest=_digest(directory.config, checkpoint / MANIFEST),
     )

@@ -14,46 +14,42 @@ def load_run_config(
     *,
     file: Path | None = None,
     flags: Sequence[str] = (),
-    defaults: Mapping[str, object] | None = None,
+    keywords: Mapping[str, object] | None = None,
     objects: Objects = NO_OBJECTS,
 ) -> Loaded[RunConfig]:
-    """Load and check a run's configuration; later layers win: preset, defaults, file, flags.
+    """Load and check a run's configuration; later layers win: preset, file, keywords, flags.
 
     Args:
         file: a TOML file.
         flags: command-line flags.
-        defaults: dotted keys with values, from a caller in Python.
+        keywords: dotted keys with values, from a caller in Python.
         objects: environments given as classes, by the names that the configuration uses.
 
     Raises:
         ConfigError: one line for each thing that is wrong.
     """
 
-    def load(values: Mapping[str, object]) -> Loaded[RunConfig]:
+    def load(preset: Mapping[str, object], origin: str = "") -> Loaded[RunConfig]:
         return load_config(
             RunConfig,
             file=file,
             flags=flags,
             short=SHORT_NAMES,
-            defaults=values,
-            defaults_origin="keyword",
+            defaults=preset,
+            defaults_origin=origin,
+            keywords=keywords,
             parameters={"env": lambda name: objects.env_class(name).Config},
         )
 
-    given = dict(defaults or {})
-    first = load(given)
-    preset = dict(MODEL_PRESETS.get(base_name(first.config.model), {}))
+    first = load({})
+    base = base_name(first.config.model)
+    preset = dict(MODEL_PRESETS.get(base, {}))
     for entry in first.config.env:
         needed = ENV_PRESETS.get(entry.name, {})
         preset |= {key: value for key, value in needed.items() if key in preset}
-        preset |= PAIR_PRESETS.get((base_name(first.config.model), entry.name), {})
+        preset |= PAIR_PRESETS.get((base, entry.name), {})
     missing = {key: value for key, value in preset.items() if first.origins[key] == "default"}
-    loaded = load(missing | given)
-    origins = {
-        key: f"{base_name(first.config.model)} preset" if key in missing else origin
-        for key, origin in loaded.origins.items()
-    }
-    return Loaded(loaded.config, origins)
+    return load(missing, f"{base} preset")
 
 
 def base_name(model: str) -> str:

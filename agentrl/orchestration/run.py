@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from agentrl.config.dump import dump_config
 from agentrl.config.load import Loaded
 from agentrl.errors import ConfigError
 from agentrl.loops import Runner
@@ -23,6 +22,8 @@ from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.display import Display, Silent
 from agentrl.orchestration.evaluate import EvalResult
+from agentrl.orchestration.journal import Journal
+from agentrl.orchestration.layers import Layers, first_layer, write_layer
 from agentrl.orchestration.load import check_resumable
 from agentrl.orchestration.plan import Plan, make_plan
 from agentrl.rollout import task_stream
@@ -82,44 +83,52 @@ class Run:
 
     def __enter__(self) -> Self:
         plan = make_plan(self.config, self._objects, resume=self._resume)
-        directory = self._directory(plan)
         from agentrl.orchestration.assembly import assemble  # torch, only now
 
         with ExitStack() as undo:
-            undo.callback(directory.close)
-            with self._configured(directory):
+            directory = undo.enter_context(self._directory(plan))
+            if self._resume:
+                check_resumable(directory.config, self.config, self._objects)
+                directory.mark_last()
+            self._journal = Journal(directory, self.display)
+            undo.callback(self._journal.close)
+            with self._begun(directory):
                 self._runner = undo.enter_context(Runner())
                 self._assembly: Assembly = assemble(
-                    plan, directory, self._runner, self.display, self._estimator
+                    plan, directory, self._runner, self._journal, self._estimator
                 )
                 undo.callback(self._assembly.close, self._runner)
-                self._restore(directory)
+                if self._resume:
+                    self._restore(directory)
             self._undo = undo.pop_all()
         return self
 
     @contextmanager
-    def _configured(self, directory: RunDirectory) -> Generator[None]:
+    def _begun(self, directory: RunDirectory) -> Generator[None]:
         """Write the configuration before the long preparations, so that a kill can be resumed."""
-        if self._resume:
-            yield
-            return
-        directory.write_config(dump_config(self._loaded))
         try:
+            if not self._resume:
+                write_layer(directory, self._loaded, first_layer(self._loaded))
+                self._journal.events.write("start")
             yield
-        except BaseException:
-            directory.forget()
+        except BaseException as error:
+            self._journal.stopped(error)
+            if not self._resume and not isinstance(error, KeyboardInterrupt):
+                directory.forget()
             raise
 
     def _restore(self, directory: RunDirectory) -> None:
-        if not self._resume:
-            return
+        """Go on from the newest checkpoint; only now does what was given hold for good."""
+        before = Layers.started(directory, self._objects)
         self.step = self._assembly.restore(self._runner)
-        if self.step > self.config.steps:
-            raise ConfigError(
-                f"steps: got {self.config.steps}, but the run has done {self.step} already; "
-                "give a larger --steps to go on"
-            )
-        self.display.note(f"resumed {directory.name} after step {self.step}")
+        layer = before.next(self._loaded, self.step)
+        write_layer(directory, self._loaded, layer)
+        changes, kept = layer.changes(), Layers((*before.layers, layer)).kept()
+        self._journal.events.write("resume", step=self.step, changes=changes, kept=kept)
+        note = f"resumed {directory.name} after step {self.step}"
+        for what, values in (("with", changes), ("still with", kept)):
+            note += f"; {what} {', '.join(values)}" if values else ""
+        self._journal.note(note)
 
     def __exit__(
         self,
@@ -127,8 +136,9 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._journal.stopped(error)
         self._undo.close()
-        self.display.close()
 
     def __iter__(self) -> "Iterator[StepResult]":
         """The steps that are left, each done when it is yielded."""
@@ -143,7 +153,7 @@ class Run:
             self._last = self._runner.run(assembly.controller.step(number, next(refs)))
             self._last_eval = self._last.eval or self._last_eval
             if number % self.config.checkpoint.every == 0 or number == self.config.steps:
-                self.display.phase("checkpoint")
+                self._journal.phase("checkpoint")
                 trainer, version = assembly.parts.trainer, assembly.controller.version
                 assembly.store.save(trainer, number, version, self._last.metrics)
             self.step = number
@@ -170,8 +180,6 @@ class Run:
         if self._resume:
             if config.name is None:
                 raise ConfigError("resuming needs the run's name: got none, pass name=...")
-            directory = RunDirectory.open(root, config.name, write=True)
-            check_resumable(directory.config, config, self._objects)
-            return directory
+            return RunDirectory.open(root, config.name, write=True)
         prefix = Path(plan.envs[0].name.split(":")[0]).stem
         return RunDirectory.create(root, config.name, prefix=prefix)

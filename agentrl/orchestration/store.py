@@ -29,14 +29,19 @@ class RunStore:
     """Writes the files of one run."""
 
     def __init__(
-        self, directory: RunDirectory, *, base_model: Path, config: CheckpointConfig
+        self,
+        directory: RunDirectory,
+        *,
+        base_model: Path,
+        config: CheckpointConfig,
+        events: EventsWriter,
     ) -> None:
         """`base_model` is the folder that the run starts from; a resumed run needs the same."""
         self.directory = directory
         self._base_model = base_model
         self._config = config
         self._metrics = MetricsWriter(directory.metrics)
-        self._events = EventsWriter(directory.events)
+        self._events = events
         self._episodes = EpisodesWriter(directory.episodes, run=directory.name)
 
     @property
@@ -87,10 +92,11 @@ class RunStore:
         )
         self.event("checkpoint", step=step)
 
-    def restore(self, trainer: Trainer | TrainerGroup) -> tuple[int, int]:
+    def restore(self, trainer: Trainer | TrainerGroup, steps: int) -> tuple[int, int]:
         """Load the newest valid checkpoint and drop what lies beyond it.
 
-        Returns the step to go on from and the policy version that it was sampled under.
+        Returns the step to go on from and the policy version that it was sampled under. Raises
+        ConfigError if that is more than the `steps` of the run.
         """
         newest = latest_valid(self.checkpoints)
         if newest is None and any(self.checkpoints.glob("step-*")):
@@ -105,9 +111,13 @@ class RunStore:
                 "needs it unchanged, for its tokenizer and its reference"
             )
         step, version = (int(str(state.get(key, 0))) for key in ("step", "version"))
+        if step > steps:
+            raise ConfigError(
+                f"steps: got {steps}, but the run has done {step} already; give a larger --steps "
+                "to go on"
+            )
         self._metrics.truncate_after(step)
         self._episodes.truncate_after(step)
-        self.event("resume", step=step)
         return step, version
 
     @cached_property
@@ -121,7 +131,5 @@ class RunStore:
         return digest.hexdigest()
 
     def close(self) -> None:
-        """Close the files and free the run directory."""
+        """Close the metrics."""
         self._metrics.close()
-        self._events.close()
-        self.directory.close()

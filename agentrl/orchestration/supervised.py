@@ -11,6 +11,7 @@ from agentrl.orchestration.bind import Objects
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import stat_numbers
 from agentrl.orchestration.display import Display
+from agentrl.orchestration.journal import journal
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan, make_plan
 from agentrl.orchestration.run import RunResult
@@ -34,8 +35,9 @@ def supervised_run(loaded: Loaded[RunConfig], objects: Objects, display: Display
     prefix = f"sft-{Path(plan.envs[0].name.split(':')[0]).stem}"
     with RunDirectory.create(Path(config.runs_dir), config.name, prefix=prefix) as directory:
         directory.write_config(dump_config(loaded))
-        base = resolve_model(config.model, seed=config.seed)
-        return run(_train(plan, base, directory, display))
+        with journal(directory, display) as shown:
+            base = resolve_model(config.model, seed=config.seed)
+            return run(_train(plan, base, directory, shown))
 
 
 async def _train(plan: Plan, base: Path, directory: RunDirectory, display: Display) -> RunResult:

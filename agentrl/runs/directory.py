@@ -69,9 +69,7 @@ class RunDirectory:
         path = _find(root, run).absolute()
         if not write:
             return cls(path, None)
-        opened = cls(path, RunLock(path / "run.lock"))
-        _link_last(path)
-        return opened
+        return cls(path, RunLock(path / "run.lock"))
 
     @classmethod
     def _create_numbered(cls, root: Path, prefix: str) -> Self:
@@ -90,7 +88,7 @@ class RunDirectory:
         lock = RunLock(path / "run.lock")
         try:
             _check_empty(path)
-        except ConfigError:
+        except BaseException:
             lock.release()
             raise
         return cls(path, lock)
@@ -104,6 +102,11 @@ class RunDirectory:
     def config(self) -> Path:
         """The effective configuration with origins."""
         return self.path / "config.toml"
+
+    @property
+    def layers(self) -> Path:
+        """What the run was started with and what each resume changed, one JSON object per line."""
+        return self.path / "layers.jsonl"
 
     @property
     def events(self) -> Path:
@@ -130,11 +133,19 @@ class RunDirectory:
         last = self.path.parent / _LAST
         self._last_before = last.readlink() if last.is_symlink() else None
         write_text_atomic(self.config, text)
+        self.mark_last()
+
+    def mark_last(self) -> None:
+        """From now on this is the `last` run."""
         _link_last(self.path)
 
     def forget(self) -> None:
-        """Undo `write_config`, for a run that could not begin: its name is free again."""
+        """Undo `write_config`, for a run that could not begin: its name is free again.
+
+        What happened stays in `events.jsonl`.
+        """
         self.config.unlink(missing_ok=True)
+        self.layers.unlink(missing_ok=True)
         (self.path.parent / _LAST).unlink(missing_ok=True)
         if self._last_before is not None:
             _link_last(self.path.parent / self._last_before)
@@ -174,8 +185,12 @@ def check_new_run(root: Path, name: str | None) -> None:
         _check_empty(path)
 
 
+_NO_RUN = frozenset({"run.lock", "events.jsonl", "engine"})
+"""What a run that could not begin leaves."""
+
+
 def _check_empty(path: Path) -> None:
-    if held := sorted({p.name for p in path.iterdir()} - {"run.lock"}):
+    if held := sorted({p.name for p in path.iterdir()} - _NO_RUN):
         raise ConfigError(
             f"{path}: already holds a run ({held[0]}); choose another --name,"
             f" or continue it with --resume {path.name}"

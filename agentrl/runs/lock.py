@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from agentrl.errors import ConfigError
@@ -36,8 +37,9 @@ class RunLock:
                 " choose another --name or stop that process"
             ) from error
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, text.encode(), 0)
+        with suppress(OSError):  # a full disk: the lock holds, though nobody can read whose it is
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, text.encode(), 0)
 
     def release(self) -> None:
         """Give the lock back; doing it twice is fine."""

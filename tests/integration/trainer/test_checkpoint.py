@@ -72,6 +72,19 @@ torch.save(weights(trainer), sys.argv[2])
 """
 
 
+def test_settings_of_the_optimizer_are_those_of_now(tmp_path: Path) -> None:
+    trainer = make_trainer()
+    train(trainer, 0, 1)
+    path = save_checkpoint(tmp_path, trainer, step=1, state={})
+    other = CONFIG.model_copy(update={"weight_decay": 0.5, "beta2": 0.5})
+    resumed = Trainer(tiny_model(1), other, total_steps=6)
+    load_checkpoint(path, resumed)
+    assert same(weights(resumed), weights(trainer))
+    matrices, vectors = resumed.optimizer.param_groups
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.5, 0.0)
+    assert matrices["betas"] == (0.9, 0.5)
+
+
 def test_a_fresh_process_goes_on_bit_for_bit(tmp_path: Path) -> None:
     straight = make_trainer()
     train(straight, 0, 2)

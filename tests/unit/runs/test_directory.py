@@ -83,7 +83,9 @@ def test_a_run_is_found_by_name_path_and_last(tmp_path: Path) -> None:
     assert RunDirectory.open(tmp_path, "first").path == tmp_path / "first"
     assert RunDirectory.open(Path("elsewhere"), str(tmp_path / "first")).name == "first"
     assert RunDirectory.open(tmp_path, "last").name == "second"
-    RunDirectory.open(tmp_path, "first", write=True).close()
+    with RunDirectory.open(tmp_path, "first", write=True) as run:
+        assert RunDirectory.open(tmp_path, "last").name == "second"  # it may still be refused
+        run.mark_last()
     assert RunDirectory.open(tmp_path, "last").name == "first"
     assert RunDirectory.open(Path("elsewhere"), str(tmp_path / "last")).name == "first"
     assert (tmp_path / "last" / "config.toml").read_text() == "x = 1\n"
@@ -123,6 +125,8 @@ def test_a_run_that_could_not_begin_is_forgotten(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path, "bad") as bad:
         bad.write_config("steps = 2")
         assert (tmp_path / "last").readlink().name == "bad"
+        bad.events.write_text('{"event": "stopped"}\n')
         bad.forget()
     assert (tmp_path / "last").readlink().name == "good"
+    assert [p.name for p in sorted(bad.path.iterdir())] == ["events.jsonl", "run.lock"]
     RunDirectory.create(tmp_path, "bad").close()

@@ -1,0 +1,105 @@
+"""A resumed run: what it may change, what is written down of it, and what it is refused for."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import agentrl
+from agentrl.cli import main
+from agentrl.errors import ConfigError
+from agentrl.orchestration.load import load_run_config
+
+ENV = f"{Path(__file__).parent / 'digits_env.py'}:Digits"
+FLAGS = [
+    *("--env", ENV, "--threads", "1", "--checkpoint.every", "2", "--lr", "1e-4"),
+    *("--trainer.schedule", "constant", "--trainer.warmup-steps", "0"),
+    *("--rollout.tasks-per-step", "2", "--group-size", "2", "--rollout.max-turn-tokens", "4"),
+]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs with one of two steps in it."""
+    root = tmp_path_factory.mktemp("resumed") / "runs"
+    assert main(["train", *FLAGS, "--runs-dir", str(root), "--name", "run", "--steps", "2"]) == 0
+    return root
+
+
+@pytest.fixture
+def runs(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(finished, tmp_path / "runs", symlinks=True))
+
+
+def events(runs: Path, kind: str) -> list[dict[str, object]]:
+    lines = (runs / "run" / "events.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["event"] == kind]
+
+
+def rates(runs: Path) -> list[float]:
+    lines = (runs / "run" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["lr"] for line in lines]
+
+
+def card(runs: Path, step: int) -> tuple[str, str]:
+    """The learning rate and the changes that the model card of a checkpoint names."""
+    out = runs / f"model-{step}"
+    assert main(["export", str(runs / f"run/checkpoints/step-{step:06}"), str(out)]) == 0
+    lines = (out / "README.md").read_text().splitlines()
+    rows = {row[1].strip(): row[2].strip() for line in lines if len(row := line.split("|")) == 4}
+    return rows["algorithm"].split()[-1], rows["changed when it was resumed"]
+
+
+def test_flags_of_a_resume_are_kept_and_named(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--resume", "run", "--steps", "3", "--lr", "5e-5"]) == 0
+    said = "resumed run after step 2; with steps: 2 -> 3 (--steps), trainer.lr: 0.0001 -> 5e-05"
+    assert said in capsys.readouterr().out
+    assert card(runs, 2) == ("0.0001", "nothing")
+    assert main(["train", "--resume", "run", "--steps", "4"]) == 0
+    assert "trainer.lr: 5e-05 (--lr after step 2)" in capsys.readouterr().out
+    assert agentrl.train(ENV, name="run", resume=True, steps=5).steps == 5
+    assert rates(runs) == [1e-4, 1e-4, 5e-5, 5e-5, 5e-5]
+    changed, kept, by_keyword = events(runs, "resume")
+    assert changed["changes"] == ["steps: 2 -> 3 (--steps)", "trainer.lr: 0.0001 -> 5e-05 (--lr)"]
+    assert kept["kept"] == ["trainer.lr: 5e-05 (--lr after step 2)"]
+    assert by_keyword["changes"] == ["steps: 4 -> 5 (keyword)"]
+    config = (runs / "run" / "config.toml").read_text()
+    assert "lr = 5e-05  # --lr after step 2\n" in config
+    assert "threads = 1  # --threads\n" in config
+    assert load_run_config(file=runs / "run" / "config.toml").config.steps == 5
+    rate, changes = card(runs, 5)
+    assert rate == "5e-05"
+    assert "after step 2: trainer.lr: 0.0001 -> 5e-05 (--lr); after step 3: steps: 3" in changes
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--seed", "1"], "seed: got 1, but the run was started with 0"),
+        (["--steps", "1", "--lr", "5e-5"], "steps: got 1, but the run has done 2 already"),
+    ],
+)
+def test_a_refused_resume_leaves_nothing_behind(
+    runs: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    before = {name: (runs / "run" / name).read_text() for name in ("config.toml", "layers.jsonl")}
+    assert main(["train", "--resume", "run", *flags]) == 2
+    assert said in capsys.readouterr().err
+    assert before == {name: (runs / "run" / name).read_text() for name in before}
+    # The lock is free again, in this process too.
+    assert main(["train", "--resume", "run", "--steps", "3"]) == 0
+
+
+def test_python_resumes_what_the_run_was_started_with(runs: Path) -> None:
+    with pytest.raises(ConfigError, match="env: got calculator, but the run was started with"):
+        agentrl.train("calculator", name="run", resume=True)
+    with pytest.raises(ConfigError, match="resuming needs the run's name"):
+        agentrl.train(ENV, resume=True)
+    with agentrl.Run(ENV, name="run", resume=True, steps=3, lr=2e-4) as run:
+        assert run.config.rollout.group_size == 2
+        assert [step.metrics["lr"] for step in run] == [2e-4]
+    assert rates(runs) == [1e-4, 1e-4, 2e-4]
