@@ -8,7 +8,7 @@ episodes. docs/sandboxes.md says what each backend contains.
 """
 
 from agentrl.sandboxes.base import Sandbox, Snapshot
-from agentrl.sandboxes.choose import BACKENDS, make_sandbox, survey
+from agentrl.sandboxes.choose import BACKENDS, check_backend, make_sandbox, survey
 from agentrl.sandboxes.errors import (
     FileAccessError,
     FileTooLarge,
@@ -61,6 +61,7 @@ __all__ = [
     "SyncSandbox",
     "SyncSession",
     "UnsupportedLimit",
+    "check_backend",
     "make_sandbox",
     "run_sync",
     "survey",

@@ -9,6 +9,7 @@ from typing import Final
 from agentrl.config.nearest import nearest
 from agentrl.config.references import load_reference
 from agentrl.errors import ConfigError, SandboxError
+from agentrl.extras import require
 from agentrl.sandboxes.base import Sandbox
 from agentrl.sandboxes.docker import engine
 from agentrl.sandboxes.errors import SandboxUnavailable
@@ -33,13 +34,24 @@ def make_sandbox(options: SandboxOptions | None = None) -> Sandbox:
         SandboxUnavailable: `auto` found none that works.
     """
     options = options or SandboxOptions()
+    _check_name(options.backend)
     name = _found(options.image) if options.backend == "auto" else options.backend
-    if ":" not in name and name not in BACKENDS:
-        raise ConfigError(f"sandbox backend {name} is unknown, {nearest(name, BACKENDS)}")
     found = load_reference(BACKENDS.get(name, name), "sandbox")
     if not (isinstance(found, type) and issubclass(found, Sandbox)):
         raise ConfigError(f"sandbox {name} is no subclass of Sandbox; name a class that is")
     return found(options)
+
+
+def check_backend(options: SandboxOptions) -> None:
+    """Raise ConfigError if there is no such backend, or its library is not installed."""
+    _check_name(options.backend)
+    if options.backend == "docker":
+        require("the sandbox backend docker", "docker")
+
+
+def _check_name(name: str) -> None:
+    if ":" not in name and name not in (*BACKENDS, "auto"):
+        raise ConfigError(f"sandbox backend {name} is unknown, {nearest(name, BACKENDS)}")
 
 
 async def survey() -> tuple[Probe, ...]:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
+from agentrl.extras import pip_line
 from agentrl.sandboxes.base import Sandbox
 from agentrl.sandboxes.docker_stream import ExecStream
 from agentrl.sandboxes.errors import SandboxDied, SandboxStartError, SandboxUnavailable
@@ -61,7 +62,7 @@ class Engine:
             self._docker: Any = importlib.import_module("docker")
         except ImportError:
             raise SandboxUnavailable(
-                "the backend docker needs the docker library: pip install 'agentrl[docker]'"
+                f"the backend docker needs the docker library: {pip_line('docker')}"
             ) from None
         if host.partition("://")[0] not in ("unix", "tcp"):
             raise SandboxUnavailable(f"DOCKER_HOST is {host}, expected unix:// or tcp://")

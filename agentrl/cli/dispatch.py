@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from agentrl.errors import AgentrlError, ConfigError
+from agentrl.extras import as_config_error
 
 EXIT_GRACE_S = 5.0
 """How long a finished process waits for threads that are no daemons."""
@@ -49,6 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AgentrlError as error:
         _complain(error)
         return 1
+    except ImportError as error:
+        missing = as_config_error(error, f"agentrl {arguments[0]}")
+        if missing is None:
+            raise
+        _complain(missing)
+        return 2
     except KeyboardInterrupt as error:
         print(f"\nagentrl: {str(error) or 'interrupted'}", file=sys.stderr)
         return 130

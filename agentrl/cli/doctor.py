@@ -15,12 +15,13 @@ import psutil
 
 from agentrl.cli.command import Arguments, Command, JsonOption, print_json
 from agentrl.config.plain import as_mapping
+from agentrl.extras import TRAIN, pip_line
 from agentrl.runs.disk import free_bytes
 from agentrl.sandboxes import run_sync, survey
 
 _PACKAGES = ("agentrl", "torch", "transformers", "gymnasium", "numpy", "pydantic", "tokenizers")
 _ENGINES: Mapping[str, tuple[str, ...]] = {
-    "local": ("torch", "transformers"),
+    "local": TRAIN,
     "scripted": (),
 }
 _TORCH = """
@@ -115,7 +116,7 @@ def _torch() -> dict[str, object]:
 
 def _engine(needs: tuple[str, ...]) -> dict[str, object]:
     missing = [name for name in needs if importlib.util.find_spec(name) is None]
-    detail = f"needs {', '.join(missing)}" if missing else "ready"
+    detail = f"needs {', '.join(missing)}: {pip_line(missing[0])}" if missing else "ready"
     return {"works": not missing, "detail": detail}
 
 

@@ -85,9 +85,9 @@ def render(report: CheckReport) -> str:
 
 
 def _tokenizer(model: str) -> Tokenizer:
-    from agentrl.engine.local.models.resolve import resolve_model
+    from agentrl.engine.local.models.resolve import resolve_tokenizer
 
-    return Tokenizer.load(resolve_model(model))
+    return Tokenizer.load(resolve_tokenizer(model))
 
 
 COMMAND = Command(

@@ -98,11 +98,11 @@ def _load(name: str, tokenizer: str | None) -> tuple[Tokenizer, str]:
 
 def _of_model(model: str, template: str | None = None) -> Tokenizer:
     """The tokenizer of a model, of whose folder nothing else is needed."""
-    from agentrl.engine.local.models.resolve import SMOLLM2, TINY, resolve_model
+    from agentrl.engine.local.models.resolve import SMOLLM2, TINY, resolve_tokenizer
 
     folder = Path(model).expanduser()
     if model in (TINY, SMOLLM2) or not folder.is_dir():
-        folder = resolve_model(model)
+        folder = resolve_tokenizer(model)
     return Tokenizer.load(folder, template=template)
 
 

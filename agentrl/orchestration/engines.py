@@ -3,7 +3,7 @@
 A server takes longest to start, so it is started first; the model loads meanwhile.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import orjson
 
-from agentrl.engine import Engine, WeightSource
+from agentrl.engine import WeightSource
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import experts_per_token
 from agentrl.engine.local.engine import LocalEngine
@@ -27,6 +27,7 @@ from agentrl.engine.sglang.server import start
 from agentrl.engine.sglang.weights import AdapterTransport, make_transport
 from agentrl.errors import ConfigError, EngineError
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.started import Started, nothing
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.group import TrainerGroup
 from agentrl.trainer.logprobs import sequence_logprobs
@@ -35,20 +36,6 @@ from agentrl.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-Begin = Callable[[], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """An engine, and what to await before its first use."""
-
-    engine: Engine
-    begin: Begin
-
-
-async def nothing() -> None:
-    """Nothing to wait for."""
 
 
 def local_engine(model: "PreTrainedModel", config: RunConfig) -> Started:

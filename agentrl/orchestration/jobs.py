@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agentrl.config.load import Loaded
-from agentrl.engine.local.models.resolve import resolve_model
+from agentrl.engine.local.models.resolve import resolve_model, resolve_tokenizer
+from agentrl.extras import TRAIN, require
 from agentrl.loops import run as run_coroutine
 from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import RunConfig
@@ -46,8 +47,9 @@ def evaluate(
     from agentrl.orchestration.sampling import evaluate_once, sampling_parts
     from agentrl.orchestration.scripted import scripted_parts
 
-    plan = make_plan(config, objects, train=False)
-    folder = resolve_model(config.model, seed=config.seed)
+    plan = make_plan(config, objects, train=False, scripted=bool(agent))
+    resolve = resolve_tokenizer if agent else resolve_model
+    folder = resolve(config.model, seed=config.seed)
 
     async def play(plan: Plan) -> tuple[EvalResult, Collected]:
         if agent:
@@ -70,6 +72,7 @@ def sft(
     display: Display | None = None,
 ) -> RunResult:
     """Train on the experts' demonstrations and export the model."""
+    require("training", *TRAIN)
     from agentrl.orchestration.supervised import supervised_run
 
     return supervised_run(loaded, objects, display or Silent())

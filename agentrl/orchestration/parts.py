@@ -10,7 +10,7 @@ from agentrl.engine.local.process import prepare_process
 from agentrl.envs import EnvServices
 from agentrl.orchestration.bind import BoundEnv, JobMaker
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.engines import Begin, SglangStart, Started, local_engine, sglang_start
+from agentrl.orchestration.engines import SglangStart, local_engine, sglang_start
 from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.sampling import (
     checked_codec,
@@ -19,6 +19,7 @@ from agentrl.orchestration.sampling import (
     make_limits,
     with_codec,
 )
+from agentrl.orchestration.started import Begin, Started
 from agentrl.rollout import Codec, Collector
 from agentrl.trainer.device import resolve_device
 from agentrl.trainer.group import TrainerGroup

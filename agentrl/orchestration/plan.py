@@ -10,9 +10,11 @@ import orjson
 from agentrl.config.nearest import nearest
 from agentrl.engine.local.models.resolve import check_model
 from agentrl.errors import ConfigError
+from agentrl.extras import TRAIN, require
 from agentrl.orchestration.bind import NO_OBJECTS, BoundEnv, Objects, bind_envs
 from agentrl.orchestration.config import RunConfig
 from agentrl.runs import check_disk, check_new_run
+from agentrl.sandboxes import SandboxOptions, check_backend
 from agentrl.tokens.formats import FORMATS
 from agentrl.trainer.config import LoraConfig, check_heads
 from agentrl.types import Message
@@ -36,16 +38,24 @@ class Plan:
 
 
 def make_plan(
-    config: RunConfig, objects: Objects = NO_OBJECTS, *, train: bool = True, resume: bool = False
+    config: RunConfig,
+    objects: Objects = NO_OBJECTS,
+    *,
+    train: bool = True,
+    resume: bool = False,
+    scripted: bool = False,
 ) -> Plan:
     """Check a configuration as far as it goes without loading weights.
 
-    Without `train` the run only evaluates; with `resume` its directory is there already.
+    Without `train` the run only evaluates, with `scripted` an agent in the model's place; with
+    `resume` its directory is there already.
 
     Raises:
         ConfigError: in one sentence, the first thing that is wrong.
     """
     envs = bind_envs(config, objects)
+    if not scripted:
+        require("training" if train else "a model", *TRAIN)
     check_model(config.model)
     _check_combinations(config)
     _check_ranks(config)
@@ -125,6 +135,9 @@ def _check_ranks(config: RunConfig) -> None:
 
 def _try_environment(env: BoundEnv, config: RunConfig, train: bool) -> list[str]:
     """Make one task of each split that the run uses; the names of the environment's tools."""
+    sandbox: object = getattr(env.config, "sandbox", None)
+    if isinstance(sandbox, SandboxOptions):
+        check_backend(sandbox)
     splits = {"train"} if train else {config.eval.split}
     if config.eval.every:
         splits.add(config.eval.split)

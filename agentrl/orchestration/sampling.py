@@ -7,16 +7,14 @@ from pathlib import Path
 import orjson
 
 from agentrl.engine import Engine
-from agentrl.engine.local.models.load import load_model
-from agentrl.engine.local.process import prepare_process
 from agentrl.engine.sglang.server import RESERVED
 from agentrl.envs import EnvServices
 from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import JobMaker
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.engines import Begin, Started, local_engine, nothing, sglang_start
 from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.plan import Plan
+from agentrl.orchestration.started import Begin, Started, nothing
 from agentrl.rollout import Codec, Collected, Collector, CollectSettings, Limits
 from agentrl.tokens import Tokenizer
 from agentrl.types import Episode
@@ -45,6 +43,11 @@ def sampling_parts(
     plan: Plan, model_folder: Path, engine: Callable[[Codec], Engine] | None = None
 ) -> SamplingParts:
     """Load the model for sampling; `engine` puts another engine in the local one's place."""
+    # torch, only now: scripted agents do without
+    from agentrl.engine.local.models.load import load_model
+    from agentrl.engine.local.process import prepare_process
+    from agentrl.orchestration.engines import local_engine, sglang_start
+
     config = plan.config
     prepare_process(threads=config.threads, deterministic=config.deterministic, seed=config.seed)
     codec = checked_codec(plan, model_folder)

@@ -10,9 +10,9 @@ from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EchoAgent, NullAgent, RandomAgent
 from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import BoundEnv
-from agentrl.orchestration.engines import Started, nothing
 from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.sampling import SamplingParts, checked_codec, with_codec
+from agentrl.orchestration.started import Started, nothing
 from agentrl.types import Agent
 
 _TOKENS: Final = 1 << 20

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agentrl.engine.local.models.resolve import check_folder
 from agentrl.errors import ConfigError
+from agentrl.extras import TRAIN, require
 from agentrl.types import EpisodeView, Message, Score
 from agentrl.workers import WorkerPool
 
@@ -34,7 +35,8 @@ class RewardModel:
         score_range: tuple[float, float] | None = None,
         timeout_s: float = 600.0,
     ) -> None:
-        """Raises ConfigError unless the folder holds such a model."""
+        """Raises ConfigError unless the folder holds such a model and torch is installed."""
+        require("a reward model", *TRAIN)
         self.folder = Path(folder).expanduser().resolve()
         self.device = device
         self.timeout_s = timeout_s

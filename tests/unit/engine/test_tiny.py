@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, LlamaConfig, PreTrainedTokenizerFast
 
 from agentrl.engine.local.models import tiny
-from agentrl.engine.local.models.tiny import MARKERS, SPECIAL_TOKENS, VOCAB_SIZE, make_tiny
+from agentrl.engine.local.models.tiny import make_tiny
+from agentrl.engine.local.models.tiny_tokenizer import MARKERS, SPECIAL_TOKENS, VOCAB_SIZE
 
 CALCULATOR = {
     "type": "function",

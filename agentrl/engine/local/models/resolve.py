@@ -18,6 +18,7 @@ from tempfile import mkdtemp
 from typing import cast
 
 from agentrl.errors import ConfigError
+from agentrl.extras import TRAIN, require
 
 TINY = "tiny"
 SMOLLM2 = "smollm2-135m"
@@ -53,16 +54,28 @@ def resolve_model(name: str, *, seed: int = 0, cache_dir: Path | None = None) ->
     root = cache_dir or default_cache_dir()
     if name == TINY:
         folder = root / "models" / f"tiny-{seed}-{_tiny_recipe()}"
+        require("the tiny model", *TRAIN)
         return make_once(folder, partial(_make_tiny, seed), needs_bytes=20_000_000)
     if name == SMOLLM2:
         from agentrl.engine.local.models.smollm2 import make_smollm2
 
+        require(f"the model {name}", *TRAIN, "gguf")
         return make_once(root / "models" / name, make_smollm2, needs_bytes=1_200_000_000)
     folder = Path(name).expanduser()
     if not folder.exists() and _looks_like_hub_name(name):
         folder = _from_hub(name)
     check_folder(folder)
     return folder.resolve()
+
+
+def resolve_tokenizer(name: str, *, seed: int = 0, cache_dir: Path | None = None) -> Path:
+    """As `resolve_model`, where nobody needs the weights: `tiny` is made without torch."""
+    if name != TINY:
+        return resolve_model(name, seed=seed, cache_dir=cache_dir)
+    from agentrl.engine.local.models.tiny_tokenizer import make_tokenizer
+
+    folder = (cache_dir or default_cache_dir()) / "models" / f"tiny-tokenizer-{_tiny_recipe()}"
+    return make_once(folder, make_tokenizer, needs_bytes=1_000_000)
 
 
 def check_folder(folder: Path) -> None:
@@ -134,7 +147,8 @@ def _make_tiny(seed: int, folder: Path) -> None:
 def _tiny_recipe() -> str:
     """A digest of what `tiny` is made by, so that another version does not take an old one."""
     here = Path(__file__).parent
-    parts = [here / "tiny.py", here / "tiny_corpus.txt", here / "tiny_template.jinja"]
+    names = ("tiny.py", "tiny_tokenizer.py", "tiny_corpus.txt", "tiny_template.jinja")
+    parts = [here / name for name in names]
     return hashlib.blake2b(b"".join(p.read_bytes() for p in parts), digest_size=6).hexdigest()
 
 
