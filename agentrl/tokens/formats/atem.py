@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from agentrl.tokens.formats.harmony import MESSAGE, START, Harmony
-from agentrl.tokens.formats.reader import Reader
-from agentrl.tokens.formats.tags import Tags, name_before
+from agentrl.tokens.formats.reader import Lost, Reader
+from agentrl.tokens.formats.tags import Tags
 from agentrl.types import ToolCall
 
 CALLS, CALLS_END = "<atem:function_calls>", "</atem:function_calls>"
@@ -24,27 +24,35 @@ class Atem(Harmony):
     inner = (MESSAGE,)
     think = (" to=self<|message|>", "<|eom|>")
 
-    def recipient(self, head: str) -> str:
+    def recipient(self, head: str) -> str | None:
         """See `Harmony.recipient`."""
         name = super().recipient(head)
-        return "" if name in ("self", "user") else name
+        return None if name in ("self", "user") else name
 
     def is_reasoning(self, head: str) -> bool:
         """See `Harmony.is_reasoning`."""
         return super().recipient(head) == "self"
 
+    def is_call(self, text: str, marker: str) -> bool:
+        """See `Harmony.is_call`."""
+        return text.strip().removeprefix("assistant").lstrip().startswith(CALLS)
+
     def read_message(self, reader: Reader, name: str) -> None:
-        """See `Harmony.read_message`; the tag's name is the tool's."""
+        """See `Harmony.read_message`; the tags' names are the tools'."""
         reader.skip_space()
         reader.expect(CALLS, "in a message to a tool")
         reader.skip_space()
-        reader.expect(INVOKE, f"after {CALLS}")
-        name = name_before(reader, '">')
-        texts = TAGS.read(reader, name)
-        reader.skip_space()
-        reader.expect(CALLS_END, f"after {INVOKE_END}")
+        while not reader.take(CALLS_END):
+            if self._at_stop(reader):
+                raise Lost("malformed", f"expected {CALLS_END} behind the calls")
+            found = TAGS.attempt(reader, INVOKE, (CALLS_END, *self.ends, *self.starts))
+            if not found and self._at_stop(reader):
+                return
+            reader.skip_space()
         self.expect_stop(reader)
-        reader.add_texts(name, texts)
+
+    def _at_stop(self, reader: Reader) -> bool:
+        return reader.at_end or any(map(reader.at, (*self.ends, *self.starts)))
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""

@@ -14,14 +14,21 @@ What is decided here for all of them, beyond the contract:
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import ClassVar, NoReturn
 
 from agentrl.tokens.formats.markers import MarkedText
-from agentrl.tokens.formats.reader import Full, Reader
+from agentrl.tokens.formats.reader import Full, Lost, Reader, Refused
 from agentrl.tokens.tokenizer import Tokenizer
-from agentrl.types import AssistantTurn, Json, StopReason, ToolCall, ToolSchema
+from agentrl.types import (
+    AssistantTurn,
+    CallErrorReason,
+    Json,
+    StopReason,
+    ToolCall,
+    ToolSchema,
+)
 
 
 class ToolFormat:
@@ -49,6 +56,12 @@ class ToolFormat:
     """Calls that no marker announces begin where its first group does."""
     noise: ClassVar[Sequence[str]] = ()
     """Markers between the calls that say nothing."""
+    opens: ClassVar[Sequence[str]] = ()
+    """Begin a section in which nothing but calls may stand."""
+    closes: ClassVar[Sequence[str]] = ()
+    """End a section, or a list of calls; text before them is a call that lost its begin."""
+    parts: ClassVar[Sequence[str]] = ()
+    """Markers inside calls that stand outside only where a call lost its begin."""
     inner: ClassVar[Sequence[str]] = ()
     """Further markers inside calls."""
     think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
@@ -69,7 +82,11 @@ class ToolFormat:
     @property
     def markers(self) -> tuple[str, ...]:
         """All of them."""
-        return (*self.starts, *self.ends, *self.noise, *self.inner, *self.think)
+        return (*self._between, *self.ends, *self.parts, *self.inner, *self.think)
+
+    @property
+    def _between(self) -> tuple[str, ...]:
+        return (*self.starts, *self.noise, *self.opens, *self.closes)
 
     def parse(
         self,
@@ -113,34 +130,47 @@ class ToolFormat:
         tools: Sequence[ToolSchema],
         thinking: bool,
     ) -> AssistantTurn:
-        reader = Reader(marked, tools)
+        reader = Reader(marked, tools, self._between)
         with contextlib.suppress(Full):
             self.read(reader, thinking)
         return reader.turn(stop_reason)
 
     def read(self, reader: Reader, thinking: bool) -> None:
         """Read the whole turn; `thinking` as in `parse`. May raise Full."""
-        think, think_end = self.think
         bare = self.bare if reader.tools else None
         if thinking:
             reader.skip_space()
-            reader.take(think)
+            reader.take(self.think[0])
             self._read_thinking(reader)
         while not reader.at_end:
-            begin, marker = reader.next((*self.starts, *self.think, *self.noise), bare)
-            reader.texts.append(reader.text[reader.position : begin])
-            reader.position = begin + len(marker)
-            if marker == think:
-                self._read_thinking(reader)
-            elif marker == think_end:
-                reader.all_was_thinking(begin)
-            elif marker not in self.noise and begin < len(reader.text):
-                self._read_calls(reader, bare)
+            self._read_next(reader, bare)
 
-    def _read_calls(self, reader: Reader, bare: re.Pattern[str] | None) -> None:
-        starts = (*self.starts, *self.noise)
+    def _read_next(self, reader: Reader, bare: re.Pattern[str] | None) -> None:
+        """Read the text up to the next marker, and what that begins."""
+        outside = (*self._between, *self.ends, *self.parts, *self.think)
+        begin, marker = reader.next(outside, bare)
+        text = reader.text[reader.position : begin]
+        reader.texts.append(text)
+        reader.position = begin + len(marker)
+        misplaced = reader.in_section or marker in (*self.ends, *self.closes)
+        if text.strip() and misplaced and marker not in self.parts:
+            self._read_calls(reader, bare, partial(_refuse_text, text, marker))
+        if marker in (*self.opens, *self.closes):
+            reader.in_section = marker in self.opens
+        elif marker == self.think[0]:
+            self._read_thinking(reader)
+        elif marker == self.think[1]:
+            reader.all_was_thinking(begin)
+        elif marker in self.parts:
+            self._read_calls(reader, bare, partial(_lose_part, marker))
+        elif marker not in (*self.noise, *self.ends) and begin < len(reader.text):
+            self._read_calls(reader, bare, partial(self.read_call, reader))
+
+    def _read_calls(
+        self, reader: Reader, bare: re.Pattern[str] | None, step: Callable[[], None]
+    ) -> None:
         with contextlib.suppress(Full):
-            reader.attempt(lambda: self.read_call(reader), ends=self.ends, starts=starts, bare=bare)
+            reader.attempt(step, ends=self.ends, starts=self._between, bare=bare)
         if reader.lost is not None:
             # Thinking that ends inside a call was thinking all along.
             think_end = reader.marked.find(self.think[1], reader.lost)
@@ -174,6 +204,16 @@ class ToolFormat:
     def render_results(self, results: Sequence[str]) -> str:
         """The results of one turn's calls as the text of a user message."""
         return "\n".join(f"<tool_response>\n{r}\n</tool_response>" for r in results)
+
+
+def _refuse_text(text: str, marker: str) -> NoReturn:
+    reason = CallErrorReason.MALFORMED if marker else CallErrorReason.UNCLOSED
+    where = f"before {marker}" if marker else "at the end"
+    raise Refused(reason, f"expected a call {where}, got the text {text.strip()[:60]!r}")
+
+
+def _lose_part(marker: str) -> NoReturn:
+    raise Lost("malformed", f"{marker} stands outside of a call")
 
 
 def to_json(value: Json) -> str:

@@ -1,6 +1,7 @@
 """Command R7B, Command A: a list of objects between `<|START_ACTION|>` and `<|END_ACTION|>`."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from agentrl.tokens.formats.base import ToolFormat, to_json
 from agentrl.tokens.formats.reader import Reader
@@ -15,13 +16,13 @@ class CommandR7B(ToolFormat):
     name = "command_r7b"
     signs = ((CALLS,),)
     starts = (CALLS,)
-    noise = (CALLS_END, "<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    noise, closes = ("<|START_RESPONSE|>", "<|END_RESPONSE|>"), (CALLS_END,)
     think = ("<|START_THINKING|>", "<|END_THINKING|>")
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""
         reader.skip_space()
-        reader.attempt_list(lambda: _read_one(reader), markers=(*self.starts, *self.noise))
+        reader.attempt_list(partial(_read_one, reader))
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""
@@ -34,7 +35,7 @@ class CommandR7B(ToolFormat):
 
 def _read_one(reader: Reader) -> None:
     reader.add_object(
-        reader.take_json(listed=True),
+        reader.take_listed(),
         name_key="tool_name",
         arguments_keys=("parameters",),
         ignored=("tool_call_id",),

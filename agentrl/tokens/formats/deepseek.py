@@ -20,8 +20,8 @@ class DeepSeek(ToolFormat):
     name = "deepseek"
     signs = ((CALL,),)
     starts, ends = (CALL,), (CALL_END,)
-    noise = (CALLS, CALLS_END)
-    inner = (SEPARATOR,)
+    opens, closes = (CALLS,), (CALLS_END,)
+    parts = (SEPARATOR,)
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""

@@ -19,7 +19,7 @@ class Glm(ToolFormat):
     name = "glm"
     signs = ((CALL, "<arg_key>"),)
     starts, ends = (CALL,), (CALL_END,)
-    inner = TAGS.all
+    parts, inner = TAGS.argument[:1], TAGS.all[1:]
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""

@@ -3,15 +3,16 @@
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from agentrl.tokens.formats.base import ToolFormat, to_json
-from agentrl.tokens.formats.reader import Lost, Reader
+from agentrl.tokens.formats.reader import Lost, Reader, Refused
 from agentrl.tokens.formats.scan import read
-from agentrl.types import ToolCall
+from agentrl.types import CallErrorReason, ToolCall
 
 START, MESSAGE, CALL = "<|start|>", "<|message|>", "<|call|>"
-_RECIPIENT = re.compile(r"\bto=([^\s<]{1,256})")
+_RECIPIENT = re.compile(r"\bto=([^\s<]{0,256})")
+_ADDRESSED = re.compile(r"\s{0,8}(?:assistant)?\s{0,8}(?:commentary|analysis)?\s{0,8}to=")
 _ANALYSIS = re.compile(r"<\|channel\|>\s{0,8}analysis")
 
 
@@ -34,32 +35,64 @@ class Harmony(ToolFormat):
         """See `ToolFormat.read`."""
         if thinking:
             reader.take(self.think[0])
-            reader.thoughts.append(self._body(reader))
+            reader.thoughts.append(self._body(reader)[0])
         while not reader.at_end:
-            begin, marker = reader.next((MESSAGE,))
-            head = reader.text[reader.position : begin]
-            reader.position = begin + len(marker)
-            if not marker:
-                reader.texts.append(head)
-            elif name := self.recipient(head):
-                step = partial(self.read_message, reader, name)
-                reader.attempt(step, ends=self.ends, starts=self.starts)
-            elif self.is_reasoning(head):
-                reader.thoughts.append(self._body(reader))
-            else:
-                reader.texts.append(self._body(reader))
+            reader.take(START)
+            self._read_next_message(reader)
 
-    def recipient(self, head: str) -> str:
-        """The tool that a message is meant for, "" if it is none."""
+    def _read_next_message(self, reader: Reader) -> None:
+        begin = reader.position
+        end, marker = reader.next((MESSAGE, *self.ends, *self.starts))
+        head, reader.position = reader.text[begin:end], end + len(marker)
+        name = self.recipient(head)
+        if marker != MESSAGE:
+            self._read_head(reader, head, marker)
+        elif name is None:
+            self._read_body(reader, head)
+        else:
+            step = partial(self.read_message, reader, name)
+            reader.attempt(step, ends=self.ends, starts=self.starts)
+
+    def _read_head(self, reader: Reader, head: str, marker: str) -> None:
+        """Read a message of which nothing but the head is there, which ends with `marker`."""
+        begin = reader.position - len(marker) - len(head)
+        end = begin + len(head)
+        is_head = any(reader.marked.find(inner, begin) < end for inner in self.inner)
+        addressed = self.recipient(head) is not None and (is_head or _ADDRESSED.match(head))
+        if addressed or self.is_call(head, marker):
+            reader.position = end
+            step = partial(_lose, f"expected {MESSAGE} behind the head of the message")
+            reader.attempt(step, ends=self.ends, starts=self.starts)
+        else:
+            reasoning = is_head and self.is_reasoning(head)
+            (reader.thoughts if reasoning else reader.texts).append(head)
+
+    def _read_body(self, reader: Reader, head: str) -> None:
+        """Read a message to nobody."""
+        body, marker = self._body(reader)
+        if self.is_call(body, marker):
+            step = partial(_refuse, "a call names its tool in the head of the message: to=NAME")
+            reader.attempt(step)
+        else:
+            (reader.thoughts if self.is_reasoning(head) else reader.texts).append(body)
+
+    def recipient(self, head: str) -> str | None:
+        """The tool that a message is meant for, "" if it is not named; None if it is for nobody."""
         found = _RECIPIENT.search(head)
-        return found[1].removeprefix("functions.") if found else ""
+        return found[1].removeprefix("functions.") if found else None
 
     def is_reasoning(self, head: str) -> bool:
         """True if a message with this head is reasoning."""
         return _ANALYSIS.search(head) is not None
 
+    def is_call(self, text: str, marker: str) -> bool:
+        """True if a message to nobody that ends with `marker` was meant as a call."""
+        return marker == CALL
+
     def read_message(self, reader: Reader, name: str) -> None:
         """Read the call in a message to the tool `name`. Raises BadJson, Refused or Lost."""
+        if not name:
+            raise Lost("malformed", "expected the tool's name behind to=")
         reader.skip_space()
         found = reader.take_json()
         self.expect_stop(reader)
@@ -71,10 +104,10 @@ class Harmony(ToolFormat):
         if not reader.at_end and not any(map(reader.take, (*self.ends, *self.starts))):
             raise Lost("malformed", f"expected {self.ends[0]} after the arguments")
 
-    def _body(self, reader: Reader) -> str:
+    def _body(self, reader: Reader) -> tuple[str, str]:
         begin, (end, marker) = reader.position, reader.next((*self.ends, *self.starts))
         reader.position = end + len(marker)
-        return reader.text[begin:end]
+        return reader.text[begin:end], marker
 
     def render_reasoning(self, reasoning: str) -> str:
         """See `ToolFormat.render_reasoning`."""
@@ -87,3 +120,11 @@ class Harmony(ToolFormat):
             f"{to_json(c.arguments)}{CALL}"
             for c in calls
         )
+
+
+def _lose(message: str) -> NoReturn:
+    raise Lost("malformed", message)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise Refused(CallErrorReason.MALFORMED, message)

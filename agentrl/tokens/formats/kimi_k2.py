@@ -21,8 +21,8 @@ class KimiK2(ToolFormat):
     name = "kimi_k2"
     signs = ((CALL, ARGUMENTS),)
     starts, ends = (CALL,), (CALL_END,)
-    noise = (CALLS, CALLS_END)
-    inner = (ARGUMENTS,)
+    opens, closes = (CALLS,), (CALLS_END,)
+    parts = (ARGUMENTS,)
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""

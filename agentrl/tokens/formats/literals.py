@@ -40,9 +40,36 @@ def find_close(text: str, start: int) -> Extent:
         depth += (found[0] in "([{") - (found[0] in ")]}")
         if depth == 0:
             return Extent(position)
+    return _ran_out(text, limit)
+
+
+def _ran_out(text: str, limit: int) -> Extent:
     if len(text) > limit:
         return Extent(limit, "too_large", f"longer than {MAX_CHARS} characters")
     return Extent(len(text), "unclosed", "the output ended inside the call")
+
+
+def find_item_end(text: str, start: int, until: str, is_marker: Callable[[int], bool]) -> Extent:
+    """Where the item of a list ends that begins at `start`.
+
+    That is before one of `until`, before a marker or a bracket that it did not open.
+    """
+    structure = re.compile(rf"""["'()\[\]{{}}<{re.escape(until)}]""")
+    position, limit = start, start + MAX_CHARS
+    while found := structure.search(text, position, limit):
+        character, position = found[0], found.end()
+        if character in until + ")]}" or is_marker(found.start()):
+            return Extent(found.start())
+        if character in "([{":
+            inside = find_close(text, found.start())
+            if inside.fault:
+                return inside
+            position = inside.end
+        elif character in "\"'":
+            position = _skip_string(text, found.start(), limit)
+            if position < 0:
+                break
+    return _ran_out(text, limit)
 
 
 def _skip_string(text: str, start: int, limit: int) -> int:

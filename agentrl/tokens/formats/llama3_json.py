@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from agentrl.tokens.formats.base import ToolFormat, to_json
 from agentrl.tokens.formats.pythonic import read_python_call
@@ -24,16 +25,13 @@ class Llama3Json(ToolFormat):
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""
-        reader.skip_space()
-        if not reader.at("{"):
-            read_python_call(reader, method=".call")
-            return
-        while reader.at("{"):
-            if not reader.attempt(lambda: _read_one(reader), starts=self.starts, bare=self.bare):
-                return
+        going_on = True
+        while going_on:
             reader.skip_space()
-            reader.take(";")
+            step = partial(_read_one, reader)
+            found = reader.attempt(step, starts=reader.stops, bare=self.bare)
             reader.skip_space()
+            going_on = found and ((reader.take(";") and not reader.at_stop) or reader.at("{"))
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""
@@ -41,5 +39,8 @@ class Llama3Json(ToolFormat):
 
 
 def _read_one(reader: Reader) -> None:
-    found = reader.take_json(listed=True)
+    if not reader.at("{"):
+        read_python_call(reader, until=";", method=".call")
+        return
+    found = reader.take_listed()
     reader.add_object(found, arguments_keys=("parameters", "arguments"), ignored=("type",))

@@ -1,6 +1,7 @@
 """Mistral, both generations: `[TOOL_CALLS][{...}, {...}]` and `[TOOL_CALLS]NAME[ARGS]{...}`."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from agentrl.tokens.formats.base import ToolFormat, to_json
 from agentrl.tokens.formats.reader import Lost, Reader
@@ -16,18 +17,19 @@ class Mistral(ToolFormat):
     name = "mistral"
     signs = ((CALLS,),)
     starts = (CALLS,)
-    inner = (CALL_ID, ARGS)
+    parts = (CALL_ID, ARGS)
     think = ("[THINK]", "[/THINK]")
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""
         reader.skip_space()
-        if reader.at("["):
-            reader.attempt_list(lambda: _read_one(reader), markers=self.starts)
+        if reader.at("[") and not reader.at_stop:
+            reader.attempt_list(partial(_read_one, reader))
             return
-        head = reader.take_until(ARGS, "the tool's name")
+        begin, head = reader.position, reader.take_until(ARGS, "the tool's name")
         name = head.partition(CALL_ID)[0].strip()
         if not name or CALLS in head:
+            reader.position = begin
             raise Lost("malformed", f"expected the tool's name before {ARGS}")
         reader.skip_space()
         reader.add(name, read(reader.take_json()))
@@ -38,4 +40,4 @@ class Mistral(ToolFormat):
 
 
 def _read_one(reader: Reader) -> None:
-    reader.add_object(reader.take_json(listed=True), ignored=("id",))
+    reader.add_object(reader.take_listed(), ignored=("id",))

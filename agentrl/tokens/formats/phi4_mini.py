@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from agentrl.tokens.formats.base import ToolFormat, to_json
 from agentrl.tokens.formats.reader import Reader
@@ -16,20 +17,20 @@ class Phi4Mini(ToolFormat):
 
     name = "phi4_mini"
     signs = (("<|/tool|>",), ("functools[",))
-    starts, noise = (CALLS,), (CALLS_END,)
+    starts, closes = (CALLS,), (CALLS_END,)
     bare = re.compile(rf"^[ \t]*({FUNCTOOLS}\[)", re.MULTILINE)
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""
         reader.take(FUNCTOOLS)
         reader.skip_space()
-        markers = (*self.starts, *self.noise)
-        reader.attempt_list(
-            lambda: reader.add_object(reader.take_json(listed=True), ignored=("type", "id")),
-            markers=markers,
-        )
+        reader.attempt_list(partial(_read_one, reader))
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""
         bodies = (to_json({"name": c.name, "arguments": c.arguments}) for c in calls)
         return f"{CALLS}[{', '.join(bodies)}]{CALLS_END}"
+
+
+def _read_one(reader: Reader) -> None:
+    reader.add_object(reader.take_listed(), ignored=("type", "id"))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from agentrl.tokens.formats.base import ToolFormat, plain
 from agentrl.tokens.formats.literals import find_close, read_keywords
@@ -9,7 +10,10 @@ from agentrl.tokens.formats.reader import Lost, Reader
 from agentrl.tokens.tokenizer import Tokenizer
 from agentrl.types import ToolCall
 
-_NAME = re.compile(r"[^\W\d][\w.-]{0,255}")
+_HEAD = re.compile(r"([^\W\d][\w.-]{0,255})\(")
+_CALL = r"[^\W\d][\w.-]{0,255}\("
+_SURE_CALL = rf"{_CALL}(?:\s{{0,8}}[^\W\d]\w{{0,255}}\s{{0,8}}=|\s{{0,8}}\))"
+_NO_CALL = r"""(?:"[^"\n]{0,64}"|'[^'\n]{0,64}'|[\w.+-]{1,64}|\{\}|\[\])"""
 _LISTS = ("<|tool_call_start|>", "<|python_start|>")
 _LINES = "<function_calls>"
 
@@ -17,8 +21,8 @@ _LINES = "<function_calls>"
 class Pythonic(ToolFormat):
     """A list of calls, or behind `<function_calls>` one call a line; values are literals.
 
-    Without a marker, a list of calls at the beginning of a line counts, except where the tokenizer
-    has a token for it, as that of LFM 2.
+    Without a marker, a list of calls at the beginning of a line counts, also if words or numbers
+    stand before its first call, except where the tokenizer has a token for it, as that of LFM 2.
     """
 
     name = "pythonic"
@@ -31,9 +35,10 @@ class Pythonic(ToolFormat):
     )
     starts = (*_LISTS, _LINES)
     bare: re.Pattern[str] | None = re.compile(
-        r"^[ \t]*(\[\s{0,8}[^\W\d][\w.-]{0,255}\()", re.MULTILINE
+        rf"^[ \t]*(\[\s{{0,8}}(?:{_CALL}|(?:{_NO_CALL}\s{{0,8}},\s{{0,8}}){{1,8}}{_SURE_CALL}))",
+        re.MULTILINE,
     )
-    noise = ("<|tool_call_end|>", "<|python_end|>", "</function_calls>")
+    closes = ("<|tool_call_end|>", "<|python_end|>", "</function_calls>")
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         """See `ToolFormat`. A tokenizer with a token that begins calls needs no guesses."""
@@ -43,13 +48,13 @@ class Pythonic(ToolFormat):
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""
-        markers = (*self.starts, *self.noise)
         reader.skip_space()
         if reader.at("["):
-            reader.attempt_list(lambda: read_python_call(reader), markers=markers)
+            reader.attempt_list(partial(read_python_call, reader, until=",]"))
             return
-        while not reader.at_end and not any(map(reader.at, markers)):
-            if not reader.attempt(lambda: read_python_call(reader), starts=markers):
+        while not reader.at_stop:
+            step = partial(read_python_call, reader, until="\n")
+            if not reader.attempt(step, starts=reader.stops):
                 return
             reader.skip_space()
 
@@ -58,11 +63,15 @@ class Pythonic(ToolFormat):
         return f"[{', '.join(map(_written, calls))}]"
 
 
-def read_python_call(reader: Reader, *, method: str = "") -> None:
-    """`NAME(KEY=VALUE, ...)`, or `NAME.call(...)` with `method`. Raises Lost, BadJson, Refused."""
-    name = reader.take_match(_NAME, "a call as name(key=value)").removesuffix(method)
-    if not reader.at("("):
-        raise Lost("unclosed" if reader.at_end else "malformed", "expected ( after the name")
+def read_python_call(reader: Reader, *, until: str, method: str = "") -> None:
+    """`NAME(KEY=VALUE, ...)`, or `NAME.call(...)` with `method`. Raises Lost, BadJson, Refused.
+
+    What is no call goes up to one of `until`.
+    """
+    head = _HEAD.match(reader.text, reader.position)
+    if not head:
+        reader.refuse_item(until)
+    name, reader.position = head[1].removesuffix(method), head.end(1)
     begin, extent = reader.position, find_close(reader.text, reader.position)
     reader.position = extent.end
     if extent.fault:

@@ -8,6 +8,7 @@ from agentrl.tokens.formats.tags import Tags, name_before
 from agentrl.types import ToolCall
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
+FUNCTION = "<function="
 TAGS = Tags(("<parameter=", ">"), "</parameter>", "</function>", line="\n")
 
 
@@ -19,12 +20,12 @@ class Qwen3Coder(ToolFormat):
 
     name = "qwen3_coder"
     signs = ((CALL, "<function="),)
-    starts, ends = (CALL,), (CALL_END,)
+    starts, ends, parts = (CALL,), (CALL_END,), (FUNCTION,)
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""
         reader.skip_space()
-        reader.expect("<function=", f"after {CALL}")
+        reader.expect(FUNCTION, f"after {CALL}")
         name = name_before(reader, ">")
         texts = TAGS.read(reader, name)
         reader.skip_space()

@@ -3,9 +3,19 @@
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
+from agentrl.tokens.formats.literals import find_item_end
 from agentrl.tokens.formats.markers import MarkedText
-from agentrl.tokens.formats.scan import BadJson, Fault, JsonText, find_end, read
+from agentrl.tokens.formats.scan import (
+    BadJson,
+    Extent,
+    Fault,
+    JsonText,
+    find_end,
+    find_listed_end,
+    read,
+)
 from agentrl.tokens.formats.schema import SchemaMismatch, fit, from_text, type_name
 from agentrl.types import (
     AssistantTurn,
@@ -21,6 +31,7 @@ MAX_CALLS = 64
 
 _MALFORMED = CallErrorReason.MALFORMED
 _SPACE = " \t\r\n"
+_NEXT_ELEMENT = re.compile(r"\s{0,16},\s{0,16}(?=[{\[])")
 
 
 class Refused(Exception):
@@ -46,8 +57,14 @@ class Full(Exception):
 class Reader:
     """Where a parser stands in a turn, and what it has found there."""
 
-    def __init__(self, marked: MarkedText, tools: Sequence[ToolSchema]) -> None:
+    def __init__(
+        self, marked: MarkedText, tools: Sequence[ToolSchema], stops: Sequence[str]
+    ) -> None:
         self.marked, self.text, self.tools = marked, marked.text, tools
+        self.stops = stops
+        """Markers that stand between calls."""
+        self.in_section = False
+        """True where only calls may stand."""
         self.position = 0
         self._losses = 0
         """Calls whose end was not found, drafts in thinking among them."""
@@ -70,7 +87,7 @@ class Reader:
 
     def all_was_thinking(self, end: int) -> None:
         """Thinking ends at `end` that nothing opened: all before it was thinking."""
-        self._thought = end
+        self._thought, self.in_section = end, False
         self.texts, self.thoughts, self.calls = [], [], []
 
     @property
@@ -127,20 +144,50 @@ class Reader:
         self.position = match.end()
         return match[0]
 
-    def take_json(self, *, listed: bool = False) -> JsonText:
-        """The JSON object that begins here, not yet read; `listed` as in `find_end`. Raises Lost.
-
-        Raises Refused for a listed one that is too deep, since its end is known.
-        """
+    def take_json(self) -> JsonText:
+        """The JSON object that begins here, not yet read. Raises Lost."""
         if not self.text.startswith("{", self.position):
             raise Lost("malformed", "expected a JSON object after the marker")
-        begin, extent = self.position, find_end(self.text, self.position, listed=listed)
-        self.position = extent.end
+        return self._take(find_end(self.text, self.position))
+
+    def take_listed(self) -> JsonText:
+        """The same for an element of a list. Raises Refused for one whose end is known."""
+        begin = self.position
+        found = self._take(find_listed_end(self.text, begin, self._is_stop))
+        if not found.text.startswith("{"):
+            self.refuse_element(begin, "a JSON object")
+        return found
+
+    def _take(self, extent: Extent) -> JsonText:
+        begin, self.position = self.position, extent.end
         if extent.fault and extent.closed:
             raise Refused(CallErrorReason(extent.fault), extent.reason)
         if extent.fault:
             raise Lost(extent.fault, extent.reason)
         return JsonText(self.text[begin : extent.end], extent.value)
+
+    def refuse_item(self, until: str) -> NoReturn:
+        """Move behind what is no call, up to one of `until`. Raises Refused, or Lost."""
+        begin, extent = self.position, find_item_end(self.text, self.position, until, self._is_stop)
+        self._take(extent)
+        self.position = max(self.position, begin + 1)
+        self.refuse_element(begin, "name(key=value)")
+
+    def refuse_element(self, begin: int, what: str) -> NoReturn:
+        """Raise Refused for the element from `begin` to here, which is not `what`."""
+        end = min(self.position, begin + 40)
+        raise Refused(_MALFORMED, f"a call is {what}, got {self.text[begin:end].strip()!r}")
+
+    @property
+    def at_stop(self) -> bool:
+        """True at the end of the text, and at a marker that stands between calls."""
+        return self.at_end or self._is_stop(self.position)
+
+    def _is_stop(self, place: int) -> bool:
+        return any(
+            self.text.startswith(marker, place) and self.marked.find(marker, place) == place
+            for marker in self.stops
+        )
 
     def attempt(
         self,
@@ -183,17 +230,27 @@ class Reader:
             return False
         return True
 
-    def attempt_list(self, read_one: Callable[[], None], *, markers: Sequence[str]) -> None:
-        """Read a list whose elements are calls; `markers` end it wherever one went wrong."""
+    def attempt_list(self, read_one: Callable[[], None]) -> None:
+        """Read a list whose elements are calls; each becomes a call or an error.
+
+        A comma that is missing is not missed. A marker ends the list wherever one went wrong.
+        """
         self.expect("[", "before the calls")
         self.skip_space()
-        while not self.take("]"):
-            if not self.attempt(read_one, starts=markers):
+        while not self.take("]") or self._goes_on():
+            if self.at_stop:
+                raise Lost("unclosed" if self.at_end else "malformed", "the list has no ]")
+            if not self.attempt(read_one, starts=self.stops):
                 return
             self.skip_space()
-            if not self.take(",") and not self.at("]"):
-                raise Lost("unclosed" if self.at_end else "malformed", "the list has no ]")
+            self.take(",")
             self.skip_space()
+
+    def _goes_on(self) -> bool:
+        """True, at the next element, if the list was closed too early."""
+        match = _NEXT_ELEMENT.match(self.text, self.position)
+        self.position = match.end() if match else self.position
+        return match is not None
 
     def _refuse(self, reason: CallErrorReason, message: str, name: str | None = None) -> None:
         number = f"call_{len(self.calls)}"

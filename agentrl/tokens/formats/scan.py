@@ -3,8 +3,9 @@
 import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from agentrl.types import Json
@@ -13,9 +14,14 @@ MAX_DEPTH = 64
 MAX_CHARS = 262_144
 
 _STRUCTURE = re.compile(r'[<;]|\[[A-Z]|["{}\[\]]')
+_LISTED = re.compile(r'[<"{}\[\]]')
+_WORD = re.compile(r'.[^,;<"{}\[\]]*', re.DOTALL)
 _IN_STRING = re.compile(r'["\\\x00-\x1f]')
 _IN_LISTED_STRING = re.compile(r'["\\]')
 _OPEN, _CLOSE = "{[", "}]"
+_OPENER = dict(zip(_CLOSE, _OPEN, strict=True))
+
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
 Fault = Literal["malformed", "unclosed", "too_large"]
 
@@ -49,13 +55,12 @@ class BadJson(ValueError):
         self.fault: Fault = fault
 
 
-def find_end(text: str, start: int, *, listed: bool = False) -> Extent:
+def find_end(text: str, start: int) -> Extent:
     """The end of the object or array that begins at `start`.
 
     Brackets are counted, not matched: `read` does that. Outside strings `<`, `;` and `[A` cannot be
     JSON; they end the scan, so that a value that was never closed does not swallow the calls after
-    it. In a list nothing marks the next call, so a `listed` value is followed to its end however
-    deep it is and whatever its strings hold, and the fault is told with that end.
+    it.
     """
     if plain := _plain(text, start):
         return plain
@@ -66,18 +71,80 @@ def find_end(text: str, start: int, *, listed: bool = False) -> Extent:
         if character[0] in "<;" or len(character) > 1:
             return Extent(found.start(), "malformed", "the JSON is not complete")
         if character == '"':
-            closed = _skip_string(text, position, limit, listed=listed)
+            closed = _skip_string(text, position, limit, _IN_STRING)
             if closed.fault:
                 return closed
             position = closed.end
         depth += (character in _OPEN) - (character in _CLOSE)
         deepest = max(depth, deepest)
-        if deepest > MAX_DEPTH and not (listed and depth):
-            reason = f"nested deeper than {MAX_DEPTH} levels"
-            return Extent(position, "too_large", reason, closed=depth == 0)
+        if deepest > MAX_DEPTH:
+            return Extent(position, "too_large", _TOO_DEEP)
         if depth == 0:
             return Extent(position)
     return _ran_out(text, limit)
+
+
+def find_listed_end(text: str, start: int, is_marker: Callable[[int], bool]) -> Extent:
+    """The end of the element of a list that begins at `start`, whatever it is.
+
+    In a list nothing marks the next call, so an element is followed to its end however deep it is
+    and whatever its strings hold, and a fault is told with that end. A bracket left open ends with
+    the one around it; a bracket that the element did not open, or a marker, ends the element.
+    """
+    if text[start] not in _OPEN:
+        return _find_word_end(text, start)
+    if plain := _plain(text, start):
+        return plain
+    opened, position, limit = _Brackets(), start, start + MAX_CHARS
+    while found := _LISTED.search(text, position, limit):
+        position, character = found.end(), found[0]
+        if character in "<[" and is_marker(found.start()):
+            return Extent(found.start(), "malformed", "the JSON is not complete")
+        if character == '"':
+            closed = _skip_string(text, position, limit, _IN_LISTED_STRING)
+            if closed.fault:
+                return closed
+            position = closed.end
+        elif not opened.follow(character):
+            return Extent(found.start(), "malformed", "the JSON is not complete", closed=True)
+        if not opened.open:
+            deep = opened.deepest > MAX_DEPTH
+            return Extent(position, "too_large", _TOO_DEEP, True) if deep else Extent(position)
+    return _ran_out(text, limit)
+
+
+def _find_word_end(text: str, start: int) -> Extent:
+    if text[start] == '"':
+        return _skip_string(text, start + 1, start + MAX_CHARS, _IN_LISTED_STRING)
+    word = _WORD.match(text, start)
+    return Extent(word.end() if word else start)
+
+
+@dataclass(slots=True)
+class _Brackets:
+    """The brackets that are open."""
+
+    open: list[str] = field(default_factory=list[str])
+    counts: Counter[str] = field(default_factory=Counter[str])
+    deepest: int = 0
+
+    def follow(self, character: str) -> bool:
+        """Note a character. False for the end of what was not opened."""
+        if character in _OPEN:
+            self.open.append(character)
+            self.counts[character] += 1
+            self.deepest = max(self.deepest, len(self.open))
+        elif character in _CLOSE:
+            if not self.counts[_OPENER[character]]:
+                return False
+            self._close(_OPENER[character])
+        return True
+
+    def _close(self, opener: str) -> None:
+        """Close the innermost of its kind, and what is open inside it."""
+        while (inner := self.open.pop()) != opener:
+            self.counts[inner] -= 1
+        self.counts[opener] -= 1
 
 
 def _plain(text: str, start: int) -> Extent | None:
@@ -92,9 +159,8 @@ def _plain(text: str, start: int) -> Extent | None:
     return Extent(end, value=value)
 
 
-def _skip_string(text: str, position: int, limit: int, *, listed: bool) -> Extent:
+def _skip_string(text: str, position: int, limit: int, pattern: re.Pattern[str]) -> Extent:
     """The end of the string whose first quote is just before `position`."""
-    pattern = _IN_LISTED_STRING if listed else _IN_STRING
     while found := pattern.search(text, position, limit):
         if found[0] == '"':
             return Extent(found.end())

@@ -1,14 +1,15 @@
 """Calls with one tag for each argument, whose value is text.
 
-A value ends at its end tag, but only where the next argument or the end of the call follows: an end
-tag in the midst of a text is part of the text. An argument's tag inside a value opens a quoted
-argument, whose end tag is part of the value too, so that a text may quote a whole call and a value
-that was never closed does not swallow the next call. A text that holds only half of that is refused
-as unclosed: the format cannot say it.
+A value ends at its end tag, but only where the next argument, the end of the call or the begin of
+another follows: an end tag in the midst of a text is part of the text. An argument's tag inside a
+value opens a quoted argument, whose end tag is part of the value too, so that a text may quote a
+whole call and a value that was never closed does not swallow the next call. A text that holds only
+half of that is refused as unclosed: the format cannot say it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from agentrl.tokens.formats.base import to_json
 from agentrl.tokens.formats.reader import Lost, Reader, Refused
@@ -58,6 +59,16 @@ class Tags:
             raise Refused(CallErrorReason.MALFORMED, message, name)
         return texts
 
+    def attempt(self, reader: Reader, begin: str, stops: Sequence[str]) -> bool:
+        """Read one of several calls, which `begin` and its name announce; as `Reader.attempt`."""
+        step = partial(self._read_one, reader, begin)
+        return reader.attempt(step, ends=(self.call_end,), starts=(begin, *stops))
+
+    def _read_one(self, reader: Reader, begin: str) -> None:
+        reader.expect(begin, "at the begin of a call")
+        name = name_before(reader, '">')
+        reader.add_texts(name, self.read(reader, name))
+
     def _key(self, reader: Reader) -> str:
         before, behind, *rest = self.argument
         if not reader.take(before):
@@ -88,10 +99,10 @@ class Tags:
         raise Lost("too_large", message)
 
     def _follows(self, reader: Reader) -> bool:
-        """True, behind the space, if the next argument or the end of the call is here."""
+        """True, behind the space, if the next argument or the end of a call or list is here."""
         position = reader.position
         reader.skip_space()
-        if reader.at(self.argument[0]) or reader.at(self.call_end):
+        if reader.at(self.argument[0]) or reader.at(self.call_end) or reader.at_stop:
             return True
         reader.position = position
         return False
@@ -102,8 +113,9 @@ class Tags:
 
 def name_before(reader: Reader, marker: str) -> str:
     """The name of a tool or an argument before `marker`; moves behind it. Raises Lost."""
-    name = reader.take_until(marker, "a name").strip()
+    begin, name = reader.position, reader.take_until(marker, "a name").strip()
     if not name or set(name) & set("<>\n"):
+        reader.position = begin
         raise Lost("malformed", f"expected a name before {marker}")
     return name
 

@@ -15,7 +15,7 @@ class Xml(ToolFormat):
     """`<call name="NAME"><arg name="KEY">VALUE</arg></call>`; values are not escaped."""
 
     name = "xml"
-    starts, ends = (CALL,), (CALL_END,)
+    starts, ends, parts = (CALL,), (CALL_END,), TAGS.argument[:1]
     manner = (
         "write its name and one tag for each argument; strings as they are, everything else as JSON"
     )

@@ -156,8 +156,7 @@ def test_thinking_is_cut_off_first() -> None:
 
 
 def test_a_turn_without_calls_is_its_text() -> None:
-    turn = parse("The answer is 5 </tool_call> < 6")
-    assert turn == AssistantTurn(text="The answer is 5 </tool_call> < 6")
+    assert parse("The answer is 5 < 6") == AssistantTurn(text="The answer is 5 < 6")
     assert parse("") == AssistantTurn()
 
 
