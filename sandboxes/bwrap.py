@@ -294,6 +294,7 @@ class _BwrapProcess:
         self.write = process.write
         self.close_stdin = process.close_stdin
         self.interrupt = process.interrupt
+        self.kill_children = process.kill_children
 
     async def wait(self) -> int:
         code = await self._process.wait()

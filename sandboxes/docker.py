@@ -352,11 +352,10 @@ class DockerSandbox(Sandbox):
             await self._require_container()
         return code
 
-    async def interrupt(self, marker: str) -> None:
-        """Send SIGINT to the processes that have the marker in their environment."""
+    async def signal(self, marker: str, kill: str) -> bool:
+        """Run a line on the processes that have the marker in their environment, oldest first."""
         found = f'grep -lz "^{_MARKER}={marker}$" /proc/[0-9]*/environ'
-        script = f'for f in $({found}); do p=${{f#/proc/}}; kill -INT "${{p%/environ}}"; done'
-        await self._script(script)
+        return (await self._script(f"set -- $({found} | tr -dc '0-9\\n' | sort -n); {kill}")).ok
 
 
 class _DockerProcess:
@@ -390,7 +389,12 @@ class _DockerProcess:
 
     async def interrupt(self) -> None:
         """Send SIGINT to it and the processes below it."""
-        await self._sandbox.interrupt(self._marker)
+        # The whole group at once: a shell takes no notice of what its child did not die of.
+        await self._sandbox.signal(self._marker, 'kill -INT -- "-$1" || kill -INT "$@"')
+
+    async def kill_children(self) -> bool:
+        """Kill the processes below it; it is the first that has the marker."""
+        return await self._sandbox.signal(self._marker, 'shift; kill -KILL "$@"')
 
     async def kill(self) -> None:
         """Sweep; if something survives that, the container itself has to go."""

@@ -22,6 +22,8 @@ Sink: TypeAlias = Callable[[int, bytes], None]
 DRAIN_S: Final = 0.2
 """A command that ended may leave a child that holds its output open: so long it is waited for."""
 KILL_S: Final = 10.0
+_WRAPPERS: Final = 2
+"""bwrap, and the first process of its namespace."""
 
 
 async def in_thread(function: Callable[[], T], threads: Executor | None = None) -> T:
@@ -56,6 +58,10 @@ class Process(Protocol):
 
     async def interrupt(self) -> None:
         """Send SIGINT to what a session's shell or interpreter runs."""
+        ...
+
+    async def kill_children(self) -> bool:
+        """Kill what a session's shell or interpreter runs, not itself; False if that is nothing."""
         ...
 
     async def kill(self) -> None:
@@ -212,12 +218,33 @@ class LocalProcess(asyncio.SubprocessProtocol):
         return code if code >= 0 else 128 - code
 
     async def interrupt(self) -> None:
-        """Send SIGINT to it and the processes below it."""
-        with contextlib.suppress(psutil.Error):
-            this = psutil.Process(self.pid)
-            for process in (*this.children(recursive=True), *[this] * (not self._wrapped)):
-                with contextlib.suppress(psutil.Error):
-                    process.send_signal(signal.SIGINT)
+        """Send SIGINT to it and the processes below it; if it is wrapped, to what matters."""
+        with contextlib.suppress(psutil.Error, ProcessLookupError, IndexError):
+            this = self._unwrapped()
+            group = os.getpgid(this.pid)
+            below = this.children(recursive=True)
+            # All at once: a shell takes no notice of an interrupt that its child did not die of.
+            os.killpg(group, signal.SIGINT)
+            for process in below:
+                with contextlib.suppress(psutil.Error, ProcessLookupError):
+                    if os.getpgid(process.pid) != group:
+                        process.send_signal(signal.SIGINT)
+
+    async def kill_children(self) -> bool:
+        """Kill the processes below it; if it is wrapped, below what matters."""
+        found: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error, IndexError):
+            found = self._unwrapped().children(recursive=True)
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        return bool(found)
+
+    def _unwrapped(self) -> psutil.Process:
+        this = psutil.Process(self.pid)
+        for _ in range(_WRAPPERS * self._wrapped):
+            this = this.children()[0]
+        return this
 
     async def kill(self) -> None:
         """Kill its process group, and wait for its end."""

@@ -65,6 +65,8 @@ def shown(result: ExecResult, timeout_s: float, session: Session | None = None) 
         notes.append("It was killed: the memory was full.")
     elif result.exit_code:
         notes.append(f"Exit code {result.exit_code}.")
+    if session is not None and session.began_anew:
+        notes.append(f"The {session.kind} session had ended; this ran in a new one.")
     if session is not None and not session.is_running:
         notes.append(f"The {session.kind} session ended; the next call begins a new one.")
     text = truncate_middle(result.text(), _SHOWN_TOKENS).rstrip("\n")

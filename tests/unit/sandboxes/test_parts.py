@@ -3,7 +3,6 @@ import signal
 import struct
 import subprocess
 import threading
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from agentrl.sandboxes.cgroup import Group, Hierarchy
 from agentrl.sandboxes.owner import Owner
 from agentrl.sandboxes.process import LocalProcess
 from agentrl.sandboxes.seccomp import DENIED, profile, program
-from agentrl.sandboxes.session import Output
 
 
 @given(st.lists(st.binary(max_size=30), max_size=20), st.integers(min_value=1, max_value=40))
@@ -33,27 +31,6 @@ def test_a_capture_keeps_head_and_tail(chunks: list[bytes], limit: int) -> None:
     head, tail = whole[: limit - limit // 2], whole[len(whole) - limit // 2 :]
     missing = len(whole) - limit
     assert capture.data() == head + b"\n[... %d bytes left out ...]\n" % missing + tail
-
-
-TOKEN = "0123456789abcdef"
-MARK = b"\x1e%s:7\x1f" % TOKEN.encode()
-
-
-@given(st.binary(max_size=200), st.lists(st.integers(0, 300), max_size=8))
-def test_a_mark_is_found_however_the_stream_is_cut(before: bytes, cuts: list[int]) -> None:
-    stream = before + MARK + b"of nobody"
-    output = Output(TOKEN, 1000)
-    places = [0, *sorted(c % len(stream) for c in cuts), len(stream)]
-    for start, end in pairwise(places):
-        output.feed(stream[start:end])
-    assert output.marked
-    assert (output.code, output.seen().data()) == (7, before)
-
-
-def test_another_token_is_no_mark() -> None:
-    output = Output(TOKEN, 1000)
-    output.feed(MARK.replace(b"0123", b"0124"))
-    assert not output.marked
 
 
 def test_owners_are_told_apart() -> None:

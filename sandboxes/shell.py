@@ -1,0 +1,56 @@
+"""How a session speaks with its bash, so that nothing that runs there comes between.
+
+Any name can be a function or an alias there, any option can be set, any descriptor closed. So the
+lines of a call look up no name but `.` and `set`, which POSIX mode finds before functions and a
+backslash before aliases; assigning POSIXLY_CORRECT turns that mode on, and the call's first line
+turns it off again for the code. The marks are messages of the shell itself, about a file that
+cannot be opened. The last line is a syntax error: the parser says so whatever can be executed, and
+a shell that got there without the other marks is broken.
+
+Such a line does not end an interactive shell, which also ignores `set -n`, lives on after the
+errors that POSIX mode makes fatal, and comes back to its next line when SIGINT ends a call. It is
+interactive in no other way: it has no terminal, prompt, history or job control.
+"""
+
+import re
+import secrets
+from typing import Final
+
+from agentrl.sandboxes.framing import Marks
+
+COMMAND: Final = (
+    "bash",
+    "--norc",
+    "--noprofile",
+    "-c",
+    "exec 2>&1; exec bash --norc --noprofile --noediting -i",
+)
+FIRST: Final = b"set +H +o history; PS1= PS2= POSIXLY_CORRECT=\n"
+
+# A null command that redirects its standard input would be a process of its own, so it is another.
+# `.` reads the code and not `eval`: then `exit` and `&` announce nothing, as in a script. Its
+# redirections make what `exec` does to the first three descriptors last as long as the call.
+# Errexit would take the last line for a failure; POSIXLY_CORRECT keeps it until the next call.
+_CALL: Final = r"""
+\. /dev/fd/37 37<<'BEGIN' </dev/null >&2 2>&1; 2>&1 37<"/END:$?" || POSIXLY_CORRECT=
+\set +o posix "${POSIXLY_CORRECT:+-}${POSIXLY_CORRECT:-+e}"; 37</BEGIN || _=
+CODE
+BEGIN
+2>&1 37</END:130. || POSIXLY_CORRECT=${-//[^e]}; \set +e
+(:) LAST
+""".lstrip()
+
+# An interrupt makes the shell begin a new line.
+_END: Final = rb"(?:\n(?=bash: /%s:130\.))?(?:bash: )?/%s:(\d+)\.?: [^\n]*\n"
+
+
+def call(code: str) -> tuple[bytes, Marks]:
+    """The lines that run the code, and the marks that they make bash print."""
+    begin, end, last = (secrets.token_hex(8) for _ in range(3))
+    words = {"BEGIN": begin, "END": end, "CODE": code, "LAST": last}
+    lines = re.sub("BEGIN|END|CODE|LAST", lambda found: words[found[0]], _CALL)
+    return lines.encode(), Marks(
+        begin=re.compile(rb"/%s: [^\n]*\n" % begin.encode()),
+        end=re.compile(_END % (end.encode(), end.encode())),
+        stopped=re.compile(rb"[^\n]*`%s'\n" % last.encode()),
+    )
