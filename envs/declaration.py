@@ -1,6 +1,7 @@
 """What an environment class declares, checked before anything runs."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from agentrl.envs.tasks import GeneratedTasks, Tasks, TaskSource, listed_tasks
 from agentrl.errors import ConfigError
 from agentrl.tools import ToolSpec, tool_spec, tools_of, unique_tools, user_code
 from agentrl.types import Task
-from agentrl.verifiers import Verifier, resolve_verifier
+from agentrl.verifiers import Verifier, resolve_verifier, success_at
 
 if TYPE_CHECKING:
     from agentrl.envs.toolenv import ToolEnv
@@ -31,6 +32,8 @@ class Declaration:
     source: Callable[[Config], TaskSource]
     """Where its tasks come from, by its parameters."""
     verifier: Verifier | None
+    success_at: float | None
+    """The least score that is a success, if class or verifier says it."""
     hooks: frozenset[str]
     """The hooks that the class defines; the others need not be called."""
 
@@ -62,14 +65,26 @@ def _declare(cls: "type[ToolEnv]") -> Declaration:
         raise ConfigError(f"{name}.isolation is {cls.isolation!r}, expected 'none' or 'process'")
     if not callable(cls.context):
         raise ConfigError(f"{name}.context is {cls.context!r}, expected a context policy")
+    verifier = None if cls.verifier is None else resolve_verifier(cls.verifier)
     return Declaration(
-        verifier=None if cls.verifier is None else resolve_verifier(cls.verifier),
+        verifier=verifier,
+        success_at=_success_at(cls, verifier),
         tools={spec.name: spec for spec in _all_tools(cls)},
         source=_source(cls),
         hooks=frozenset(
             h for h in ("setup", "reply", "score", "state_key", "teardown") if _overrides(cls, h)
         ),
     )
+
+
+def _success_at(cls: "type[ToolEnv]", verifier: Verifier | None) -> float | None:
+    """What the class says of its own scoring, else what its verifier says."""
+    declared = cast("object", cls.success_at)
+    if declared is None:
+        return success_at(verifier)
+    if isinstance(declared, int | float) and math.isfinite(declared):
+        return float(declared)
+    raise ConfigError(f"{cls.__name__}.success_at is {declared!r}, expected a finite number")
 
 
 def _check_init(cls: "type[ToolEnv]") -> None:

@@ -38,7 +38,7 @@ from agentrl.types import (
     Task,
     ToolSchema,
 )
-from agentrl.verifiers import resolve_verifier, score_with
+from agentrl.verifiers import resolve_verifier, score_with, success_at
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +63,8 @@ class ToolEnv(GymSide):
     """Tools that are no methods."""
     verifier: ClassVar[object | None] = None
     """Scores by task and answer alone; an object or a reference."""
+    success_at: float | None = None
+    """The least score that is a success; None: the verifier says, else 1 is one and 0 is none."""
     isolation: Literal["none", "process"] = "none"
     """"process": each episode is played in a process of its own."""
     tool_timeout_s: float = 30.0
@@ -107,6 +109,9 @@ class ToolEnv(GymSide):
         self._declared = declaration(cls)
         require_scoring(cls, verifier)
         self._verifier = self._declared.verifier if verifier is None else resolve_verifier(verifier)
+        self.success_at = (
+            self._declared.success_at if verifier is None else success_at(self._verifier)
+        )
         self.config = make_config(cls, config)
         self.context = cls.context  # from the class: a plain function must not become a method
         self._tokenizer = tokenizer

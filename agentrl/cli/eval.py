@@ -7,6 +7,11 @@ from agentrl.cli.run_config import FILE, load
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 from agentrl.orchestration.evaluate import EvalResult
 
+NO_SUCCESS = (
+    "pass@k   not defined: scores are other than 0 and 1, and neither the environment nor its "
+    "verifier has success_at"
+)
+
 
 class EvalOptions(JsonOption):
     """What plays."""
@@ -32,6 +37,8 @@ def _run(options: EvalOptions, arguments: Arguments) -> int:
 def render(result: EvalResult) -> str:
     """The result for people."""
     lines = [f"{result.tasks} {result.split} tasks, {result.episodes} episodes"]
+    if not result.pass_at:
+        lines.append(NO_SUCCESS)
     for k, found in result.pass_at.items():
         lines.append(f"pass@{k:<4} {found.value:6.1%}  (95 %: {found.low:.1%} to {found.high:.1%})")
     lines.append(f"reward   {result.reward:6.3f}")

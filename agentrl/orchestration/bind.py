@@ -142,6 +142,7 @@ class JobMaker:
             task=env.task(ref.index, split, self._seed),
             split=split,
             group=group,
+            success_at=env.prototype.success_at,
         )
 
     def _maker(self, env: BoundEnv) -> Callable[[], ToolEnv]:

@@ -213,12 +213,25 @@ class Controller:
         if not every or result.step % every:
             return result
         evaluation = await self.evaluate(result.step)
-        metrics = dict(result.metrics) | {
-            "eval/success": evaluation.success,
-            "eval/reward": evaluation.reward,
-            "eval/turns": evaluation.turns,
-        }
+        metrics = (
+            dict(result.metrics)
+            | self._success(evaluation)
+            | {
+                "eval/reward": evaluation.reward,
+                "eval/turns": evaluation.turns,
+            }
+        )
         return replace(result, metrics=metrics, eval=evaluation)
+
+    def _success(self, evaluation: EvalResult) -> dict[str, float]:
+        if evaluation.success is not None:
+            return {"eval/success": evaluation.success}
+        if self._parts.config.checkpoint.best == "eval/success":
+            raise ConfigError(
+                "checkpoint.best: got eval/success, but scores are other than 0 and 1 and nothing "
+                "says from which on they are a success; declare success_at, or take eval/reward"
+            )
+        return {}
 
     async def evaluate(self, step: int) -> EvalResult:
         """Play the held-out tasks with the current weights and write the episodes down."""

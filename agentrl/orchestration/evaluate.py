@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agentrl.orchestration.bind import BoundEnv, JobMaker, eval_refs
 from agentrl.orchestration.config import EvalConfig
 from agentrl.orchestration.intervals import Interval, pass_interval
-from agentrl.rollout import Collected, Collector, episode_metrics, succeeded
+from agentrl.rollout import Collected, Collector, episode_metrics, successes
 from agentrl.types import Episode
 
 
@@ -20,15 +20,16 @@ class EvalResult:
     episodes: int
     invalid: int
     pass_at: Mapping[int, Interval]
-    """pass@k for k = 1, 2, 4, ... up to the number of samples."""
+    """pass@k for k = 1, 2, 4, ... up to the number of samples; empty where no success is defined:
+    scores other than 0 and 1, without a `success_at` of environment or verifier."""
     reward: float
     turns: float
     metrics: Mapping[str, float]
 
     @property
-    def success(self) -> float:
-        """pass@1."""
-        return self.pass_at[1].value
+    def success(self) -> float | None:
+        """pass@1, if a success is defined."""
+        return self.pass_at[1].value if self.pass_at else None
 
     def to_json(self) -> dict[str, object]:
         """Plain values for `--json`."""
@@ -73,23 +74,29 @@ async def evaluate(
 
 def summarise(collected: Collected, config: EvalConfig) -> EvalResult:
     """pass@k with intervals, and the episode metrics."""
-    wins: Counter[int] = Counter()
-    plays: Counter[int] = Counter()
-    for episode in collected.episodes:
-        plays[episode.group] += 1
-        wins[episode.group] += succeeded(episode)
-    counts = [(wins[group], plays[group]) for group in sorted(plays)]
+    plays = Counter(episode.group for episode in collected.episodes)
     metrics = episode_metrics(collected)
     return EvalResult(
         split=config.split,
         tasks=len(plays),
         episodes=len(collected.episodes),
         invalid=len(collected.invalid),
-        pass_at={k: pass_interval(counts, k) for k in _ks(config.samples)},
+        pass_at=_pass_at(collected, config.samples),
         reward=metrics.get("reward", 0.0),
         turns=metrics.get("turns", 0.0),
         metrics=metrics,
     )
+
+
+def _pass_at(collected: Collected, samples: int) -> dict[int, Interval]:
+    found = successes(collected.episodes, collected.success_at)
+    if found is None:
+        return {}
+    groups: dict[int, list[bool]] = {}
+    for episode, success in zip(collected.episodes, found, strict=True):
+        groups.setdefault(episode.group, []).append(success)
+    counts = [(sum(groups[group]), len(groups[group])) for group in sorted(groups)]
+    return {k: pass_interval(counts, k) for k in _ks(samples)}
 
 
 def _ks(samples: int) -> list[int]:

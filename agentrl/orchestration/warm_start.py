@@ -7,7 +7,7 @@ policy, so what is trained and what is masked is the same as in reinforcement le
 import hashlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from agentrl.orchestration.sampling import make_collector
 from agentrl.rollout import Collector, TaskRef, derive_seed, make_batch, succeeded, task_stream
 from agentrl.trainer.config import LoraConfig
 from agentrl.trainer.stats import SupervisedStats
-from agentrl.types import Batch, Episode
+from agentrl.types import Batch, Episode, Score
 
 
 def prepare_model(plan: Plan, display: Display, runner: Runner) -> Path:
@@ -136,7 +136,7 @@ class Demonstrations:
         played = await collector.collect(
             jobs, group_size=1, seed=self._seed, step=update, purpose="demonstration"
         )
-        shown = [episode for episode in played.episodes if succeeded(episode)]
+        shown = [e for e in played.episodes if _is_shown(e, played.success_at)]
         if not shown:
             first = played.episodes[0]
             raise ConfigError(
@@ -157,6 +157,14 @@ class Demonstrations:
         instance.close()
         engine = ScriptedEngine(expert, renderer)
         return make_collector(engine, parts.codec, parts.config, 1.0)
+
+
+def _is_shown(episode: Episode, success_at: Mapping[str, float]) -> bool:
+    """True for a success, and for a score above 0 where nobody says what a success is."""
+    success = succeeded(episode, success_at)
+    if success is None:
+        return isinstance(episode.outcome, Score) and episode.outcome.value > 0
+    return success
 
 
 async def _cache_key(parts: Parts) -> str:

@@ -6,7 +6,7 @@ from agentrl.rollout.codec import Codec
 from agentrl.rollout.collect import Collected, Collector, CollectSettings, Job, reasons
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import EpisodeRunner, Limits
-from agentrl.rollout.metrics import episode_metrics, succeeded
+from agentrl.rollout.metrics import episode_metrics, succeeded, successes
 from agentrl.rollout.running import EpisodeSpec
 from agentrl.rollout.sampler import EnvSource, TaskRef, task_stream
 from agentrl.rollout.seeds import derive_seed
@@ -30,5 +30,6 @@ __all__ = [
     "make_batch",
     "reasons",
     "succeeded",
+    "successes",
     "task_stream",
 ]

@@ -40,6 +40,8 @@ class Job:
     split: str
     group: int
     """Number of the group within its step; episodes of a group are compared with each other."""
+    success_at: float | None = None
+    """The least score that is a success, if the environment or its verifier says it."""
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class Collected:
     """One per (group, member) that could be scored, in that order."""
     invalid: list[Episode] = field(default_factory=list[Episode])
     """Every attempt without a score, also those that a later attempt made good."""
+    success_at: dict[str, float] = field(default_factory=dict[str, float])
+    """The least score that is a success, by environment, where it is said."""
 
     def __repr__(self) -> str:
         """Short: `asyncio.Runner.run` makes it of every result (in `signal.getsignal`)."""
@@ -101,7 +105,8 @@ class Collector:
             gate.join(total)
         runner = self._runner(gate.generate if gate is not None else self._engine.generate)
         places = asyncio.Semaphore(total if gate is not None else settings.concurrency)
-        collected = Collected()
+        said = {job.env: job.success_at for job in jobs if job.success_at is not None}
+        collected = Collected(success_at=said)
 
         async def play(job: Job, member: int) -> Episode | None:
             try:

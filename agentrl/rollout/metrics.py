@@ -1,7 +1,7 @@
 """What a set of episodes says in numbers."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -9,13 +9,26 @@ from agentrl.rollout.call_faults import call_faults
 from agentrl.rollout.collect import Collected
 from agentrl.types import Episode, EpisodeStop, Score
 
-SUCCESS = 1.0
-"""An episode succeeds if its score is at least this, the top of a verifier's usual range."""
+_ALIKE = 1e-9
+"""What a sum of weighted parts may miss a number by."""
 
 
-def succeeded(episode: Episode) -> bool:
-    """True if the episode has the full score."""
-    return isinstance(episode.outcome, Score) and episode.outcome.value >= SUCCESS - 1e-9
+def succeeded(episode: Episode, success_at: Mapping[str, float]) -> bool | None:
+    """True if the score is at least what `success_at` has for the environment.
+
+    Where it has nothing, 1 is a success and 0 is none; None for any other score.
+    """
+    value = episode.outcome.value if isinstance(episode.outcome, Score) else 0.0
+    least = success_at.get(episode.env)
+    if least is not None:
+        return value >= least - _ALIKE
+    return bool(round(value)) if min(abs(value), abs(value - 1)) <= _ALIKE else None
+
+
+def successes(episodes: Sequence[Episode], success_at: Mapping[str, float]) -> list[bool] | None:
+    """Whether each episode succeeded; None where that is not said of all."""
+    found = [succeeded(episode, success_at) for episode in episodes]
+    return None if None in found else [bool(one) for one in found]
 
 
 def episode_metrics(collected: Collected) -> dict[str, float]:
@@ -28,7 +41,6 @@ def episode_metrics(collected: Collected) -> dict[str, float]:
     metrics |= {
         "reward": _mean([e.reward for e in episodes]),
         "reward_std": float(np.std([e.reward for e in episodes])),
-        "success": _mean([float(succeeded(e)) for e in episodes]),
         "turns": _mean([float(len(e.turns)) for e in episodes]),
         "segments": _mean([float(len(e.segments)) for e in episodes]),
         "trained_tokens": float(sum(s.num_trained for e in episodes for s in e.segments)),
@@ -45,7 +57,8 @@ def episode_metrics(collected: Collected) -> dict[str, float]:
     metrics |= {f"call_errors/{kind}": float(faults[kind]) for kind in sorted(faults)}
     stops = Counter(episode.stop for episode in episodes)
     metrics |= {f"stop/{stop}": stops[stop] / len(episodes) for stop in EpisodeStop if stops[stop]}
-    return metrics | _parts(episodes) | _by_env(episodes)
+    success = _success("success", episodes, collected)
+    return metrics | success | _parts(episodes) | _by_env(collected)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -62,16 +75,22 @@ def _parts(episodes: Sequence[Episode]) -> dict[str, float]:
     return {name: _mean(numbers) for name, numbers in values.items()}
 
 
-def _by_env(episodes: Sequence[Episode]) -> dict[str, float]:
+def _success(name: str, episodes: Sequence[Episode], collected: Collected) -> dict[str, float]:
+    """The share of successes under a name; nothing where no success is defined."""
+    found = successes(episodes, collected.success_at)
+    return {} if found is None else {name: _mean([float(one) for one in found])}
+
+
+def _by_env(collected: Collected) -> dict[str, float]:
     """Reward and success of each environment, where there are several."""
     by_env: dict[str, list[Episode]] = {}
-    for episode in episodes:
+    for episode in collected.episodes:
         by_env.setdefault(episode.env, []).append(episode)
     metrics: dict[str, float] = {}
     if len(by_env) > 1:
         for name, own in by_env.items():
             metrics[f"reward/{name}"] = _mean([e.reward for e in own])
-            metrics[f"success/{name}"] = _mean([float(succeeded(e)) for e in own])
+            metrics |= _success(f"success/{name}", own, collected)
     return metrics
 
 

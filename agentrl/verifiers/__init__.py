@@ -17,6 +17,7 @@ from agentrl.verifiers.protocol import (
     PlainVerifier,
     Verdict,
     Verifier,
+    success_at,
 )
 from agentrl.verifiers.resolve import resolve_verifier
 from agentrl.verifiers.reward_model import RewardModel
@@ -38,4 +39,5 @@ __all__ = [
     "Verifier",
     "resolve_verifier",
     "score_with",
+    "success_at",
 ]

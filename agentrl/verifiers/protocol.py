@@ -1,8 +1,10 @@
 """What a verifier is: one of three methods, or a plain function.
 
-Beside its method a verifier may have three attributes: `score_range` (default (0.0, 1.0)), outside
-of which a value is Invalid; `in_process` (default False), for a method that is so surely bounded
-and cheap that it needs no process of its own; `timeout_s`, the seconds that it may take.
+Beside its method a verifier may have four attributes: `score_range` (default (0.0, 1.0)), outside
+of which a value is Invalid; `success_at`, the least score that is a success (default: 1 is one, 0
+is none, and nothing is said of others); `in_process` (default False), for a method that is so
+surely bounded and cheap that it needs no process of its own; `timeout_s`, the seconds that it may
+take.
 """
 
 import math
@@ -94,3 +96,22 @@ def score_range(verifier: object) -> tuple[float, float]:
         f"verifier {name_of(verifier)} declares score_range {declared!r}; expected two finite "
         "numbers, the smaller first"
     )
+
+
+def success_at(verifier: object) -> float | None:
+    """The least score that is a success; None if the verifier does not say.
+
+    Raises:
+        ConfigError: what it declares lies outside its range.
+    """
+    declared: object = getattr(verifier, "success_at", None)
+    if declared is None:
+        return None
+    low, high = score_range(verifier)
+    least = float(declared) if isinstance(declared, numbers.Real) else math.nan
+    if not low < least <= high:
+        raise ConfigError(
+            f"verifier {name_of(verifier)} declares success_at {declared!r}; expected a number "
+            f"above {low:g} and at most {high:g}, as its score_range says"
+        )
+    return least

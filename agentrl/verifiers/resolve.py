@@ -18,6 +18,7 @@ from agentrl.verifiers.protocol import (
     is_episode_verifier,
     name_of,
     score_range,
+    success_at,
 )
 from agentrl.verifiers.reward_model import PREFIX, from_text
 from agentrl.verifiers.rubric import Rubric
@@ -88,6 +89,7 @@ def _check(verifier: object, label: str) -> None:
     if isinstance(verifier, Rubric):
         for name, part in verifier.verifiers.items():
             _check(part, f"{label}, part {name}")
+    success_at(verifier)
     if is_composite(verifier):
         return
     if not (is_episode_verifier(verifier) or is_answer_verifier(verifier) or callable(verifier)):

@@ -33,6 +33,7 @@ class RewardModel:
         *,
         device: str = "cpu",
         score_range: tuple[float, float] | None = None,
+        success_at: float | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         """Raises ConfigError unless the folder holds such a model and torch is installed."""
@@ -41,6 +42,7 @@ class RewardModel:
         self.device = device
         self.timeout_s = timeout_s
         self.score_range = score_range or (0.0, 1.0)
+        self.success_at = success_at
         self._squash = score_range is None
         _check(self.folder)
 

@@ -22,11 +22,18 @@ class Rubric:
     whatever the gate says. If one part, or the gate, is Invalid, all of it is. Rubrics nest.
     """
 
-    def __init__(self, *, gate: Verifier | None = None, **parts: tuple[Verifier, float]) -> None:
+    def __init__(
+        self,
+        *,
+        gate: Verifier | None = None,
+        success_at: float | None = None,
+        **parts: tuple[Verifier, float],
+    ) -> None:
         """Check the weights.
 
         Args:
             gate: a verifier that must not score 0.
+            success_at: the least sum that is a success.
             parts: name=(verifier, weight).
         """
         if not parts:
@@ -34,6 +41,7 @@ class Rubric:
         for name, part in parts.items():
             _check(name, part)
         self._gate = gate
+        self.success_at = success_at
         self._parts = parts
 
     @property
