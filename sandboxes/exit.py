@@ -7,12 +7,11 @@ import atexit
 import functools
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 
 from agentrl.errors import AgentrlError
+from agentrl.terminated import terminate
 
 _log = logging.getLogger(__name__)
 _open: dict[object, Callable[[], None]] = {}
@@ -34,11 +33,7 @@ def _install() -> None:
     atexit.register(_destroy_all)
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _exit)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
+        signal.signal(signal.SIGTERM, terminate)
 
 
 def _destroy_all() -> None:

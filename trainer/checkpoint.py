@@ -135,7 +135,7 @@ def load_checkpoint(path: Path, trainer: "Trainer") -> Mapping[str, Json]:
     host = orjson.loads((path / "state.json").read_bytes())
     trainer.step = host["trainer"]["step"]
     trainer.num_skipped = host["trainer"]["num_skipped"]
-    _set_random_states(host["random"])
+    set_random_states(host["random"])
     return cast(Mapping[str, Json], host["state"])
 
 
@@ -317,11 +317,12 @@ def _host_state(trainer: "Trainer", state: Mapping[str, Json]) -> dict[str, obje
     return {
         "state": dict(state),
         "trainer": {"step": trainer.step, "num_skipped": trainer.num_skipped},
-        "random": _random_states(),
+        "random": random_states(),
     }
 
 
-def _random_states() -> dict[str, object]:
+def random_states() -> dict[str, object]:
+    """Those of this process's libraries, as plain data."""
     # The legacy generator is what libraries draw from when they draw without asking.
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
@@ -331,7 +332,8 @@ def _random_states() -> dict[str, object]:
     }
 
 
-def _set_random_states(states: Mapping[str, Any]) -> None:
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Put them back."""
     torch.set_rng_state(torch.tensor(list(bytes.fromhex(states["torch"])), dtype=torch.uint8))
     kind, keys, *rest = states["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))

@@ -68,6 +68,7 @@ class TrainerGroup:
         self.config = config
         self.total_steps = total_steps
         self.step = 0
+        self.has_changed = False
         layout = RankLayout(
             size=config.ranks,
             replicate=config.replicate,
@@ -91,6 +92,7 @@ class TrainerGroup:
 
     def update(self, batch: Batch) -> StepStats:
         """One policy update, as `Trainer.update`."""
+        self.has_changed = True  # what interrupts it ends the ranks
         stats = cast(StepStats, self._invoke("update", batch))
         self.step = stats.step
         return stats

@@ -10,6 +10,7 @@ all of them are stopped then. If every rank raises the same error, they agree, a
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -212,6 +213,7 @@ _held: list[Ranks] = []
 
 
 def _start(rank: int, layout: Layout, device: str, rendezvous: Path, threads: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the run has a step to end, and a checkpoint
     torch.set_num_threads(threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     place = resolve_device(device, rank)

@@ -139,6 +139,8 @@ class Trainer:
         """Updates whose gradient was not finite."""
         self.saving: Future[None] | None = None
         """A checkpoint that is being written."""
+        self.has_changed = False
+        """Set before an update changes anything; who wants to know sets it to False before."""
         self._skipped_in_a_row = 0
         self._gate_passed = False
         self._warned = ranks.rank > 0
@@ -346,6 +348,7 @@ class Trainer:
         self, batch: Batch, result: _Pass, num_verified: int, started: float
     ) -> SupervisedStats:
         """Take the step and say what it did."""
+        self.has_changed = True
         applied = self._apply(result)
         return SupervisedStats(
             step=self.step,

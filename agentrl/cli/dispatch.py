@@ -1,8 +1,9 @@
 """From an argument list to a command's module, and from an exception to an exit code.
 
-Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted, 143 ended by SIGTERM (129 by SIGHUP).
 """
 
+import gc
 import importlib
 import os
 import signal
@@ -10,13 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from types import FrameType
 
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.extras import as_config_error
+from agentrl.terminated import Terminated, terminate
 
 EXIT_GRACE_S = 5.0
 """How long a finished process waits for threads that are no daemons."""
+
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_BY_KERNEL = 128
+_PASS_ON_S = 0.5
 
 COMMANDS: Mapping[str, str] = {
     "train": "train a model on an environment by reinforcement learning",
@@ -59,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         print(f"\nagentrl: {str(error) or 'interrupted'}", file=sys.stderr)
         return 130
+    except Terminated as error:
+        print(f"\nagentrl: {error}", file=sys.stderr)
+        return 128 + error.number
     except BrokenPipeError:
         # Whoever read the output has closed it (`| head`); there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -68,16 +76,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def entry() -> int:
     """`main` as a process: threads that user code left running do not keep it alive."""
     done = _watched() if sys.argv[1:3] == ["env", "check"] else None
-    signal.signal(signal.SIGTERM, _interrupt)  # so that a scheduler's end is one like Ctrl-C
+    signal.signal(signal.SIGTERM, terminate)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not under nohup
+        signal.signal(signal.SIGHUP, terminate)
     code = main()
+    if code >= 128:  # whoever asks once more does not want to wait for what is left
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        gc.freeze()  # the collection at exit would look at all of torch, for seconds
     if done is not None:
         os.write(done, b"1")
     threading.Thread(target=_leave, args=(code,), daemon=True).start()
     return code
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _watched() -> int:
@@ -85,13 +95,16 @@ def _watched() -> int:
 
     Returns what the child writes to when it has come to its end; the parent leaves with its code.
     """
+    asked = {s for s in _ENDS if signal.getsignal(s) is not signal.SIG_IGN}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*asked, signal.SIGCHLD})
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(read)
         return write
     os.close(write)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = _wait_for(pid, asked)
     os.set_blocking(read, False)
     try:
         came_to_its_end = bool(os.read(read, 1))
@@ -102,6 +115,20 @@ def _watched() -> int:
         code = 1
     sys.stderr.flush()
     os._exit(code if code >= 0 else 128 - code)
+
+
+def _wait_for(pid: int, asked: set[signal.Signals]) -> int:
+    """The exit code of a child; what asks this process to end is passed on to it.
+
+    What a terminal sends, the child gets as well.
+    """
+    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
+        came = signal.sigwaitinfo({*asked, signal.SIGCHLD})
+        if came.si_signo == signal.SIGCHLD or came.si_code == _BY_KERNEL:
+            continue
+        if signal.sigtimedwait({signal.SIGCHLD}, _PASS_ON_S) is None:  # not of its whole group
+            os.kill(pid, came.si_signo)
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 def _leave(code: int) -> None:

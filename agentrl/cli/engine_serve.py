@@ -15,6 +15,7 @@ from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
 from agentrl.engine.sglang.control import ADMIN_KEY, KEY, Keys
 from agentrl.engine.sglang.server import HOST, Server, start
 from agentrl.errors import ConfigError, EngineError
+from agentrl.terminated import Terminated
 
 _LOOK_S = 0.5
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -73,7 +74,7 @@ def _serve_sglang(options: ServeOptions, config: EngineConfig, keys: Keys) -> in
         asyncio.run(server.wait_ready(config.sglang.start_timeout_s))
         print(f"{options.model} is served at {server.url}; stop with Ctrl-C", flush=True)
         _wait(server)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         print("stopping", flush=True)
     finally:
         server.stop()

@@ -74,14 +74,8 @@ def _train(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> i
     from agentrl.orchestration import jobs
 
     steps = loaded.config.steps
-    try:
-        with shown(loaded.config, steps, as_json=options.as_json) as display:
-            result = jobs.train(loaded, resume=resumed, display=display)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            "interrupted; the last checkpoint, if there was one, is kept; go on with: "
-            "agentrl train --resume last"
-        ) from None
+    with shown(loaded.config, steps, as_json=options.as_json) as display:
+        result = jobs.train(loaded, resume=resumed, display=display)
     show_result(result, as_json=options.as_json)
     return 0
 

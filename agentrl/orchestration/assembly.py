@@ -1,5 +1,6 @@
 """Everything heavy that a run needs, behind one import: `Run` itself stays light."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,11 @@ from agentrl.orchestration.display import Display
 from agentrl.orchestration.journal import Journal
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan
+from agentrl.orchestration.stopping import Stopping
 from agentrl.orchestration.store import RunStore
 from agentrl.orchestration.warm_start import prepare_model
 from agentrl.runs import RunDirectory
+from agentrl.trainer.checkpoint import random_states, set_random_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,14 @@ class Assembly:
             runner.run(self.parts.engine.update_weights(self.parts.trainer.weights(), version))
         self.controller.version = version
         return step
+
+    def random_states(self) -> Mapping[str, object]:
+        """Those that a checkpoint of now would hold."""
+        return random_states()
+
+    def set_random_states(self, states: Mapping[str, object]) -> None:
+        """Put them back, for a step that was given up."""
+        set_random_states(states)
 
     def close(self, runner: Runner) -> None:
         """Stop engine and workers, close the files."""
@@ -51,6 +62,7 @@ def assemble(
     directory: RunDirectory,
     runner: Runner,
     journal: Journal,
+    stopping: Stopping,
     estimator: Estimator | None,
 ) -> Assembly:
     """Prepare the model, load it, and wire engine, trainer and store."""
@@ -66,7 +78,9 @@ def assemble(
             events=journal.events,
         )
         undo.callback(store.close)
-        controller = Controller(parts=parts, store=store, display=journal, estimator=estimator)
+        controller = Controller(
+            parts=parts, store=store, display=journal, stopping=stopping, estimator=estimator
+        )
         undo.pop_all()
     return Assembly(parts=parts, store=store, controller=controller, base_model=base_model)
 

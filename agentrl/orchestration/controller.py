@@ -22,6 +22,7 @@ from agentrl.orchestration.display import Display
 from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.parts import Parts
 from agentrl.orchestration.reports import unused_tools, why_untrained
+from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.orchestration.store import RunStore
 from agentrl.rollout import Collected, TaskRef, episode_metrics, make_batch
 from agentrl.trainer.algorithms.advantage import group_advantages, token_advantages
@@ -80,8 +81,11 @@ class Controller:
         parts: Parts,
         store: RunStore,
         display: Display,
+        stopping: Stopping,
         estimator: Estimator | None = None,
     ) -> None:
+        self._stopping = stopping
+        self._update_s = 0.0
         self._parts = parts
         self._store = store
         self._display = display
@@ -97,15 +101,22 @@ class Controller:
             )
 
     async def step(self, number: int, refs: Sequence[TaskRef]) -> StepResult:
-        """One optimizer step: collect, update, publish, write down."""
+        """One optimizer step: collect, update, publish, write down.
+
+        Raises:
+            GivenUp: the run is to stop, and this step would take too long; it changed nothing.
+        """
         times: dict[str, float] = {}
         started = time.perf_counter()
-        collected = await self._collect(number, refs)
+        self._parts.trainer.has_changed = False
+        collected = await self._stopping.or_give_up(self._collect(number, refs))
+        self._stopping.check_time(self._update_s)  # by that of the step before
         times["rollout_s"] = time.perf_counter() - started
         if self._parts.config.engine.share_device:
             stats = await self._train_in_turn(collected, number, times)
         else:
             stats = await self._train(collected, number, times)
+        self._update_s = times["train_s"] + times["publish_s"]
         times["step_s"] = time.perf_counter() - started
         metrics = self._metrics(collected, stats, times)
         result = StepResult(step=number, metrics=metrics, collected=collected, stats=stats)
@@ -212,7 +223,10 @@ class Controller:
         every = self._parts.config.eval.every
         if not every or result.step % every:
             return result
-        evaluation = await self.evaluate(result.step)
+        try:
+            evaluation = await self._stopping.or_give_up(self.evaluate(result.step))
+        except GivenUp:
+            return result
         metrics = (
             dict(result.metrics)
             | self._success(evaluation)

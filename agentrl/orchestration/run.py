@@ -7,7 +7,7 @@
 Leaving the block stops the engine and the workers and frees the run directory.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -26,8 +26,10 @@ from agentrl.orchestration.journal import Journal
 from agentrl.orchestration.layers import Layers, first_layer, write_layer
 from agentrl.orchestration.load import check_resumable
 from agentrl.orchestration.plan import Plan, make_plan
-from agentrl.rollout import task_stream
+from agentrl.orchestration.stopping import GivenUp, Stopping
+from agentrl.rollout import TaskRef, task_stream
 from agentrl.runs import RunDirectory
+from agentrl.terminated import Terminated
 
 if TYPE_CHECKING:
     from agentrl.orchestration.assembly import Assembly
@@ -78,6 +80,9 @@ class Run:
         self._estimator = estimator
         self._last: StepResult | None = None
         self._last_eval: EvalResult | None = None
+        self._stopping = Stopping()
+        self._kept = 0
+        self._is_in_step = False
         self.step = 0
         """Steps done."""
 
@@ -86,6 +91,7 @@ class Run:
         from agentrl.orchestration.assembly import assemble  # torch, only now
 
         with ExitStack() as undo:
+            undo.enter_context(self._stopping)
             directory = undo.enter_context(self._directory(plan))
             if self._resume:
                 check_resumable(directory.config, self.config, self._objects)
@@ -95,7 +101,12 @@ class Run:
             with self._begun(directory):
                 self._runner = undo.enter_context(Runner())
                 self._assembly: Assembly = assemble(
-                    plan, directory, self._runner, self._journal, self._estimator
+                    plan,
+                    directory,
+                    self._runner,
+                    self._journal,
+                    self._stopping,
+                    self._estimator,
                 )
                 undo.callback(self._assembly.close, self._runner)
                 if self._resume:
@@ -112,15 +123,17 @@ class Run:
                 self._journal.events.write("start")
             yield
         except BaseException as error:
-            self._journal.stopped(error)
-            if not self._resume and not isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt | Terminated):
+                _say_of(error, f"before the first step; {_go_on(directory)}")
+            elif not self._resume:
                 directory.forget()
+            self._journal.stopped(error)
             raise
 
     def _restore(self, directory: RunDirectory) -> None:
         """Go on from the newest checkpoint; only now does what was given hold for good."""
         before = Layers.started(directory, self._objects)
-        self.step = self._assembly.restore(self._runner)
+        self.step = self._kept = self._assembly.restore(self._runner)
         layer = before.next(self._loaded, self.step)
         write_layer(directory, self._loaded, layer)
         changes, kept = layer.changes(), Layers((*before.layers, layer)).kept()
@@ -136,9 +149,18 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None:
-            self._journal.stopped(error)
-        self._undo.close()
+        with self._undo:
+            if isinstance(error, KeyboardInterrupt | Terminated):
+                self._keep_step(error)
+            if error is not None:
+                self._journal.stopped(error)
+
+    def _keep_step(self, stop: KeyboardInterrupt | Terminated) -> None:
+        """Write the last step that was done, if what a signal broke off changed nothing."""
+        if self.step > self._kept and not self._is_in_step and not self._stopping.is_urgent:
+            self._save()
+        kept = f"step {self._kept} is kept" if self._kept else "no step is kept"
+        _say_of(stop, f"{kept}; {_go_on(self._assembly.store.directory)}")
 
     def __iter__(self) -> "Iterator[StepResult]":
         """The steps that are left, each done when it is yielded."""
@@ -150,14 +172,39 @@ class Run:
         )
         refs = islice(stream, self.step, None)
         for number in range(self.step + 1, self.config.steps + 1):
-            self._last = self._runner.run(assembly.controller.step(number, next(refs)))
-            self._last_eval = self._last.eval or self._last_eval
-            if number % self.config.checkpoint.every == 0 or number == self.config.steps:
-                self._journal.phase("checkpoint")
-                trainer, version = assembly.parts.trainer, assembly.controller.version
-                assembly.store.save(trainer, number, version, self._last.metrics)
-            self.step = number
-            yield self._last
+            with self._stopping.step():
+                last = self._do_step(number, next(refs))
+            yield last
+
+    def _do_step(self, number: int, refs: Sequence[TaskRef]) -> "StepResult":
+        """A step with its checkpoint, if one is due or a signal came."""
+        assembly = self._assembly
+        before = assembly.random_states()
+        self._is_in_step = True
+        try:
+            result = self._runner.run(assembly.controller.step(number, refs))
+        except (GivenUp, KeyboardInterrupt, Terminated):
+            if not assembly.parts.trainer.has_changed:
+                assembly.set_random_states(before)
+                self._is_in_step = False
+            raise
+        self._is_in_step = False
+        self._last, self.step = result, number
+        self._last_eval = result.eval or self._last_eval
+        due = number % self.config.checkpoint.every == 0 or number == self.config.steps
+        if due or self._stopping.number:
+            self._save()
+        return result
+
+    def _save(self) -> None:
+        self._journal.phase("checkpoint")
+        assembly = self._assembly
+        metrics = self._last.metrics if self._last is not None else {}
+        with self._stopping.writing():
+            assembly.store.save(
+                assembly.parts.trainer, self.step, assembly.controller.version, metrics
+            )
+        self._kept = self.step
 
     def evaluate(self) -> EvalResult:
         """Play the held-out tasks with the weights of now."""
@@ -183,3 +230,16 @@ class Run:
             return RunDirectory.open(root, config.name, write=True)
         prefix = Path(plan.envs[0].name.split(":")[0]).stem
         return RunDirectory.create(root, config.name, prefix=prefix)
+
+
+def _say_of(stop: KeyboardInterrupt | Terminated, what: str) -> None:
+    """Let what stopped the run say what is left of it."""
+    if isinstance(stop, Terminated):
+        stop.message += f"; {what}"
+    else:
+        stop.args = (f"interrupted; {what}",)
+
+
+def _go_on(directory: RunDirectory) -> str:
+    here = directory.path.parent == Path(str(RunConfig.model_fields["runs_dir"].default)).absolute()
+    return f"go on with: agentrl train --resume {directory.name if here else directory.path}"

@@ -69,6 +69,8 @@ class _Template:
 
     def run(self) -> None:
         signal.signal(signal.SIGCHLD, _do_nothing)
+        # A scheduler may send it to every process of a job; this one ends when its owner does.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
@@ -152,6 +154,7 @@ def _become_worker(
             os._exit(0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _arrange_files(connection)
         sys.path[:] = cast("list[str]", message["path"])
         memory = message["memory_bytes"]

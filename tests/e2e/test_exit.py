@@ -1,9 +1,16 @@
 """A finished process ends, whatever user code left running."""
 
+import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
+
+from tests.signals import IN_BACKGROUND, IN_FOREGROUND
 
 ENV = """
 import threading, time
@@ -58,14 +65,70 @@ def test_an_environment_that_ends_the_process_is_not_fit(tmp_path: Path) -> None
     assert "ended the process" in done.stderr
 
 
-def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "agentrl", "train", "--env", "calculator", "--steps", "500"]
+def test_sigterm_ends_a_run_that_was_started_in_the_background(tmp_path: Path) -> None:
+    command = [*IN_BACKGROUND, sys.executable, "-m", "agentrl", "train", "--env", "calculator"]
     process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--name", "a"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     assert process.stdout.readline()  # it has begun
+    process.send_signal(signal.SIGINT)  # for the jobs in the foreground
     process.terminate()
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "interrupted; the last checkpoint" in said
+    assert process.returncode == 143
+    assert said == (
+        "\nagentrl: ended by SIGTERM; before the first step; go on with: agentrl train --resume a\n"
+    )
+    events = (tmp_path / "runs" / "a" / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line).get("phase") for line in events] == [None, "warm start", "warm start"]
+
+
+WAITING = """
+import time
+from agentrl.envs import ToolEnv
+
+class Waiting(ToolEnv):
+    tasks = ({"prompt": "p"},)
+
+    def reply(self, text):
+        print("waiting", flush=True)
+        time.sleep(60)
+
+    def score(self, answer):
+        return 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("blow", "code", "said"),
+    [
+        (signal.SIGINT, 130, "\nagentrl: interrupted\n"),
+        (signal.SIGTERM, 143, "\nagentrl: ended by SIGTERM\n"),
+    ],
+)
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_a_check_that_is_interrupted_says_so_in_one_line(
+    tmp_path: Path, blow: signal.Signals, code: int, said: str, whole_group: bool
+) -> None:
+    (tmp_path / "env.py").write_text(WAITING)
+    command = [*IN_FOREGROUND, sys.executable, "-m", "agentrl", "env", "check", "env.py:Waiting"]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    if whole_group:
+        os.killpg(process.pid, blow)
+    else:
+        os.kill(process.pid, blow)
+    _, heard = process.communicate(timeout=50)
+    assert (process.returncode, heard) == (code, said)

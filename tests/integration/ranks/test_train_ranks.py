@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
 import psutil
 import pytest
 from transformers import AutoModelForCausalLM
+
+from agentrl.trainer.checkpoint import latest_valid
+from tests.signals import IN_BACKGROUND, IN_FOREGROUND
 
 ENV = f"{Path(__file__).parents[2] / 'e2e' / 'digits_env.py'}:Digits"
 START = [
@@ -70,9 +74,16 @@ def test_heads_are_counted_before_the_run(tiny_folder: Path) -> None:
     assert "trainer.sequence_parallel: got 5, but the model has 4 attention heads" in done.stderr
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
-def test_ranks_end_with_the_run(tmp_path: Path, blow: signal.Signals) -> None:
-    command = [sys.executable, "-m", "agentrl", "train", *START, "--steps", "500"]
+@pytest.mark.parametrize(
+    ("blow", "how"),
+    [
+        (signal.SIGKILL, IN_FOREGROUND),
+        pytest.param(signal.SIGINT, IN_FOREGROUND, marks=pytest.mark.nightly),
+        (signal.SIGTERM, IN_BACKGROUND),
+    ],
+)
+def test_ranks_end_with_the_run(tmp_path: Path, blow: signal.Signals, how: Sequence[str]) -> None:
+    command = [*how, sys.executable, "-m", "agentrl", "train", *START, "--steps", "500"]
     run = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -84,8 +95,16 @@ def test_ranks_end_with_the_run(tmp_path: Path, blow: signal.Signals) -> None:
         time.sleep(0.2)
     below = psutil.Process(run.pid).children(recursive=True)
     assert len(below) >= 3
+    if blow == signal.SIGTERM:  # a scheduler sends it to all processes of a job
+        for process in below:
+            process.send_signal(blow)
     os.kill(run.pid, blow)
     run.wait(60)
+    if blow != signal.SIGKILL:
+        done = [orjson.loads(line)["step"] for line in events.read_bytes().splitlines()][-1]
+        kept = latest_valid(tmp_path / "runs/two/checkpoints")
+        assert kept is not None
+        assert kept.name == f"step-{done:06}"
     _, left = psutil.wait_procs(below, timeout=20)
     assert [p.name() for p in left if "torch_shm" not in p.name()] == []
     assert orjson.loads(events.read_bytes().splitlines()[0])["step"] == 1
