@@ -279,10 +279,21 @@ class Sandbox(ABC):
         )
         return files.require_ok(result, path).stdout
 
-    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
-        """Write a file, all or nothing; its folders are made. `mode` None keeps what it had."""
+    async def write_file(
+        self, path: str, data: bytes, *, mode: int | None = None, in_place: bool = False
+    ) -> None:
+        """Write a file, all or nothing; its folders are made.
+
+        Args:
+            path: the file.
+            data: all of it.
+            mode: its permissions; None keeps what it had.
+            in_place: write the file that a link leads to, under all its names, as an editor does;
+                else a new file takes the link's or the name's place.
+        """
         wanted = "keep" if mode is None else f"{mode:o}"
-        result = await self._script(files.WRITE, self._path(path), wanted, stdin=data)
+        place = "follow" if in_place else "replace"
+        result = await self._script(files.WRITE, self._path(path), wanted, place, stdin=data)
         files.require_ok(result, path)
 
     async def list_dir(self, path: str = "") -> tuple[Entry, ...]:

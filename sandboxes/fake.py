@@ -49,7 +49,9 @@ class FakeSandbox(Sandbox):
             raise FileTooLarge(f"{path}: it has {len(data)} bytes")
         return data
 
-    async def write_file(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+    async def write_file(
+        self, path: str, data: bytes, *, mode: int | None = None, in_place: bool = False
+    ) -> None:
         """Keep the bytes."""
         self._require_running()
         self.files[self._key(path)] = data

@@ -29,13 +29,23 @@ n=$(stat -Lc %s -- "$1") || exit 65
 exec head -c "$2" -- "$1"
 """
 )
-# The new content gets the name only when it is complete: a full disk leaves the old file.
+# The new content gets the name only when it is complete: a full disk leaves the old file. A file
+# with several names would lose one, so there it is copied. The x keeps line ends of a name.
 WRITE: Final = """
+if [ "$3" = follow ] && [ -L "$1" ]; then
+    f=$(readlink -f -- "$1" && echo x) || { echo "the link leads nowhere" >&2; exit 65; }
+    f=${f%??}; set -- "$f" "$2" "$3"
+fi
 [ ! -e "$1" ] || [ -f "$1" ] || { echo "it is no regular file" >&2; exit 65; }
 mkdir -p -- "$(dirname -- "$1")" || exit 65
 t=$1.$$.new
+take() {
+    if [ "$1" = follow ] && [ "$(stat -c %h -- "$2" 2>/dev/null || echo 1)" -gt 1 ]
+    then cat "$t" >"$2" && rm -f -- "$t"
+    else mv -fT -- "$t" "$2"; fi
+}
 if cat >"$t" && { [ "$2" = keep ] && { [ ! -f "$1" ] || chmod --reference="$1" -- "$t"; } ||
-    chmod "$2" -- "$t"; } && mv -fT -- "$t" "$1"
+    chmod "$2" -- "$t"; } && take "$3" "$1"
 then exit 0; fi
 rm -f -- "$t"
 exit 65

@@ -6,13 +6,14 @@ What a command does wrong is shown to the model; when the sandbox itself fails, 
 invalid.
 """
 
-import re
 import shlex
+from dataclasses import replace
 from typing import Final, Literal
 
 from agentrl.errors import ToolError
 from agentrl.sandboxes import ExecResult, FileAccessError, Sandbox, Session
 from agentrl.tools.declare import tool
+from agentrl.tools.edits import FileText, inserted, line_shown, replaced, require_text
 from agentrl.tools.results import truncate_middle
 
 _DEFAULT_S: Final = 20.0
@@ -30,8 +31,8 @@ class UsesSandbox:
 
     sandbox: Sandbox
     _sessions: dict[str, Session]
-    _edits: dict[str, list[bytes]]
-    """What files were before each edit."""
+    _edits: dict[str, list[tuple[bytes | None, bytes]]]
+    """What files were before each edit, None if there was none, and after it."""
 
     def use_sandbox(self, sandbox: Sandbox) -> None:
         """Begin an episode with this sandbox."""
@@ -48,9 +49,8 @@ class UsesSandbox:
         result = await session.run(code, timeout_s=timeout_s)
         return shown(result, timeout_s, session)
 
-    async def _text(self, path: str) -> str:
-        data = await self.sandbox.read_file(path, max_bytes=_MAX_EDIT_BYTES)
-        return data.decode(errors="replace")
+    async def _text(self, path: str) -> FileText:
+        return FileText.read(await self.sandbox.read_file(path, max_bytes=_MAX_EDIT_BYTES))
 
 
 def shown(result: ExecResult, timeout_s: float, session: Session | None = None) -> str:
@@ -112,7 +112,7 @@ class ReadFileTool(UsesSandbox):
         Args:
             path: the file; relative paths begin in the working folder.
         """
-        return await self._text(path)
+        return (await self._text(path)).shown
 
 
 class WriteFileTool(UsesSandbox):
@@ -126,8 +126,8 @@ class WriteFileTool(UsesSandbox):
             path: the file; its folders are made.
             content: all of the file.
         """
-        data = content.encode(errors="replace")
-        await self.sandbox.write_file(path, data)
+        data = require_text(content, "content").encode()
+        await self.sandbox.write_file(path, data, in_place=True)
         return f"Wrote {len(data)} bytes to {path}."
 
 
@@ -197,92 +197,75 @@ class EditorTool(UsesSandbox):
             case "view":
                 return await self._view(path, view_range)
             case "create":
-                return await self._edit(path, None, _given(file_text, "create", "file_text"))
+                data = _given(file_text, "create", "file_text").encode()
+                await self._write(path, await self._old(path), data)
+                return f"Wrote {path}."
             case "str_replace":
-                old = _given(old_str, command, "old_str")
-                before = await self._text(path)
-                return await self._edit(path, before, _replaced(before, old, new_str or "", path))
+                old, new = (
+                    _given(old_str, command, "old_str"),
+                    require_text(new_str or "", "new_str"),
+                )
+                file = await self._text(path)
+                return await self._edit(path, file, *replaced(file, old, new, path))
             case "insert":
-                text = _given(new_str, command, "new_str")
-                before = await self._text(path)
-                return await self._edit(path, before, _inserted(before, insert_line, text))
+                new = _given(new_str, command, "new_str")
+                file = await self._text(path)
+                return await self._edit(path, file, *inserted(file, insert_line, new))
             case "undo_edit":
                 return await self._undo(path)
 
     async def _view(self, path: str, view_range: list[int] | None) -> str:
         try:
-            lines = (await self._text(path)).split("\n")
+            file = await self._text(path)
         except FileAccessError as error:
             if "folder" not in str(error):
                 raise
             entries = await self.sandbox.list_dir(path)
             return "\n".join(f"{e.name}{'/' * (e.kind == 'folder')}" for e in entries) or "[empty]"
-        if lines[-1] == "":
-            lines.pop()
-        first, last = _range(view_range, len(lines))
-        return "\n".join(f"{n:6}\t{lines[n - 1]}" for n in range(first, last + 1)) or "[empty]"
+        first, last = _range(view_range, len(file.lines))
+        return _numbered(file.lines, first, last) or "[empty]"
 
-    async def _edit(self, path: str, before: str | None, after: str) -> str:
-        old = await self._old(path)
-        await self.sandbox.write_file(path, after.encode(errors="replace"))
-        self._edits.setdefault(path, []).append(old)
-        if before is None:
-            return f"Wrote {path}."
-        changed = _first_change(before, after)
-        lines = after.split("\n")
-        first, last = max(1, changed - 3), min(len(lines), changed + 6)
-        near = "\n".join(f"{n:6}\t{lines[n - 1]}" for n in range(first, last + 1))
+    async def _edit(self, path: str, file: FileText, after: str, place: int) -> str:
+        await self._write(path, file.encoded(file.text), file.encoded(after))
+        lines = [*replace(file, text=after).lines, ""]
+        changed = len(replace(file, text=after[:place] + "x").lines)
+        near = _numbered(lines, max(1, changed - 3), min(len(lines), changed + 6))
         return f"Edited {path}:\n{near}"
 
-    async def _old(self, path: str) -> bytes:
+    async def _write(self, path: str, before: bytes | None, after: bytes) -> None:
+        await self.sandbox.write_file(path, after, in_place=True)
+        self._edits.setdefault(path, []).append((before, after))
+
+    async def _old(self, path: str) -> bytes | None:
         try:
             return await self.sandbox.read_file(path, max_bytes=_MAX_EDIT_BYTES)
         except FileAccessError as error:
             if "no such file" in str(error):
-                return b""
+                return None
             raise
 
     async def _undo(self, path: str) -> str:
         if not self._edits.get(path):
             raise ToolError(f"there is no edit of {path} to undo")
-        await self.sandbox.write_file(path, self._edits[path].pop())
+        before, after = self._edits[path][-1]
+        if await self._old(path) != after:
+            raise ToolError(f"{path} was changed after its last edit here; edit it by hand")
+        if before is None:
+            await self.sandbox.exec(["rm", "-f", "--", path])
+        else:
+            await self.sandbox.write_file(path, before, in_place=True)
+        self._edits[path].pop()
         return f"Undid the last edit of {path}."
 
 
 def _given(value: str | None, command: str, name: str) -> str:
     if value is None:
         raise ToolError(f"{command} needs {name}")
-    return value
+    return require_text(value, name)
 
 
-def _replaced(text: str, old: str, new: str, path: str) -> str:
-    count = text.count(old) if old else 0
-    if count == 1:
-        return text.replace(old, new)
-    if not old:
-        raise ToolError("old_str is empty; to add text use insert, to make a file use create")
-    if count:
-        numbers = [str(text.count("\n", 0, m.start()) + 1) for m in _matches(old, text)]
-        raise ToolError(
-            f"old_str is in {path} {count} times, at the lines {', '.join(numbers)}; give more of "
-            "the text around the one that is meant"
-        )
-    squeezed = " ".join(old.split())
-    similar = bool(squeezed) and squeezed in " ".join(text.split())
-    hint = "; only the white space differs" if similar else "; view the file and copy it exactly"
-    raise ToolError(f"old_str is not in {path}{hint}")
-
-
-def _matches(old: str, text: str) -> list["re.Match[str]"]:
-    return list(re.finditer(re.escape(old), text))[:10]
-
-
-def _inserted(text: str, line: int | None, new: str) -> str:
-    lines = text.split("\n")
-    count = len(lines) - (lines[-1] == "")
-    if line is None or not 0 <= line <= count:
-        raise ToolError(f"insert_line is {line}, expected 0 to {count}")
-    return "\n".join([*lines[:line], new.removesuffix("\n"), *lines[line:]])
+def _numbered(lines: list[str], first: int, last: int) -> str:
+    return "\n".join(f"{n:6}\t{line_shown(lines[n - 1])}" for n in range(first, last + 1))
 
 
 def _range(asked: list[int] | None, count: int) -> tuple[int, int]:
@@ -293,10 +276,3 @@ def _range(asked: list[int] | None, count: int) -> tuple[int, int]:
     if not 1 <= first <= max(last, 1):
         raise ToolError(f"view_range is {asked}, expected [first, last] within 1 to {count}")
     return first, last
-
-
-def _first_change(before: str, after: str) -> int:
-    """The number of the first line that differs."""
-    old, new = before.split("\n"), after.split("\n")
-    same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), len(old))
-    return same + 1

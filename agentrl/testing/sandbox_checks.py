@@ -126,6 +126,22 @@ async def _error(access: Awaitable[object]) -> object:
     return (await asyncio.gather(access, return_exceptions=True))[0]
 
 
+async def links_are_replaced_or_followed(sandbox: Sandbox) -> None:
+    """A new file takes a link's place; `in_place` all names keep leading to the same file."""
+    make = "mkdir d; echo 1 >d/file; chmod 750 d/file; ln -s d/file link; ln d/file 'name\n'"
+    await sandbox.exec(make)
+    await sandbox.write_file("link", b"2", in_place=True)
+    await sandbox.write_file("name\n", b"3", in_place=True)
+    seen = await sandbox.exec("cat d/file; stat -c %a d/file; [ -L link ] && [ d/file -ef name* ]")
+    assert (seen.exit_code, seen.stdout) == (0, b"3750\n")
+    await sandbox.exec("ln -s loop loop; ln -s d/later dangling")
+    await _refused(sandbox.write_file("loop", b"x", in_place=True), "leads nowhere")
+    await sandbox.write_file("dangling", b"4", in_place=True)
+    await sandbox.write_file("link", b"5")
+    seen = await sandbox.exec("cat d/file d/later link; [ ! -L link ]; ls d")
+    assert seen.stdout == b"345file\nlater\n"
+
+
 async def a_full_disk_loses_nothing(sandbox: Sandbox) -> None:
     """When there is no room the old content stays, and there is room again after a reset."""
     if "disk" not in sandbox.capabilities:
@@ -300,6 +316,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     timeouts_keep_what_was_printed,
     cancelling_ends_the_command,
     files_come_and_go,
+    links_are_replaced_or_followed,
     a_full_disk_loses_nothing,
     trees_are_copied,
     mounts_can_only_be_read,

@@ -90,6 +90,36 @@ async def test_a_missing_file_is_the_models_fault(tools: All) -> None:
         await tools.bash("true", timeout_s=1000)
 
 
+async def test_bytes_that_no_edit_names_stay(tools: All) -> None:
+    edit, sandbox = tools.str_replace_editor, tools.sandbox
+    await sandbox.write_file("a.txt", b"caf\xe9\r\nx = 1\r\nend\0")
+    assert await edit("view", "a.txt") == "     1\tcaf\ufffd\n     2\tx = 1\n     3\tend\0"
+    await edit("str_replace", "a.txt", old_str="x = 1\nend", new_str="x = 2\ny = 3\nend")
+    await edit("insert", "a.txt", new_str="new", insert_line=1)
+    after = b"caf\xe9\r\nnew\r\nx = 2\r\ny = 3\r\nend\0"
+    assert await sandbox.read_file("a.txt") == after
+    with pytest.raises(ToolError, match=r"only ASCII can be added to it, not '\\xe9'"):
+        await edit("str_replace", "a.txt", old_str="new", new_str="é")
+    for call in (
+        edit("str_replace", "a.txt", old_str="new", new_str="\udce9"),
+        edit("create", "a.txt", file_text="\ud800"),
+        tools.write_file("a.txt", "\ud800"),
+    ):
+        with pytest.raises(ToolError, match=r"has '\\ud.00'|has '\\udce9', which is no character"):
+            await call
+    assert await sandbox.read_file("a.txt") == after
+
+
+async def test_undo_takes_back_nothing_but_its_own_edit(tools: All) -> None:
+    edit = tools.str_replace_editor
+    await edit("create", "a.py", file_text="one\n")
+    await edit("str_replace", "a.py", old_str="one", new_str="two")
+    await tools.write_file("a.py", "three\n")
+    with pytest.raises(ToolError, match="was changed after its last edit here"):
+        await edit("undo_edit", "a.py")
+    assert await tools.read_file("a.py") == "three\n"
+
+
 async def test_searches_are_bounded(tools: All, monkeypatch: pytest.MonkeyPatch) -> None:
     def many(sandbox: FakeSandbox, command: Command) -> ExecResult:
         return ExecResult(status="exited", exit_code=0, stdout=b"a.py:1:x\n" * 201)

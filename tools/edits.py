@@ -1,0 +1,172 @@
+"""Edits of a file's text that leave every byte alone which they do not name.
+
+A file is read as UTF-8, or as what its byte order mark says, so that each byte has a place in the
+text, undecodable ones too; they are shown as U+FFFD. What is shown can be given back as `old`: a
+U+FFFD stands for such a byte, and a line end for whichever the file has there; where `new` says the
+same, it stays.
+"""
+
+import codecs
+import re
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Final, Literal
+
+from agentrl.errors import ToolError
+
+_MARKED: Final = (
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_UNKNOWN: Final = "\ufffd"
+_ODD: Final = re.compile("[\ud800-\udfff]")
+_LOOSE: Final = f"(\n|{_UNKNOWN})"
+"""What stands for one of several things in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileText:
+    """A file's bytes as text, and the way back."""
+
+    text: str
+    codec: str = "utf-8"
+    errors: Literal["surrogateescape", "surrogatepass"] = "surrogateescape"
+
+    @classmethod
+    def read(cls, data: bytes) -> "FileText":
+        """The text of a file; `encoded` gives the same bytes."""
+        for mark, codec in _MARKED:
+            if data.startswith(mark):
+                text = data.decode(codec, "replace")
+                if text.encode(codec, "surrogatepass") == data:
+                    return cls(text, codec, "surrogatepass")
+        return cls(data.decode("utf-8", "surrogateescape"))
+
+    def encoded(self, text: str) -> bytes:
+        """The bytes of the text after an edit."""
+        return text.encode(self.codec, self.errors)
+
+    @property
+    def shown(self) -> str:
+        """The text for people and models; what is no character is U+FFFD."""
+        return _ODD.sub(_UNKNOWN, self.text)
+
+    @property
+    def line_end(self) -> str:
+        """A pattern of what ends a line here: a carriage return alone only if nothing else does."""
+        return r"\r?\n" if "\n" in self.text else r"\r"
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines with their ends; a last line without one is a line too."""
+        end = "\n" if "\n" in self.text else "\r"
+        parts = self.text.split(end)
+        return [part + end for part in parts[:-1]] + [parts[-1]] * bool(parts[-1])
+
+    def end_at(self, place: int) -> str:
+        """The end of the line that a place is in; else of the one before, else a line feed."""
+        if after := re.compile(self.line_end).search(self.text, place):
+            return after[0]
+        before = re.findall(self.line_end, self.text[:place])
+        return before[-1] if before else "\n"
+
+    def require_writable(self, new: str) -> None:
+        """Refuse what cannot be written beside what is there; the error is for the model."""
+        if self.errors == "surrogateescape" and _ODD.search(self.text) and not new.isascii():
+            raise ToolError(
+                "the file is not in UTF-8 and its encoding is not known, so only ASCII can be "
+                f"added to it, not {next(c for c in new if not c.isascii())!a}; leave bytes that "
+                "are shown as U+FFFD as they are, or edit the file by a command"
+            )
+
+
+def line_shown(line: str) -> str:
+    """A line for people and models: without its end."""
+    return _ODD.sub(_UNKNOWN, line.removesuffix("\n").removesuffix("\r"))
+
+
+def require_text(text: str, name: str) -> str:
+    """Refuse what is no text: half a surrogate pair has no bytes."""
+    if found := _ODD.search(text):
+        raise ToolError(f"{name} has {found[0]!a}, which is no character; leave it out")
+    return text
+
+
+def replaced(file: FileText, old: str, new: str, path: str) -> tuple[str, int]:
+    """The text with `old`, which it has exactly once, replaced; and where that begins."""
+    if not old:
+        raise ToolError("old_str is empty; to add text use insert, to make a file use create")
+    found = _found(file.text, f"({re.escape(old)})")
+    if loose := not found:
+        old, new = _folded(old), _folded(new)
+        found = _found(file.text, _loose_pattern(old, file))
+    if len(found) != 1:
+        raise ToolError(_not_once(file, old, path, [start for start, _ in found]))
+    ((start, there),) = found
+    if loose:
+        parts = _aligned(old, new, there, file.end_at(start))
+        file.require_writable("".join(text for text, is_new in parts if is_new))
+        new = "".join(text for text, _ in parts)
+    else:
+        file.require_writable("".join(set(new).difference(old)))
+        if "\n" not in old:
+            new = re.sub("(?<!\r)\n", lambda _: file.end_at(start), new)
+    return file.text[:start] + new + file.text[start + len("".join(there)) :], start
+
+
+def inserted(file: FileText, line: int | None, new: str) -> tuple[str, int]:
+    """The text with a line or more after that line, ended as the file's lines are."""
+    lines = file.lines
+    if line is None or not 0 <= line <= len(lines):
+        raise ToolError(f"insert_line is {line}, expected 0 to {len(lines)}")
+    file.require_writable(new)
+    mark = len(file.text) - len(file.text.removeprefix("\ufeff"))
+    place = len("".join(lines[:line])) if line else mark
+    ended = re.search(f"(?:{file.line_end})\\Z", lines[line - 1]) if line else None
+    end = ended[0] if ended else file.end_at(place)
+    added = end.join(_folded(new).removesuffix("\n").split("\n"))
+    added = added + end if ended or not line else end + added
+    return file.text[:place] + added + file.text[place:], place
+
+
+def _folded(text: str) -> str:
+    return text.replace("\r\n", "\n")
+
+
+def _loose_pattern(old: str, file: FileText) -> str:
+    kinds = {"\n": file.line_end, _UNKNOWN: f"{_ODD.pattern}|{_UNKNOWN}"}
+    parts = re.split(_LOOSE, old)
+    return "".join(f"({kinds.get(part) or re.escape(part)})" for part in parts)
+
+
+def _found(text: str, pattern: str) -> list[tuple[int, list[str]]]:
+    """Where it is, overlapping places too, and what each of its groups is there."""
+    return [(m.start(), list(m.groups())) for m in re.finditer(f"(?={pattern})", text)]
+
+
+def _aligned(old: str, new: str, there: list[str], end: str) -> list[tuple[str, bool]]:
+    """The new text, with what the file has wherever the old text says the same; is it added?"""
+    news = re.split(_LOOSE, new)
+    matcher = SequenceMatcher(None, re.split(_LOOSE, old), news, autojunk=False)
+    parts: list[tuple[str, bool]] = []
+    for kind, first, last, begin, stop in matcher.get_opcodes():
+        if kind == "equal":
+            parts += [(text, False) for text in there[first:last]]
+        else:
+            parts += [(end if text == "\n" else text, True) for text in news[begin:stop]]
+    return parts
+
+
+def _not_once(file: FileText, old: str, path: str, places: list[int]) -> str:
+    if places:
+        numbers = [str(len(FileText(file.text[:place] + "x").lines)) for place in places[:10]]
+        return (
+            f"old_str is in {path} {len(places)} times, at the lines {', '.join(numbers)}; give "
+            "more of the text around the one that is meant"
+        )
+    squeezed = " ".join(old.split())
+    similar = bool(squeezed) and squeezed in " ".join(file.text.split())
+    hint = "; only the white space differs" if similar else "; view the file and copy it exactly"
+    return f"old_str is not in {path}{hint}"
