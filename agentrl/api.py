@@ -29,7 +29,12 @@ EnvLike = str | type[ToolEnv]
 
 
 def train(
-    env: EnvLike, *, verifier: str | Verifier | None = None, resume: bool = False, **keys: object
+    env: EnvLike,
+    *,
+    verifier: str | Verifier | None = None,
+    resume: bool = False,
+    accept_changes: bool = False,
+    **keys: object,
 ) -> RunResult:
     """Train a model on an environment.
 
@@ -37,6 +42,7 @@ def train(
         env: the environment.
         verifier: scores the episodes instead of the environment's own verifier.
         resume: go on with the run called `name`, with its own configuration and `keys` on top.
+        accept_changes: resume although the tasks are not those that the run was trained on.
         keys: any key of the configuration by its short name (`steps=50`, `lr=1e-3`), or a section
             as a mapping (`trainer={"clip": {"high": 0.28}}`).
 
@@ -45,7 +51,7 @@ def train(
         RunError: the run cannot go on.
     """
     loaded, objects = _loaded(env, verifier, keys, resume=resume)
-    return jobs.train(loaded, objects=objects, resume=resume)
+    return jobs.train(loaded, objects=objects, resume=resume, accept_changes=accept_changes)
 
 
 def evaluate(env: EnvLike, *, verifier: str | Verifier | None = None, **keys: object) -> EvalResult:
@@ -71,10 +77,11 @@ class Run(PlannedRun):
         *,
         verifier: str | Verifier | None = None,
         resume: bool = False,
+        accept_changes: bool = False,
         **keys: object,
     ) -> None:
         loaded, objects = _loaded(env, verifier, keys, resume=resume)
-        super().__init__(loaded, objects=objects, resume=resume)
+        super().__init__(loaded, objects=objects, resume=resume, accept_changes=accept_changes)
 
 
 def _loaded(

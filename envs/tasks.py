@@ -32,6 +32,10 @@ class TaskSource(Protocol):
         """The task at `index`."""
         ...
 
+    def listed(self, split: str) -> Sequence[Task] | None:
+        """All tasks of a split in the order of their list; None: no end."""
+        ...
+
 
 class GeneratedTasks:
     """Tasks of a `make_task(rng, split)`, seeded by (seed, split, index)."""
@@ -40,6 +44,9 @@ class GeneratedTasks:
         self._make_task = make_task
 
     def num_tasks(self, split: str) -> None:
+        """No end."""
+
+    def listed(self, split: str) -> None:
         """No end."""
 
     def task(self, index: int, split: str, seed: int) -> Task:
@@ -61,17 +68,18 @@ class ListedTasks:
 
     def num_tasks(self, split: str) -> int:
         """The length of the split's list."""
-        return len(self._list(split))
+        return len(self.listed(split))
 
     def task(self, index: int, split: str, seed: int) -> Task:
         """The task at `index`: each pass of `num_tasks` indices holds every task once."""
-        tasks = self._list(split)
+        tasks = self.listed(split)
         cycle, place = divmod(index, len(tasks))
         seeds = np.random.SeedSequence((seed, zlib.crc32(split.encode()), cycle))
         order = np.random.Generator(np.random.PCG64(seeds)).permutation(len(tasks))
         return tasks[int(order[place])]
 
-    def _list(self, split: str) -> tuple[Task, ...]:
+    def listed(self, split: str) -> tuple[Task, ...]:
+        """The split's list."""
         if split not in self._splits:
             raise ConfigError(
                 f"there are no tasks for the split {split}, only for {', '.join(self._splits)}; "

@@ -197,6 +197,11 @@ class ToolEnv(GymSide):
         return task_source(cls, config or cls.Config()).num_tasks(split)
 
     @classmethod
+    def listed_tasks(cls, split: str, config: BaseConfig | None = None) -> Sequence[Task] | None:
+        """All tasks of a split in the order of their list; None: no end."""
+        return task_source(cls, config or cls.Config()).listed(split)
+
+    @classmethod
     def task_at(
         cls, index: int, *, split: str, seed: int, config: BaseConfig | None = None
     ) -> Task:

@@ -9,6 +9,7 @@ from agentrl.cli.run_config import FILE, load, load_resumed, show_result, shown
 from agentrl.config import Loaded, dump_config
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
+from agentrl.runs import RunDirectory
 
 
 class TrainOptions(JsonOption):
@@ -24,12 +25,18 @@ class TrainOptions(JsonOption):
     resume: str | None = Field(
         default=None, description="Go on with a run: its name, its path, or the word last."
     )
+    accept_changes: bool = Field(
+        default=False,
+        description="With --resume: go on although tasks have changed since; it is written down.",
+    )
 
 
 def _run(options: TrainOptions, arguments: Arguments) -> int:
     resumed = options.resume is not None
     if options.device_memory and not options.dry_run:
         raise ConfigError("--device-memory: got one without --dry-run, which it belongs to")
+    if options.accept_changes and not resumed:
+        raise ConfigError("--accept-changes: got it without --resume, which it belongs to")
     loaded = load_resumed(arguments, options.resume) if options.resume else load(arguments)
     return _dry_run(loaded, options) if options.dry_run else _train(loaded, options, resumed)
 
@@ -39,6 +46,12 @@ def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
 
     plan = make_plan(loaded.config, resume=options.resume is not None)
     _check_adapters(loaded.config)
+    if options.resume is not None:
+        from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
+
+        run = RunDirectory.open(Path(loaded.config.runs_dir), str(loaded.config.name))
+        changed = compare_fingerprints(run, take_fingerprints(plan))
+        changed.check(accepts=options.accept_changes)
     if options.device_memory:
         return _memory(loaded.config, options)
     if options.as_json:
@@ -75,7 +88,9 @@ def _train(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> i
 
     steps = loaded.config.steps
     with shown(loaded.config, steps, as_json=options.as_json) as display:
-        result = jobs.train(loaded, resume=resumed, display=display)
+        result = jobs.train(
+            loaded, resume=resumed, display=display, accept_changes=options.accept_changes
+        )
     show_result(result, as_json=options.as_json)
     return 0
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from agentrl.loops import Runner
 from agentrl.orchestration.controller import Controller, Estimator
 from agentrl.orchestration.display import Display
+from agentrl.orchestration.fingerprints import Fingerprints
 from agentrl.orchestration.journal import Journal
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan
@@ -62,6 +63,7 @@ def assemble(
     directory: RunDirectory,
     runner: Runner,
     journal: Journal,
+    prints: Fingerprints,
     stopping: Stopping,
     estimator: Estimator | None,
 ) -> Assembly:
@@ -76,6 +78,7 @@ def assemble(
             base_model=base_model,
             config=plan.config.checkpoint,
             events=journal.events,
+            prints=prints,
         )
         undo.callback(store.close)
         controller = Controller(

@@ -54,6 +54,10 @@ class BoundEnv:
         """Task number `index` of a split."""
         return self.env_class.task_at(index, split=split, seed=seed, config=self.config)
 
+    def listed_tasks(self, split: str) -> Sequence[Task] | None:
+        """All tasks of a split, where they have an end."""
+        return self.env_class.listed_tasks(split, self.config)
+
     def source(self, split: str = "train") -> EnvSource:
         """What the task sampler needs to know."""
         return EnvSource(weight=self.weight, num_tasks=self.env_class.num_tasks(split, self.config))

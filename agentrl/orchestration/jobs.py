@@ -27,9 +27,17 @@ def train(
     resume: bool = False,
     display: Display | None = None,
     estimator: "Estimator | None" = None,
+    accept_changes: bool = False,
 ) -> RunResult:
     """Train to the end of `config.steps` and export the model."""
-    run = Run(loaded, objects=objects, resume=resume, display=display, estimator=estimator)
+    run = Run(
+        loaded,
+        objects=objects,
+        resume=resume,
+        display=display,
+        estimator=estimator,
+        accept_changes=accept_changes,
+    )
     with run:
         for _ in run:
             pass

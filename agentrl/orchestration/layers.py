@@ -48,7 +48,7 @@ class Layer:
             f"{key}: {toml_value(self.before.get(key))} -> {toml_value(value)}"
             f" ({self.origins[key]})"
             for key, value in self.values.items()
-        ]
+        ] + [f"{what}: accepted as it is now (--accept-changes)" for what in self.accepted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,9 @@ def write_layer(directory: RunDirectory, loaded: Loaded[RunConfig], layer: Layer
     )
     directory.write_config(dump_config(Loaded(config, {**loaded.origins, **layers.origins})))
     with LineWriter(directory.layers, fsync=True) as writer:
-        writer.append({key: value for key, value in asdict(layer).items() if value != {}})
+        writer.append(
+            {key: value for key, value in asdict(layer).items() if value or key == "step"}
+        )
 
 
 def config_at(loaded: Loaded[RunConfig], layers: Layers, step: int) -> RunConfig:

@@ -9,7 +9,7 @@ Leaving the block stops the engine and the workers and frees the run directory.
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.display import Display, Silent
 from agentrl.orchestration.evaluate import EvalResult
+from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
 from agentrl.orchestration.journal import Journal
 from agentrl.orchestration.layers import Layers, first_layer, write_layer
 from agentrl.orchestration.load import check_resumable
@@ -62,6 +63,7 @@ class Run:
         resume: bool = False,
         display: Display | None = None,
         estimator: "Estimator | None" = None,
+        accept_changes: bool = False,
     ) -> None:
         """Nothing is loaded before the `with` block begins.
 
@@ -71,6 +73,7 @@ class Run:
             resume: go on with the run called `config.name`.
             display: shows the run.
             estimator: turns a batch into advantages per token instead of GRPO.
+            accept_changes: resume although tasks have changed.
         """
         self.config = loaded.config
         self.display: Display = display or Silent()
@@ -78,6 +81,7 @@ class Run:
         self._loaded = loaded
         self._resume = resume
         self._estimator = estimator
+        self._accepts_changes = accept_changes
         self._last: StepResult | None = None
         self._last_eval: EvalResult | None = None
         self._stopping = Stopping()
@@ -93,8 +97,11 @@ class Run:
         with ExitStack() as undo:
             undo.enter_context(self._stopping)
             directory = undo.enter_context(self._directory(plan))
+            self._prints = take_fingerprints(plan)
             if self._resume:
                 check_resumable(directory.config, self.config, self._objects)
+                self._changed = compare_fingerprints(directory, self._prints)
+                self._changed.check(accepts=self._accepts_changes)
                 directory.mark_last()
             self._journal = Journal(directory, self.display)
             undo.callback(self._journal.close)
@@ -105,6 +112,7 @@ class Run:
                     directory,
                     self._runner,
                     self._journal,
+                    self._prints,
                     self._stopping,
                     self._estimator,
                 )
@@ -135,6 +143,8 @@ class Run:
         before = Layers.started(directory, self._objects)
         self.step = self._kept = self._assembly.restore(self._runner)
         layer = before.next(self._loaded, self.step)
+        if accepted := self._changed.data:
+            layer = replace(layer, accepted=accepted, data=self._prints.data)
         write_layer(directory, self._loaded, layer)
         changes, kept = layer.changes(), Layers((*before.layers, layer)).kept()
         self._journal.events.write("resume", step=self.step, changes=changes, kept=kept)
@@ -142,6 +152,10 @@ class Run:
         for what, values in (("with", changes), ("still with", kept)):
             note += f"; {what} {', '.join(values)}" if values else ""
         self._journal.note(note)
+        if self._changed.sources:
+            sources = ", ".join(self._changed.sources)
+            self._journal.events.write("changed", sources=sources)
+            self._journal.warn(f"the file of {sources} is another than before step {self.step}")
 
     def __exit__(
         self,

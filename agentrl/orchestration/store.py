@@ -14,6 +14,7 @@ from pathlib import Path
 from agentrl.config.nearest import nearest
 from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration.config import CheckpointConfig
+from agentrl.orchestration.fingerprints import Fingerprints
 from agentrl.rollout import Collected
 from agentrl.runs import EpisodesWriter, EventsWriter, MetricsWriter, RunDirectory
 from agentrl.trainer.checkpoint import latest_valid
@@ -35,8 +36,10 @@ class RunStore:
         base_model: Path,
         config: CheckpointConfig,
         events: EventsWriter,
+        prints: Fingerprints,
     ) -> None:
         """`base_model` is the folder that the run starts from; a resumed run needs the same."""
+        self._prints = prints
         self.directory = directory
         self._base_model = base_model
         self._config = config
@@ -81,6 +84,8 @@ class RunStore:
             "version": version,
             "model": self._model_digest,
             "base": str(self._base_model),
+            "data": self._prints.data,
+            "sources": self._prints.sources,
         }
         trainer.save(
             self.checkpoints,

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,72 @@ def test_python_resumes_what_the_run_was_started_with(runs: Path) -> None:
         assert run.config.rollout.group_size == 2
         assert [step.metrics["lr"] for step in run] == [2e-4]
     assert rates(runs) == [1e-4, 1e-4, 2e-4]
+
+
+LISTED = """
+from agentrl.envs import ToolEnv
+
+class Listed(ToolEnv):
+    max_turns = 1
+    tasks = {"train": "train.jsonl", "heldout": "heldout.jsonl"}
+
+    def score(self, answer):
+        return min(1.0, sum(c.isalpha() for c in answer) / 40)
+"""
+
+
+def write_tasks(file: Path, *prompts: str) -> None:
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+
+
+def unload(env: Path) -> None:
+    """Let the next command read the file again, as a process of its own would."""
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__agentrl_file__", None) == str(env):
+            del sys.modules[name]
+
+
+def test_tasks_that_changed_are_refused_or_accepted_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = tmp_path / "listed.py"
+    env.write_text(LISTED)
+    write_tasks(tmp_path / "train.jsonl", "a", "b")
+    write_tasks(tmp_path / "heldout.jsonl", "c")
+    flags = ["--env", f"{env}:Listed", *FLAGS[2:], "--name", "run", "--steps", "1"]
+    assert main(["train", *flags]) == 0
+    capsys.readouterr()
+
+    # Written anew with other spaces, under another name: the same tasks in another source.
+    (tmp_path / "train.jsonl").unlink()
+    (tmp_path / "moved.jsonl").write_text('{"prompt":"a"}\n\n{ "prompt": "b" }\n')
+    env.write_text(LISTED.replace("train.jsonl", "moved.jsonl"))
+    unload(env)
+    assert main(["train", "--resume", "run", "--steps", "2"]) == 0
+    name = f"env {env}:Listed"
+    warning = f"warning: the file of the class Listed of {name} is another than before step 1\n"
+    assert warning in capsys.readouterr().out
+
+    write_tasks(tmp_path / "moved.jsonl", "a", "B")
+    write_tasks(tmp_path / "heldout.jsonl", "d")  # is not used
+    unload(env)
+    for more in ([], ["--dry-run"]):
+        assert main(["train", "--resume", "run", "--steps", "3", *more]) == 2
+        assert capsys.readouterr().err == (
+            f"agentrl: error: {name}: split train: not what the run was trained on until step 2; "
+            "put it back, or go on with what is there now by --accept-changes (in Python "
+            "accept_changes=True)\n"
+        )
+    with monkeypatch.context() as killed:  # before there is a checkpoint with the new tasks
+        killed.setattr("agentrl.orchestration.controller.Controller.step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main(["train", "--resume", "run", "--steps", "3", "--accept-changes"])
+    assert main(["train", "--resume", "run"]) == 0
+    accepted = f"{name}: split train: accepted as it is now (--accept-changes)"
+    assert accepted in str(events(tmp_path / "runs", "resume")[1]["changes"])
+    assert accepted in card(tmp_path / "runs", 3)[1]
+    capsys.readouterr()
+    assert main(["train", "--resume", "run", "--steps", "4"]) == 0
+    assert "accepted" not in capsys.readouterr().out
+    assert main(["train", *flags[:-3], "other", "--accept-changes"]) == 2

@@ -46,7 +46,7 @@ def resume(directory: RunDirectory, step: int, *flags: str) -> list[str]:
     return layer.changes()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.lists(st.tuples(OVERRIDES, st.integers(0, 3), st.booleans()), max_size=5))
 def test_the_configuration_is_the_sum_of_all_resumes(
     resumes: list[tuple[dict[str, object], int, bool]],
