@@ -25,14 +25,16 @@ COMMAND: Final = (
     "-c",
     "exec 2>&1; exec bash --norc --noprofile --noediting -i",
 )
-FIRST: Final = b"set +H +o history; PS1= PS2= POSIXLY_CORRECT=\n"
+# Before the shell reads on it may run code for a prompt, or end for want of input.
+_QUIET: Final = "POSIXLY_CORRECT= PROMPT_COMMAND=() PS0= PS1= PS2= TMOUT="
+FIRST: Final = f"set +H +o history; {_QUIET}\n".encode()
 
 # A null command that redirects its standard input would be a process of its own, so it is another.
 # `.` reads the code and not `eval`: then `exit` and `&` announce nothing, as in a script. Its
 # redirections make what `exec` does to the first three descriptors last as long as the call.
 # Errexit would take the last line for a failure; POSIXLY_CORRECT keeps it until the next call.
 _CALL: Final = r"""
-\. /dev/fd/37 37<<'BEGIN' </dev/null >&2 2>&1; 2>&1 37<"/END:$?" || POSIXLY_CORRECT=
+\. /dev/fd/37 37<<'BEGIN' </dev/null >&2 2>&1; 2>&1 37<"/END:$?" || QUIET
 \set +o posix "${POSIXLY_CORRECT:+-}${POSIXLY_CORRECT:-+e}"; 37</BEGIN || _=
 CODE
 BEGIN
@@ -47,8 +49,8 @@ _END: Final = rb"(?:\n(?=bash: /%s:130\.))?(?:bash: )?/%s:(\d+)\.?: [^\n]*\n"
 def call(code: str) -> tuple[bytes, Marks]:
     """The lines that run the code, and the marks that they make bash print."""
     begin, end, last = (secrets.token_hex(8) for _ in range(3))
-    words = {"BEGIN": begin, "END": end, "CODE": code, "LAST": last}
-    lines = re.sub("BEGIN|END|CODE|LAST", lambda found: words[found[0]], _CALL)
+    words = {"BEGIN": begin, "END": end, "QUIET": _QUIET, "CODE": code, "LAST": last}
+    lines = re.sub("|".join(words), lambda found: words[found[0]], _CALL)
     return lines.encode(), Marks(
         begin=re.compile(rb"/%s: [^\n]*\n" % begin.encode()),
         end=re.compile(_END % (end.encode(), end.encode())),

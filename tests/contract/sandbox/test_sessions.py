@@ -34,6 +34,8 @@ LASTING: Final = (
     "set -o posix",
     "set -xv",
     "PS4='\x1e'; PS1='$(echo x) '; PS2=y; PROMPT_COMMAND='printf z'; IFS=abce-/",
+    "PROMPT_COMMAND=(true 'sleep 90'); PS0='$(sleep 90)'; PS1=$PS0; PS2=$PS0",
+    "TMOUT=1",
     "readonly IFS PS1 PS4 POSIXLY_CORRECT REPLY _",
     "trap 'printf x' ERR RETURN DEBUG",
     "trap 'false' EXIT INT TERM HUP",
