@@ -236,6 +236,18 @@ class ToolEnv(GymSide):
             raise ResetNeeded("there is no episode; call reset first")
         return self._play.view()
 
+    def first_messages(self, task: Task) -> tuple[Message, ...]:
+        """What an episode of the task begins with.
+
+        Raises:
+            EnvironmentFault: a message is no text that a tokenizer takes.
+        """
+        first = (Message(role="system", content=self.system),) if self.system else ()
+        messages = (*first, *task.messages())
+        for message in messages:
+            check_text(f"the {message.role} message of task {task.id}", message.content)
+        return messages
+
     async def areset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
@@ -251,10 +263,7 @@ class ToolEnv(GymSide):
         await self.aclose()
         self.seed_rng(seed)
         task = self._chosen_task(options or {})
-        first = (Message(role="system", content=self.system),) if self.system else ()
-        messages = (*first, *task.messages())
-        for message in messages:
-            check_text(f"the {message.role} message of task {task.id}", message.content)
+        messages = self.first_messages(task)
         self._outcome = None
         self._begun_in = asyncio.get_running_loop()
         self.is_open = True

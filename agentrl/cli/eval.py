@@ -45,6 +45,10 @@ def render(result: EvalResult) -> str:
     lines.append(f"turns    {result.turns:6.2f}")
     if result.invalid:
         lines.append(f"invalid  {result.invalid:6}  episodes without a score, left out above")
+    if result.too_long:
+        lines.append(
+            f"too long {result.too_long:6}  tasks whose prompt leaves no room, left out too"
+        )
     return "\n".join(lines)
 
 

@@ -37,6 +37,7 @@ def summary(metrics: Mapping[str, float]) -> dict[str, str]:
         "tok/s": _number(metrics, "tokens_per_s", "{:,.0f}"),
         "held-out": _number(metrics, "eval/success", "{:.1%}"),
         "invalid": _number(metrics, "invalid", "{:.0f}") if metrics.get("invalid") else "",
+        "too long": _number(metrics, "too_long", "{:.0f}"),
     }
     return {label: text for label, text in shown.items() if text}
 

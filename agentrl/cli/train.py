@@ -43,8 +43,10 @@ def _run(options: TrainOptions, arguments: Arguments) -> int:
 
 def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
     from agentrl.orchestration.plan import make_plan
+    from agentrl.orchestration.prompts import is_at_hand, long_prompts
 
     plan = make_plan(loaded.config, resume=options.resume is not None)
+    long = long_prompts(plan) if is_at_hand(plan) else []
     _check_adapters(loaded.config)
     if options.resume is not None:
         from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
@@ -58,6 +60,7 @@ def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
         print_json(plan.to_json())
     else:
         print(dump_config(loaded), end="")
+        print("".join(f"# warning: {line}\n" for line in long), end="")
         print(f"# Everything is in order; tools: {', '.join(plan.tool_names) or 'none'}.")
     return 0
 

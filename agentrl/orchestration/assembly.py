@@ -12,6 +12,7 @@ from agentrl.orchestration.fingerprints import Fingerprints
 from agentrl.orchestration.journal import Journal
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan
+from agentrl.orchestration.prompts import long_prompts
 from agentrl.orchestration.stopping import Stopping
 from agentrl.orchestration.store import RunStore
 from agentrl.orchestration.warm_start import prepare_model
@@ -68,6 +69,8 @@ def assemble(
     estimator: Estimator | None,
 ) -> Assembly:
     """Prepare the model, load it, and wire engine, trainer and store."""
+    for line in long_prompts(plan):
+        journal.warn(line)
     base_model = prepare_model(plan, journal, runner)
     parts = build_parts(plan, base_model, directory.path / "engine")
     with ExitStack() as undo:

@@ -90,6 +90,8 @@ class Controller:
         self._store = store
         self._display = display
         self._isolation: list[tuple[str, ...]] = []
+        self._too_long: set[str] = set()
+        """Tasks that were left out."""
         self.version = 0
         """The policy version that the engine serves: +1 for each published update."""
         self._estimator = estimator or make_estimator(parts.config.trainer)
@@ -182,10 +184,19 @@ class Controller:
             self._isolation = isolation
             found = [{"backend": name, "holds": held} for name, *held in isolation]
             self._store.event("isolation", step=number, sandboxes=found)
+        self._tell_long(number, collected)
         warning = unused_tools(collected, parts.envs)
         if warning is not None:
             self._display.warn(warning)
         return collected
+
+    def _tell_long(self, number: int, collected: Collected) -> None:
+        """Say once of each task that it was left out."""
+        new = {p.task: str(p) for p in collected.too_long if p.task not in self._too_long}
+        if new:
+            self._too_long |= new.keys()
+            self._display.warn(f"step {number}: left out: {next(iter(new.values()))}")
+            self._store.event("prompt_too_long", step=number, tasks=[*new.values()])
 
     def _batch(self, collected: Collected) -> Batch:
         temperature = self._parts.config.rollout.temperature

@@ -19,6 +19,8 @@ class EvalResult:
     tasks: int
     episodes: int
     invalid: int
+    too_long: int
+    """Tasks left out, since their prompts leave no room for a turn."""
     pass_at: Mapping[int, Interval]
     """pass@k for k = 1, 2, 4, ... up to the number of samples; empty where no success is defined:
     scores other than 0 and 1, without a `success_at` of environment or verifier."""
@@ -39,6 +41,7 @@ class EvalResult:
             "tasks": self.tasks,
             "episodes": self.episodes,
             "invalid": self.invalid,
+            "too_long": self.too_long,
             "pass_at": passes,
             "reward": self.reward,
             "turns": self.turns,
@@ -81,6 +84,7 @@ def summarise(collected: Collected, config: EvalConfig) -> EvalResult:
         tasks=len(plays),
         episodes=len(collected.episodes),
         invalid=len(collected.invalid),
+        too_long=len(collected.too_long),
         pass_at=_pass_at(collected, config.samples),
         reward=metrics.get("reward", 0.0),
         turns=metrics.get("turns", 0.0),

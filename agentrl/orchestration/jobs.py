@@ -52,12 +52,15 @@ def evaluate(
     agent: str = "",
 ) -> tuple[EvalResult, Collected]:
     """Play held-out tasks with a model, or with a scripted agent; no trainer is loaded."""
+    from agentrl.orchestration.prompts import long_prompts
     from agentrl.orchestration.sampling import evaluate_once, sampling_parts
     from agentrl.orchestration.scripted import scripted_parts
 
     plan = make_plan(config, objects, train=False, scripted=bool(agent))
     resolve = resolve_tokenizer if agent else resolve_model
     folder = resolve(config.model, seed=config.seed)
+    if not agent:
+        long_prompts(plan, train=False)
 
     async def play(plan: Plan) -> tuple[EvalResult, Collected]:
         if agent:

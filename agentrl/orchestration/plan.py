@@ -138,15 +138,18 @@ def _try_environment(env: BoundEnv, config: RunConfig, train: bool) -> list[str]
     sandbox: object = getattr(env.config, "sandbox", None)
     if isinstance(sandbox, SandboxOptions):
         check_backend(sandbox)
-    splits = {"train"} if train else {config.eval.split}
-    if config.eval.every:
-        splits.add(config.eval.split)
-    for split in sorted(splits):
+    for split in used_splits(config, train):
         task = env.task(0, split, config.seed)
         if not task.messages():
             raise ConfigError(f"env {env.name}: task 0 of split {split} has an empty prompt")
         _check_messages(env.name, task.messages())
     return [schema.name for schema in env.prototype.tool_schemas]
+
+
+def used_splits(config: RunConfig, train: bool) -> list[str]:
+    """The splits that a run takes tasks from."""
+    splits = {"train"} if train else {config.eval.split}
+    return sorted(splits | {config.eval.split} if config.eval.every else splits)
 
 
 def _check_messages(name: str, messages: tuple[Message, ...]) -> None:

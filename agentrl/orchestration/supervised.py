@@ -14,6 +14,7 @@ from agentrl.orchestration.display import Display
 from agentrl.orchestration.journal import journal
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan, make_plan
+from agentrl.orchestration.prompts import long_prompts
 from agentrl.orchestration.run import RunResult
 from agentrl.orchestration.warm_start import supervised_plan, warm_start
 from agentrl.runs import MetricsWriter, RunDirectory
@@ -36,6 +37,8 @@ def supervised_run(loaded: Loaded[RunConfig], objects: Objects, display: Display
     with RunDirectory.create(Path(config.runs_dir), config.name, prefix=prefix) as directory:
         directory.write_config(dump_config(loaded))
         with journal(directory, display) as shown:
+            for line in long_prompts(plan):
+                shown.warn(line)
             base = resolve_model(config.model, seed=config.seed)
             return run(_train(plan, base, directory, shown))
 

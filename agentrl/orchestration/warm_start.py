@@ -136,6 +136,8 @@ class Demonstrations:
         played = await collector.collect(
             jobs, group_size=1, seed=self._seed, step=update, purpose="demonstration"
         )
+        if not played.episodes:  # all prompts are too long
+            return []
         shown = [e for e in played.episodes if _is_shown(e, played.success_at)]
         if not shown:
             first = played.episodes[0]

@@ -7,6 +7,7 @@ from agentrl.rollout.collect import Collected, Collector, CollectSettings, Job, 
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import EpisodeRunner, Limits
 from agentrl.rollout.metrics import episode_metrics, succeeded, successes
+from agentrl.rollout.prompts import LongPrompt, find_long
 from agentrl.rollout.running import EpisodeSpec
 from agentrl.rollout.sampler import EnvSource, TaskRef, task_stream
 from agentrl.rollout.seeds import derive_seed
@@ -22,11 +23,13 @@ __all__ = [
     "EpisodeSpec",
     "Job",
     "Limits",
+    "LongPrompt",
     "RolloutConfig",
     "TaskRef",
     "call_faults",
     "derive_seed",
     "episode_metrics",
+    "find_long",
     "make_batch",
     "reasons",
     "succeeded",

@@ -4,6 +4,7 @@ tasks × group_size  →  at most `concurrency` at a time  →  groups of scored
                             │ invalid: again, with the next attempt's seed
                             └ out of attempts: left out; too many in a step: the run stops
 
+A task whose prompt leaves no room for a turn is left out before: it is no episode.
 One failed episode never ends its siblings; only a RunError or a cancellation does.
 """
 
@@ -15,13 +16,14 @@ from typing import TypeVar
 
 from agentrl.engine import Engine
 from agentrl.envs import ToolEnv
-from agentrl.errors import BreakerTripped
+from agentrl.errors import BreakerTripped, ConfigError, EpisodeError
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.episode import EpisodeRunner, Generate, Limits
 from agentrl.rollout.lockstep import Lockstep
+from agentrl.rollout.prompts import LongPrompt, too_long
 from agentrl.rollout.running import EpisodeSpec
 from agentrl.rollout.seeds import derive_seed
-from agentrl.tools import LoopWatch
+from agentrl.tools import LoopWatch, user_code
 from agentrl.types import Episode, Invalid, Session, Task
 
 T = TypeVar("T")
@@ -52,6 +54,8 @@ class Collected:
     """One per (group, member) that could be scored, in that order."""
     invalid: list[Episode] = field(default_factory=list[Episode])
     """Every attempt without a score, also those that a later attempt made good."""
+    too_long: list[LongPrompt] = field(default_factory=list[LongPrompt])
+    """Groups that were left out before they began: no turn has room behind their prompt."""
     success_at: dict[str, float] = field(default_factory=dict[str, float])
     """The least score that is a success, by environment, where it is said."""
 
@@ -99,6 +103,8 @@ class Collector:
             BreakerTripped: too large a share of the episodes was invalid.
         """
         settings = self._settings
+        long = [self._too_long(job) for job in jobs]
+        jobs = [job for job, left_out in zip(jobs, long, strict=True) if left_out is None]
         total = len(jobs) * group_size
         gate = Lockstep(self._engine) if settings.fixed_order else None
         if gate is not None:
@@ -106,7 +112,7 @@ class Collector:
         runner = self._runner(gate.generate if gate is not None else self._engine.generate)
         places = asyncio.Semaphore(total if gate is not None else settings.concurrency)
         said = {job.env: job.success_at for job in jobs if job.success_at is not None}
-        collected = Collected(success_at=said)
+        collected = Collected(success_at=said, too_long=[one for one in long if one is not None])
 
         async def play(job: Job, member: int) -> Episode | None:
             try:
@@ -127,6 +133,16 @@ class Collector:
         collected.episodes = [episode for episode in played if episode is not None]
         self._check_lost(collected, total)
         return collected
+
+    def _too_long(self, job: Job) -> LongPrompt | None:
+        """A prompt that cannot be rendered is the episode's to report."""
+        try:
+            with user_code(f"making env {job.env}"):
+                env = job.make_env()
+            limit = self._settings.limits.prompt_tokens
+            return too_long(env, job.env, job.task, self._codec, limit)
+        except (EpisodeError, ConfigError):
+            return None
 
     def _runner(self, generate: Generate) -> EpisodeRunner:
         settings = self._settings

@@ -76,6 +76,11 @@ class Limits:
     """None: no limit."""
     setup_s: float
 
+    @property
+    def prompt_tokens(self) -> int:
+        """A first prompt of so many tokens leaves no room for a turn."""
+        return min(self.context_tokens, self.episode_tokens or self.context_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
@@ -138,11 +143,9 @@ class EpisodeRunner:
         context_seed = derive_seed("context", spec.task.id)
         parts = _Parts(spec, env, tools, self._codec.renderer(tools), running, context_seed)
         prompt = self._codec.prompt(parts.renderer, running.first)
-        if len(prompt) >= min(limits.context_tokens, limits.episode_tokens or len(prompt) + 1):
-            raise EnvironmentFault(
-                f"the prompt has {len(prompt)} tokens, but a context may have "
-                f"{limits.context_tokens} and an episode {limits.episode_tokens or 'any number'}; "
-                "shorten it or raise rollout.max_context_tokens or rollout.max_episode_tokens"
+        if len(prompt) >= limits.prompt_tokens:
+            raise EnvironmentFault(  # it has become longer in `setup`
+                f"the prompt has {len(prompt)} tokens, expected less than {limits.prompt_tokens}"
             )
         running.segments.begin(prompt, running.first, len(running.first))
         try:

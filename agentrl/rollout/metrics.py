@@ -35,6 +35,8 @@ def episode_metrics(collected: Collected) -> dict[str, float]:
     """Rewards, success, lengths, calls, stop reasons and losses of one collection."""
     episodes = collected.episodes
     metrics = {"episodes": float(len(episodes)), "invalid": float(len(collected.invalid))}
+    if collected.too_long:
+        metrics["too_long"] = float(len(collected.too_long))
     if not episodes:
         return metrics
     turns = [turn for episode in episodes for turn in episode.turns]

@@ -1,0 +1,52 @@
+"""Prompts that leave no room for a turn, found before anything is loaded."""
+
+from pathlib import Path
+
+from agentrl.engine.local.models.resolve import TINY, resolve_tokenizer
+from agentrl.errors import ConfigError
+from agentrl.orchestration.bind import BoundEnv
+from agentrl.orchestration.plan import Plan, used_splits
+from agentrl.orchestration.sampling import checked_codec, context_length, make_limits
+from agentrl.rollout import Codec, LongPrompt, find_long
+
+_TRIED = 4
+"""Of tasks that are made one by one so many are looked at."""
+
+
+def is_at_hand(plan: Plan) -> bool:
+    """True if the model's tokenizer needs not be fetched."""
+    return plan.config.model == TINY or Path(plan.config.model).expanduser().is_dir()
+
+
+def long_prompts(plan: Plan, *, train: bool = True) -> list[str]:
+    """A line for each environment and split with prompts that will be left out.
+
+    Raises:
+        ConfigError: all of them would be; or the chat template cannot be used.
+    """
+    config = plan.config
+    folder = resolve_tokenizer(config.model, seed=config.seed)
+    codec = checked_codec(plan, folder)
+    limit = make_limits(config, context_length(config, folder)).prompt_tokens
+    lines: list[str] = []
+    for env in plan.envs:
+        for split in used_splits(config, train):
+            lines += _long_in(env, split, codec, limit, config.seed)
+    return lines
+
+
+def _long_in(env: BoundEnv, split: str, codec: Codec, limit: int, seed: int) -> list[str]:
+    listed = env.env_class.listed_tasks(split, env.config)
+    tasks = [env.task(i, split, seed) for i in range(_TRIED)] if listed is None else listed
+    long, sure = find_long(env.prototype, env.name, tasks, codec, limit)
+    if len(long) == len(tasks):
+        which = f"the first {len(tasks)} tasks" if listed is None else f"all {len(tasks)} tasks"
+        raise ConfigError(f"{which} of split {split} have too long a prompt: {_shortest(long)}")
+    if not long or listed is None:
+        return []
+    count = f"{'' if sure else 'at least '}{len(long)} of {len(tasks)}"
+    return [f"{count} tasks of split {split} will be left out: {long[0]}"]
+
+
+def _shortest(long: list[LongPrompt]) -> LongPrompt:
+    return min(long, key=lambda prompt: prompt.tokens)

@@ -1,0 +1,64 @@
+"""Is there room behind a prompt? Measured as rendered, before anything is played."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from agentrl.envs import ToolEnv
+from agentrl.rollout.codec import Codec
+from agentrl.types import Task
+
+MOST_RENDERED: Final = 1000
+"""Of a long list only so many prompts are rendered, those of most bytes first."""
+
+_BARE: Final = Task(prompt="x")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongPrompt:
+    """A task whose prompt leaves no room for a turn."""
+
+    env: str
+    task: str
+    tokens: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"the prompt of task {self.task} of env {self.env} has {self.tokens} tokens, expected "
+            f"less than {self.limit}, so that a turn has room; shorten it, or raise "
+            "rollout.max_context_tokens and rollout.max_episode_tokens"
+        )
+
+
+def too_long(env: ToolEnv, name: str, task: Task, codec: Codec, limit: int) -> LongPrompt | None:
+    """The task, if its prompt has `limit` tokens or more.
+
+    Raises:
+        EpisodeError: the prompt cannot be rendered.
+    """
+    tokens = len(codec.prompt(codec.renderer(env.tool_schemas), env.first_messages(task)))
+    if tokens < limit:
+        return None
+    return LongPrompt(env=name, task=task.id, tokens=tokens, limit=limit)
+
+
+def find_long(
+    env: ToolEnv, name: str, tasks: Sequence[Task], codec: Codec, limit: int
+) -> tuple[list[LongPrompt], bool]:
+    """Those of the tasks that are too long, the one of most bytes first; False: perhaps not all.
+
+    A token is a byte at least, so what has too few bytes is not rendered.
+    """
+    sizes = [(_most_tokens(env, task, codec), task) for task in tasks]
+    doubtful = sorted((pair for pair in sizes if pair[0] >= limit), key=lambda pair: -pair[0])
+    rendered = doubtful[:MOST_RENDERED]
+    found = (too_long(env, name, task, codec, limit) for _, task in rendered)
+    return [long for long in found if long is not None], len(rendered) == len(doubtful)
+
+
+def _most_tokens(env: ToolEnv, task: Task, codec: Codec) -> int:
+    """More than the prompt can have: its bytes, and for each message as much as a bare prompt."""
+    messages = task.messages()
+    scaffold = len(codec.prompt(codec.renderer(env.tool_schemas), env.first_messages(_BARE)))
+    return sum(len(m.content.encode("utf-8", "replace")) + scaffold for m in messages)
