@@ -8,15 +8,30 @@ one distribution; the router is trained through the weights that it gives these 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch and transformers are typed in part only.
 
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.engine.local.routing import routed, routers
+from agentrl.engine.experts import CHANNEL
+from agentrl.engine.local.routing import mixtures, routed
 from agentrl.errors import RunError
 from agentrl.trainer.packing import PackedRows
+from agentrl.types import Batch
+
+_LOG = logging.getLogger(__name__)
+
+
+def warn_of_unrecorded(model: PreTrainedModel, batch: Batch) -> None:
+    """Say that a mixture of experts is trained on what nobody recorded the experts of."""
+    if batch.num_trained and CHANNEL not in batch.channels and mixtures(model):
+        _LOG.warning(
+            "%s is a mixture of experts, but the engine recorded none, so the trainer may send a "
+            "token to others than the engine did: watch the gap, or use an engine that records them",
+            type(model).__name__,
+        )
 
 
 @contextmanager
@@ -30,11 +45,11 @@ def replayed(model: PreTrainedModel, rows: PackedRows) -> Generator[None]:
         yield
         return
     num_layers, chosen = rows.experts_P.shape[1:]
-    found = len(routers(model))
+    found = len(mixtures(model))
     if num_layers != found:
         raise RunError(
             f"the batch has the experts of {num_layers} layers, but {type(model).__name__} has "
-            f"{found} with routers; train the model that the engine serves"
+            f"{found} with experts; train the model that the engine serves"
         )
     if chosen > 1:
         # A token never goes to one expert twice, so zeros say that nothing was recorded.

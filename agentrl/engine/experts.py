@@ -4,6 +4,7 @@ A row stands at the token that its experts helped to predict, like a logprob: wh
 computed at position t is known when token t + 1 is.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, cast
@@ -13,9 +14,12 @@ import orjson
 from numpy.typing import NDArray
 
 from agentrl.engine.reshard import Box
+from agentrl.errors import ConfigError
 
 CHANNEL = "routed_experts"
 """[T, layers, chosen]"""
+_COUNT = re.compile(r"(?:^|_)(?:num|n)(?:_local|_routed)?_experts$")
+_CHOSEN = re.compile(r"(?:experts_per_tok(?:en)?|moe_(?:top_?)?k|top_?k_experts)$")
 
 
 class ExpertChannels(TypedDict, total=False):
@@ -34,11 +38,39 @@ def expert_channels(experts: NDArray[np.integer], num_prompt: int) -> ExpertChan
     }
 
 
+def expert_counts(settings: Mapping[str, object]) -> frozenset[int]:
+    """How many experts a model's configuration gives its layers, in parts of it too.
+
+    Empty for a dense model.
+    """
+    return frozenset(n for n in _numbers(settings, _COUNT) if n > 1)
+
+
 def experts_per_token(folder: Path) -> int:
-    """How many experts a model folder's model sends a token to in each layer; 0 if it is dense."""
+    """How many experts a model folder's model sends a token to in each layer; 0 if it is dense.
+
+    Raises ConfigError for a mixture that does not say it.
+    """
     settings = cast("dict[str, object]", orjson.loads((folder / "config.json").read_bytes()))
-    number = settings.get("num_experts_per_tok")
-    return number if isinstance(number, int) else 0
+    if not expert_counts(settings):
+        return 0
+    number = max(_numbers(settings, _CHOSEN), default=0)
+    if not number:
+        raise ConfigError(
+            f"{folder / 'config.json'}: names experts, but not how many a token goes to "
+            "(num_experts_per_tok), so the experts that a server records cannot be read; use the "
+            "local engine"
+        )
+    return number
+
+
+def _numbers(settings: Mapping[str, object], key: re.Pattern[str]) -> Iterator[int]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(cast("Mapping[str, object]", value), key)
+        elif key.search(str(name)):
+            values = cast("list[object]", value if isinstance(value, list) else [value])
+            yield from (n for n in values if isinstance(n, int))
 
 
 def by_expert(name: str, shape: Sequence[int]) -> Iterator[tuple[str, Box]]:

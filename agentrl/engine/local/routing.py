@@ -1,16 +1,17 @@
 """Which experts a mixture of experts sends each token to: noted while it runs, or given.
 
-Routers in transformers are modules `...TopKRouter` that take the best of their scores with
-`torch.topk`; what that call gives is what is noted or replaced. The weights of given experts are
-the router's own, with their gradient.
+A mixture is found by what it does: a block that holds experts takes the best of their scores with
+`torch.topk`, in itself or in a router below it. What that call gives is what is noted or replaced;
+the weights of given experts are the block's own, with their gradient. Where only some groups of
+experts may be chosen from, those of the given experts are.
 
-Suffixes: N tokens of a pass, L layers with experts.
+Suffixes: N tokens of a pass, L blocks with experts.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch and transformers are not typed)
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,54 +19,118 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from agentrl.engine.experts import expert_counts
+from agentrl.errors import ConfigError
 
 
-def routers(model: nn.Module) -> list[nn.Module]:
-    """The routers in the order of the layers; none in a dense model."""
-    return [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
+def mixtures(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The blocks that hold experts, by name in the order of the layers; none in a dense model.
+
+    Raises ConfigError for a mixture whose experts are held in a way that is not known.
+    """
+    counts = expert_counts(model.config.to_dict())
+    found = dict(_blocks(model, "", counts))
+    if counts and not found:
+        _refuse_hidden(model, counts)
+    return found
 
 
 @contextmanager
-def routed(model: nn.Module, experts: Sequence[Tensor] | None = None) -> Generator[list[Tensor]]:
-    """Send tokens to `experts`, [N, chosen] for each layer, or note those that are chosen.
+def routed(
+    model: PreTrainedModel, experts: Sequence[Tensor] | None = None
+) -> Generator[list[Tensor]]:
+    """Send tokens to `experts`, [N, chosen] for each block, or note those that are chosen.
 
-    Gives the list to which each pass of each layer adds its own.
+    Gives those of the last pass, in the order of `mixtures`. A block that chooses experts in a way
+    that is not known raises ConfigError.
     """
-    noted: list[Tensor] = []
-    found = routers(model)
-    before = [router.__dict__.get("forward") for router in found]
-    for layer, router in enumerate(found):
-        given = None if experts is None else experts[layer]
-        router.forward = partial(_route, type(router).forward, router, given, noted)
+    found = mixtures(model)
+    noted = [torch.empty(0)] * len(found)
+    num_experts = min(expert_counts(model.config.to_dict()), default=2)
+    before = [block.__dict__.get("forward") for block in found.values()]
+    for layer, (name, block) in enumerate(found.items()):
+        choice = partial(_Choice, num_experts, None if experts is None else experts[layer])
+        book = partial(_book, name, block, noted, layer)
+        block.forward = partial(_route, type(block).forward, block, choice, book)
     try:
         yield noted
     finally:
-        for router, forward in zip(found, before, strict=True):
+        for block, forward in zip(found.values(), before, strict=True):
             if forward is None:
-                del router.forward
+                del block.forward
             else:
-                router.forward = forward
+                block.forward = forward
+    silent = [name for name, chosen in zip(found, noted, strict=True) if not len(chosen)]
+    if 0 < len(silent) < len(found):
+        raise ConfigError(_unknown(silent[0], found[silent[0]], "outside of its own pass"))
+
+
+def _refuse_hidden(model: PreTrainedModel, counts: frozenset[int]) -> None:
+    """A model may have no experts in spite of its settings; one with a row for each has them."""
+    root: nn.Module = model
+    plain: list[object] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    for name, module in root.named_modules():
+        own = module.parameters(recurse=False)
+        rows = {len(parameter) for parameter in own if parameter.ndim > 1}
+        if rows & counts and not any(module is other for other in plain):
+            raise ConfigError(_unknown(name, module, "in no block that is known"))
+
+
+def _unknown(name: str, module: nn.Module, how: str) -> str:
+    return (
+        f"{name} ({type(module).__name__}) is part of a mixture that chooses its experts {how}, so "
+        "those that an engine chose cannot be used in training; choose another model"
+    )
+
+
+def _blocks(
+    module: nn.Module, name: str, counts: frozenset[int]
+) -> Iterator[tuple[str, nn.Module]]:
+    children = dict(module.named_children())
+    holders = [child for child in children if _holds_experts(child, children[child], counts)]
+    if holders:
+        yield name, module
+    for child in children.keys() - set(holders) if holders else children:
+        yield from _blocks(children[child], f"{name}.{child}".lstrip("."), counts)
+
+
+def _holds_experts(name: str, module: nn.Module, counts: frozenset[int]) -> bool:
+    """By its name, or as matrices that are stacked (the second side tells them from filters)."""
+    stacks = (p for p in module.parameters(recurse=False) if p.ndim == 3 and p.shape[1] > 1)
+    return name == "experts" or any(len(p) in counts for p in stacks)
 
 
 def _route(
     forward: Callable[..., Any],
-    router: nn.Module,
-    given: Tensor | None,
-    noted: list[Tensor],
+    block: nn.Module,
+    make_choice: Callable[[], "_Choice"],
+    book: Callable[["_Choice"], None],
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    with _Choice(given, noted):
-        return forward(router, *args, **kwargs)
+    with make_choice() as choice:
+        output = forward(block, *args, **kwargs)
+    book(choice)
+    return output
+
+
+def _book(name: str, block: nn.Module, noted: list[Tensor], layer: int, choice: "_Choice") -> None:
+    if choice.chosen is None:
+        raise ConfigError(_unknown(name, block, "without torch.topk"))
+    noted[layer] = choice.chosen
 
 
 class _Choice(TorchFunctionMode):
-    """`torch.topk` takes the given experts, if any."""
+    """`torch.topk` of the scores of all experts takes the given ones, if any."""
 
-    def __init__(self, given: Tensor | None, noted: list[Tensor]) -> None:
+    def __init__(self, num_experts: int, given: Tensor | None) -> None:
         super().__init__()
+        self.chosen: Tensor | None = None
+        """[N, chosen] What the last such call gave."""
+        self._num_experts = num_experts
         self._given = given
-        self._noted = noted
 
     def __torch_function__(
         self,
@@ -76,9 +141,19 @@ class _Choice(TorchFunctionMode):
     ) -> Any:
         if func not in (torch.topk, Tensor.topk):
             return func(*args, **(kwargs or {}))
-        if self._given is None:
-            values, chosen = func(*args, **(kwargs or {}))
-        else:
-            values, chosen = args[0].gather(-1, self._given), self._given
-        self._noted.append(chosen)
+        scores, *others = args
+        if scores.shape[-1] < self._num_experts:
+            return func(self._favour_groups(scores), *others, **(kwargs or {}))
+        values, chosen = func(*args, **(kwargs or {}))
+        if self._given is not None:
+            chosen = self._given.view(chosen.shape)
+            values = scores.gather(-1, chosen)
+        self.chosen = chosen.flatten(0, -2)
         return values, chosen
+
+    def _favour_groups(self, scores: Tensor) -> Tensor:
+        """Scores of groups, [N, groups], in which those of the given experts are the best."""
+        if self._given is None or scores.ndim != 2:
+            return scores
+        groups = self._given // (self._num_experts // scores.shape[-1])
+        return scores.detach().scatter(-1, groups, torch.inf)

@@ -21,14 +21,13 @@ class Rows:
     request; an idle one keeps what it has for its session's next turn.
     """
 
-    def __init__(self, cache: RowCache, slots: int, experts: tuple[int, int] = (0, 0)) -> None:
-        """`experts` are the layers that have some and how many a token goes to in each."""
+    def __init__(self, cache: RowCache, slots: int) -> None:
         self.cache = cache
         self.slots = slots
         self.steps = 0
         self.tokens_RP = np.zeros((0, 0), dtype=np.int64)
-        self.experts_RP = np.zeros((0, 0, *experts), dtype=np.int16)
-        """The experts that each token in the cache went to, [R, P, layers, chosen]."""
+        self.experts_RP = np.zeros((0, 0, 0, 0), dtype=np.int16)
+        """The experts that each token in the cache went to, [R, P, layers, chosen]; see `note`."""
         self.known_R = np.zeros(0, dtype=np.int64)
         self.filled_R = np.zeros(0, dtype=np.int64)
         self.busy_R = np.zeros(0, dtype=np.bool_)
@@ -65,6 +64,15 @@ class Rows:
         self.tokens_RP[row, : len(ids_P)] = ids_P
         self.known_R[row], self.filled_R[row], self.busy_R[row] = len(ids_P), cached, True
         return row, cached
+
+    def note(
+        self, rows: NDArray[np.int64], places: NDArray[np.int64], experts: NDArray[np.int64]
+    ) -> None:
+        """Keep the experts of computed tokens, [tokens, layers, chosen]."""
+        if self.experts_RP.shape[2:] != experts.shape[1:]:
+            shape = (*self.tokens_RP.shape, *experts.shape[1:])
+            self.experts_RP = np.zeros(shape, dtype=np.int16)
+        self.experts_RP[rows, places] = experts
 
     def release(self, row: int) -> None:
         """The row's request has ended; its session may come back."""

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from agentrl.engine.local import sampling
 from agentrl.engine.local.attention import Piece, Plan, causal_mask, decode_mask
 from agentrl.engine.local.cache import RowCache
-from agentrl.engine.local.routing import routed, routers
+from agentrl.engine.local.routing import mixtures, routed
 from agentrl.engine.local.rows import Rows
 from agentrl.errors import EngineError
 from agentrl.types import Sampling, StopReason
@@ -90,9 +90,8 @@ class Stepper:
         self._device, self._dtype = model.device, model.dtype
         self._cache = RowCache(model.config, self._dtype, self._device)
         self._group: int = model.config.num_attention_heads // self._cache.data.shape[3]
-        experts = (len(routers(model)), getattr(model.config, "num_experts_per_tok", 0) or 0)
-        self._routes = experts[0] > 0
-        self._rows = Rows(self._cache, slots, experts)
+        self._routes = bool(mixtures(model))
+        self._rows = Rows(self._cache, slots)
         self._budget = prefill_tokens
 
     def submit(self, request: Request) -> None:
@@ -230,7 +229,7 @@ class Stepper:
         if noted:
             kept_N = work.writes_N < self._cache.length
             experts_N = torch.stack(noted, 1).cpu().numpy()[kept_N]
-            self._rows.experts_RP[work.owners_N[kept_N], work.writes_N[kept_N]] = experts_N
+            self._rows.note(work.owners_N[kept_N], work.writes_N[kept_N], experts_N)
         if work.plan.calls != self._cache.num_layers:
             raise EngineError(
                 f"{type(self.model).__name__} called the engine's attention {work.plan.calls} "

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import CHANNEL
 from agentrl.engine.local.engine import LocalEngine
-from agentrl.engine.local.routing import routed, routers
+from agentrl.engine.local.routing import mixtures, routed
 from agentrl.engine.local.weights import as_in_files, update
 from agentrl.errors import RunError
 from agentrl.tokens import TokenRecord, verify_batch
@@ -35,8 +35,8 @@ LAYERS, EXPERTS, CHOSEN = 3, 8, 3
 """An odd number, so that the last choice is between the two of a pair."""
 
 
-def router_weights(model: nn.Module) -> list[Tensor]:
-    return [router.get_parameter("weight") for router in routers(model)]
+def router_weights(model: PreTrainedModel) -> list[Tensor]:
+    return [block.get_parameter("gate.weight") for block in mixtures(model).values()]
 
 
 def recorded(batch: Batch) -> NDArray[np.int16]:
@@ -124,7 +124,7 @@ def test_a_tiny_change_flips_the_choices(model: Qwen3MoeForCausalLM) -> None:
     def nudge(_: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
         return (arguments[0] * (1 + 1e-7 * torch.randn_like(arguments[0])),)
 
-    hooks = [router.register_forward_pre_hook(nudge) for router in routers(model)]
+    hooks = [block.register_forward_pre_hook(nudge) for block in mixtures(model).values()]
     with torch.no_grad(), routed(model) as after:
         model(input_ids=ids)
     for hook in hooks:
