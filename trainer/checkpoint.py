@@ -135,6 +135,7 @@ def load_checkpoint(path: Path, trainer: "Trainer") -> Mapping[str, Json]:
     host = orjson.loads((path / "state.json").read_bytes())
     trainer.step = host["trainer"]["step"]
     trainer.num_skipped = host["trainer"]["num_skipped"]
+    trainer.gate.restore(host["trainer"]["gate"])
     set_random_states(host["random"])
     return cast(Mapping[str, Json], host["state"])
 
@@ -316,7 +317,11 @@ def _single_process() -> Generator[None, None, None]:
 def _host_state(trainer: "Trainer", state: Mapping[str, Json]) -> dict[str, object]:
     return {
         "state": dict(state),
-        "trainer": {"step": trainer.step, "num_skipped": trainer.num_skipped},
+        "trainer": {
+            "step": trainer.step,
+            "num_skipped": trainer.num_skipped,
+            "gate": trainer.gate.state(),
+        },
         "random": random_states(),
     }
 

@@ -32,6 +32,8 @@ class KlConfig(Config):
 class RatioBandConfig(Config):
     """Where the importance ratios of the first update must lie, else the run stops.
 
+    Later steps outside of it are an alarm if their gap is also ten times what the run has had.
+
     The first batch is on policy, so each ratio is 1 up to rounding: float32 engines are within 1e-5
     (mean) and 1e-3 (one token), bfloat16 ones of small models near 1e-2 and 3e-1. A wrong
     temperature, dropout or a shifted mask gives a mean above 1e-1.
@@ -128,7 +130,13 @@ class TrainerConfig(Config):
     critic: CriticConfig = Field(default=CriticConfig(), description="the critic of ppo")
     lora: LoraConfig = Field(default=LoraConfig(), description="low-rank adapters")
     ratio_band: RatioBandConfig = Field(
-        default=RatioBandConfig(), description="check of the first update's importance ratios"
+        default=RatioBandConfig(), description="check of the importance ratios of what is on policy"
+    )
+    max_gap_alarms: int = Field(
+        default=3,
+        ge=1,
+        description="steps whose gap is far outside the run's, after which it stops; none of them "
+        "is trained on",
     )
     token_budget: int = Field(
         default=4096, ge=1, description="tokens per micro-batch: bounds memory, not the result"

@@ -1,19 +1,146 @@
-"""The gate before the first update: policy and behavior must be the same distribution."""
+"""The gate before the first update, and the alarm that stays on after it.
+
+Tokens that were sampled under the weights that the trainer has are on policy, so policy and
+behavior must be the same distribution there. Others (of a batch that is trained on twice, or that
+an older version sampled) are not judged.
+
+Suffix: N tokens of the batch.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from agentrl.errors import RunError
 from agentrl.trainer.config import RatioBandConfig
-from agentrl.trainer.stats import RatioStats
+from agentrl.trainer.stats import GapAlarm, RatioStats, Suspect, ratio_stats
+from agentrl.types import Batch, Json
+
+_FAR = 10.0
+"""A gap is far outside what the run has had if it is so many times the median."""
+_KEPT = 100
+"""Steps that the median is taken over."""
+_NAMED = 3
+"""Episodes that an alarm names."""
 
 
-def check_first_update(ratios: RatioStats, band: RatioBandConfig, num_trained: int) -> None:
-    """Raise RunError with a report unless the ratios lie within the band."""
-    if ratios.deviation_mean <= band.mean and ratios.deviation_max <= band.max:
-        return
+class GapGate:
+    """Judges the on-policy tokens of each update of a run.
+
+    The first update must lie in the band, or the run stops. Later a step outside of it whose gap
+    is also far outside what the run has had is an alarm: its batch is not to be trained on.
+    """
+
+    def __init__(self, band: RatioBandConfig, max_alarms: int) -> None:
+        self._band = band
+        self._max_alarms = max_alarms
+        self._num_alarms = 0
+        self._gaps = deque[tuple[float, float]](maxlen=_KEPT)
+        """Mean and max of the steps that were trained on."""
+        self._trained = -1
+        """The newest version whose tokens were trained on: the weights changed after it."""
+        self.is_open = False
+        """The first update of this process has passed."""
+
+    def judge(
+        self, batch: Batch, policy_N: NDArray[np.float64], used_N: NDArray[np.bool_]
+    ) -> GapAlarm | None:
+        """An alarm, if this batch is one; raises RunError before the first update."""
+        judged_N = used_N & (batch.versions_N > self._trained)
+        ratios = ratio_stats(policy_N[judged_N], batch.logprobs_N[judged_N].astype(np.float64))
+        if not judged_N.any() or np.isnan(ratios.mean):
+            return None
+        over_mean = ratios.deviation_mean > self._band.mean
+        over_max = ratios.deviation_max > self._band.max
+        if (over_mean or over_max) and not self.is_open:
+            _refuse_first(ratios, self._band, batch, policy_N, judged_N)
+        self.is_open = True
+        usual_mean, usual_max = self._usual()
+        far_mean = over_mean and ratios.gap_mean > _FAR * usual_mean
+        far_max = over_max and ratios.gap_max > _FAR * usual_max
+        if far_mean or far_max:
+            usual = f"{usual_mean:.2g} (mean) and {usual_max:.2g} (max)"
+            return self._sound(ratios, usual, worst_tokens(batch, policy_N, judged_N))
+        self._gaps.append((ratios.gap_mean, ratios.gap_max))
+        return None
+
+    def trained(self, batch: Batch) -> None:
+        """The weights changed by this batch, so what was sampled under its version is old."""
+        self._trained = max(self._trained, int(batch.versions_N.max(initial=-1)))
+
+    def state(self) -> Mapping[str, Json]:
+        """What a checkpoint holds of it."""
+        return {"alarms": self._num_alarms, "gaps": [list(pair) for pair in self._gaps]}
+
+    def restore(self, state: Mapping[str, Json]) -> None:
+        """Go on with what the run has had."""
+        self._num_alarms = cast(int, state["alarms"])
+        pairs = cast("list[tuple[float, float]]", state["gaps"])
+        self._gaps.extend((mean, largest) for mean, largest in pairs)
+
+    def _usual(self) -> tuple[float, float]:
+        if not self._gaps:
+            return np.inf, np.inf
+        means, largest = zip(*self._gaps, strict=True)
+        return median(means), median(largest)
+
+    def _sound(self, ratios: RatioStats, usual: str, worst: tuple[Suspect, ...]) -> GapAlarm:
+        self._num_alarms += 1
+        return GapAlarm(
+            reason=(
+                f"the gap between engine and trainer is {ratios.gap_mean:.2g} (mean) and "
+                f"{ratios.gap_max:.2g} (max) nats, where this run had {usual}, and mean "
+                f"|ratio - 1| is {ratios.deviation_mean:.2g} and the largest "
+                f"{ratios.deviation_max:.2g}, outside trainer.ratio_band"
+            ),
+            worst=worst,
+            number=self._num_alarms,
+            final=self._num_alarms >= self._max_alarms,
+        )
+
+
+def worst_tokens(
+    batch: Batch, policy_N: NDArray[np.float64], judged_N: NDArray[np.bool_]
+) -> tuple[Suspect, ...]:
+    """The judged token with the largest gap of each of the worst episodes."""
+    found: dict[int, Suspect] = {}
+    judged = np.flatnonzero(judged_N)
+    gaps: NDArray[np.float64] = np.abs(policy_N - batch.logprobs_N)[judged]
+    for token in judged[np.argsort(-gaps, kind="stable")].tolist():
+        row = int(np.searchsorted(batch.offsets_R1, token, side="right")) - 1
+        episode = int(batch.episode_R[row])
+        if episode not in found:
+            found[episode] = Suspect(
+                episode=episode,
+                segment=int((batch.episode_R[:row] == episode).sum()),
+                token=token - int(batch.offsets_R1[row]),
+                policy=float(policy_N[token]),
+                behavior=float(batch.logprobs_N[token]),
+            )
+        if len(found) == _NAMED:
+            break
+    return tuple(found.values())
+
+
+def _refuse_first(
+    ratios: RatioStats,
+    band: RatioBandConfig,
+    batch: Batch,
+    policy_N: NDArray[np.float64],
+    judged_N: NDArray[np.bool_],
+) -> None:
+    worst = worst_tokens(batch, policy_N, judged_N)
+    named = "; ".join(f"{batch.episode_ids[each.episode]}, {each}" for each in worst)
     raise RunError(
-        f"before the first update the importance ratios of {num_trained} tokens have mean "
+        f"before the first update the importance ratios of {int(judged_N.sum())} tokens have mean "
         f"{ratios.mean:.4g}, mean |ratio - 1| {ratios.deviation_mean:.4g} (at most {band.mean:g} "
         f"expected) and largest |ratio - 1| {ratios.deviation_max:.4g} (at most {band.max:g}); the "
         f"logprob gap is {ratios.gap_mean:.4g} (mean) and {ratios.gap_max:.4g} (max) nats; engine "
         "and trainer do not compute the same distribution, so check weights, temperature and dtype "
-        "of the engine, or widen trainer.ratio_band if its precision explains this"
+        "of the engine, or widen trainer.ratio_band if its precision explains this; worst are "
+        f"{named}"
     )

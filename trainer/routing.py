@@ -28,8 +28,8 @@ def warn_of_unrecorded(model: PreTrainedModel, batch: Batch) -> None:
     """Say that a mixture of experts is trained on what nobody recorded the experts of."""
     if batch.num_trained and CHANNEL not in batch.channels and mixtures(model):
         _LOG.warning(
-            "%s is a mixture of experts, but the engine recorded none, so the trainer may send a "
-            "token to others than the engine did: watch the gap, or use an engine that records them",
+            "%s is a mixture of experts, but the engine recorded none, so the trainer may send "
+            "tokens to others than the engine did: watch the gap, or use an engine that records",
             type(model).__name__,
         )
 

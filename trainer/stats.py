@@ -38,6 +38,42 @@ class SupervisedStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """A token to which the engine and the trainer give logprobs that are far apart."""
+
+    episode: int
+    """Index in the batch."""
+    segment: int
+    """Index among the segments of the episode."""
+    token: int
+    """Index in the segment."""
+    policy: float
+    """The trainer's logprob."""
+    behavior: float
+    """The engine's."""
+
+    def __str__(self) -> str:
+        """Where in the episode it is, and both logprobs."""
+        return (
+            f"token {self.token} of segment {self.segment}: engine {self.behavior:.4g}, trainer "
+            f"{self.policy:.4g}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GapAlarm:
+    """A step whose gap is far outside what its run has had; it was not trained on."""
+
+    reason: str
+    worst: tuple[Suspect, ...]
+    """One token of each of the worst episodes."""
+    number: int
+    """How many alarms the run has had, this one included."""
+    final: bool
+    """It has had as many as `trainer.max_gap_alarms` allows, so it ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats(SupervisedStats):
     """One policy update; ratios and gaps compare policy and behavior before the step."""
 
@@ -56,6 +92,8 @@ class StepStats(SupervisedStats):
     """The critic's, a mean over the trained tokens; None without a critic."""
     value_explained: float | None = None
     """1 less the mean squared error of its values, before the step, over the targets' variance."""
+    alarm: GapAlarm | None = None
+    """Why the batch must not be trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """`Trainer`: one optimizer step from one batch.
 
     verify records -> count trained tokens -> micro-batches: logprobs, loss sum / count, backward
-                   -> sums over ranks -> first-update gate -> finite? -> clip -> AdamW
+                   -> sums over ranks -> gate -> finite? -> clip -> AdamW
 
 With several ranks each process has a `Trainer` and gives it the same batch. All sums are taken over
 the ranks before anything is decided, so all of them decide alike.
@@ -34,7 +34,7 @@ from agentrl.trainer.config import TrainerConfig, check_heads
 from agentrl.trainer.critic import Critic, CriticStats
 from agentrl.trainer.device import CPU, give_back, memory_errors
 from agentrl.trainer.export import export_hf
-from agentrl.trainer.gate import check_first_update
+from agentrl.trainer.gate import GapGate
 from agentrl.trainer.logprobs import policy_scores, sequence_logprobs
 from agentrl.trainer.lora import AdapterWeights, add_adapters
 from agentrl.trainer.meta import read_slices
@@ -42,7 +42,7 @@ from agentrl.trainer.model import check_trainable, frozen_copy, make_optimizer
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
 from agentrl.trainer.packing import PackedRows, num_read, trained_rows, trained_weight
 from agentrl.trainer.ranks import SINGLE, Ranks
-from agentrl.trainer.routing import replayed
+from agentrl.trainer.routing import replayed, warn_of_unrecorded
 from agentrl.trainer.schedule import learning_rate
 from agentrl.trainer.shard import in_pass, is_sharded, prepare, settle, whole
 from agentrl.trainer.stats import StepStats, SupervisedStats, ratio_stats
@@ -142,16 +142,18 @@ class Trainer:
         self.has_changed = False
         """Set before an update changes anything; who wants to know sets it to False before."""
         self._skipped_in_a_row = 0
-        self._gate_passed = False
+        self.gate = GapGate(config.ratio_band, config.max_gap_alarms)
+        """Compares engine and trainer before each update."""
         self._warned = ranks.rank > 0
 
     def update(self, batch: Batch) -> StepStats:
         """One policy update of a batch with advantages.
 
         The weights stay as they are, and `skipped` says why, if nothing in the batch can be trained
-        or the gradient is not finite. Raises RecordMismatch if a record changed since it was
-        sampled, RunError if the first update's ratios are outside the band or too many gradients in
-        a row were not finite, OutOfMemory.
+        or the gradient is not finite, or with an `alarm`: the gap to the engine is far outside what
+        the run has had. Raises RecordMismatch if a record changed since it was sampled, RunError if
+        the first update's ratios are outside the band or too many gradients in a row were not
+        finite, OutOfMemory.
         """
         self._check_saving()
         started = time.perf_counter()
@@ -162,11 +164,16 @@ class Trainer:
             result.logprobs_N[result.used_N], batch.logprobs_N[result.used_N].astype(np.float64)
         )
         num_used = int(result.used_N.sum())
-        if not self._gate_passed and num_used and not math.isnan(ratios.mean):
-            check_first_update(ratios, self.config.ratio_band, num_used)
-            self._gate_passed = True
+        if not self.gate.is_open and not self.ranks.rank:
+            warn_of_unrecorded(self.model, batch)
+        alarm = self.gate.judge(batch, result.logprobs_N, result.used_N)
+        if alarm is not None:
+            self.optimizer.zero_grad(set_to_none=True)
+            result = replace(result, nothing=alarm.reason)
         common = self._finish(batch, result, num_verified, started)
-        critic = self._update_critic(batch)
+        if common.skipped is None:
+            self.gate.trained(batch)
+        critic = None if alarm else self._update_critic(batch)
         return StepStats(
             **asdict(common),
             ratio_mean=ratios.mean,
@@ -178,6 +185,7 @@ class Trainer:
             gap_max=ratios.gap_max,
             value_loss=critic.loss if critic else None,
             value_explained=critic.explained if critic else None,
+            alarm=alarm,
         )
 
     def supervised_update(self, batch: Batch, *, smoothing: float = 0.0) -> SupervisedStats:

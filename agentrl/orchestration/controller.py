@@ -17,18 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration.display import Display
 from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.parts import Parts
-from agentrl.orchestration.reports import unused_tools, why_untrained
+from agentrl.orchestration.reports import (
+    stop_of_alarms,
+    unused_tools,
+    why_untrained,
+    worst_episodes,
+)
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.orchestration.store import RunStore
 from agentrl.rollout import Collected, TaskRef, episode_metrics, make_batch
 from agentrl.trainer.algorithms.advantage import group_advantages, token_advantages
 from agentrl.trainer.algorithms.gae import Gae
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.stats import StepStats, SupervisedStats
+from agentrl.trainer.stats import GapAlarm, StepStats, SupervisedStats
 from agentrl.types import Batch
 
 Estimator = Callable[[Batch], NDArray[np.float32]]
@@ -125,6 +130,10 @@ class Controller:
         result = await self._evaluate_if_due(result)
         self._store.write_step(result.step, result.metrics, collected)
         self._display.step(result.step, result.metrics)
+        if stats.alarm is not None and stats.alarm.final:
+            raise RunError(
+                stop_of_alarms(stats.alarm, collected, self._store.episodes_file(number))
+            )
         return result
 
     async def _train(self, collected: Collected, number: int, times: dict[str, float]) -> StepStats:
@@ -208,12 +217,22 @@ class Controller:
     def _update(self, batch: Batch, collected: Collected, number: int) -> StepStats:
         self._display.phase("train")
         stats = self._parts.trainer.update(batch)
-        if stats.skipped:
+        if stats.alarm is not None:
+            self._show_alarm(stats.alarm, collected, number)
+        elif stats.skipped:
             lines = why_untrained(collected)
             shown = "\n  ".join([*lines[:3], "... all of them are in events.jsonl"])
             self._display.warn(f"step {number} changed nothing ({stats.skipped}):\n  {shown}")
             self._store.event("nothing_trained", step=number, reason=stats.skipped, episodes=lines)
         return stats
+
+    def _show_alarm(self, alarm: GapAlarm, collected: Collected, number: int) -> None:
+        lines = worst_episodes(alarm, collected, self._store.episodes_file(number))
+        shown = "\n  ".join(lines)
+        self._display.warn(f"step {number} is not trained on: {alarm.reason}; worst:\n  {shown}")
+        self._store.event(
+            "gap_alarm", step=number, number=alarm.number, reason=alarm.reason, worst=lines
+        )
 
     async def _publish(self) -> None:
         weights = self._parts.trainer.weights()

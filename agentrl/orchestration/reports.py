@@ -1,11 +1,13 @@
-"""What a person must be told about a step: nothing to train, tools never called."""
+"""What a person must be told about a step: nothing to train, tools never called, a wrong gap."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from agentrl.config.nearest import nearest
 from agentrl.orchestration.bind import BoundEnv
 from agentrl.rollout import NEVER_RAN, Collected, call_faults
+from agentrl.trainer.stats import GapAlarm
 from agentrl.types import Episode, Invalid
 
 
@@ -31,6 +33,28 @@ def _why(episode: Episode, group: Sequence[Episode]) -> str:
 def _reason(episode: Episode) -> str:
     outcome = episode.outcome
     return f"{outcome.reason} ({outcome.blame})" if isinstance(outcome, Invalid) else "scored"
+
+
+def worst_episodes(alarm: GapAlarm, collected: Collected, file: Path) -> list[str]:
+    """One line per episode that an alarm names: which it is, where it is kept, what differs."""
+    lines: list[str] = []
+    for suspect in alarm.worst:
+        episode = collected.episodes[suspect.episode]
+        lines.append(
+            f"{episode.id} (env {episode.env}, task {episode.task.id}, group {episode.group}, "
+            f"member {episode.member}; row {suspect.episode} of {file}), {suspect}"
+        )
+    return lines
+
+
+def stop_of_alarms(alarm: GapAlarm, collected: Collected, file: Path) -> str:
+    """Why a run ends after its last alarm."""
+    return (
+        f"{alarm.reason}; that is alarm {alarm.number} of this run and trainer.max_gap_alarms "
+        f"allows no more, so it stops, and none of these steps was trained on: engine and trainer "
+        "do not compute the same distribution any more, so look at what these episodes have in "
+        f"common, such as their length: {'; '.join(worst_episodes(alarm, collected, file))}"
+    )
 
 
 def unused_tools(collected: Collected, envs: Sequence[BoundEnv]) -> str | None:

@@ -52,6 +52,10 @@ class RunStore:
         """The folder of the checkpoints."""
         return self.directory.checkpoints
 
+    def episodes_file(self, step: int) -> Path:
+        """Where the episodes of a training step are, or will be."""
+        return self._episodes.path(step)
+
     def write_step(self, step: int, metrics: Mapping[str, float], collected: Collected) -> None:
         """The episodes of a step, scored and not, then its line of metrics.
 

@@ -9,6 +9,7 @@ Suffixes: N tokens of a pass, L blocks with experts.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 # (parts of torch and transformers are not typed)
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -33,7 +34,8 @@ def mixtures(model: PreTrainedModel) -> dict[str, nn.Module]:
     counts = expert_counts(model.config.to_dict())
     found = dict(_blocks(model, "", counts))
     if counts and not found:
-        _refuse_hidden(model, counts)
+        plain = [model.get_input_embeddings(), model.get_output_embeddings()]
+        _refuse_hidden(model, plain, counts)
     return found
 
 
@@ -67,11 +69,12 @@ def routed(
         raise ConfigError(_unknown(silent[0], found[silent[0]], "outside of its own pass"))
 
 
-def _refuse_hidden(model: PreTrainedModel, counts: frozenset[int]) -> None:
-    """A model may have no experts in spite of its settings; one with a row for each has them."""
-    root: nn.Module = model
-    plain: list[object] = [model.get_input_embeddings(), model.get_output_embeddings()]
-    for name, module in root.named_modules():
+def _refuse_hidden(model: nn.Module, plain: Sequence[object], counts: frozenset[int]) -> None:
+    """A model may have no experts in spite of its settings; one with a row for each has them.
+
+    `plain` are modules whose rows are known to be other things.
+    """
+    for name, module in model.named_modules():
         own = module.parameters(recurse=False)
         rows = {len(parameter) for parameter in own if parameter.ndim > 1}
         if rows & counts and not any(module is other for other in plain):

@@ -151,16 +151,18 @@ def plain_loss(model: LlamaForCausalLM, batch: Batch, low: float, high: float) -
     return total / count
 
 
-def on_policy(model: LlamaForCausalLM, segments: Sequence[Segment], **options: object) -> Batch:
+def on_policy(
+    model: LlamaForCausalLM, segments: Sequence[Segment], *, version: int = 0, **options: object
+) -> Batch:
     """A batch whose behavior logprobs are the model's own, recorded as an engine would."""
     batch = batch_of(segments)
     with torch.no_grad():
         logprobs_N = plain_logprobs(model, batch).numpy()
-    remade = [_with_logprobs(s, logprobs_N[batch.row(r)]) for r, s in enumerate(segments)]
+    remade = [_with_logprobs(s, logprobs_N[batch.row(r)], version) for r, s in enumerate(segments)]
     return batch_of(remade, **options)  # type: ignore[arg-type]  # passed through as given
 
 
-def _with_logprobs(old: Segment, logprobs_T: NDArray[np.floating]) -> Segment:
+def _with_logprobs(old: Segment, logprobs_T: NDArray[np.floating], version: int) -> Segment:
     record = TokenRecord(VOCAB)
     start = 0
     for number, length in enumerate(old.appends_A.tolist()):
@@ -169,7 +171,7 @@ def _with_logprobs(old: Segment, logprobs_T: NDArray[np.floating]) -> Segment:
             record.append_prompt(ids)
         elif old.mask_T[start]:
             logprobs = logprobs_T[start : start + length]
-            record.append_sampled(seal(ids, logprobs, [0] * length, StopReason.STOP))
+            record.append_sampled(seal(ids, logprobs, [version] * length, StopReason.STOP))
         else:
             record.append_environment(ids)
         start += length

@@ -1,0 +1,196 @@
+"""The gap is looked at for the whole run: what is an alarm, what is none, what becomes of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from agentrl.engine.local import sampling
+from agentrl.errors import RunError
+from agentrl.orchestration.display import Silent
+from agentrl.orchestration.load import load_run_config
+from agentrl.orchestration.run import Run
+from agentrl.runs import read_episodes
+from agentrl.trainer import RatioBandConfig, TrainerConfig
+from agentrl.trainer.gate import GapGate
+from agentrl.trainer.stats import GapAlarm
+from agentrl.trainer.trainer import Trainer
+from agentrl.types import Batch
+from tests.one_thread import one_thread
+from tests.unit.trainer.batches import batch_of, on_policy, random_segments, tiny_model
+
+__all__ = ["one_thread"]
+ENV = f"{Path(__file__).parents[2] / 'e2e' / 'digits_env.py'}:Digits"
+BATCH = batch_of(random_segments((30, 25, 20)))
+USED = BATCH.mask_N
+
+
+def newer(batch: Batch, version: int) -> Batch:
+    return replace(batch, versions_N=np.where(batch.mask_N, np.int32(version), np.int32(-1)))
+
+
+def judge(gate: GapGate, version: int, gaps: float | NDArray[np.float64]) -> GapAlarm | None:
+    """Trains too if there is no alarm."""
+    batch = newer(BATCH, version)
+    alarm = gate.judge(batch, batch.logprobs_N + gaps * USED, USED)
+    if alarm is None:
+        gate.trained(batch)
+    return alarm
+
+
+@given(
+    scale=st.floats(1e-7, 2e-2),
+    steps=st.integers(2, 30),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=20)
+def test_noise_of_any_precision_is_no_alarm_and_a_jump_is_one(
+    scale: float, steps: int, seed: int
+) -> None:
+    """The noise of bfloat16 is that of the widest scale."""
+    rng = np.random.default_rng(seed)
+    gate = GapGate(RatioBandConfig(), 3)
+    for version in range(steps):
+        assert judge(gate, version, rng.normal(0, scale, len(USED))) is None
+    jumped = rng.normal(0, 1, len(USED))
+    alarm = judge(gate, steps, jumped)
+    assert alarm is not None
+    assert (alarm.number, alarm.final) == (1, False)
+    worst = alarm.worst[0]
+    at = int(np.abs(jumped * USED).argmax())
+    assert BATCH.episode_R[np.searchsorted(BATCH.offsets_R1, at, side="right") - 1] == worst.episode
+    assert worst.policy - worst.behavior == pytest.approx(jumped[at], abs=1e-5)
+    # A jump never becomes what the run is used to.
+    assert [judge(gate, steps, jumped) is not None for _ in range(2)] == [True, True]
+
+
+def test_a_slow_drift_out_of_the_band_is_an_alarm() -> None:
+    gate = GapGate(RatioBandConfig(), 3)
+    drift = [1e-6] * 10 + [2e-2, 3e-2, 4e-2, 6e-2]
+    assert [judge(gate, i, gap) is not None for i, gap in enumerate(drift)] == [False] * 13 + [True]
+
+
+def test_one_token_is_enough() -> None:
+    gate = GapGate(RatioBandConfig(), 1)
+    assert judge(gate, 0, 1e-6) is None
+    one = np.zeros(len(USED))
+    one[np.flatnonzero(USED)[7]] = 0.8
+    alarm = judge(gate, 1, one)
+    assert alarm is not None
+    assert alarm.final
+
+
+def test_what_is_not_on_policy_is_not_judged() -> None:
+    """A batch that is trained on twice has other ratios the second time."""
+    gate = GapGate(RatioBandConfig(), 1)
+    assert judge(gate, 4, 1e-6) is None
+    assert judge(gate, 4, 2.0) is None
+    assert judge(gate, 3, 2.0) is None
+    assert judge(gate, 5, 2.0) is not None
+
+
+def test_a_batch_with_an_alarm_changes_nothing_and_a_checkpoint_keeps_the_count(
+    tmp_path: Path,
+) -> None:
+    def again(trainer: Trainer, version: int) -> Batch:
+        model = tiny_model()
+        model.load_state_dict(trainer.model.state_dict())
+        segments = random_segments((9, 12))
+        return on_policy(model, segments, version=version, advantages=(1, -1))
+
+    config = TrainerConfig(lr=1e-3, max_gap_alarms=2)
+    trainer = Trainer(tiny_model(), config, total_steps=9)
+    assert trainer.update(again(trainer, 0)).alarm is None
+    batch = again(trainer, 1)
+    before = {n: p.clone() for n, p in trainer.model.named_parameters()}
+    stats = trainer.update(replace(batch, temperature=0.3))
+    assert stats.alarm is not None
+    assert stats.skipped == stats.alarm.reason
+    assert not stats.alarm.final
+    assert all(torch.equal(p, before[n]) for n, p in trainer.model.named_parameters())
+    assert all(p.grad is None for p in trainer.model.parameters())
+    path = trainer.save(tmp_path, step=1, state={})
+    resumed = Trainer(tiny_model(), config, total_steps=9)
+    resumed.load(path)
+    assert resumed.update(again(resumed, 1)).alarm is None
+    alarm = resumed.update(replace(again(resumed, 2), temperature=0.3)).alarm
+    assert alarm is not None
+    assert (alarm.number, alarm.final) == (2, True)
+
+
+class Remembering(Silent):
+    """Keeps the warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def run(tmp_path: Path, *flags: str, display: Silent | None = None, resume: bool = False) -> Run:
+    small = ("--rollout.tasks-per-step", "2", "--group-size", "2", "--checkpoint.every", "2")
+    given = (*small, "--rollout.max-turn-tokens", "6", "--threads", "1", "--steps", "6", *flags)
+    loaded = load_run_config(
+        flags=["--env", ENV, "--runs-dir", str(tmp_path), "--name", "a", *given]
+    )
+    return Run(loaded, display=display, resume=resume)
+
+
+def heat(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """The engine says logprobs of another temperature than the trainer is told."""
+    draw = sampling.draw
+
+    def hot(logits: Any, temperatures: Any, uniforms: Any) -> Any:
+        return draw(logits, temperatures * np.float32(factor), uniforms)
+
+    monkeypatch.setattr(sampling, "draw", hot)
+
+
+def events(tmp_path: Path) -> Sequence[Mapping[str, Any]]:
+    lines = (tmp_path / "a" / "events.jsonl").read_bytes().splitlines()
+    return [event for line in lines if (event := orjson.loads(line))["event"] == "gap_alarm"]
+
+
+def test_a_run_whose_engine_goes_wrong_names_the_episodes_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is resumed between two alarms."""
+    display = Remembering()
+    with run(tmp_path, display=display) as going:
+        for step in going:
+            if step.step == 2:
+                heat(monkeypatch, 0.2)
+            if step.step == 4:
+                break
+    heat(monkeypatch, 5)  # the two cancel
+    with run(tmp_path, resume=True) as going:
+        steps = iter(going)
+        assert next(steps).stats.alarm is None
+        heat(monkeypatch, 0.2)
+        with pytest.raises(RunError, match="alarm 3 of this run"):
+            next(steps)
+    found = events(tmp_path)
+    assert [event["step"] for event in found] == [3, 4, 6]
+    (shown,) = [w for w in display.warnings if "step 3 is not trained on: the gap" in w]
+    assert all(line in shown for line in found[0]["worst"])
+    for event in found:
+        file = tmp_path / "a" / "episodes" / f"step-{event['step']:06}.parquet"
+        episodes = read_episodes(file)
+        for line in event["worst"]:
+            row = int(line.partition("; row ")[2].partition(" of ")[0])
+            assert line.startswith(f"{episodes[row].id} (env {ENV}, task {episodes[row].task.id}, ")
+            assert str(file) in line
+
+
+def test_a_bfloat16_engine_gives_no_alarm(tmp_path: Path) -> None:
+    with run(tmp_path, "--engine.dtype", "bfloat16", "--lr", "1e-3") as going:
+        assert [step.stats.alarm for step in going] == [None] * 6
