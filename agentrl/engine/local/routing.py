@@ -34,7 +34,8 @@ def mixtures(model: PreTrainedModel) -> dict[str, nn.Module]:
     counts = expert_counts(model.config.to_dict())
     found = dict(_blocks(model, "", counts))
     if counts and not found:
-        plain = [model.get_input_embeddings(), model.get_output_embeddings()]
+        plain: list[object] = [model.get_input_embeddings()]
+        plain.append(model.get_output_embeddings())  # type: ignore[no-untyped-call]  # transformers'
         _refuse_hidden(model, plain, counts)
     return found
 

@@ -101,9 +101,10 @@ def mixture(kind: str, **settings: object) -> PreTrainedModel:
     return model
 
 
-def logits(model: PreTrainedModel) -> Tensor:
+def scores(model: PreTrainedModel) -> Tensor:
     ids = torch.arange(3, 43)[None] % VOCAB
-    return model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    return logits.log_softmax(-1)
 
 
 def nudge(_: nn.Module, arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -123,13 +124,13 @@ def test_noted_experts_are_replayed(kind: str) -> None:
     assert len(mixtures(model)) == (2 * LAYERS if kind == "jetmoe" else LAYERS)
     with torch.no_grad():
         with routed(model) as noted:
-            engine = logits(model)
+            engine = scores(model)
         assert {tuple(n.shape) for n in noted} == {(40, CHOSEN)}
         blocks = mixtures(model).values()
         hooks = [b.register_forward_pre_hook(nudge, with_kwargs=True) for b in blocks]
-        free = float((logits(model) - engine).abs().max())
+        free = float((scores(model) - engine).abs().max())
         with routed(model, noted) as replayed:
-            gap = float((logits(model) - engine).abs().max())
+            gap = float((scores(model) - engine).abs().max())
         for hook in hooks:
             hook.remove()
     assert all(torch.equal(a, b) for a, b in zip(noted, replayed, strict=True))
@@ -144,7 +145,7 @@ def test_the_router_is_trained_as_by_the_models_own_code(kind: str) -> None:
     chosen: list[Tensor] | None = None
     for _ in range(2):
         with routed(model, chosen) as noted:
-            logits(model)[:, 7].sum().backward()
+            torch.autograd.backward(scores(model)[:, 7].sum())
         chosen = noted
         gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
         model.zero_grad(set_to_none=True)
@@ -172,7 +173,7 @@ def test_another_way_to_choose_is_refused_by_name(
 ) -> None:
     model = mixture(kind, **settings)
     with pytest.raises(ConfigError, match=named), torch.no_grad(), routed(model):
-        logits(model)
+        scores(model)
 
 
 @pytest.mark.parametrize("kind", ["doge", "qwen3_moe", "granitemoehybrid"])

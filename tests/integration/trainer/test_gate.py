@@ -40,7 +40,8 @@ def newer(batch: Batch, version: int) -> Batch:
 def judge(gate: GapGate, version: int, gaps: float | NDArray[np.float64]) -> GapAlarm | None:
     """Trains too if there is no alarm."""
     batch = newer(BATCH, version)
-    alarm = gate.judge(batch, batch.logprobs_N + gaps * USED, USED)
+    policy_N = batch.logprobs_N.astype(np.float64) + gaps * USED
+    alarm = gate.judge(batch, policy_N, USED)
     if alarm is None:
         gate.trained(batch)
     return alarm
