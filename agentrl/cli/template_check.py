@@ -4,6 +4,7 @@ import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from agentrl.cli.command import Arguments, Command, JsonOption, print_json
 from agentrl.errors import ConfigError
-from agentrl.tokens import Renderer, Tokenizer
+from agentrl.tokens import Renderer, Tokenizer, ToolFormat, choose_format
 from agentrl.tokens.conformance import Report, examine
 from agentrl.tokens.tokenizer import read_template
 from agentrl.types import ToolSchema
@@ -35,13 +36,12 @@ class TemplateOptions(JsonOption):
 def _run(options: TemplateOptions, arguments: Arguments) -> int:
     name = arguments.positional[0]
     tokenizer, about = _load(name, options.tokenizer)
+    made = partial(Renderer, tokenizer, tool_format=_format_of(tokenizer))
     with _limited(_WALL_LIMIT_S):
         reports = {
-            "without tools": examine(Renderer(tokenizer), with_tools=False),
-            "with tools": examine(Renderer(tokenizer, [_TOOL]), with_tools=True),
-            "results as user text": examine(
-                Renderer(tokenizer, [_TOOL], results="user"), with_tools=True
-            ),
+            "without tools": examine(made(), with_tools=False),
+            "with tools": examine(made([_TOOL]), with_tools=True),
+            "results as user text": examine(made([_TOOL], results="user"), with_tools=True),
         }
     safe = reports["with tools"].verdict != "refused"
     if options.as_json:
@@ -57,6 +57,14 @@ def _run(options: TemplateOptions, arguments: Arguments) -> int:
     else:
         print(render(name, about, reports))
     return 0 if safe else 1
+
+
+def _format_of(tokenizer: Tokenizer) -> ToolFormat | None:
+    """The format that the template writes; None where only a person can say which it is."""
+    try:
+        return choose_format(tokenizer)
+    except ConfigError:
+        return None
 
 
 def render(name: str, about: str, reports: dict[str, Report]) -> str:

@@ -1,18 +1,19 @@
 """Whether a chat template can carry a conversation that grows: short conversations, tried out.
 
 A template is *exact* if, turn by turn, its own rendering ends with exactly what the renderer
-appends, and what was appended before is either still its beginning (then record and template agree
-in every token) or is rewritten by the template (then the record keeps it verbatim). It is *forked*
-if that fails but every rendering holds all that was said, so that a new segment can begin with it;
-else it is *refused*.
+appends, and what stands before, the sampled turns among it, is either still its beginning (then
+record and template agree in every token) or is rewritten by the template (then the record keeps it
+verbatim). It is *forked* if that fails but every rendering holds all that was said, so that a new
+segment can begin with it; else it is *refused*.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentrl.errors import ConfigError
+from agentrl.tokens.profile import first_difference
 from agentrl.tokens.render import Reasoning, Renderer, not_preserving, roles
 from agentrl.types import Json, Message, ToolCall
 
@@ -69,14 +70,16 @@ def examine(renderer: Renderer, *, with_tools: bool) -> Report:
     report = Report(rows=tuple(rows))
     if report.verdict == "refused":
         return report
-    return Report(rows=(*_facts(renderer, rows), *_values(renderer, with_tools), *rows))
+    rows += _spellings(renderer, with_tools)
+    shown = [chat[-1].role != "assistant" for chat in chats]
+    later = [row for row, goes_on in zip(rows, shown, strict=False) if goes_on]
+    facts = (*_facts(renderer, rows, later), *_values(renderer, with_tools))
+    return Report(rows=(*facts, *rows))
 
 
-def _facts(renderer: Renderer, rows: Sequence[Row]) -> Iterator[Row]:
+def _facts(renderer: Renderer, rows: Sequence[Row], later: Sequence[Row]) -> Iterator[Row]:
     profile, name = renderer.profile, renderer.name_of
-    rewrites = any(row.action == "keep" for row in rows)
-    kept = "not always; history is kept as it was sampled" if rewrites else "yes"
-    yield Row(name="prefix-preserving", detail=kept)
+    yield Row(name="prefix-preserving", detail=_preserving(renderer, rows, later))
     stops = ", ".join(sorted(map(name, renderer.stop_ids)))
     by_role = "; the marker of the next role" if profile.after_text.is_next_role else ""
     yield Row(name="stop tokens", detail=f"{stops}{by_role}")
@@ -94,6 +97,15 @@ def _facts(renderer: Renderer, rows: Sequence[Row]) -> Iterator[Row]:
     system = "own" if profile.dialect.has_system else "in front of the first user message"
     developer = "own" if profile.dialect.has_developer else "as system"
     yield Row(name="roles", detail=f"system {system}, developer {developer}")
+
+
+def _preserving(renderer: Renderer, rows: Sequence[Row], later: Sequence[Row]) -> str:
+    """Whether the template shows `later` what was sampled; thinking counts where it knows any."""
+    kept = [row for row in later if row.action == "keep"]
+    if any(renderer.knows_thinking or "reasoning" not in row.name for row in kept):
+        return "not always; history is kept as it was sampled"
+    others = any(row.action == "keep" for row in rows)
+    return "yes" + ", for turns as it writes them; others are kept as sampled" * others
 
 
 def _bos(renderer: Renderer) -> Row:
@@ -194,6 +206,7 @@ def _result(text: str, number: int = 0) -> Message:
 
 _ASK, _MORE, _LAST = _user("First ask."), _user("Second ask."), _user("Third ask.")
 _SAY, _CALL = _assistant("Some answer."), _assistant(calls=1)
+_THOUGHT, _THOUGHT_CALL = (replace(turn, reasoning="Some thought.") for turn in (_SAY, _CALL))
 _RESULT = _result("Result one.")
 _SYSTEM = Message(role="system", content="Some rule.")
 _TRIALS = (
@@ -204,13 +217,18 @@ _TRIALS = (
 )
 """Contents that a template may cut, escape or rewrite."""
 CHATS: tuple[tuple[Message, ...], ...] = (
+    (_ASK, _SAY),
     (_ASK, _SAY, _MORE),
     (_ASK, _CALL, _RESULT),
     (_SYSTEM, _ASK, _SAY, _MORE),
-    (_ASK, _assistant("Some answer.", reasoning="Some thought."), _MORE),
+    (_ASK, _THOUGHT),
+    (_ASK, _THOUGHT, _MORE),
+    (_ASK, _CALL),
+    (_ASK, _THOUGHT_CALL, _RESULT),
     (_ASK, _assistant("Some words.", calls=1), _RESULT),
     (_ASK, _assistant(calls=2), _RESULT, _result("Result two.", 1)),
     (_ASK, _CALL, _RESULT, _MORE),
+    (_ASK, _THOUGHT_CALL, _RESULT, _THOUGHT, _MORE),
     (_ASK, _SAY, _MORE, _assistant("More words."), _LAST),
     (_ASK, _CALL, _RESULT, _SAY, _MORE),
     (_ASK, _CALL, _RESULT, _assistant(calls=1), _result("Result two.")),
@@ -219,11 +237,12 @@ CHATS: tuple[tuple[Message, ...], ...] = (
 
 
 def _tried(renderer: Renderer, chat: Sequence[Message]) -> Row:
-    rewritten = ""
+    rewritten, record = "", ""
     for begin, end in _turns(chat):
-        so_far = chat[:end]
+        so_far, answers = chat[:end], chat[begin + 1 : end]
         try:
-            before, whole = renderer.text(chat[:begin]), renderer.text(so_far)
+            before = renderer.text(chat[:begin])
+            whole = renderer.text(so_far, generate=bool(answers))
         except ConfigError as error:
             return Row(name=roles(so_far), detail=str(error), action="refuse")
         if lost := _lost(so_far, whole):
@@ -232,11 +251,67 @@ def _tried(renderer: Renderer, chat: Sequence[Message]) -> Row:
                 f"{roles(so_far)}, it drops or alters {lost!r}; use a template that only appends"
             )
             return Row(name=roles(so_far), detail=detail, action="refuse")
-        if fault := _fault(renderer, so_far, begin, whole):
+        if answers and (fault := _fault(renderer, so_far, begin, whole)):
             return Row(name=roles(so_far), detail=fault, action="fork")
-        if not whole.startswith(before):
-            rewritten = rewritten or not_preserving(so_far, before, whole)
+        try:
+            record = (record or before) + renderer.spoken(chat[begin])
+            record += renderer.suffix(answers) if answers else ""
+        except ConfigError as error:
+            return Row(name=roles(so_far), detail=str(error), action="keep")
+        rewritten = rewritten or _rewriting(so_far, record, whole)
     return Row(name=roles(chat), detail=rewritten or "kept", action="keep" if rewritten else "")
+
+
+def _rewriting(chat: Sequence[Message], record: str, whole: str) -> str:
+    """What the template shows in place of what the record keeps; empty if they agree."""
+    is_last = chat[-1].role == "assistant"  # then a line break may follow, or the stop be left out
+    if whole == record or (is_last and (whole.startswith(record) or record.startswith(whole))):
+        return ""
+    at = first_difference(record, whole)
+    return (
+        f"for {roles(chat)}, the record keeps {_excerpt(record, at)!r}; a server that renders the "
+        f"plain chat template would show {_excerpt(whole, at)!r}"
+    )
+
+
+def _excerpt(text: str, at: int) -> str:
+    """The text from the word on in which it differs."""
+    begin = max(text.rfind(end, max(at - 12, 0), at) for end in " \n<")
+    return text[at if begin < 0 else begin + (text[begin] != "<") :][:60]
+
+
+def _spellings(renderer: Renderer, with_tools: bool) -> Iterator[Row]:
+    """Turns that a model may write and a template cannot, since messages do not say how."""
+    answer, words, stop = _SAY.content, "Some words.", renderer.profile.after_text.stop.text
+    blank = f" \n{answer}\n "
+    chat = (_ASK, _assistant(blank), _MORE)
+    yield from _spelt(renderer, "blanks around an answer", chat, {answer: blank})
+    if with_tools:
+        stop = renderer.profile.after_calls.stop.text if renderer.calls_in_template else stop
+        chat = (_ASK, _assistant(words, calls=1), _RESULT)
+        yield from _spelt(renderer, "words behind a call", chat, {words: "", stop: words + stop})
+        chat = (_ASK, _CALL, _RESULT)
+        yield from _spelt(renderer, "arguments without blanks", chat, {'"key0": ': '"key0":'})
+
+
+def _spelt(
+    renderer: Renderer, name: str, chat: Sequence[Message], edits: Mapping[str, str]
+) -> Iterator[Row]:
+    """The row of a chat whose turn the model writes with `edits` of the template's writing."""
+    ask, turn, answer = chat
+    try:
+        written = renderer.spoken(replace(turn, content=turn.content.strip()))
+        spoken = written
+        for old, new in edits.items():
+            spoken = new.join(spoken.rsplit(old, 1)) if old else spoken + new
+        record = renderer.text([ask]) + spoken + renderer.suffix([answer])
+        rewritten = _rewriting(chat, record, renderer.text(chat))
+    except ConfigError as error:
+        rewritten = str(error)
+    else:
+        if spoken == written:
+            return
+    yield Row(name=name, detail=rewritten or "kept", action="keep" if rewritten else "")
 
 
 def _fault(renderer: Renderer, chat: Sequence[Message], begin: int, whole: str) -> str:

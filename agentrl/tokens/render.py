@@ -181,6 +181,13 @@ class Renderer:
         return bool(self.profile.opened_thinking)
 
     @property
+    def knows_thinking(self) -> bool:
+        """True if the template opens a thinking block, shows one or looks for its end."""
+        ends = ("</think>", self._format.think[1])
+        named = any(end in self._tokenizer.template.source for end in ends)
+        return self.opens_thinking or self.profile.shows_reasoning or named
+
+    @property
     def tools_in_template(self) -> bool:
         """True if the chat template describes tools."""
         return self.profile.shows_tools and self._results == "template"
@@ -230,6 +237,11 @@ class Renderer:
     def text(self, messages: Sequence[Message], *, generate: bool = True) -> str:
         """The conversation as the template writes it, for readers."""
         return self._guard.plain(self._render(messages, self._tools, generate=generate))
+
+    def spoken(self, message: Message) -> str:
+        """What a model samples for the assistant's message, with its stop token, for readers."""
+        ending = self._ending(message)
+        return self._guard.plain(self._body(message, ending)) + ending.stop.text
 
     def suffix(self, messages: Sequence[Message]) -> str:
         """What the template writes for messages behind a stop token, for readers."""
@@ -340,7 +352,10 @@ class Renderer:
 
     def _at_the_end(self, message: Message, ending: Ending) -> str | None:
         text = self._render([USER, message], self._later_tools)
-        cut = text.rfind(ending.stop.text) if ending.stop.text else len(text)
+        begin = len(self._before_assistant)
+        cut = text.rfind(ending.stop.text, begin) if ending.stop.text else len(text)
+        if cut < 0 and ending.is_next_role:
+            cut = len(text)  # no role is next
         return self._spoken(text[:cut]) if cut >= 0 else None
 
     def _spoken(self, text: str) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.tokens import Renderer, Tokenizer
 from agentrl.tokens.conformance import Report, examine
-from agentrl.types import Message, ToolSchema
+from agentrl.types import AssistantTurn, Message, ToolSchema
 
 MakeFolder = Callable[..., Path]
 load = cache(Tokenizer.load)
@@ -86,3 +86,93 @@ def test_two_bos_are_refused(make_folder: MakeFolder) -> None:
     assert "writes the BOS <|bos|> 2 times" in report.reason
     ends = make_folder(CHATML, bos_token="<|im_end|>")
     assert examine(Renderer(load(ends)), with_tools=False).verdict == "exact"
+
+
+THINK = "{{ '<think>' + m.reasoning_content + '</think>' if m.reasoning_content and WHEN }}"
+ASKED = (
+    "{% set ns = namespace(asked=0) %}"
+    "{% for m in messages if m.role == 'user' %}{% set ns.asked = loop.index0 * 2 %}{% endfor %}"
+)
+THOUGHT = "user, assistant with reasoning, user"
+
+
+def with_content(make_folder: MakeFolder, content: str) -> Path:
+    return make_folder(ASKED + CHATML.replace("{{ m.content }}", content))
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "sampled", "shown"),
+    [
+        (
+            THINK.replace("WHEN", "loop.last") + "{{ m.content }}",
+            THOUGHT,
+            "'<think>Some thought.</think>Some answer.<|im_end|>",
+            "'Some answer.<|im_end|> <|im_start|>user",
+        ),
+        (
+            THINK.replace("WHEN", "loop.index0 > ns.asked") + "{{ m.content }}",
+            THOUGHT,
+            "'<think>Some thought.</think>Some answer.<|im_end|>",
+            "'Some answer.<|im_end|> <|im_start|>user",
+        ),
+        (
+            "{{ m.content.split('</think>')[-1] }}",
+            THOUGHT,
+            r"'<think>\nSome thought.\n</think>",
+            "'Some answer.<|im_end|> <|im_start|>user",
+        ),
+        (
+            "{{ m.content | trim }}",
+            "blanks around an answer",
+            r"' \nSome answer.\n <|im_end|>",
+            "'Some answer.<|im_end|>",
+        ),
+        (
+            "{{ m.content + ('!' if loop.last and m.role == 'assistant' else '') }}",
+            "user, assistant",
+            "'answer.<|im_end|>",
+            "'answer.!<|im_end|>",
+        ),
+    ],
+)
+def test_a_rewritten_turn_is_a_row_that_names_both_texts(
+    make_folder: MakeFolder, content: str, name: str, sampled: str, shown: str
+) -> None:
+    report = examine(Renderer(load(with_content(make_folder, content))), with_tools=False)
+    rows = {row.name: row for row in report.rows}
+    assert report.verdict == "exact"
+    assert rows[name].action == "keep"
+    kept, _, served = rows[name].detail.partition("; a server that renders")
+    assert sampled in kept
+    assert shown in served
+    preserving = rows["prefix-preserving"].detail
+    assert preserving.startswith("not always" if name == THOUGHT else "yes, for turns as it writes")
+
+
+def test_thinking_that_stays_is_kept(make_folder: MakeFolder) -> None:
+    content = THINK.replace("WHEN", "true") + "{{ m.content }}"
+    report = examine(Renderer(load(with_content(make_folder, content))), with_tools=False)
+    assert [row.detail for row in report.rows if row.name == "prefix-preserving"] == ["yes"]
+    assert not any(row.action for row in report.rows)
+
+
+@pytest.mark.parametrize("when", ["true", "loop.last", "loop.index0 > ns.asked"])
+def test_a_rewritten_turn_forks_where_it_is_asked_for(make_folder: MakeFolder, when: str) -> None:
+    content = THINK.replace("WHEN", when) + "{{ m.content }}"
+    renderer = Renderer(load(with_content(make_folder, content)), reasoning="fork")
+    turn = AssistantTurn(text="Some answer.", reasoning="Some thought.")
+    asked = [Message(role="user", content=text) for text in ("First.", "Second.")]
+    ids = renderer.prompt(asked[:1]) + renderer.assistant(turn)
+    going_on = renderer.continuation(ids, [asked[0], turn.message(), asked[1]], 1)
+    assert going_on.forks is (when != "true")
+
+
+def test_what_messages_cannot_say_is_kept_as_it_was_sampled(
+    qwen_like: Path, tools: tuple[ToolSchema, ...]
+) -> None:
+    report = examine(Renderer(load(qwen_like), tools), with_tools=True)
+    kept = {row.name: row.detail for row in report.rows if row.action == "keep"}
+    named = {name for name in kept if "reasoning" not in name}
+    assert named == {"words behind a call", "arguments without blanks"}
+    assert '{"key0":"value0"}' in kept["arguments without blanks"]
+    assert '{"key0": "value0"}' in kept["arguments without blanks"]

@@ -256,7 +256,7 @@ def test_a_template_without_tools_has_them_in_the_system_message(
 
 def test_the_check_reports_what_it_learnt(folder: Path, tools: Sequence[ToolSchema]) -> None:
     lines = Renderer(load(folder), tools).check()
-    assert "prefix-preserving: yes" in lines
+    assert any(line.startswith("prefix-preserving: yes") for line in lines)
     assert "stop tokens: <|im_end|> (2)" in lines
     assert any(line.startswith(r"separator: '\n<|im_start|>user") for line in lines)
 
@@ -280,7 +280,7 @@ def test_an_assistant_message_may_be_rendered_otherwise_when_it_is_last(
 ) -> None:
     template = TERSE.replace("STOP", "{{ '!' if loop.last }}<|im_end|>")
     renderer = Renderer(load(make_folder(template)))
-    assert "prefix-preserving: yes" in renderer.check()
+    assert any(line.startswith("prefix-preserving: yes") for line in renderer.check())
     steps = [(AssistantTurn(text="Hi."), [user("Go on.")])] * 2
     conversation = [user("Begin."), *[of_assistant("Hi."), user("Go on.")] * 2]
     assert play(renderer, steps) == renderer.prompt(conversation)

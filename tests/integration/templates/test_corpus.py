@@ -47,6 +47,11 @@ NO_TOOL_ROLE = {
     "llava_next",
     "llava_next_training",
 }
+SHOWS_ALL = (
+    *("idefics3", "smolvlm", "llama3", "muse_glimmer", "qwen2_5", "qwen3_instruct_2507"),
+    *("qwen3_vl", "qwen3_training", "qwen3_5_think_training", "qwen3_6_training", "qwen3_8"),
+)
+"""What the names begin with of those that show later what was sampled."""
 EXACT = sorted(sources().keys() - FORKED - DROPS_RESULTS - NO_TOOL_ROLE)
 pytestmark = pytest.mark.timeout(300)  # the first one loads the tokenizers
 few = settings(
@@ -80,6 +85,28 @@ def test_every_template_has_the_verdict_of_the_table() -> None:
     expected |= dict.fromkeys(DROPS_RESULTS | NO_TOOL_ROLE, "refused")
     assert {name: report_of(name, "tools").verdict for name in sources()} == expected
     assert Counter(report_of(name, "user").verdict for name in sources()) == {"exact": 72}
+
+
+def test_a_template_that_shows_other_turns_than_were_sampled_says_so() -> None:
+    kept = {
+        name
+        for name in EXACT
+        if any(row.detail.startswith("not always") for row in report_of(name, "tools").rows)
+    }
+    assert {name for name in EXACT if name.startswith(SHOWS_ALL)} == set(EXACT) - kept
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_training", "glm4moe", "gptoss", "llama3_1"])
+def test_a_turn_that_is_shown_otherwise_forks(name: str) -> None:
+    tools, results = USES["tools"]
+    renderer = Renderer(load(name), tools, results=results, reasoning="fork")
+    turn = AssistantTurn(text="Some answer.", reasoning="Some thought.")
+    asked = [Message(role="user", content=text) for text in ("First ask.", "Second ask.")]
+    ids = renderer.prompt(asked[:1]) + renderer.assistant(turn)
+    row = "user, assistant with reasoning, user"
+    rewritten = any(r.name == row and r.action == "keep" for r in report_of(name, "tools").rows)
+    assert rewritten is (name != "qwen3_training")
+    assert renderer.continuation(ids, [asked[0], turn.message(), asked[1]], 1).forks is rewritten
 
 
 def test_what_is_refused_is_refused_by_the_result_that_is_lost() -> None:

@@ -54,8 +54,11 @@ def test_a_template_that_rewrites_history_is_kept(
     file.write_text("{{ messages | length }}" + CHATML.replace("CONTENT", "m.content"))
     assert main(["template", "check", str(file), "--tokenizer", str(tiny_folder)]) == 0
     shown = capsys.readouterr().out
-    assert "keep    user, assistant, user: the chat template changes earlier text" in shown
-    assert "it writes '4<|im_start|>" in shown
+    assert (
+        "keep    user, assistant, user: for user, assistant, user, the record keeps '1<|im_start|>"
+        in shown
+    )
+    assert "would show '3<|im_start|>" in shown
     assert "prefix-preserving: not always" in shown
 
 
