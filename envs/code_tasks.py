@@ -1,15 +1,37 @@
-"""Small programming tasks, made by a seed: what `code_sandbox` asks for when it has no file."""
+"""Small programming tasks, made by a seed: what `code_sandbox` asks for when it has no file.
 
+The hidden tests are chosen so that wrong programs fail one of them: those for another number, and
+the reference with a small bug.
+"""
+
+import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from agentrl.envs.swe.build.operators import OPERATORS
+from agentrl.envs.swe.build.source import Source
 from agentrl.types import Task
 
 NUM_TESTS: Final = 8
+"""At least; more where so many do not tell each wrong program from the right one."""
+_POOL: Final = 400
+"""So many arguments are drawn to choose from."""
+_NEIGHBOURS: Final = (-3, -2, -1, 1, 2, 3)
+_FAILED: Final = "failed"
+_RESULTS: Final = (
+    *("y[:-1]", "y[1:]", "y[::-1]", "y + y[:1]", "sorted(y)"),
+    *("y + 1", "y - 1", "-y", "abs(y)", "y * 2", "y or None"),
+)
+_ARGUMENTS: Final = (
+    *("x[1:]", "x[:-1]", "x[::-1]", "sorted(x)", "list(dict.fromkeys(x))"),
+    *("x + 1", "x - 1", "x * 2", "x // 10"),
+)
+"""What careless programs do to the result `y`, and to the argument."""
+Program = Callable[[Any], Any]
 Generator = np.random.Generator
 
 
@@ -21,21 +43,24 @@ class Family:
     """What the function does; `{k}` is the number."""
     source: str
     """The body of a solution, with the argument `x`."""
-    argument: Callable[[Generator], Any]
+    argument: Callable[[Generator, int], Any]
+    """Draws one, near the number now and then."""
     numbers: tuple[int, ...]
 
 
-def _ints(rng: Generator) -> list[int]:
+def _ints(rng: Generator, k: int) -> list[int]:
     size = int(rng.integers(0, 12))
-    return [int(n) for n in rng.integers(-50, 50, size=size)]
+    found = [int(n) for n in rng.integers(-50, 50, size=size)]
+    near = [int(n) for n in rng.integers(k - 3, k + 4, size=size)]
+    return [a if rng.random() < 0.7 else b for a, b in zip(found, near, strict=True)]
 
 
-def _number(rng: Generator) -> int:
+def _number(rng: Generator, k: int) -> int:
     return int(rng.integers(0, 60))
 
 
-def _word(rng: Generator) -> str:
-    letters = rng.choice(list("aabbcdeino "), size=int(rng.integers(0, 14)))
+def _word(rng: Generator, k: int) -> str:
+    letters = rng.choice(list("aabbcdeino   "), size=int(rng.integers(0, 20)))
     return " ".join("".join(letters).split())
 
 
@@ -81,21 +106,92 @@ def draw(rng: Generator) -> tuple[Family, int, bool]:
 
 def make(rng: Generator, family: Family, k: int, *, program: bool) -> Task:
     """The task with its tests; the solution is ours, so it may run here."""
-    body = family.source.replace("{k}", str(k)).replace("\n", "\n    ")
-    function = f"def solve(x):\n    {body}\n"
-    names: dict[str, Any] = {}
-    exec(function, names)
-    arguments = [family.argument(rng) for _ in range(NUM_TESTS + 1)]
-    results = [names["solve"](argument) for argument in arguments]
-    pairs = list(zip(arguments, results, strict=True))
-    tests: list[dict[str, Any]] = [{"args": [a], "expected": r} for a, r in pairs]
-    if program:
-        tests = [{"stdin": json.dumps(a), "stdout": json.dumps(r)} for a, r in pairs]
+    function = solution_of(family, k)
+    solve = compiled(function)
+    example = family.argument(rng, k)
+    tests: list[dict[str, Any]] = []
+    for argument in choose_arguments(rng, family, k):
+        result = solve(argument)
+        if program:
+            tests.append({"stdin": json.dumps(argument), "json": result})
+        else:
+            tests.append({"args": [argument], "expected": result})
     show = json.dumps if program else repr
     return Task(
         prompt=(_PROGRAM if program else _FUNCTION).format(
-            words=family.words.format(k=k), argument=show(arguments[0]), result=show(results[0])
+            words=family.words.format(k=k), argument=show(example), result=show(solve(example))
         ),
-        answer=tests[1:],
+        answer=tests,
         data={"solution": _MAIN.format(function=function) if program else function},
     )
+
+
+def solution_of(family: Family, k: int) -> str:
+    """The text of the function `solve`."""
+    body = family.source.replace("{k}", str(k)).replace("\n", "\n    ")
+    return f"def solve(x):\n    {body}\n"
+
+
+def compiled(text: str) -> Program:
+    """The function `solve` of a text of ours."""
+    names: dict[str, Any] = {}
+    exec(text, names)
+    solve: Program = names["solve"]
+    return solve
+
+
+def choose_arguments(rng: Generator, family: Family, k: int) -> list[Any]:
+    """Arguments on which every wrong program gives another result than the right one, somewhere.
+
+    A wrong program that gives the right results for all that was drawn to choose from is taken for
+    a right one.
+    """
+    pool = list({repr(a): a for a in (family.argument(rng, k) for _ in range(_POOL))}.values())
+    solve = compiled(solution_of(family, k))
+    right = [_result_of(solve, argument) for argument in pool]
+    fooled = [
+        {i for i, argument in enumerate(pool) if _result_of(wrong, argument) == right[i]}
+        for wrong in wrong_programs(family, k)
+    ]
+    chosen: list[int] = []
+    left = [same for same in fooled if len(same) < len(pool)]
+    while left or len(chosen) < NUM_TESTS:
+        # The one that most of the programs that are left get wrong; the first of these.
+        wrong = [sum(i not in same for same in left) for i in range(len(pool))]
+        best = max((i for i in range(len(pool)) if i not in chosen), key=lambda i: wrong[i])
+        chosen.append(best)
+        left = [same for same in left if best in same]
+    return [pool[i] for i in chosen]
+
+
+@functools.cache
+def wrong_programs(family: Family, k: int) -> Sequence[Program]:
+    """Programs for other numbers, and the right one with a bug each."""
+    others = {*family.numbers, *(k + step for step in _NEIGHBOURS)} - {k, 0}
+    texts = [solution_of(family, other) for other in sorted(others)]
+    right = solution_of(family, k)
+    around = f"def right(x):\n{right.partition(chr(10))[2]}\ndef solve(x):\n    "
+    texts += [f"{around}return right({argument})\n" for argument in _ARGUMENTS]
+    texts += [f"{around}y = right(x)\n    return {result}\n" for result in _RESULTS]
+    return [compiled(text) for text in dict.fromkeys([*texts, *_with_bugs(right)])]
+
+
+def _with_bugs(text: str) -> Iterator[str]:
+    source = Source(text.encode())
+    for node in source.nodes():
+        for operator in OPERATORS.values():
+            for edit in operator(source, node):
+                broken = source.replaced(edit)
+                try:
+                    compile(broken, "solution", "exec")
+                except SyntaxError:
+                    continue
+                yield broken
+
+
+def _result_of(solve: Program, argument: Any) -> str:
+    """What a program gives, as text; how it fails does not matter."""
+    try:
+        return json.dumps(solve(argument))
+    except (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError):
+        return _FAILED

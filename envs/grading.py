@@ -5,15 +5,14 @@ is compared with the expected values here. Whoever wants to pass has to compute 
 """
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from agentrl.errors import ConfigError
 from agentrl.sandboxes import Sandbox
+from agentrl.verifiers.compare import NotJson, check_json, same_lines, same_printed_json
 
 SOLUTION: Final = "solution.py"
-_MAX_DEPTH: Final = 64
 
 # What runs beside the candidate's code is at its mercy; all that can be done to it is to spoil its
 # results.
@@ -53,18 +52,39 @@ os._exit(0)
 
 
 def check_tests(tests: object, where: str) -> None:
-    """Raise a ConfigError if these are no tests."""
+    """Raise a ConfigError unless these are tests that a right program can pass."""
     found = cast("list[object]", tests) if isinstance(tests, list) else []
     kinds = {_keys(test) for test in found}
-    if kinds not in ({("args", "expected")}, {("stdin", "stdout")}):
+    if len(kinds) != 1 or not kinds <= _KINDS.keys():
         raise ConfigError(
-            f'{where} has no tests as its answer, expected a list of {{"args", "expected"}} or of '
-            '{"stdin", "stdout"} objects'
+            f"{where} has no tests as its answer, expected a list of objects that all have the "
+            f"keys {' or '.join(' and '.join(keys) for keys in _KINDS)}"
         )
+    for number, test in enumerate(cast("list[dict[str, object]]", found), start=1):
+        for key, value in test.items():
+            said = _fault(key, value)
+            if said:
+                raise ConfigError(f"{where}: {key} of its test {number} {said}")
 
 
 def _keys(test: object) -> tuple[str, ...]:
     return tuple(sorted(cast("dict[str, object]", test))) if isinstance(test, dict) else ()
+
+
+def _fault(key: str, value: object) -> str:
+    """What is wrong with a part of a test; "" if nothing is."""
+    if key == "args" and not isinstance(value, list):
+        return f"is a {type(value).__name__}, expected the list of arguments"
+    if key in ("stdin", "stdout") and not isinstance(value, str):
+        return f"is a {type(value).__name__}, expected text"
+    try:
+        check_json(value)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "has half of a surrogate pair, which no program can read or print"
+    except NotJson as error:
+        return f"cannot be told as JSON: {error}"
+    return ""
 
 
 async def share_passed(
@@ -90,63 +110,34 @@ async def share_passed(
         stdin=json.dumps(spec).encode(),
         timeout_s=all_s,
     )
-    results = _parsed(done.stdout) if done.ok and not done.stdout_truncated else None
-    if not isinstance(results, list) or len(cast("list[object]", results)) != len(tests):
+    results = _results(done.stdout) if done.ok and not done.stdout_truncated else []
+    if len(results) != len(tests):
         return 0.0
-    pairs = zip(cast("list[object]", results), tests, strict=True)
+    pairs = zip(results, tests, strict=True)
     return sum(_passes(result, test) for result, test in pairs) / len(tests)
+
+
+def _results(data: bytes) -> list[object]:
+    """What the sandbox says of each test; nothing where it says nothing that can be read."""
+    try:
+        value: object = json.loads(data)
+    except (ValueError, RecursionError):
+        return []
+    return cast("list[object]", value) if isinstance(value, list) else []
 
 
 def _passes(result: object, test: Mapping[str, Any]) -> bool:
     match result:
-        case [str(text)] if "args" in test:
-            return same(_parsed(text), test["expected"])
         case [str(text)]:
-            return _lines(text) == _lines(test["stdout"])
+            found, wanted = _KINDS[_keys(test)]
+            return found(text, test[wanted])
         case _:
             return False
 
 
-def _lines(lines: Sequence[str]) -> list[str]:
-    """Without white space at the ends of lines, and without empty lines at the end."""
-    found = [line.rstrip() for line in lines]
-    while found and not found[-1]:
-        found.pop()
-    return found
-
-
-class _NoJson:
-    """Equal to nothing, not even itself."""
-
-    def __eq__(self, other: object) -> bool:
-        return False
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _parsed(text: str | bytes) -> object:
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return _NoJson()
-
-
-def _refuse(name: str) -> object:
-    raise ValueError(f"{name} is no JSON")
-
-
-def same(found: object, expected: object, depth: int = 0) -> bool:
-    """Equal in type and value; floats to nine digits."""
-    if depth > _MAX_DEPTH or type(found) is not type(expected):
-        return False
-    if isinstance(found, float) and isinstance(expected, float):
-        return math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-12)
-    if isinstance(found, list) and isinstance(expected, list):
-        pairs = zip(cast("list[object]", found), cast("list[object]", expected), strict=False)
-        return len(cast("list[object]", found)) == len(cast("list[object]", expected)) and all(
-            same(a, b, depth + 1) for a, b in pairs
-        )
-    if isinstance(found, dict) and isinstance(expected, dict):
-        a, b = cast("dict[str, object]", found), cast("dict[str, object]", expected)
-        return a.keys() == b.keys() and all(same(a[key], b[key], depth + 1) for key in a)
-    return found == expected
+_KINDS: Final[Mapping[tuple[str, ...], tuple[Callable[[object, Any], bool], str]]] = {
+    ("args", "expected"): (same_printed_json, "expected"),
+    ("stdin", "stdout"): (same_lines, "stdout"),
+    ("json", "stdin"): (same_printed_json, "json"),
+}
+"""By the keys of a test: how what came out is compared, and with what."""

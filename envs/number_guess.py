@@ -10,7 +10,7 @@ from agentrl.envs.splits import require_split, split_of
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.types import Agent, AssistantTurn, EpisodeView, Task
 from agentrl.verifiers import ExactNumber
-from agentrl.verifiers.number import parse_number
+from agentrl.verifiers.compare import parse_number
 
 _RANGE = re.compile(r"between (\d+) and (\d+)\.")
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from agentrl.types import Task
+from agentrl.verifiers.compare import same_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,4 @@ class ExactMatch:
         """
         if not isinstance(task.answer, str):
             raise TypeError(f"the task's answer is {task.answer!r}, expected a text")
-        return isinstance(answer, str) and self._form(answer) == self._form(task.answer)
-
-    def _form(self, text: str) -> str:
-        text = text.strip() if self.strip else text
-        return text.casefold() if self.casefold else text
+        return same_text(answer, task.answer, strip=self.strip, casefold=self.casefold)

@@ -1,27 +1,12 @@
 """Is the answer this number?"""
 
 import math
-import numbers
-import re
 from dataclasses import dataclass
-from decimal import Decimal
-from fractions import Fraction
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from agentrl.errors import ConfigError
 from agentrl.types import Task
-
-MAX_CHARS: Final = 1000
-MAX_EXPONENT: Final = 1000
-
-_NUMBER: Final = re.compile(
-    r"""[+-]?
-    (?: (?: [0-9]{1,3}(?:,[0-9]{3})+ | [0-9]+ ) (?:\.[0-9]*)? | \.[0-9]+ )  # 1,234.5  12.  .5
-    (?: [eE](?P<exponent>[+-]?[0-9]{1,4}) )?
-    | [+-]?[0-9]+/[0-9]+                                                     # 3/4
-    """,
-    re.VERBOSE,
-)
+from agentrl.verifiers.compare import parse_number, same_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,39 +37,4 @@ class ExactNumber:
         reference = parse_number(task.answer)
         if reference is None:
             raise ValueError(f"the task's answer is {task.answer!r}, expected a number")
-        found = parse_number(answer)
-        if found is None:
-            return False
-        if self.tolerance == 0:
-            return found == reference
-        return abs(found - reference) <= Fraction(repr(float(self.tolerance)))
-
-
-def parse_number(value: object) -> Fraction | None:
-    """The exact value of a number or of a text that is one, else None.
-
-    A float counts as the shortest decimal that is written for it: 0.1 is one tenth.
-    """
-    match value:
-        case bool():
-            return None
-        case str():
-            return _parse(value.strip()) if len(value) <= MAX_CHARS else None
-        case numbers.Rational():
-            return Fraction(int(value.numerator), int(value.denominator))
-        case Decimal():
-            return _parse(str(value))
-        case numbers.Real():
-            return _parse(repr(float(value)))
-        case _:
-            return None
-
-
-def _parse(text: str) -> Fraction | None:
-    match = _NUMBER.fullmatch(text)
-    if match is None or abs(int(match["exponent"] or 0)) > MAX_EXPONENT:
-        return None
-    try:
-        return Fraction(text.replace(",", ""))
-    except ZeroDivisionError:
-        return None
+        return same_number(answer, reference, tolerance=self.tolerance)

@@ -1,12 +1,22 @@
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from agentrl.envs.code_sandbox import CodeSandbox
-from agentrl.envs.code_tasks import FAMILIES, NUM_TESTS, make
-from agentrl.envs.grading import same, share_passed
+from agentrl.envs.code_tasks import (
+    FAMILIES,
+    NUM_TESTS,
+    Family,
+    Program,
+    compiled,
+    make,
+    solution_of,
+    wrong_programs,
+)
+from agentrl.envs.grading import check_tests, share_passed
 from agentrl.errors import ConfigError
 from agentrl.sandboxes import ExecResult, SandboxOptions, make_sandbox
 from agentrl.sandboxes.fake import FakeSandbox
@@ -19,8 +29,8 @@ def test_a_made_task_tells_no_test_and_its_tests_differ(family: object, program:
     assert family in FAMILIES
     chosen = FAMILIES[FAMILIES.index(family)]
     task = make(np.random.default_rng(0), chosen, chosen.numbers[0], program=program)
-    assert len(task.answer) == NUM_TESTS
-    outputs = {json.dumps(t["stdout"] if program else t["expected"]) for t in task.answer}
+    assert NUM_TESTS <= len(task.answer) <= 2 * NUM_TESTS
+    outputs = {json.dumps(t["json"] if program else t["expected"]) for t in task.answer}
     assert len(outputs) > 2  # a constant does not pass
     inputs = {json.dumps(t["stdin"] if program else t["args"]) for t in task.answer}
     assert len(inputs) > 4
@@ -56,17 +66,72 @@ def test_tasks_of_a_file(tmp_path: Path) -> None:
         CodeSandbox.task_at(0, split="train", seed=0, config=CodeSandbox.Config(tasks=str(other)))
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.words[:30])
+def test_the_tests_of_a_made_task_reject_wrong_programs(family: Family) -> None:
+    k = family.numbers[len(family.numbers) // 2]
+    right, rng = compiled(solution_of(family, k)), np.random.default_rng(1)
+    arguments = [family.argument(rng, k) for _ in range(1000)]
+    wrong = [
+        program
+        for program in wrong_programs(family, k)
+        if any(result_of(program, a) != json.dumps(right(a)) for a in arguments)
+    ]
+    assert len(wrong) >= 20
+    for seed in range(3):
+        tests = make(np.random.default_rng(seed), family, k, program=False).answer
+        for program in wrong:
+            results = [result_of(program, *test["args"]) for test in tests]
+            assert results != [json.dumps(test["expected"]) for test in tests]
+
+
+def result_of(program: Program, argument: object) -> str:
+    try:
+        return json.dumps(program(argument))
+    except Exception as error:  # whatever a wrong program does
+        return type(error).__name__
+
+
 @pytest.mark.parametrize(
-    ("found", "expected", "equal"),
+    ("test", "said"),
     [
-        (1, 1, True), (1, True, False), (1, 1.0, False), (0.1 + 0.2, 0.3, True), ("1", 1, False),
-        ([1, [2]], [1, [2]], True), ([1], [1, 2], False), ([1, 2], [1], False),
-        ({"a": 1}, {"a": 1}, True), ({"a": 1}, {"a": True}, False), ({}, {"a": 1}, False),
-        (None, None, True), (None, 0, False), (float("inf"), 1.0, False),
+        ({"args": 3, "expected": 1}, "args of its test 2 is a int, expected the list of arguments"),
+        ({"args": [1], "expected": float("nan")}, "expected of its test 2 cannot be told as JSON"),
+        ({"args": [[float("inf")]], "expected": 1}, "args of its test 2 cannot be told as JSON"),
+        ({"args": [1], "expected": {"a": (1, 2)}}, "a tuple is no JSON"),
+        ({"args": [1], "expected": "\ud800"}, "half of a surrogate pair"),
+        ({"stdin": "1", "stdout": ["2"]}, "stdout of its test 2 is a list, expected text"),
+        ({"stdin": 1, "stdout": "2"}, "stdin of its test 2 is a int, expected text"),
+        ({"stdin": "1", "json": float("nan")}, "json of its test 2 cannot be told as JSON"),
     ],
-)  # fmt: skip
-def test_values_are_compared_by_type(found: object, expected: object, equal: bool) -> None:
-    assert same(found, expected) is equal
+)
+def test_tests_that_nothing_can_pass_are_refused(test: dict[str, object], said: str) -> None:
+    right = {"args": [1], "expected": 2, "stdin": "", "stdout": "", "json": []}
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_tests([{key: right[key] for key in test}, test], "task t")
+
+
+@pytest.mark.parametrize(
+    "tests", [[], {}, None, [{"args": [1]}], [1], [{"stdin": "", "stdout": ""}, {"args": []}]]
+)
+def test_what_is_no_list_of_tests_of_one_kind_is_refused(tests: object) -> None:
+    with pytest.raises(ConfigError, match="task t has no tests as its answer"):
+        check_tests(tests, "task t")
+
+
+@pytest.mark.parametrize(
+    ("printed", "share"), [("1\n2\n3\n", 1.0), ("1 \r\n2\r\n3", 1.0), ("1 2 3\n", 0.0)]
+)
+async def test_printed_output_is_compared_by_lines(
+    printed: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(sandbox: FakeSandbox, command: Command) -> ExecResult:
+        stdout = json.dumps([[printed]]).encode()
+        return ExecResult(status="exited", exit_code=0, stdout=stdout)
+
+    monkeypatch.setattr(FakeSandbox, "answer", answer)
+    async with make_sandbox(SandboxOptions(backend="fake")) as sandbox:
+        tests = [{"stdin": "", "stdout": "1\n2\n3\n"}]
+        assert await share_passed(sandbox, b"", tests, 1, 1) == share
 
 
 @pytest.mark.parametrize(

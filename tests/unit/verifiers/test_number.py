@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 from agentrl.verifiers import ExactNumber
-from agentrl.verifiers.number import parse_number
+from agentrl.verifiers.compare import parse_number
 
 
 def accepts(answer: object, reference: object, tolerance: float = 0.0) -> bool:

@@ -1,0 +1,163 @@
+"""When two values are the same: numbers, text, lines, JSON. Every rule compares by these.
+
+What is compared may be anything that a policy wrote, so nothing here raises for it or takes long.
+"""
+
+import json
+import math
+import numbers
+import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import Final, cast
+
+MAX_CHARS: Final = 1000
+MAX_EXPONENT: Final = 1000
+
+_NUMBER: Final = re.compile(
+    r"""[+-]?
+    (?: (?: [0-9]{1,3}(?:,[0-9]{3})+ | [0-9]+ ) (?:\.[0-9]*)? | \.[0-9]+ )  # 1,234.5  12.  .5
+    (?: [eE](?P<exponent>[+-]?[0-9]{1,4}) )?
+    | [+-]?[0-9]+/[0-9]+                                                     # 3/4
+    """,
+    re.VERBOSE,
+)
+MAX_DEPTH: Final = 64
+"""Of JSON that is compared."""
+_CLOSE: Final = 1e-9
+"""So much may floats differ, as a share of the larger: the last digits depend on how one adds."""
+
+
+def same_text(found: object, wanted: str, *, strip: bool = True, casefold: bool = False) -> bool:
+    """The same characters, but for white space around them and upper and lower case, if asked."""
+
+    def form(text: str) -> str:
+        text = text.strip() if strip else text
+        return text.casefold() if casefold else text
+
+    return isinstance(found, str) and form(found) == form(wanted)
+
+
+def same_lines(found: object, wanted: str) -> bool:
+    """The same lines, but for blanks at their ends and empty lines at the end.
+
+    A line ends with a newline, or with a carriage return and one.
+    """
+    return isinstance(found, str) and _lines(found) == _lines(wanted)
+
+
+def _lines(text: str) -> list[str]:
+    lines = [line.rstrip(" \t\r") for line in text.split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def same_number(found: object, wanted: Fraction, *, tolerance: float = 0.0) -> bool:
+    """The same number, exactly, or within an absolute difference."""
+    number = parse_number(found)
+    if number is None:
+        return False
+    return number == wanted or abs(number - wanted) <= Fraction(repr(float(tolerance)))
+
+
+def parse_number(value: object) -> Fraction | None:
+    """The exact value of a number or of a text that is one, else None.
+
+    A float counts as the shortest decimal that is written for it: 0.1 is one tenth.
+    """
+    match value:
+        case bool():
+            return None
+        case str():
+            return _parse(value.strip()) if len(value) <= MAX_CHARS else None
+        case numbers.Rational():
+            return Fraction(int(value.numerator), int(value.denominator))
+        case Decimal():
+            return _parse(str(value))
+        case numbers.Real():
+            return _parse(repr(float(value)))
+        case _:
+            return None
+
+
+def _parse(text: str) -> Fraction | None:
+    match = _NUMBER.fullmatch(text)
+    if match is None or abs(int(match["exponent"] or 0)) > MAX_EXPONENT:
+        return None
+    try:
+        return Fraction(text.replace(",", ""))
+    except ZeroDivisionError:
+        return None
+
+
+class NotJson(ValueError):
+    """A text that is no JSON, or deeper than `MAX_DEPTH`; NaN and infinities are none."""
+
+
+def read_json(text: str | bytes) -> object:
+    """The value of a text.
+
+    Raises:
+        NotJson: It is no JSON.
+    """
+    try:
+        value: object = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise NotJson(str(error)) from error
+    check_json(value)
+    return value
+
+
+def check_json(value: object, depth: int = 0) -> None:
+    """Check that a value is one that JSON has.
+
+    Raises:
+        NotJson: It is not.
+    """
+    if depth > MAX_DEPTH:
+        raise NotJson(f"it is nested deeper than {MAX_DEPTH}")
+    if isinstance(value, list):
+        for item in cast("list[object]", value):
+            check_json(item, depth + 1)
+    elif isinstance(value, dict):
+        for key, item in cast("dict[object, object]", value).items():
+            if not isinstance(key, str):
+                raise NotJson(f"a {type(key).__name__} is a key")
+            check_json(item, depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise NotJson(f"{value} is no JSON")
+    elif not isinstance(value, str | int | float | None):
+        raise NotJson(f"a {type(value).__name__} is no JSON")
+
+
+def same_json(found: object, wanted: object) -> bool:
+    """Equal in type and value; floats in nine digits, and zero is equal to zero alone.
+
+    Both are values that `check_json` lets pass.
+    """
+    if type(found) is not type(wanted):
+        return False
+    if isinstance(found, float) and isinstance(wanted, float):
+        return math.isclose(found, wanted, rel_tol=_CLOSE, abs_tol=0.0)
+    if isinstance(found, list):
+        ours, theirs = cast("list[object]", found), cast("list[object]", wanted)
+        return len(ours) == len(theirs) and all(map(same_json, ours, theirs))
+    if isinstance(found, dict):
+        mine, other = cast("dict[str, object]", found), cast("dict[str, object]", wanted)
+        return mine.keys() == other.keys() and all(same_json(mine[k], other[k]) for k in mine)
+    return found == wanted
+
+
+def same_printed_json(found: object, wanted: object) -> bool:
+    """A text that is the JSON of a value, however it is written."""
+    if not isinstance(found, str):
+        return False
+    try:
+        return same_json(read_json(found), wanted)
+    except NotJson:
+        return False
+
+
+def _refuse_constant(name: str) -> object:
+    raise NotJson(f"{name} is no JSON")
