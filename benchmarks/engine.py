@@ -33,7 +33,8 @@ from transformers import PreTrainedModel
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
-from agentrl.engine.local.models.load import load_model, quiet
+from agentrl.engine.local.models.load import load_model
+from agentrl.engine.local.models.quiet import quiet
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.types import Sampling, Session
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from agentrl.engine import WeightSource
-from agentrl.engine.local.models.load import quiet
+from agentrl.engine.local.models.quiet import quiet
 from agentrl.errors import RunError
 from agentrl.trainer.folders import disk_errors, replace_folder, unfinished_folder
 from agentrl.trainer.lora import AdapterWeights, adapter_settings

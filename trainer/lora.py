@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.config.nearest import nearest
-from agentrl.engine.local.models.load import quiet
+from agentrl.engine.local.models.quiet import quiet
 from agentrl.errors import ConfigError
 from agentrl.trainer.config import ALL_LINEAR, LoraConfig
 

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from agentrl.engine.config import EngineConfig
-from agentrl.engine.local.models.load import quiet
+from agentrl.engine.local.models.quiet import quiet
 from agentrl.trainer.config import LoraConfig, TrainerConfig
 from agentrl.trainer.logprobs import KEPT_LOGITS, PIECE_LOGITS, predicting_states
 from agentrl.trainer.lora import add_adapters

@@ -18,30 +18,40 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agentrl.engine.local.models.load import quiet
+from agentrl.engine.local.models.check import (
+    check_files,
+    library_errors,
+    read_settings,
+    refuse_tensors,
+    stored_tensors,
+)
+from agentrl.engine.local.models.files import weight_files
+from agentrl.engine.local.models.load import not_finite
+from agentrl.engine.local.models.quiet import quiet
+from agentrl.trainer.shard import local
 
 
 def empty_model(folder: Path) -> PreTrainedModel | None:
     """The float32 model of a folder with parameters on `meta`.
 
-    None if its files name tensors otherwise than the model does: then it must be loaded whole.
+    None if its files name tensors otherwise than the model does, or a tied one twice: then it must
+    be loaded whole. Raises ConfigError as `check_files` does.
     """
-    with quiet(), _parameters_on_meta():
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    sdpa = check_files(folder)._supports_sdpa  # pyright: ignore[reportPrivateUsage]
+    with quiet(), library_errors(folder), _parameters_on_meta():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.float32, attn_implementation="sdpa"
+            read_settings(folder),
+            dtype=torch.float32,
+            attn_implementation="sdpa" if sdpa else "eager",
+            trust_remote_code=False,
         )
-    with ExitStack() as stack:
-        files = _files(folder, stack)
-        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        for name, parameter in model.named_parameters():
-            if name not in files or files[name].get_slice(name).get_shape() != [*parameter.shape]:
-                return None
-        # A tied tensor may be there under its other name too.
-        known = named.keys() | dict(model.named_parameters(remove_duplicate=False)).keys()
-        return model if files.keys() <= known else None
+    stored = stored_tensors(folder).keys()
+    needed = dict(model.named_parameters()).keys()
+    known = needed | dict(model.named_buffers()).keys()
+    pickled = any(path.suffix != ".safetensors" for path in weight_files(folder))
+    return model if needed <= stored <= known and not pickled else None
 
 
 def read_slices(
@@ -68,6 +78,7 @@ def read_slices(
             for name, parameter in model.named_parameters()
         }
         values |= {n: files[n].get_tensor(n) for n, _ in model.named_buffers() if n in files}
+    refuse_tensors(folder, {"not finite": set(not_finite((n, local(v)) for n, v in values.items()))})
     model.load_state_dict(values, assign=True, strict=False)
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
@@ -94,7 +105,7 @@ def _sharded(parameter: DTensor, stored: Any, device: torch.device) -> DTensor:
 def _files(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """The open file of each tensor."""
     found: dict[str, Any] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         file = stack.enter_context(safe_open(path, framework="pt"))
         found |= dict.fromkeys(file.keys(), file)
     return found

@@ -4,6 +4,8 @@
 # torch and transformers are typed in part only.
 
 import copy
+import inspect
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import cast
@@ -27,9 +29,22 @@ def check_trainable(model: PreTrainedModel, *, low_precision: bool = False) -> N
 
     A model that computes in `low_precision` already is allowed its rounding.
     """
-    _refuse_dropout(model)
+    refuse_dropout(model)
     _refuse_low_precision(model)
     check_model(model, _ROUNDING if low_precision else _EXACT)
+
+
+def refuse_dropout(model: PreTrainedModel) -> None:
+    """Raise ConfigError if the model has dropout; its parameters may be on `meta`."""
+    found = _find_dropouts(model)
+    if found:
+        listed = ", ".join(f"{name}={value:g}" for name, value in list(found.items())[:3])
+        keys = ", ".join(_dropouts(model.config.to_dict())) or "it"
+        raise ConfigError(
+            f"the model has dropout ({listed}{', ...' * (len(found) > 3)}), expected none: the "
+            f"trainer would not compute the distribution that was sampled; set {keys} to 0 in the "
+            "model's config.json"
+        )
 
 
 def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.Optimizer:
@@ -63,23 +78,29 @@ def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
     return reference
 
 
-def _refuse_dropout(model: PreTrainedModel) -> None:
-    found = {
-        f"{name}.p": module.p
-        for name, module in model.named_modules()
-        if isinstance(module, _DropoutNd) and module.p > 0
+def _find_dropouts(model: PreTrainedModel) -> dict[str, float]:
+    """Those that the model has; its config may name some of heads that it has not."""
+    settings = _dropouts(model.config.to_dict())
+    found: dict[str, float] = {}
+    modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
+    for name, module in modules:
+        own = {f"{name}.{key}": value for key, value in _dropouts(vars(module)).items()}
+        if isinstance(module, _DropoutNd) and module.p > 0:
+            own[f"{name}.p"] = module.p
+        # What a pass reads of the config by itself.
+        read = inspect.unwrap(type(module).forward).__code__.co_names
+        found |= own | {f"config.{key}": settings[key] for key in settings.keys() & set(read)}
+    return found
+
+
+def _dropouts(settings: Mapping[str, object]) -> dict[str, float]:
+    return {
+        key: float(value)
+        for key, value in settings.items()
+        if ("dropout" in key or key.endswith("_pdrop"))
+        and isinstance(value, int | float)
+        and value > 0
     }
-    settings: dict[str, object] = model.config.to_dict()
-    for key, value in settings.items():
-        named_so = "dropout" in key or key.endswith("_pdrop")
-        if named_so and isinstance(value, int | float) and value > 0:
-            found[f"config.{key}"] = value
-    if found:
-        listed = ", ".join(f"{name}={value}" for name, value in found.items())
-        raise ConfigError(
-            f"the model has dropout ({listed}), expected none: the trainer would not compute the "
-            "distribution that was sampled; set it to 0 in the model's config.json"
-        )
 
 
 def _refuse_low_precision(model: nn.Module) -> None:

@@ -9,6 +9,7 @@ from agentrl.cli.run_config import FILE, load, load_resumed, show_result, shown
 from agentrl.config import Loaded, dump_config
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
+from agentrl.orchestration.plan import Plan
 from agentrl.runs import RunDirectory
 
 
@@ -46,8 +47,8 @@ def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
     from agentrl.orchestration.prompts import is_at_hand, long_prompts
 
     plan = make_plan(loaded.config, resume=options.resume is not None)
+    _check_model(plan)
     long = long_prompts(plan) if is_at_hand(plan) else []
-    _check_adapters(loaded.config)
     if options.resume is not None:
         from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
 
@@ -65,13 +66,13 @@ def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
     return 0
 
 
-def _check_adapters(config: RunConfig) -> None:
-    """Raise ConfigError for adapters that do not fit the model, if that is there."""
-    lora, folder = config.trainer.lora, Path(config.model).expanduser()
-    if lora.rank and (folder / "config.json").is_file():
-        from agentrl.trainer.lora import adapter_config
+def _check_model(plan: Plan) -> None:
+    """Raise ConfigError for a model that cannot be trained so, if its folder is there."""
+    folder = Path(plan.config.model).expanduser()
+    if folder.is_dir():
+        from agentrl.orchestration.preflight import check_trained
 
-        adapter_config(folder, lora)
+        check_trained(plan, folder)
 
 
 def _memory(config: RunConfig, options: TrainOptions) -> int:

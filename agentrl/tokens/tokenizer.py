@@ -50,7 +50,7 @@ class Tokenizer:
         begins with the BOS even where the template writes none.
         """
         self._definition = definition
-        self._full = tokenizers.Tokenizer.from_str(definition)
+        self._full = _parse(definition)
         self._full.no_truncation()
         self._full.no_padding()
         self._pieces = pieces_of(self._full)
@@ -87,7 +87,7 @@ class Tokenizer:
                 f"model folder {folder} has no tokenizer.json; save its tokenizer in the "
                 "fast format, with save_pretrained"
             )
-        if "model" not in _read_json(definition):
+        if not _read_json(definition).get("model"):
             raise ConfigError(f"{definition} has no model; save the tokenizer again")
         config = _read_json(folder / "tokenizer_config.json")
         special = _read_json(folder / "special_tokens_map.json") | config
@@ -232,12 +232,28 @@ def _alternatives(texts: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
+def _parse(definition: str) -> tokenizers.Tokenizer:
+    """The library's tokenizer; raises ConfigError if it cannot be made or knows no text."""
+    try:
+        parsed = tokenizers.Tokenizer.from_str(definition)
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        # The library's own errors have no class.
+        raise ConfigError(
+            f"the tokenizer.json cannot be used ({error}); save the tokenizer again"
+        ) from error
+    if not parsed.get_vocab(with_added_tokens=False):
+        raise ConfigError("the tokenizer.json has no vocabulary; save the tokenizer again")
+    return parsed
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON ({error}); restore the file") from error
     return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
 

@@ -9,11 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from agentrl.engine.local.models.load import quiet
-from agentrl.errors import ConfigError
+from agentrl.engine.local.models.load import load_whole
 from agentrl.tokens import Renderer, Tokenizer
 from agentrl.types import Message
 
@@ -35,17 +33,6 @@ def reward(folder: str, device: str, messages: Sequence[Message]) -> float:
 
 @cache
 def _loaded(folder: str, device: str) -> tuple[PreTrainedModel, Renderer]:
-    with quiet():
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype="auto", local_files_only=True, output_loading_info=True
-        )
-    missing: set[str] = info["missing_keys"]
-    if missing:
-        raise ConfigError(
-            f"{folder} has no weights for {', '.join(sorted(missing))}; give the folder of a "
-            "trained reward model"
-        )
-    scorer: PreTrainedModel = model
-    nn.Module.to(scorer, torch.device(device))
-    scorer.train(False)
-    return scorer, Renderer(Tokenizer.load(Path(folder)))
+    path = Path(folder)
+    scorer = load_whole(path, AutoModelForSequenceClassification, "auto", device=device)
+    return scorer, Renderer(Tokenizer.load(path))

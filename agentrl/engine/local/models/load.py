@@ -1,23 +1,28 @@
-"""Load a model folder into memory, quietly."""
+"""Load a model folder into memory, quietly and whole."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch and transformers are not typed)
 
-import logging
-import warnings
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
+from agentrl.engine.local.models.check import (
+    check_files,
+    check_report,
+    library_errors,
+    read_settings,
+    refuse_tensors,
+)
+from agentrl.engine.local.models.quiet import quiet
 from agentrl.engine.local.models.resolve import check_folder
 from agentrl.errors import ConfigError
 
+DType = Literal["auto", "float32", "bfloat16"]
 _DTYPES: dict[str, torch.dtype | Literal["auto"]] = {
     "auto": "auto",
     "float32": torch.float32,
@@ -25,56 +30,56 @@ _DTYPES: dict[str, torch.dtype | Literal["auto"]] = {
 }
 
 
-def load_model(
-    folder: Path,
-    dtype: Literal["auto", "float32", "bfloat16"] = "float32",
-    *,
-    device: str = "cpu",
-    attention: str = "sdpa",
-) -> PreTrainedModel:
-    """The causal language model of a folder, in eval mode.
+def load_model(folder: Path, dtype: DType = "float32", *, device: str = "cpu") -> PreTrainedModel:
+    """The causal language model of a folder, in eval mode, every weight as its files have it.
 
-    Raises ConfigError if the folder is not a usable model or if the model has dropout, with which
-    the trainer's logprobs would differ from the sampled ones.
+    Raises ConfigError if the folder is not a usable model, as `check_files` does and for numbers
+    that are not finite.
     """
     check_folder(folder)
-    with quiet():
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=_DTYPES[dtype], attn_implementation=attention, local_files_only=True
+    return load_whole(folder, AutoModelForCausalLM, dtype, device=device)
+
+
+def load_whole(folder: Path, auto: Any, dtype: DType, *, device: str) -> PreTrainedModel:
+    """The model of a kind that a class of transformers knows; raises as `load_model` does."""
+    outline = check_files(folder, auto)
+    sdpa = outline._supports_sdpa  # pyright: ignore[reportPrivateUsage]  # asked nowhere else
+    with quiet(), library_errors(folder):
+        model, report = auto.from_pretrained(
+            folder,
+            config=read_settings(folder),
+            dtype=_DTYPES[dtype],
+            attn_implementation="sdpa" if sdpa else "eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
-    _refuse_dropout(model, folder)
+    check_report(folder, report)
+    _check_loaded(folder, model)
     nn.Module.to(model, torch.device(device))
     model.train(False)
-    return model
+    return cast(PreTrainedModel, model)
 
 
-@contextmanager
-def quiet() -> Generator[None]:
-    """Keep transformers from writing progress bars and warnings."""
-    verbosity = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(logging.ERROR)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def _refuse_dropout(model: PreTrainedModel, folder: Path) -> None:
-    settings: dict[str, object] = model.config.to_dict()
-    active = {
-        name: value
-        for name, value in settings.items()
-        if "dropout" in name and isinstance(value, float | int) and value > 0
-    }
-    if active:
-        name, value = next(iter(active.items()))
+def _check_loaded(folder: Path, model: PreTrainedModel) -> None:
+    """What no header says: numbers, and whether two tied tensors are one."""
+    tied: dict[str, str] = model.get_expanded_tied_weights_keys(all_submodels=True)
+    apart = [f"{a} and {b}" for a, b in tied.items() if _find(model, a) is not _find(model, b)]
+    if apart:
         raise ConfigError(
-            f"{folder / 'config.json'}: {name} is {value}, expected 0, since dropout makes the "
-            "trainer's logprobs differ from the sampled ones; set it to 0"
+            f"{folder}: {apart[0]} are one tensor by tie_word_embeddings of config.json, but two "
+            "that differ in the files; set it to false, or save the model again"
         )
+    refuse_tensors(folder, {"not finite": set(not_finite(model.named_parameters()))})
+
+
+def not_finite(named: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
+    """The names of tensors with numbers that are infinite or none at all."""
+    for name, tensor in named:
+        # The sum costs no memory, but may overflow by itself.
+        if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+            yield name
+
+
+def _find(model: PreTrainedModel, name: str) -> object:
+    return model.get_parameter_or_buffer(name)

@@ -17,13 +17,13 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import cast
 
+from agentrl.engine.local.models.files import read_json, weight_files
 from agentrl.errors import ConfigError
 from agentrl.extras import TRAIN, require
 
 TINY = "tiny"
 SMOLLM2 = "smollm2-135m"
 _PROBE_TIMEOUT_S = 3.0
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
 
 def default_cache_dir() -> Path:
@@ -95,12 +95,14 @@ def check_folder(folder: Path) -> None:
             f"{folder} has no chat template; put a chat_template.jinja into the folder or use the "
             "instruction-tuned version of the model"
         )
-    if not any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
+    if (folder / "adapter_config.json").is_file():
         raise ConfigError(
-            f"{folder} has no weights (*.safetensors); save the model into it or download all files"
+            f"{folder} has an adapter_config.json, so its weights are a LoRA adapter of another "
+            "model; merge it into that one, or remove the file"
         )
-    for path in sorted(folder.glob("*.safetensors")):
-        _check_weights(path)
+    for path in weight_files(folder):
+        if path.suffix == ".safetensors":
+            _check_weights(path)
 
 
 def make_once(folder: Path, make: Callable[[Path], None], *, needs_bytes: int) -> Path:
@@ -157,24 +159,22 @@ def _check_config(path: Path) -> None:
         raise ConfigError(
             f"{path.parent} has no config.json; give the folder of a Hugging Face model"
         )
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"{path} cannot be read as JSON ({e}); download it again") from e
+    content = read_json(path)
     if not isinstance(content, dict) or "model_type" not in content:
         raise ConfigError(f"{path} names no model_type; give the folder of a Hugging Face model")
 
 
 def _check_weights(path: Path) -> None:
     """Compare the file's header with its size; the format begins with the header's length."""
-    size = path.stat().st_size
+    length = size = 0
     try:
+        size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header: dict[str, dict[str, list[int]]]
             header = json.loads(file.read(length)) if length < size else {}
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise ConfigError(f"{path} is no safetensors file ({e}); download it again") from e
     if not ends or 8 + length + max(ends) != size:
         raise ConfigError(f"{path} is cut off or damaged ({size:,} bytes); download it again")
@@ -185,7 +185,7 @@ def _has_chat_template(folder: Path) -> bool:
         return True
     try:
         content: object = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     if not isinstance(content, dict):
         return False

@@ -63,7 +63,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    from agentrl.engine.local.models.load import quiet
+    from agentrl.engine.local.models.quiet import quiet
 
     # The bar over the tensors goes to stderr whatever the settings say.
     with quiet(), redirect_stderr(StringIO()):

@@ -1,0 +1,18 @@
+"""What a model's folder says of a run that trains it, while no weight is loaded."""
+
+from pathlib import Path
+
+from agentrl.engine.local.models.check import check_files
+from agentrl.orchestration.plan import Plan
+from agentrl.orchestration.sampling import checked_codec
+from agentrl.trainer.model import refuse_dropout
+
+
+def check_trained(plan: Plan, folder: Path) -> None:
+    """Raise ConfigError for files that are not whole, or not the model of this run."""
+    checked_codec(plan, folder)
+    refuse_dropout(check_files(folder))
+    if plan.config.trainer.lora.rank:
+        from agentrl.trainer.lora import adapter_config
+
+        adapter_config(folder, plan.config.trainer.lora)

@@ -1,0 +1,250 @@
+"""A model is loaded as its files have it, or refused in one sentence that names what is wrong."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
+
+from agentrl.cli.dispatch import main
+from agentrl.engine.local.models.load import load_model
+from agentrl.engine.local.models.resolve import resolve_model
+from agentrl.engine.local.reward import reward
+from agentrl.errors import ConfigError
+from agentrl.trainer.meta import empty_model
+from agentrl.trainer.model import refuse_dropout
+
+Tensors = dict[str, Tensor]
+SMALL: dict[str, Any] = {
+    "vocab_size": 1024,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+}
+UP = "model.layers.1.mlp.up_proj.weight"
+EXPERT = "model.layers.1.block_sparse_moe.experts"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Small models of one kind each, with the tokenizer of `tiny`."""
+    root = tmp_path_factory.mktemp("saved")
+    torch.manual_seed(0)
+    llama, mixtral = LlamaConfig(**SMALL), MixtralConfig(**SMALL, num_local_experts=3)
+    tied, scored = LlamaConfig(**SMALL), LlamaConfig(**SMALL)
+    tied.tie_word_embeddings = True
+    scored.num_labels = 1
+    scorer: Any = LlamaForSequenceClassification
+    made: dict[str, Any] = {
+        "llama": LlamaForCausalLM(llama),
+        "tied": LlamaForCausalLM(tied),
+        "reward": scorer(scored),
+        "mixtral": MixtralForCausalLM(mixtral),
+    }
+    for name, model in made.items():
+        model.save_pretrained(root / name)
+        for path in resolve_model("tiny").glob("*token*"):
+            shutil.copy(path, root / name)
+        shutil.copy(resolve_model("tiny") / "chat_template.jinja", root / name)
+    return {name: root / name for name in made}
+
+
+@pytest.fixture
+def folder(saved: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of a model, to be damaged."""
+    return lambda kind: Path(shutil.copytree(saved[kind], tmp_path / "model"))
+
+
+def rewrite(folder: Path, change: Callable[[Tensors], object]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file({k: v.contiguous() for k, v in tensors.items()}, path, metadata={"format": "pt"})
+
+
+def configure(folder: Path, **settings: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(torch.arange(9)[None]).logits
+    return found
+
+
+def refused(folder: Path, load: Callable[[Path], object] = load_model) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def put(name: str, value: Callable[[Tensor], Tensor]) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({name: value(tensors[name]).clone()})
+
+
+def moved(old: str, new: str) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({new: tensors.pop(old)})
+
+
+def without(*names: str) -> Callable[[Tensors], object]:
+    return lambda tensors: [tensors.pop(name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "says"),
+    [
+        ("llama", without(UP), f"(missing: {UP})"),
+        ("llama", without("lm_head.weight"), "(missing: lm_head.weight)"),
+        ("llama", moved(UP, "model.extra"), f"(missing: {UP}; unexpected: model.extra)"),
+        ("llama", put(UP, lambda x: x[1:]), f"{UP} [23, 16] instead of [24, 16]"),
+        ("llama", put(UP, lambda x: x.to(torch.int8)), f"{UP} (I8)"),
+        ("llama", put(UP, lambda x: x.to(torch.float8_e4m3fn)), f"{UP} (F8_E4M3)"),
+        ("mixtral", without(f"{EXPERT}.1.w1.weight"), f"missing: {EXPERT}.1.w1.weight"),
+        ("mixtral", moved(f"{EXPERT}.0.w1.weight", f"{EXPERT}.3.w1.weight"), f"{EXPERT}.0.w1"),
+        (
+            "mixtral",
+            without(*(f"{EXPERT}.2.w{i}.weight" for i in (1, 2, 3))),
+            "[2, 16, 24] instead",
+        ),
+    ],
+)
+def test_weights_that_are_not_whole_are_refused_by_name(
+    kind: str, damage: Callable[[Tensors], object], says: str, folder: Callable[[str], Path]
+) -> None:
+    damaged = folder(kind)
+    rewrite(damaged, damage)
+    assert says in refused(damaged)
+    assert says in refused(damaged, empty_model)
+
+
+def test_numbers_that_are_none_are_refused(folder: Callable[[str], Path]) -> None:
+    damaged = folder("llama")
+    rewrite(damaged, put(UP, lambda x: x.index_fill(0, torch.tensor(3), torch.nan)))
+    assert f"(not finite: {UP})" in refused(damaged)
+
+
+def test_a_head_that_the_config_ties_need_not_be_there(folder: Callable[[str], Path]) -> None:
+    tied = folder("tied")
+    assert "lm_head.weight" not in load_file(tied / "model.safetensors")
+    expected = logits(load_model(tied))
+    name = "model.embed_tokens.weight"
+    rewrite(tied, lambda tensors: tensors.update({"lm_head.weight": tensors[name].clone()}))
+    assert torch.equal(logits(load_model(tied)), expected)
+    assert empty_model(tied) is None
+    rewrite(tied, put("lm_head.weight", lambda x: x + 1))
+    assert "lm_head.weight and model.embed_tokens.weight are one tensor" in refused(tied)
+
+
+def test_what_older_checkpoints_have_beside_is_passed_over(folder: Callable[[str], Path]) -> None:
+    old = folder("llama")
+    expected = logits(load_model(old))
+    frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rewrite(old, lambda tensors: tensors.update({frequencies: torch.ones(4)}))
+    # A copy for other libraries is none of the model's files.
+    save_file({UP: torch.zeros(24, 16)}, old / "consolidated.safetensors")
+    assert torch.equal(logits(load_model(old)), expected)
+    tensors = load_file(old / "model.safetensors")
+    (old / "model.safetensors").unlink()
+    torch.save(tensors, old / "pytorch_model.bin")
+    assert torch.equal(logits(load_model(old)), expected)
+    assert empty_model(old) is None
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda index: index["weight_map"].update({UP: "model-3.safetensors"}), "model-3"),
+        (lambda index: index["weight_map"].update({"model.x": "model-1.safetensors"}), "model.x"),
+        (lambda index: index["weight_map"].update({UP: 3}), "weight_map"),
+        (lambda index: index.pop("weight_map"), "weight_map"),
+    ],
+)
+def test_an_index_must_agree_with_its_files(
+    spoil: Callable[[Any], object], says: str, folder: Callable[[str], Path]
+) -> None:
+    sharded = folder("llama")
+    expected = logits(load_model(sharded))
+    tensors = load_file(sharded / "model.safetensors")
+    halves = sorted(tensors)[::2], sorted(tensors)[1::2]
+    files = {n: f"model-{i}.safetensors" for i, names in enumerate(halves) for n in names}
+    for i, names in enumerate(halves):
+        shard = {name: tensors[name] for name in names}
+        save_file(shard, sharded / f"model-{i}.safetensors", metadata={"format": "pt"})
+    (sharded / "model.safetensors").unlink()
+    path = sharded / "model.safetensors.index.json"
+    path.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    assert torch.equal(logits(load_model(sharded)), expected)
+    index = json.loads(path.read_text())
+    spoil(index)
+    path.write_text(json.dumps(index))
+    assert says in refused(sharded)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"model_type": "unheard"}, "model_type 'unheard' is unknown"),
+        ({"model_type": 3}, "model_type 3 is unknown"),
+        ({"model_type": "t5"}, "'t5'"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
+        ({"quantization_config": {"load_in_4bit": True}}, "quantized"),
+        ({"num_hidden_layers": 3}, "missing: model.layers.2"),
+        ({"num_hidden_layers": 1}, "unexpected: model.layers.1"),
+        ({"num_attention_heads": 0}, "transformers can make no model"),
+        ({"hidden_act": "unheard"}, "unheard"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_config_says(
+    settings: dict[str, object],
+    says: str,
+    folder: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    damaged = folder("llama")
+    configure(damaged, **settings)
+    arguments = ["train", "--env", "calculator", "--model", str(damaged), "--dry-run"]
+    assert main([*arguments, "--runs-dir", str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_a_reward_model_without_its_head_is_refused(folder: Callable[[str], Path]) -> None:
+    scorer = folder("reward")
+    rewrite(scorer, without("score.weight"))
+    assert "missing: score.weight" in refused(scorer, lambda it: reward(str(it), "cpu", ()))
+
+
+def test_dropouts_of_heads_that_are_not_there_are_none() -> None:
+    shape: dict[str, Any] = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 64}
+    off: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    make: Any = GPT2Config
+    config = make(**shape | off)
+    assert config.summary_first_dropout > 0
+    refuse_dropout(GPT2LMHeadModel(config))
+    for name in off:
+        config = make(**shape | off | {name: 0.1})
+        with pytest.raises(ConfigError, match="has dropout"):
+            refuse_dropout(GPT2LMHeadModel(config))
