@@ -78,7 +78,8 @@ def read_slices(
             for name, parameter in model.named_parameters()
         }
         values |= {n: files[n].get_tensor(n) for n, _ in model.named_buffers() if n in files}
-    refuse_tensors(folder, {"not finite": set(not_finite((n, local(v)) for n, v in values.items()))})
+    held = ((name, local(value)) for name, value in values.items())
+    refuse_tensors(folder, {"not finite": set(not_finite(held))})
     model.load_state_dict(values, assign=True, strict=False)
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
