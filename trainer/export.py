@@ -105,6 +105,7 @@ def _tensors(model: PreTrainedModel, ranks: Ranks, *, adapter: bool) -> dict[str
 def _save_model(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> None:
     with quiet():
         model.save_pretrained(folder, state_dict=tensors)
+    _follow_umask(folder)
 
 
 def _save_adapter(
@@ -121,3 +122,11 @@ def _save_adapter(
     generation: GenerationConfig = model.generation_config
     generation.save_pretrained(folder)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    _follow_umask(folder)
+
+
+def _follow_umask(folder: Path) -> None:
+    """Give the weights the mode of their neighbours: safetensors keeps them to the owner."""
+    mode = (folder / "generation_config.json").stat().st_mode
+    for path in folder.glob("*.safetensors"):
+        path.chmod(mode)

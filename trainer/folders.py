@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import Field, ValidationError
+from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 
 from agentrl.config import Config
 from agentrl.errors import RunError
-from agentrl.runs.atomic import sync
+from agentrl.runs.atomic import sync, unwritable
 
 MANIFEST = "manifest.json"
 
@@ -44,7 +45,8 @@ def unfinished_folder(target: Path) -> Generator[Path, None, None]:
     """An empty folder beside `target`; what is left of it after an error is removed."""
     unfinished = unfinished_path(target)
     shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
+    with disk_errors(target):
+        unfinished.mkdir(parents=True)
     try:
         yield unfinished
     finally:
@@ -72,10 +74,11 @@ def disk_errors(target: Path) -> Generator[None, None, None]:
     """Say in one sentence what could not be written."""
     try:
         yield
-    except (OSError, CheckpointException) as error:
-        raise RunError(
-            f"{target} could not be written ({error}); check the disk, what was there is intact"
-        ) from error
+    except (OSError, SafetensorError) as error:
+        raise unwritable(target, error) from error
+    except CheckpointException as error:
+        first = next(iter(error.failures.values()))[0]
+        raise unwritable(target, first) from error
 
 
 def write_manifest(folder: Path, settings: str, metric: float | None = None) -> None:

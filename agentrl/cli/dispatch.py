@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted, 143 ended by SIGTERM (129 by SIGHUP).
 """
 
+import errno
 import gc
 import importlib
 import os
@@ -19,6 +20,8 @@ from agentrl.terminated import Terminated, terminate
 EXIT_GRACE_S = 5.0
 """How long a finished process waits for threads that are no daemons."""
 
+_REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
+"""What a disk says that takes no more: no fault of the program, so no traceback."""
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BY_KERNEL = 128
 _PASS_ON_S = 0.5
@@ -48,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; every mistake in the input gives 2."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments)
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
         _complain(error)
         return 2
@@ -70,6 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read the output has closed it (`| head`); there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        _complain(error)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # it may be what took no more
         return 1
 
 

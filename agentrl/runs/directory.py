@@ -13,7 +13,7 @@ from typing import Self
 
 from agentrl.config.nearest import nearest
 from agentrl.errors import ConfigError
-from agentrl.runs.atomic import write_text_atomic
+from agentrl.runs.atomic import write_text_atomic, writing
 from agentrl.runs.lock import RunLock
 
 _LAST = "last"
@@ -234,6 +234,7 @@ def _target(path: Path) -> Path:
 
 def _link_last(path: Path) -> None:
     temporary = path.parent / f".{_LAST}-{os.getpid()}.tmp"
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(path.name)
-    temporary.replace(path.parent / _LAST)
+    with writing(path.parent / _LAST):
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(path.name)
+        temporary.replace(path.parent / _LAST)

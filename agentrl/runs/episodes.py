@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from agentrl.errors import ConfigError
-from agentrl.runs.atomic import write_atomic
+from agentrl.runs.atomic import write_atomic, writing
 from agentrl.runs.columns import FORMAT, FORMAT_KEY, SCHEMA, SEGMENT_ARRAYS, arrays_of, nested
 from agentrl.runs.values import (
     dump_messages,
@@ -41,7 +41,8 @@ class EpisodesWriter:
     def __init__(self, folder: Path, run: str) -> None:
         self.folder = folder
         self.run = run
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, step: int, kind: Kind = "train") -> Path:
         """The file of a step."""
@@ -58,7 +59,8 @@ class EpisodesWriter:
         """Delete the files of later steps: a resumed run writes them again."""
         for path in self.folder.glob("*-[0-9]*.parquet"):
             if int(path.stem.rpartition("-")[2]) > step:
-                path.unlink()
+                with writing(path):
+                    path.unlink()
 
 
 def read_episodes(path: Path) -> list[Episode]:

@@ -24,7 +24,7 @@ class RunLock:
             ConfigError: a live process holds it, or the file cannot be written.
         """
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
         try:

@@ -14,7 +14,7 @@ from typing import Self, SupportsFloat, cast
 import orjson
 
 from agentrl.errors import RunError
-from agentrl.runs.atomic import write_atomic
+from agentrl.runs.atomic import write_atomic, writing
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 
@@ -35,10 +35,13 @@ class LineWriter:
     def append(self, record: Mapping[str, object]) -> None:
         """Write one object; NaN and infinity become null, which is all that JSON has for them."""
         line = orjson.dumps(record, default=str, option=_OPTIONS)
-        if os.write(self._fd, line) != len(line):
-            raise RunError(f"{self.path}: a line could not be written whole; is the disk full?")
-        if self._fsync:
-            os.fsync(self._fd)
+        with writing(self.path):
+            if (left := len(line) - os.write(self._fd, line)) > 0:
+                os.write(
+                    self._fd, line[-left:]
+                )  # the disk says why, and the next opening tidies up
+            if self._fsync:
+                os.fsync(self._fd)
 
     def rewrite(self, records: list[dict[str, object]]) -> None:
         """Put other lines in place of all lines, atomically."""
@@ -66,9 +69,10 @@ class LineWriter:
 
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        fd = os.open(self.path, flags, 0o644)
-        text = self.path.read_bytes()
-        os.ftruncate(fd, text.rfind(b"\n") + 1)
+        with writing(self.path):
+            fd = os.open(self.path, flags, 0o666)
+            text = self.path.read_bytes()
+            os.ftruncate(fd, text.rfind(b"\n") + 1)
         return fd
 
 

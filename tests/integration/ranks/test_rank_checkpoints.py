@@ -112,7 +112,7 @@ def test_a_write_that_fails_behind_the_back_is_raised_by_the_next_step(
     group: Group, tmp_path: Path
 ) -> None:
     for said in group(2).call(fail_in_background, tmp_path):
-        assert "step-000002 could not be written" in said[0]
+        assert "step-000002: could not be written" in said[0]
     assert list(tmp_path.iterdir()) == [tmp_path / "step-000001"]
     assert latest_valid(tmp_path) == tmp_path / "step-000001"
 

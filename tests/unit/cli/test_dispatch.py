@@ -2,6 +2,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,19 @@ def test_errors_become_exit_codes(
     _as_doctor(monkeypatch, run)
     assert cli.main(["doctor"]) == code
     assert capsys.readouterr().err == said
+
+
+def test_an_output_that_takes_no_more_is_said_in_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "agentrl", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "agentrl: error: [Errno 28] No space left on device\n"
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import errno
 import os
 import subprocess
 import sys
@@ -5,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RunError
 from agentrl.runs import RunDirectory, check_disk
 from agentrl.runs.atomic import write_atomic
 from agentrl.runs.directory import run_names
@@ -111,9 +112,11 @@ def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
     def fail(temporary: Path) -> None:
         temporary.write_text("half")
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(
+        RunError, match=r"/x: could not be written \(No space left on device\); what"
+    ):
         write_atomic(path, fail)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

@@ -67,6 +67,8 @@ def _write_model(folder: Path, tokenizer: Tokenizer, seed: int) -> None:
     )
     config.save_pretrained(folder)
     save_file(_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"})
+    # safetensors keeps its files to the owner, whatever the umask.
+    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     write_json(
         folder / "generation_config.json",
         {"do_sample": True, "eos_token_id": [stop, end], "pad_token_id": end, "temperature": 1.0},
