@@ -9,6 +9,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentrl.config.anchor import anchored_reference
 from agentrl.config.load import Loaded
 from agentrl.envs import ToolEnv
 from agentrl.errors import ConfigError
@@ -113,7 +114,7 @@ def _resumed(env: str, values: dict[str, object], objects: Objects) -> Loaded[Ru
     directory = RunDirectory.open(Path(str(root)), str(run))
     loaded = load_resumed(directory, keywords=values, objects=objects)
     before = [entry.name for entry in loaded.config.env]
-    if before != [env]:
+    if before != [anchored_reference(env, Path.cwd())]:
         raise ConfigError(
             f"env: got {env}, but the run was started with {', '.join(before)}; a resumed run has "
             "to keep it, so start a new run instead"

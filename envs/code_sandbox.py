@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
+from agentrl.config.anchor import PathText
 from agentrl.envs.code_tasks import draw, make
 from agentrl.envs.grading import SOLUTION, check_tests, share_passed
 from agentrl.envs.sandboxed import SandboxConfig, SandboxEnv
@@ -30,7 +31,7 @@ class CodeSandbox(BashTool, WriteFileTool, SandboxEnv):
     class Config(SandboxConfig):
         """Parameters of the tasks."""
 
-        tasks: str = Field(
+        tasks: PathText = Field(
             default="",
             description="a JSONL file of tasks (prompt, answer: the tests); empty: made by a seed",
         )

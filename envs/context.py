@@ -19,6 +19,7 @@ from typing import Final, Protocol, cast
 from pydantic import Field
 
 from agentrl.config import Config
+from agentrl.config.anchor import Reference
 from agentrl.config.nearest import nearest
 from agentrl.config.references import load_reference
 from agentrl.errors import ConfigError, EnvironmentFault
@@ -186,7 +187,7 @@ def checked_messages(found: object) -> Sequence[Message]:
 class ContextConfig(Config):
     """What happens to the conversation when it grows towards the limit of the context."""
 
-    policy: str | None = Field(
+    policy: Reference | None = Field(
         default=None,
         description="keep, drop_tool_results, window, summarise or a reference to a function; "
         "the environment's own by default.",

@@ -65,7 +65,7 @@ def _declare(cls: "type[ToolEnv]") -> Declaration:
         raise ConfigError(f"{name}.isolation is {cls.isolation!r}, expected 'none' or 'process'")
     if not callable(cls.context):
         raise ConfigError(f"{name}.context is {cls.context!r}, expected a context policy")
-    verifier = None if cls.verifier is None else resolve_verifier(cls.verifier)
+    verifier = None if cls.verifier is None else resolve_verifier(cls.verifier, _folder(cls))
     return Declaration(
         verifier=verifier,
         success_at=_success_at(cls, verifier),

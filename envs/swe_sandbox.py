@@ -8,6 +8,7 @@ from typing import Final
 
 from pydantic import Field
 
+from agentrl.config.anchor import PathText
 from agentrl.envs.sandboxed import SandboxConfig, SandboxEnv
 from agentrl.envs.splits import SPLITS
 from agentrl.envs.swe.agents import RepairAgent, SearchAgent
@@ -55,7 +56,7 @@ class SweSandbox(
     class Config(SandboxConfig):
         """Which tasks, and where their repositories are."""
 
-        tasks: str = Field(
+        tasks: PathText = Field(
             default="",
             description="a file of `tasks build`, or of SWE-bench, SWE-Gym, SWE-smith or R2E "
             "instances (JSONL or Parquet); empty: those that come along",

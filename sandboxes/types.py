@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import Field
 
 from agentrl.config import Config
+from agentrl.config.anchor import PathText, Reference
 
 Status: TypeAlias = Literal["exited", "timeout", "oom", "signalled"]
 Kind: TypeAlias = Literal["file", "folder", "link", "other"]
@@ -44,12 +45,12 @@ class Limits(Config):
 class SandboxOptions(Config):
     """Which sandbox, and what is in it."""
 
-    backend: str = Field(
+    backend: Reference = Field(
         default="auto",
         description="auto, bwrap, docker, unsafe-local, fake, or a class as pkg.mod:Name",
     )
     image: str = Field(default=DEFAULT_IMAGE, description="of the backend docker")
-    base: str | None = Field(default=None, description="a folder that /workspace begins as")
+    base: PathText | None = Field(default=None, description="a folder that /workspace begins as")
     mounts: dict[Annotated[str, Field(pattern=r"^\w[\w.-]*$")], Path] = Field(
         default_factory=dict[str, Path],
         description="folders of this machine that are read-only inside, by name",

@@ -50,7 +50,7 @@ def load_resumed(arguments: Arguments, run: str) -> Loaded[RunConfig]:
 
 def title(config: RunConfig) -> str:
     """What a display shows as the name of a run: its own, or its environments'."""
-    return config.name or ", ".join(env.name for env in config.env)
+    return config.name or ", ".join(env.label for env in config.env)
 
 
 @contextmanager

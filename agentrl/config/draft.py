@@ -7,10 +7,13 @@ flags ────┘   (a later layer wins)                           or proble
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
+from agentrl.config.anchor import PATH, anchor_of, anchored
 from agentrl.config.base import Config
 from agentrl.config.describe import accepts_only_bool, expected, shown
 from agentrl.config.flags import Flag, check_text, fits, flag_of, guess, value_of
@@ -66,6 +69,8 @@ class Draft(Generic[C]):
     values: dict[str, Value] = field(default_factory=dict[str, Value])
     rows: dict[str, list[Row]] = field(default_factory=dict[str, list[Row]])
     problems: list[str] = field(default_factory=list[str])
+    folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    """What relative paths of an origin are relative to; of others it is the working folder."""
     schema: Schema = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +103,7 @@ class Draft(Generic[C]):
 
     def check(self) -> Checked[C] | None:
         """Validate; None if there are `problems`."""
+        self._anchor_defaults()
         origins = dict.fromkeys(self.schema.leaves, DEFAULT)
         origins |= {key: value.origin for key, value in self.values.items()}
         data = _nested({key: value.value for key, value in self.values.items()})
@@ -107,6 +113,13 @@ class Draft(Generic[C]):
             data[key] = [self._row(key, i, row, origins) for i, row in enumerate(rows)]
         config = None if self.problems else self._validated(data)
         return None if config is None else Checked(config, origins)
+
+    def _anchor_defaults(self) -> None:
+        """Paths by default are relative to the working folder, which a stored file is not in."""
+        for key, leaf in self.schema.leaves.items():
+            path = anchored(leaf.default, PATH, Path.cwd()) if anchor_of(leaf) == PATH else ""
+            if path and isinstance(path, str) and "." not in key:
+                self.values.setdefault(key, Value(path, DEFAULT))
 
     def where(self, key: str) -> str:
         """How messages name a key: its flag, or its file and name."""
@@ -140,11 +153,17 @@ class Draft(Generic[C]):
         field_info = self.schema.leaves.get(key) or self.schema.sections[key]
         if value == "none" and may_be_none(field_info):
             value = None
+        value = self._anchored(field_info, value, origin)
         for other in [k for k in self.values if k.startswith(f"{key}.")]:
             del self.values[other]
         for cut in (key.rsplit(".", n)[0] for n in range(1, key.count(".") + 1)):
             self.values.pop(cut, None)
         self.values[key] = Value(value, origin)
+
+    def _anchored(self, field_info: FieldInfo, value: object, origin: str) -> object:
+        anchor = anchor_of(field_info)
+        folder = self.folders.get(origin) or Path.cwd()
+        return value if anchor is None else anchored(value, anchor, folder)
 
     def _add_flag(self, flag: Flag) -> None:
         table = next((t for t in self.schema.tables if flag.key.startswith(f"{t}.")), None)
@@ -181,7 +200,13 @@ class Draft(Generic[C]):
     def _select_row(self, flag: Flag) -> None:
         if flag.text is None:
             raise ConfigError(f"{flag.name}: got no value, expected a name")
-        named = [row for row in self.rows.get(flag.key, []) if row.data.get("name") == flag.text]
+        name = schema_of(self.schema.tables[flag.key]).leaves["name"]
+        wanted = self._anchored(name, flag.text, flag.name)
+        named = [
+            row
+            for row in self.rows.get(flag.key, [])
+            if self._anchored(name, row.data.get("name"), row.origin) == wanted
+        ]
         self.rows[flag.key] = named or [Row({"name": flag.text}, flag.name)]
 
     def _add_to_row(self, table: str, flag: Flag) -> None:
@@ -201,7 +226,7 @@ class Draft(Generic[C]):
         many = len(self.rows[table]) > 1
         prefix = f"{self.prefix}{table}.{index}." if many else f"{self.prefix}{table}."
         own = schema_of(cls).children("")
-        entry = Draft(cls, prefix, row.origin)
+        entry = Draft(cls, prefix, row.origin, folders=self.folders)
         extra: dict[str, object] = {}
         open_ended = cls.model_config.get("extra") == "allow"
         for name, value in row.data.items():
@@ -235,7 +260,7 @@ class Draft(Generic[C]):
         except ConfigError as error:
             self.problems.append(str(error))
             return {}, {}
-        draft = Draft(cls, prefix, row.origin)
+        draft = Draft(cls, prefix, row.origin, folders=self.folders)
         draft.add_mapping(row.data, row.origin)
         draft.add_flags(row.flags)
         checked = draft.check()

@@ -58,11 +58,14 @@ def load_config(
             a row's name to the class of its parameters. The rows then hold all their parameters,
             checked and with defaults; without it they hold what was given, unchecked.
 
+    Paths become absolute: those of the file are relative to it, others to the working folder.
+
     Raises:
         ConfigError: one line for each thing that is wrong.
     """
     names = {name.replace("-", "_"): key for name, key in (short or {}).items()}
-    draft = Draft(cls, short=names, parameters=parameters or {})
+    folders = {} if file is None else {str(file): file.absolute().parent}
+    draft = Draft(cls, short=names, parameters=parameters or {}, folders=folders)
     for key, value in (defaults or {}).items():
         draft.add_mapping(_nest(key, value), defaults_origin)
     if file is not None:

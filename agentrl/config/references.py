@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from agentrl.config.anchor import is_file
 from agentrl.config.nearest import nearest
 from agentrl.errors import ConfigError
 from agentrl.places import short_path
@@ -31,8 +32,8 @@ def load_reference(ref: str, what: str) -> object:
         raise ConfigError(
             f"{what} {ref!r} is not a reference: expected pkg.mod:Name or path/file.py:Name"
         )
-    subject = f"{what} {ref}"
-    module = load_file(Path(place), subject) if _is_file(place) else _load_module(place, subject)
+    subject = f"{what} {short_path(place) if is_file(place) else place}:{qualname}"
+    module = load_file(Path(place), subject) if is_file(place) else _load_module(place, subject)
     return _attribute(module, qualname, subject, place)
 
 
@@ -59,10 +60,6 @@ def load_file(path: Path, subject: str) -> ModuleType:
         raise ConfigError(_import_message(subject, error, path)) from error
     _pickle_by_value(module)
     return module
-
-
-def _is_file(place: str) -> bool:
-    return place.endswith(".py") or "/" in place
 
 
 def _module_name(path: Path) -> str:

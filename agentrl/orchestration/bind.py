@@ -90,13 +90,25 @@ def bind_envs(config: RunConfig, objects: Objects) -> tuple[BoundEnv, ...]:
     if config.verifier is not None:
         verifier = resolve_verifier(config.verifier)
     context = resolve_context(config.context)
+    names_by_label: dict[str, set[str]] = {}
+    for entry in config.env:
+        names_by_label.setdefault(entry.label, set()).add(entry.name)
+    turns = config.rollout.max_turns
     return tuple(
-        _bind(entry, objects.env_class(entry.name), verifier, config.rollout.max_turns, context)
+        _bind(
+            entry.label if len(names_by_label[entry.label]) == 1 else entry.name,
+            entry,
+            objects.env_class(entry.name),
+            verifier,
+            turns,
+            context,
+        )
         for entry in config.env
     )
 
 
 def _bind(
+    name: str,
     entry: EnvEntry,
     env_class: type[ToolEnv],
     verifier: Verifier | None,
@@ -104,10 +116,10 @@ def _bind(
     context: ContextPolicy | None,
 ) -> BoundEnv:
     config = parse_params(env_class.Config, entry.params, where="env")
-    with user_code(f"making env {entry.name}"):
+    with user_code(f"making env {name}"):
         prototype = env_class(config, verifier=verifier)
     return BoundEnv(
-        name=entry.name,
+        name=name,
         env_class=env_class,
         config=config,
         prototype=prototype,

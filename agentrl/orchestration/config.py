@@ -1,11 +1,15 @@
 """The configuration of a run: everything that `run.toml` and the flags can say."""
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
 from agentrl.config import Config
+from agentrl.config.anchor import Anchor, PathText, Reference, is_file
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.local.models.resolve import SMOLLM2, TINY
 from agentrl.envs.context import ContextConfig
 from agentrl.rollout.config import RolloutConfig
 from agentrl.trainer.config import TrainerConfig
@@ -16,8 +20,14 @@ class EnvEntry(Config):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str = Field(description="Built-in name, pkg.mod:Name or path/file.py:Name.")
+    name: Reference = Field(description="Built-in name, pkg.mod:Name or path/file.py:Name.")
     weight: float = Field(default=1.0, gt=0, description="Share of the tasks, relative.")
+
+    @property
+    def label(self) -> str:
+        """Its name, with a file's name alone in place of its path."""
+        place, _, name = self.name.rpartition(":")
+        return f"{Path(place).name}:{name}" if is_file(place) else self.name
 
     @property
     def params(self) -> Mapping[str, object]:
@@ -76,12 +86,12 @@ class RunConfig(Config):
     """A whole run."""
 
     name: str | None = Field(default=None, description="Name of the run; made up by default.")
-    runs_dir: str = Field(default="runs", description="Folder that holds the runs.")
-    model: str = Field(
-        default="tiny", description="tiny, smollm2-135m, a Hugging Face folder or a hub name."
+    runs_dir: PathText = Field(default="runs", description="Folder that holds the runs.")
+    model: Annotated[str, Anchor("folder", (TINY, SMOLLM2))] = Field(
+        default=TINY, description="tiny, smollm2-135m, a Hugging Face folder or a hub name."
     )
     env: tuple[EnvEntry, ...] = Field(default=(), description="The environments.")
-    verifier: str | None = Field(
+    verifier: Reference | None = Field(
         default=None, description="Verifier instead of the environment's own: a name or reference."
     )
     tool_format: str | None = Field(

@@ -129,7 +129,7 @@ def _card(
         library="peft" if adapter else "transformers",
         base=base,
         name=directory.name,
-        envs=", ".join(entry.name for entry in config.env),
+        envs=", ".join(entry.label for entry in config.env),
         algorithm=f"{trainer.algorithm}{lora}, learning rate {trainer.lr:g}",
         steps=int(checkpoint.name.removeprefix("step-")),
         changes="; ".join(changes).replace("|", "\\|") or "nothing",

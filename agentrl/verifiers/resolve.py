@@ -3,8 +3,10 @@
 import inspect
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Final, cast
 
+from agentrl.config.anchor import REWARD_MODEL, anchored_reference
 from agentrl.config.nearest import nearest
 from agentrl.config.references import load_reference
 from agentrl.errors import ConfigError
@@ -20,7 +22,7 @@ from agentrl.verifiers.protocol import (
     score_range,
     success_at,
 )
-from agentrl.verifiers.reward_model import PREFIX, from_text
+from agentrl.verifiers.reward_model import from_text
 from agentrl.verifiers.rubric import Rubric
 from agentrl.verifiers.scoring import is_async, method_of
 from agentrl.workers.pickling import CANNOT_PICKLE, dumps
@@ -35,16 +37,19 @@ BUILT_IN: Final[dict[str, Callable[[], Verifier]]] = {
 }
 
 
-def resolve_verifier(ref: object) -> Verifier:
+def resolve_verifier(ref: object, folder: Path | None = None) -> Verifier:
     """The verifier that `ref` is or names; a class is instantiated without arguments.
 
     Args:
         ref: an object, a built-in or installed name, `pkg.mod:Name`, `path/file.py:Name` or
             `reward_model:FOLDER[@DEVICE]`.
+        folder: what relative paths start at; by default the working folder.
 
     Raises:
         ConfigError: there is none, or it is not a verifier that can run.
     """
+    if isinstance(ref, str) and folder is not None:
+        ref = anchored_reference(ref, folder)
     label = f"verifier {ref}" if isinstance(ref, str) else "verifier"
     found = _load(ref) if isinstance(ref, str) else ref
     verifier = _instance(found, label)
@@ -53,7 +58,7 @@ def resolve_verifier(ref: object) -> Verifier:
 
 
 def _load(ref: str) -> object:
-    if ref.startswith(PREFIX):
+    if ref.startswith(REWARD_MODEL):
         return from_text(ref)
     if ":" in ref:
         return load_reference(ref, "verifier")

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+from agentrl.config.anchor import REWARD_MODEL
 from agentrl.engine.local.models.resolve import check_folder
 from agentrl.errors import ConfigError
 from agentrl.extras import TRAIN, require
 from agentrl.types import EpisodeView, Message, Score
 from agentrl.workers import WorkerPool
-
-PREFIX = "reward_model:"
 
 
 class RewardModel:
@@ -65,7 +64,7 @@ class RewardModel:
 
 def from_text(text: str) -> RewardModel:
     """The reward model of `reward_model:FOLDER` or `reward_model:FOLDER@DEVICE`."""
-    folder, _, device = text.removeprefix(PREFIX).partition("@")
+    folder, _, device = text.removeprefix(REWARD_MODEL).partition("@")
     return RewardModel(folder, device=device or "cpu")
 
 
