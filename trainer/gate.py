@@ -110,7 +110,8 @@ def worst_tokens(
     found: dict[int, Suspect] = {}
     judged = np.flatnonzero(judged_N)
     gaps: NDArray[np.float64] = np.abs(policy_N - batch.logprobs_N)[judged]
-    for token in judged[np.argsort(-gaps, kind="stable")].tolist():
+    order: list[int] = judged[np.argsort(-gaps, kind="stable")].tolist()
+    for token in order:
         row = int(np.searchsorted(batch.offsets_R1, token, side="right")) - 1
         episode = int(batch.episode_R[row])
         if episode not in found:

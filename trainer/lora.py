@@ -10,9 +10,11 @@ names of `adapter_model.safetensors`.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch, transformers and peft are typed in part only.
 
+import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from agentrl.config.nearest import nearest
+from agentrl.engine.experts import by_expert
 from agentrl.engine.local.models.quiet import quiet
 from agentrl.errors import ConfigError
 from agentrl.trainer.config import ALL_LINEAR, LoraConfig
@@ -44,6 +46,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> peft.LoraConfig:
         r=config.rank,
         lora_alpha=config.alpha or 2 * config.rank,
         target_modules=targets,
+        exclude_modules=_others(model, targets) or None,
         task_type=peft.TaskType.CAUSAL_LM,
     )
     with quiet():
@@ -56,13 +59,43 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> peft.LoraConfig:
 
 def adapter_config(folder: Path, config: LoraConfig) -> Mapping[str, object]:
     """The content of `adapter_config.json` for a model's folder, before any weight is loaded."""
-    with quiet(), torch.device("meta"):
-        kinds: Any = AutoModelForCausalLM
-        model: Any = kinds.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
-        settings: Any = add_adapters(model, config)
+    settings: Any = _without_weights(folder, config)[1]
     made: dict[str, object] = settings.to_dict()
     plain: dict[str, object] = orjson.loads(orjson.dumps(made, default=sorted))
     return plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What the adapters of a model reach."""
+
+    text: str
+    """One sentence: how much is trained, and every matrix without an adapter."""
+    experts: bool
+    """Experts are among those, although all linear layers were asked for."""
+
+
+def adapter_reach(folder: Path, config: LoraConfig) -> Reach:
+    """What a run with these adapters trains and what stays frozen, before any weight is loaded."""
+    model, _ = _without_weights(folder, config)
+    sizes = {n: p.numel() for n, p in model.named_parameters() if p.ndim > 1 and ".lora_" not in n}
+    frozen = {n: size for n, size in sizes.items() if not n.endswith(".base_layer.weight")}
+    stacks = [n for n in frozen if model.get_parameter(n).ndim > 2]
+    kinds: dict[str, int] = {}
+    for name, size in frozen.items():
+        kind = re.sub(r"(?<=\.)\d+(?=\.)", "*", name.removesuffix(".weight"))
+        kinds[kind] = kinds.get(kind, 0) + size
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    listed = ", ".join(f"{kind} ({size:,})" for kind, size in kinds.items())
+    why = "; experts that are stacked in one tensor get no adapter" if stacks else ""
+    return Reach(
+        text=(
+            f"LoRA trains {trained:,} weights, in adapters on {len(sizes) - len(frozen)} of "
+            f"{len(sizes)} matrices; {sum(frozen.values()):,} of their {sum(sizes.values()):,} "
+            f"weights have none: {listed or 'nothing'}{why}"
+        ),
+        experts=bool(stacks) and config.targets == ALL_LINEAR,
+    )
 
 
 def adapter_settings(model: nn.Module) -> peft.LoraConfig | None:
@@ -114,21 +147,63 @@ def merged(layer: LoraLayer, leaf: str, values: Tensor) -> Tensor:
         return values + delta.to(values.dtype)
 
 
+def _without_weights(folder: Path, config: LoraConfig) -> tuple[PreTrainedModel, peft.LoraConfig]:
+    with quiet(), torch.device("meta"):
+        kinds: Any = AutoModelForCausalLM
+        model: Any = kinds.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+        return model, add_adapters(model, config)
+
+
 def _targets(model: PreTrainedModel, targets: str) -> list[str]:
     """The names of layers, without what tells one block's from another's, that get adapters."""
     head: object = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers'
-    linear = [n for n, m in _modules(model) if isinstance(m, nn.Linear) and m is not head]
-    short = {name.rpartition(".")[2] for name in linear}
+    linear = [n for n, m in _modules(model) if _is_linear(m) and m is not head]
+    short = sorted({name.rpartition(".")[2] for name in linear})
+    if not short:
+        raise ConfigError(
+            f"trainer.lora.rank: {type(model).__name__} has no linear layer that can get an "
+            "adapter; set it to 0 to train all weights"
+        )
     if targets == ALL_LINEAR:
-        return sorted(short)
+        return short
     chosen = [target.strip() for target in targets.split(",")]
     for target in chosen:
-        if not any(name == target or name.endswith(f".{target}") for name in linear):
+        if not any(_is_named(name, [target]) for name in linear):
+            why = _what_it_is(model, target, short)
             raise ConfigError(
                 f"trainer.lora.targets: {target!r} matches no linear layer of "
-                f"{type(model).__name__}, {nearest(target, [ALL_LINEAR, *short])}"
+                f"{type(model).__name__}{why}; expected {ALL_LINEAR} or some of {', '.join(short)}"
             )
     return chosen
+
+
+def _what_it_is(model: nn.Module, target: str, layers: Sequence[str]) -> str:
+    """Why a name that the model has gets no adapter, or the layer that it may have meant."""
+    stacks = {n: p.shape for n, p in model.named_parameters() if p.ndim > 2}
+    for name, shape in stacks.items():
+        parts = [part.removesuffix(".weight") for part, _ in by_expert(name, shape)]
+        if any(_is_named(n, [target]) for n in (name.rpartition(".")[0], name, *parts)):
+            return f": it is part of {name}, experts that are stacked and get no adapter"
+    for name, _ in _modules(model):
+        if name and _is_named(name, [target]):
+            return f": {name} gets no adapter"
+    close = get_close_matches(target, layers, n=1)
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def _others(model: nn.Module, targets: Sequence[str]) -> list[str]:
+    """Modules that are called like a target and are no linear layers, such as some routers."""
+    named = ((name, module) for name, module in _modules(model) if _is_named(name, targets))
+    return [name for name, module in named if not _is_linear(module)]
+
+
+def _is_named(name: str, targets: Sequence[str]) -> bool:
+    return any(f".{name}".endswith(f".{target}") for target in targets)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """One that gives its product, not a router that is one and gives a choice."""
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
 def _check_rank(model: nn.Module, targets: Sequence[str], rank: int) -> None:
@@ -136,7 +211,7 @@ def _check_rank(model: nn.Module, targets: Sequence[str], rank: int) -> None:
     sides = [
         min(layer.in_features, layer.out_features)
         for name, layer in _modules(model)
-        if isinstance(layer, nn.Linear) and any(f".{name}".endswith(f".{t}") for t in targets)
+        if isinstance(layer, nn.Linear) and _is_linear(layer) and _is_named(name, targets)
     ]
     if rank > max(sides):
         raise ConfigError(

@@ -18,6 +18,7 @@ from agentrl.orchestration.store import RunStore
 from agentrl.orchestration.warm_start import prepare_model
 from agentrl.runs import RunDirectory
 from agentrl.trainer.checkpoint import random_states, set_random_states
+from agentrl.trainer.lora import adapter_reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,7 @@ def assemble(
     for line in long_prompts(plan):
         journal.warn(line)
     base_model = prepare_model(plan, journal, runner)
+    show_adapters(plan, base_model, journal)
     parts = build_parts(plan, base_model, directory.path / "engine")
     with ExitStack() as undo:
         undo.callback(lambda: runner.run(parts.aclose()))
@@ -89,6 +91,15 @@ def assemble(
         )
         undo.pop_all()
     return Assembly(parts=parts, store=store, controller=controller, base_model=base_model)
+
+
+def show_adapters(plan: Plan, folder: Path, display: Display) -> None:
+    """Say what LoRA trains and what it leaves as it is."""
+    lora = plan.config.trainer.lora
+    if lora.rank:
+        reach = adapter_reach(folder, lora)
+        show = display.warn if reach.experts else display.note
+        show(reach.text)
 
 
 async def start_engine(parts: Parts, plan: Plan, display: Display) -> None:

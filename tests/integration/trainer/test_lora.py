@@ -12,7 +12,7 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
@@ -22,6 +22,7 @@ from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.trainer.export import export_hf
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Sampling, Session
+from tests.integration.engine.test_mixtures import mixture
 from tests.unit.trainer.batches import (
     batch_of,
     on_policy,
@@ -164,6 +165,58 @@ async def test_merged_tensors_are_made_one_by_one(monkeypatch: pytest.MonkeyPatc
 def test_targets_that_match_nothing_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"'q_porj' matches no linear .* did you mean q_proj\?"):
         make_trainer(targets="v_proj,q_porj")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("gate_proj", r"part of model.layers.0.mlp.experts.gate_up_proj, experts that are stacked"),
+        ("experts", r"part of model.layers.0.mlp.experts.gate_up_proj, experts that are stacked"),
+        ("down_proj", r"part of model.layers.0.mlp.experts.down_proj, experts that are stacked"),
+        ("gate", r": model.layers.0.mlp.gate gets no adapter"),
+        ("embed_tokens", r": model.embed_tokens gets no adapter"),
+        ("lm_head", r": lm_head gets no adapter"),
+        (".*attn.*", r"Qwen3MoeForCausalLM; expected"),
+        ("", r"Qwen3MoeForCausalLM; expected"),
+    ],
+)
+def test_what_gets_no_adapter_is_said(target: str, said: str) -> None:
+    model = mixture("qwen3_moe")
+    with pytest.raises(ConfigError, match=said) as caught:
+        lora.add_adapters(model, LoraConfig(rank=2, targets=f"q_proj,{target}"))
+    assert "expected all-linear or some of k_proj, o_proj, q_proj, v_proj" in str(caught.value)
+
+
+def test_what_a_run_leaves_frozen_is_said(tmp_path: Path) -> None:
+    mixture("qwen3_moe").save_pretrained(tmp_path / "moe")
+    reach = lora.adapter_reach(tmp_path / "moe", LoraConfig(rank=2))
+    assert reach.experts
+    assert "model.layers.*.mlp.experts.gate_up_proj (24,576)" in reach.text
+    assert "model.layers.*.mlp.experts.down_proj (12,288)" in reach.text
+    assert "model.layers.*.mlp.gate (512)" in reach.text
+    assert "adapters on 8 of " in reach.text
+    tiny_model().save_pretrained(tmp_path / "dense")
+    reach = lora.adapter_reach(tmp_path / "dense", LoraConfig(rank=2))
+    assert not reach.experts
+    trained = sum(p.numel() for p in make_trainer(rank=2).model.parameters() if p.requires_grad)
+    assert reach.text.startswith(f"LoRA trains {trained:,} weights, in adapters on 14 of 15 matri")
+    assert reach.text.endswith("weights have none: model.embed_tokens (992)")
+
+
+def test_routers_that_are_called_like_a_layer_are_left_alone() -> None:
+    """The gated attention of one architecture has a `gate`, its mixture another."""
+    model = mixture("qwen2_moe")
+    lora.add_adapters(model, LoraConfig(rank=2))
+    adapted = lora.adapted_layers(model)
+    assert adapted
+    assert not any(name.endswith("mlp.gate") for name in adapted)
+    assert torch.isfinite(model(input_ids=IDS).logits).all()
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    small = GPT2Config(n_embd=32, n_head=4, n_layer=1, n_positions=32, vocab_size=31)
+    with pytest.raises(ConfigError, match=r"GPT2LMHeadModel has no linear layer that can get"):
+        lora.add_adapters(GPT2LMHeadModel(small), LoraConfig(rank=2))
 
 
 def test_a_rank_beyond_every_layer_is_refused() -> None:
