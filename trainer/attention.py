@@ -16,8 +16,6 @@ Suffixes: P packed tokens, S pieces, H query heads, G key/value heads, D width o
 # pyright: reportUnknownArgumentType=false
 # torch and transformers are typed in part only.
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -29,13 +27,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
-from agentrl.errors import ConfigError
+from agentrl.engine.local.demands import refuse_arguments
 from agentrl.trainer.prefix import Tree
 from agentrl.trainer.sequence import Cut
 
-NAME = "agentrl_packed"
+PACKED_ATTENTION = "agentrl_packed"
+"""The name under which transformers finds `_attend`."""
 _MOST_PADDING = 0.1
 # What torch's own attention calls on a CPU; the public function hides the log-sum-exp.
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -72,6 +71,9 @@ class Layout:
         self._tree = tree
         self._device = device
         self.longest = tree.longest
+        self.calls = 0
+        """Layers that have attended."""
+        self._block_masks: dict[int | None, BlockMask] = {}
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -93,18 +95,46 @@ class Layout:
         )
 
     @cached_property
-    def block_mask(self) -> BlockMask:
+    def positions_P(self) -> Tensor:
+        """Where in its row each token is."""
+        starts_P = np.repeat(self._tree.starts_S, np.diff(self._tree.offsets_S1))
+        inside_P = np.concatenate([np.arange(n) for n in np.diff(self._tree.offsets_S1)])
+        return torch.from_numpy(starts_P + inside_P).to(self._device)
+
+    def block_mask(self, window: int | None = None) -> BlockMask:
         """The same for flex_attention, which skips blocks that see nothing."""
+        if window not in self._block_masks:
+            self._block_masks[window] = self._make_block_mask(window)
+        return self._block_masks[window]
+
+    def _make_block_mask(self, window: int | None) -> BlockMask:
         sizes = np.diff(self._tree.offsets_S1)
         end_P = torch.from_numpy(np.repeat(self._tree.ends_S, sizes)).to(self._device)
 
         def sees(_b: Tensor, _h: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (key <= query) & (query < end_P[key])
 
+        def sees_near(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            assert window is not None
+            near = self.positions_P[query] - self.positions_P[key] < window
+            return sees(b, h, query, key) & near
+
         num = self._tree.num_tokens
         # Compiled, so that the mask is never there in full.
         make = create_block_mask if self._device.type == "cpu" else torch.compile(create_block_mask)
-        return make(sees, None, None, num, num, device=str(self._device))
+        rule = sees if window is None else sees_near
+        return make(rule, None, None, num, num, device=str(self._device))
+
+    def near(self, stem: Stem, window: int | None) -> Tensor | None:
+        """[tokens behind, tokens of the stem] Which of them are within the window; None: all."""
+        if window is None or self.longest <= window:
+            return None
+        behind_P, stem_P = (
+            self.positions_P[span]
+            for span in (slice(stem.stop, stem.end), slice(stem.start, stem.stop))
+        )
+        near = behind_P[:, None] - stem_P < window
+        return None if bool(near.all()) else near
 
     @cached_property
     def cumulative(self) -> Tensor:
@@ -141,35 +171,57 @@ def _bucket(offsets_S1: NDArray[np.int64], chosen: list[int], device: torch.devi
     )
 
 
-@contextmanager
-def packed_attention(model: PreTrainedModel, name: str = NAME) -> Generator[None, None, None]:
-    """Let the model attend by pieces inside, and as before afterwards: an engine may share it."""
-    # transformers offers a public way to set the implementation, none to ask for it.
-    before = str(model.config._attn_implementation)  # pyright: ignore[reportPrivateUsage]
-    model.set_attn_implementation(name)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """[P, H, D] from `query` [P, H, D] and `key` and `value` [P, G, D].
 
-
-def attend(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
-    """[P, H, D] from `query` [P, H, D] and `key` and `value` [P, G, D]."""
+    A token sees the last `window` tokens of its row, itself included; `sinks` [H] are scores that
+    take a share of the attention and add nothing.
+    """
+    if window is not None and window >= layout.longest:
+        window = None
     if query.device.type == "cpu":
+        # torch's kernel takes heads of one width only; zeros change no score.
+        width = max(key.shape[-1], value.shape[-1])
+        states = [nn.functional.pad(s, (0, width - s.shape[-1])) for s in (query, key, value)]
         output: Tensor = _TreeAttention.apply(  # type: ignore[no-untyped-call]  # torch's
-            query, key, value, layout, scale
+            *states, sinks, layout, scale, window
         )
-        return output
-    if not layout.stems and _has_flash_attention() and query.dtype.itemsize == 2:
+        return output[..., : value.shape[-1]]
+    plain = window is None and sinks is None and not layout.stems
+    if plain and _has_flash_attention() and query.dtype.itemsize == 2:
         return _flash(query, key, value, layout, scale)
-    return flex(query, key, value, layout, scale)
+    return flex(query, key, value, layout, scale, window, sinks)
 
 
-def flex(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+def flex(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: Layout,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """The same by flex_attention, which has no backward on a CPU."""
     function: Any = flex_attention if query.device.type == "cpu" else _compiled_flex()
     states = [states.transpose(0, 1).unsqueeze(0) for states in (query, key, value)]
-    output: Tensor = function(*states, block_mask=layout.block_mask, scale=scale, enable_gqa=True)
+    mask = layout.block_mask(window)
+    if sinks is None:
+        output: Tensor = function(*states, block_mask=mask, scale=scale, enable_gqa=True)
+    else:
+        output, log_sum = function(
+            *states, block_mask=mask, scale=scale, enable_gqa=True, return_lse=True
+        )
+        share = torch.sigmoid(log_sum - sinks.to(log_sum.dtype)[:, None]).unsqueeze(-1)
+        output = output * share.to(output.dtype)
     return output.squeeze(0).transpose(0, 1)
 
 
@@ -202,23 +254,20 @@ def _attend(
     layout: Layout,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in each layer: [1, heads, P, width] to [1, P, heads, width]."""
-    longest = layout.longest
-    if softcap is not None or s_aux is not None or (sliding_window or longest) < longest:
-        raise ConfigError(
-            f"{type(module).__name__} uses soft-capped, sink or sliding-window attention, which "
-            "the trainer does not compute; choose a model with plain causal attention"
-        )
+    refuse_arguments(module, attention_mask, kwargs)
+    layout.calls += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     # Under autocast rotary embeddings leave queries and keys in float32.
     states = [s.squeeze(0).transpose(0, 1).to(value.dtype) for s in (query, key, value)]
     if layout.cut is not None:
         states = [layout.cut.to_heads(s) for s in states]
-    output = attend(states[0], states[1], states[2], layout, scale)
+        if s_aux is not None:
+            s_aux = s_aux.chunk(len(layout.cut.sizes))[layout.cut.mine]
+    output = attend(states[0], states[1], states[2], layout, scale, sliding_window, s_aux)
     if layout.cut is not None:
         output = layout.cut.to_tokens(output)
     return output.unsqueeze(0), None
@@ -229,41 +278,56 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks: Tensor | None,
+        layout: Layout,
+        scale: float,
+        window: int | None,
     ) -> Tensor:
         num, heads, _ = query.shape
         # Parts are merged in at least float32, whatever the model computes in.
         dtype = torch.promote_types(query.dtype, torch.float32)
-        output = torch.empty_like(query, dtype=dtype)
+        output = query.new_empty(num, heads, value.shape[-1], dtype=dtype)
         log_sum = query.new_empty(num, heads, dtype=dtype)
         for bucket in layout.buckets:
             rows = [_rows(s, bucket) for s in (query, *_repeated(key, value, heads))]
-            part, part_sum = _forward(*rows, is_causal=True, scale=scale)
+            mask = _band(bucket.longest, window, query)
+            part, part_sum = _forward(*rows, is_causal=mask is None, attn_mask=mask, scale=scale)
             _put(output, part, bucket)
             _put(log_sum, part_sum, bucket)
         for stem in layout.stems:
             behind = slice(stem.stop, stem.end)
-            part, part_sum = _forward(*_stem_states(query, key, value, stem), scale=scale)
+            near, mask = _stem_mask(layout, stem, window, query, key)
+            part, part_sum = _forward(
+                *_stem_states(query, key, value, stem), attn_mask=mask, scale=scale
+            )
             part, part_sum = (_by_token(p, heads) for p in (part, part_sum))
-            total = torch.logaddexp(log_sum[behind], part_sum)
-            output[behind] *= torch.exp(log_sum[behind] - total).unsqueeze(-1)
-            output[behind] += part * torch.exp(part_sum - total).unsqueeze(-1)
-            log_sum[behind] = total
+            if near is not None:
+                # Of a token that sees nothing the kernel says 0.
+                part_sum = part_sum.masked_fill(~near.any(1, keepdim=True), -torch.inf)
+            _merge(output[behind], log_sum[behind], part, part_sum)
+        if sinks is not None:
+            # A sink is one more key, whose value is 0.
+            _merge(output, log_sum, None, sinks.to(dtype).expand_as(log_sum))
         output = output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, log_sum)
-        ctx.layout, ctx.scale = layout, scale
+        ctx.save_for_backward(query, key, value, sinks, output, log_sum)
+        ctx.layout, ctx.scale, ctx.window = layout, scale, window
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, log_sum = ctx.saved_tensors
-        layout, scale = ctx.layout, ctx.scale
+        query, key, value, sinks, output, log_sum = ctx.saved_tensors
+        layout, scale, window = ctx.layout, ctx.scale, ctx.window
         heads, groups = query.shape[1], key.shape[1]
         query_grad, key_grad, value_grad = (torch.empty_like(s) for s in (query, key, value))
         for bucket in layout.buckets:
             states = (grads[0], query, *_repeated(key, value, heads), output, log_sum)
             rows = [_rows(s, bucket) for s in states]
-            parts = _backward(*rows, 0.0, True, scale=scale)
+            mask = _band(bucket.longest, window, query)
+            parts = _backward(*rows, 0.0, mask is None, attn_mask=mask, scale=scale)
             _put(query_grad, parts[0], bucket)
             for grad, part in ((key_grad, parts[1]), (value_grad, parts[2])):
                 _put(grad, _summed(part, groups), bucket)
@@ -271,11 +335,48 @@ class _TreeAttention(torch.autograd.Function):
             behind = slice(stem.stop, stem.end)
             theirs = _stem_states(query, key, value, stem)
             mine = [_grouped(s[behind], groups) for s in (grads[0], output, log_sum)]
-            parts = _backward(mine[0], *theirs, mine[1], mine[2], 0.0, False, scale=scale)
+            _, mask = _stem_mask(layout, stem, window, query, key)
+            parts = _backward(
+                mine[0], *theirs, mine[1], mine[2], 0.0, False, attn_mask=mask, scale=scale
+            )
             query_grad[behind] += _by_token(parts[0], heads)
             for grad, part in ((key_grad, parts[1]), (value_grad, parts[2])):
                 grad[stem.start : stem.stop] += part.squeeze(0).transpose(0, 1)
-        return query_grad, key_grad, value_grad, None, None
+        sinks_grad = None
+        if sinks is not None:
+            shares = torch.exp(sinks.to(log_sum.dtype) - log_sum)
+            sinks_grad = -(shares * (grads[0] * output).sum(-1)).sum(0).to(sinks.dtype)
+        return query_grad, key_grad, value_grad, sinks_grad, None, None, None
+
+
+def _merge(output: Tensor, log_sum: Tensor, part: Tensor | None, part_sum: Tensor) -> None:
+    """Add what other keys give, in place; without a `part` they give 0."""
+    total = torch.logaddexp(log_sum, part_sum)
+    output *= torch.exp(log_sum - total).unsqueeze(-1)
+    if part is not None:
+        output += part * torch.exp(part_sum - total).unsqueeze(-1)
+    log_sum.copy_(total)
+
+
+def _band(longest: int, window: int | None, like: Tensor) -> Tensor | None:
+    """[1, 1, longest, longest] Additive mask of a causal window; None where it hides nothing."""
+    if window is None or longest <= window:
+        return None
+    mask = like.new_full((longest, longest), -torch.inf)
+    places = torch.arange(longest, device=like.device)
+    behind = places[:, None] - places
+    return mask.masked_fill_((behind >= 0) & (behind < window), 0.0)[None, None]
+
+
+def _stem_mask(
+    layout: Layout, stem: Stem, window: int | None, query: Tensor, key: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Which tokens behind a stem see which of it, and the additive mask of grouped queries."""
+    near = layout.near(stem, window)
+    if near is None:
+        return None, None
+    hidden = (~near).repeat_interleave(query.shape[1] // key.shape[1], 0)
+    return near, query.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)[None, None]
 
 
 def _repeated(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
@@ -332,4 +433,4 @@ def _by_token(states: Tensor, heads: int) -> Tensor:
     return states.view(groups, -1, heads // groups, *width).transpose(0, 1).flatten(1, 2)
 
 
-AttentionInterface.register(NAME, _attend)
+AttentionInterface.register(PACKED_ATTENTION, _attend)

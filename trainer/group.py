@@ -46,6 +46,7 @@ class _Plan:
     folder: Path
     config: TrainerConfig
     total_steps: int
+    longest: int | None
     threads: int
     deterministic: bool
     seed: int
@@ -60,6 +61,7 @@ class TrainerGroup:
         config: TrainerConfig,
         *,
         total_steps: int,
+        longest: int | None = None,
         threads: int = 0,
         deterministic: bool = False,
         seed: int = 0,
@@ -80,6 +82,7 @@ class TrainerGroup:
             folder=folder,
             config=config,
             total_steps=total_steps,
+            longest=longest,
             threads=threads,
             deterministic=deterministic,
             seed=seed,
@@ -212,7 +215,14 @@ def _build(ranks: Ranks, plan: _Plan) -> Mapping[str, Held] | None:
     if model is None:
         dtype = config.lora.dtype if config.lora.rank else "float32"
         model = load_model(plan.folder, dtype=dtype, device=str(ranks.device))
-    trainer = Trainer(model, config, total_steps=plan.total_steps, ranks=ranks, folder=folder)
+    trainer = Trainer(
+        model,
+        config,
+        total_steps=plan.total_steps,
+        longest=plan.longest,
+        ranks=ranks,
+        folder=folder,
+    )
     _trainers.append(trainer)
     source = trainer.weights()
     if not isinstance(source, ModelWeights):

@@ -11,6 +11,7 @@ vocabulary.
 # torch and transformers are typed in part only.
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -20,13 +21,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from agentrl.engine.local.demands import Heads, attending, measure_heads
+from agentrl.engine.local.reference import (
+    EXACT,
+    ROUNDING,
+    SHARED,
+    Row,
+    reference_rows,
+    refuse_difference,
+)
 from agentrl.engine.local.routing import routed
 from agentrl.errors import ConfigError
-from agentrl.trainer.attention import Layout, packed_attention
-from agentrl.trainer.packing import PackedRows
-from agentrl.trainer.prefix import Tree
+from agentrl.trainer.attention import PACKED_ATTENTION, Layout
+from agentrl.trainer.packing import PackedRows, find_places
+from agentrl.trainer.prefix import pieces, tree
 from agentrl.trainer.routing import replayed
-from agentrl.trainer.sequence import Cut
 from agentrl.trainer.shard import head_precision, in_pass, settle
 
 PIECE_LOGITS = 2**23
@@ -82,50 +91,71 @@ def sequence_logprobs(
     return [float(x) for x in logprobs_TV.gather(1, ids_T[1:, None])[:, 0]]
 
 
-def check_model(model: PreTrainedModel, tolerance: float = 1e-3) -> None:
-    """Compare this module's pass with the model's own on two short rows.
+def check_model(model: PreTrainedModel, longest: int, *, low_precision: bool = False) -> None:
+    """Hold this module's pass, in training, against the model's own code.
 
-    Raises ConfigError if they differ, as they do where logits are scaled or capped after the head.
+    Args:
+        model: as it is trained.
+        longest: most tokens of a row.
+        low_precision: it computes in fewer bits than its weights have.
+
+    Raises:
+        ConfigError: they differ, as they do where logits are scaled or capped after the head.
     """
-    ids = torch.arange(11, device=model.device) % _head(model).weight.shape[0]
-    lengths = [7, 4]
-    tree = Tree(offsets_S1=np.array([0, 7, 11]), ends_S=np.array([7, 11]), longest=7)
+    _head(model)
+    heads = measure_heads(model, longest)
+    rows = reference_rows(model, longest)
+    tolerance = ROUNDING if low_precision or model.dtype.itemsize < 4 else EXACT
+    was_training = model.training
+    model.train()
     with torch.no_grad():
-        positions = torch.cat([torch.arange(n, device=model.device) for n in lengths])
-        # Scores of experts may tie, so both passes use those that the first one chose.
-        with routed(model) as noted:
-            packed = in_pass(
-                model, lambda: _head(model)(_hidden_of(model, ids, positions, tree)).float()
-            )
-        own: list[Tensor] = []
-        for rows in (slice(0, 7), slice(7, 11)):
-            with routed(model, [experts[rows] for experts in noted]):
-                own.append(model(input_ids=ids[None, rows]).logits[0])
-    expected = torch.cat(own)
-    difference = float((packed - expected).abs().max())
-    settle(model)
-    if not difference <= tolerance * max(1.0, float(expected.abs().max())):
-        raise ConfigError(
-            f"the trainer's packed pass of {type(model).__name__} differs from the model's own by "
-            f"{difference:.3g} in a logit; choose a model with plain causal attention whose logits "
-            "are its head of the last hidden states"
+        refuse_difference(
+            "the trainer", model, rows, lambda r: _packed_logits(model, heads, r), tolerance
         )
+    model.train(was_training)
+    settle(model)
+
+
+def _packed_logits(model: PreTrainedModel, heads: Heads, rows: Sequence[Row]) -> list[Tensor]:
+    lengths = [len(row) for row in rows]
+    # Rows 0 and 1 begin alike.
+    parts = pieces(lengths, [0, min(SHARED, *lengths[:2]), *[0] * (len(rows) - 2)])
+    packed = tree(parts, max(lengths))
+    sources = [(rows[part.first], slice(part.start, part.stop)) for part in parts]
+    ids_P = torch.from_numpy(np.concatenate([row.ids_T[span] for row, span in sources]))
+    positions_P = torch.from_numpy(np.concatenate([r.positions_T[span] for r, span in sources]))
+    # Scores of experts may tie, so they go to those that the reference chose.
+    experts = [
+        torch.cat([row.experts[layer][span] for row, span in sources])
+        for layer in range(len(rows[0].experts))
+    ]
+    layout = Layout(packed, model.device)
+    with routed(model, experts) if experts else nullcontext():
+        logits_PV = in_pass(
+            model, lambda: _head(model)(_hidden_of(model, ids_P, positions_P, layout)).float()
+        )
+    if layout.calls != heads.num_layers:
+        raise ConfigError(
+            f"{type(model).__name__} called the trainer's attention {layout.calls} times, expected "
+            f"{heads.num_layers}; choose another model"
+        )
+    return [logits_PV[torch.from_numpy(p)] for p in find_places(parts, packed, lengths)]
 
 
 def _hidden(model: PreTrainedModel, rows: PackedRows) -> Tensor:
     ids_P, positions_P = torch.from_numpy(rows.ids_P), torch.from_numpy(rows.positions_P)
-    return _hidden_of(model, ids_P, positions_P, rows.tree, rows.cut)
+    return _hidden_of(model, ids_P, positions_P, Layout(rows.tree, model.device, rows.cut))
 
 
 def _hidden_of(
-    model: PreTrainedModel, ids_P: Tensor, positions_P: Tensor, tree: Tree, cut: Cut | None = None
+    model: PreTrainedModel, ids_P: Tensor, positions_P: Tensor, layout: Layout
 ) -> Tensor:
-    with packed_attention(model):
+    with attending(model, PACKED_ATTENTION):
         output = model.base_model(
             input_ids=ids_P[None].to(model.device),
             position_ids=positions_P[None].to(model.device),
             use_cache=False,
-            layout=Layout(tree, model.device, cut),
+            layout=layout,
         )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden

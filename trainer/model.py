@@ -15,23 +15,24 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd  # pyright: ignore[reportPrivateUsage]
 from transformers import PreTrainedModel
 
+from agentrl.engine.local.demands import context_length
 from agentrl.errors import ConfigError
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.logprobs import check_model
 
-_EXACT = 1e-3
-_ROUNDING = 5e-2
-"""Largest difference of two ways to compute logits, relative to the largest logit."""
+def check_trainable(
+    model: PreTrainedModel, longest: int | None = None, *, low_precision: bool = False
+) -> None:
+    """Raise ConfigError unless rows of the model are trained as its own code computes them.
 
-
-def check_trainable(model: PreTrainedModel, *, low_precision: bool = False) -> None:
-    """Raise ConfigError unless the model has float32 weights, no dropout and a plain head.
-
-    A model that computes in `low_precision` already is allowed its rounding.
+    Args:
+        model: with float32 weights and without dropout.
+        longest: most tokens of a row, if fewer than the model's context.
+        low_precision: it computes in fewer bits, and is allowed its rounding.
     """
     refuse_dropout(model)
     _refuse_low_precision(model)
-    check_model(model, _ROUNDING if low_precision else _EXACT)
+    check_model(model, context_length(model, longest), low_precision=low_precision)
 
 
 def refuse_dropout(model: PreTrainedModel) -> None:

@@ -145,7 +145,7 @@ def pack(batch: Batch, rows: Sequence[int], *, share: bool = True) -> PackedRows
     source_K = np.concatenate([t + s for t, s in zip(targets, starts, strict=True)])
     weights_K = np.repeat(batch.weights_R[order], [len(t) for t in targets])
     layout = tree(parts, max(lengths))
-    places = _places(parts, layout, lengths)
+    places = find_places(parts, layout, lengths)
     predictors_K = np.concatenate([p[shift(t)] for p, t in zip(places, targets, strict=True)])
     by_place = np.argsort(predictors_K, kind="stable")
     return PackedRows(
@@ -160,7 +160,7 @@ def pack(batch: Batch, rows: Sequence[int], *, share: bool = True) -> PackedRows
     )
 
 
-def _places(
+def find_places(
     parts: Sequence[Piece], layout: Tree, lengths: Sequence[int]
 ) -> list[NDArray[np.int64]]:
     """Where among the packed tokens each token of each row is."""

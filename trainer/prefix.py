@@ -36,6 +36,15 @@ class Tree:
     """Most tokens of one row."""
 
     @property
+    def starts_S(self) -> NDArray[np.int64]:
+        """Where in its rows each piece begins: behind all the pieces on which it hangs."""
+        sizes_S = np.diff(self.offsets_S1)
+        starts_S = np.zeros_like(sizes_S)
+        for piece, (stop, end) in enumerate(zip(self.offsets_S1[1:], self.ends_S, strict=True)):
+            starts_S[(self.offsets_S1[:-1] >= stop) & (self.offsets_S1[:-1] < end)] += sizes_S[piece]
+        return starts_S
+
+    @property
     def num_tokens(self) -> int:
         """All packed tokens."""
         return int(self.offsets_S1[-1])

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from agentrl.trainer.attention import packed_attention
+from agentrl.engine.local.demands import attending
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.liger import use_liger
 from agentrl.trainer.ranks import Ranks
@@ -139,7 +139,7 @@ def _same_attention(
     """What is around a layer now, and around it in backward: the attention that is used now."""
     # transformers offers a public way to set the implementation, none to ask for it.
     name = str(model.config._attn_implementation)  # pyright: ignore[reportPrivateUsage]
-    return nullcontext(), packed_attention(model, name)
+    return nullcontext(), attending(model, name)
 
 
 def _shard(

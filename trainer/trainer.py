@@ -88,6 +88,7 @@ class Trainer:
         config: TrainerConfig,
         *,
         total_steps: int,
+        longest: int | None = None,
         reference: PreTrainedModel | None = None,
         ranks: Ranks = SINGLE,
         folder: Path | None = None,
@@ -98,6 +99,7 @@ class Trainer:
             model: to be trained, with float32 weights, or with none yet (`empty_model`).
             config: how.
             total_steps: optimizer steps of the run, for the learning rate.
+            longest: most tokens of a row; by default the model's context.
             reference: instead of a copy.
             ranks: which of how many processes this is.
             folder: where the weights of a model without any are read from.
@@ -115,7 +117,7 @@ class Trainer:
         """What `adapter_config.json` holds, with LoRA."""
         if folder is None:
             low = bool(config.lora.rank) and config.lora.dtype == "bfloat16"
-            check_trainable(model, low_precision=low)
+            check_trainable(model, longest, low_precision=low)
         self._reference = None
         if config.kl.coef > 0:
             # Under LoRA the objective takes the same model with its adapters off.
@@ -127,7 +129,7 @@ class Trainer:
                 weights = CPU if config.offload else ranks.device
                 read_slices(each, folder, device=ranks.device, weights=weights)
         if folder is not None:
-            check_trainable(model, low_precision=config.precision == "bfloat16")
+            check_trainable(model, longest, low_precision=config.precision == "bfloat16")
         self.model = model.train()
         self.ranks = ranks
         self.config = config

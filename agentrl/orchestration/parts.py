@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agentrl.engine import Engine
@@ -72,11 +73,11 @@ def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Par
     prepare_process(threads=config.threads, deterministic=config.deterministic, seed=config.seed)
     codec = checked_codec(plan, model_folder)
     longest = context_length(config, model_folder)
-    make_limits(config, longest)  # its errors come before an engine
+    limits = make_limits(config, longest)  # its errors come before an engine
     server = None
     if config.engine.samples_with == "sglang":
         server = sglang_start(config, model_folder, codec.tokenizer, longest, logs, trained=True)
-    trainer, started = _trained(config, model_folder, server)
+    trainer, started = _trained(config, model_folder, server, limits.context_tokens)
     engine = started.engine
     sampling = with_codec(plan, codec, started)
     return Parts(
@@ -95,7 +96,7 @@ def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Par
 
 
 def _trained(
-    config: RunConfig, folder: Path, server: SglangStart | None
+    config: RunConfig, folder: Path, server: SglangStart | None, longest: int
 ) -> tuple[Trainer | TrainerGroup, Started]:
     """The trainer, and the engine that samples with its weights."""
     settings, lora = config.trainer, config.trainer.lora
@@ -105,6 +106,7 @@ def _trained(
             folder,
             settings,
             total_steps=config.steps,
+            longest=longest,
             threads=config.threads,
             deterministic=config.deterministic,
             seed=config.seed,
@@ -117,9 +119,12 @@ def _trained(
         return group, local_engine(model, config)
     ranks = Ranks(device=resolve_device(settings.device))
     model = load_model(folder, dtype=dtype, device=str(ranks.device))
+    make_trainer = partial(
+        Trainer, config=settings, total_steps=config.steps, longest=longest, ranks=ranks
+    )
     if server is None and lora.rank and lora.publish == "merged":
         # The engine's copy is made before the model gets adapters.
         started = local_engine(model, config)
-        return Trainer(model, settings, total_steps=config.steps, ranks=ranks), started
-    trainer = Trainer(model, settings, total_steps=config.steps, ranks=ranks)
+        return make_trainer(model), started
+    trainer = make_trainer(model)
     return trainer, server.trained(trainer) if server else local_engine(model, config)

@@ -10,7 +10,8 @@ Suffixes: N new tokens, D decoding rows, H query heads, K key/value heads, L cac
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch and transformers are not typed)
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agentrl.engine.local.cache import LayerCache, RowCache
+from agentrl.engine.local.demands import refuse_arguments
 
 ATTENTION = "agentrl_rows"
 """The name under which transformers finds `row_attention`."""
@@ -34,8 +36,6 @@ class Piece:
     stop: int
     row: int
     length: int
-    mask: Tensor
-    """Additive, `[1, 1, H // K * (stop - start), length]`."""
 
 
 @dataclass(slots=True)
@@ -45,75 +45,197 @@ class Plan:
     cache: RowCache
     index: Tensor
     """Where their keys and values go in the flat cache, `[N * K]`."""
-    num_decode: int
-    decode_length: int
-    decode_mask: Tensor | None
+    lengths_D: NDArray[np.int64]
+    """How many positions each decoding row attends to."""
     pieces: list[Piece]
-    calls: int = 0
+    calls: list[int] = field(default_factory=list[int])
+    """The layers that have attended."""
+    _masks: dict[int | None, list[Tensor | None]] = field(
+        default_factory=dict[int | None, list[Tensor | None]]
+    )
+    """By window: that of the decoding rows, then those of the pieces."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
-        """Store the new keys and values `[1, K, N, dim]`, attend with `query` `[1, H, N, dim]`."""
-        self.calls += 1
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layer: int,
+        scale: float,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Store the new keys and values `[1, K, N, dim]`, attend with `query` `[1, H, N, dim]`.
+
+        A token sees the last `window` positions, its own included; `sinks` are scores, one for each
+        query head, that take a share of the attention and add nothing.
+        """
+        self.calls.append(layer)
         cached = self.cache.layers[layer]
-        dim = key.shape[-1]
         # The projections are laid out token by token, so these transposed views copy nothing.
-        cached.flat_keys.index_copy_(0, self.index, key.transpose(1, 2).reshape(-1, dim))
-        cached.flat_values.index_copy_(0, self.index, value.transpose(1, 2).reshape(-1, dim))
+        for flat, new in ((cached.flat_keys, key), (cached.flat_values, value)):
+            flat.index_copy_(0, self.index, new.transpose(1, 2).reshape(-1, new.shape[-1]))
+        if window not in self._masks:
+            self._masks[window] = self._make_masks(window)
+        masks = self._masks[window]
         parts: list[Tensor] = []
-        if self.num_decode:
-            parts.append(self._decode(query, cached, scale))
-        parts += [_prefill(piece, query, cached, scale) for piece in self.pieces]
+        if len(self.lengths_D):
+            parts.append(self._decode(query, cached, masks[0], scale, sinks))
+        for piece, mask in zip(self.pieces, masks[1:], strict=True):
+            assert mask is not None
+            parts.append(_prefill(piece, query, cached, mask, scale, sinks))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _decode(self, query: Tensor, cached: LayerCache, scale: float) -> Tensor:
-        rows, length = self.num_decode, self.decode_length
-        _, heads, num, dim = query.shape
+    def _make_masks(self, window: int | None) -> list[Tensor | None]:
+        dtype, device = self.cache.keys.dtype, self.cache.keys.device
+        group = self.cache.heads.group
+        return [
+            decode_mask(self.lengths_D, dtype, device, window),
+            *(
+                causal_mask(p.stop - p.start, p.length, group, dtype, device, window)
+                for p in self.pieces
+            ),
+        ]
+
+    def _decode(
+        self,
+        query: Tensor,
+        cached: LayerCache,
+        mask: Tensor | None,
+        scale: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        rows, length = len(self.lengths_D), int(self.lengths_D.max())
+        num, dim = query.shape[2:]
         # The query heads that share a key head become its query positions: no repeated keys.
         grouped = query.transpose(1, 2).reshape(num, cached.keys.shape[1], -1, dim)
-        out = scaled_dot_product_attention(
-            grouped[:rows],
-            cached.keys[:rows, :, :length],
-            cached.values[:rows, :, :length],
-            attn_mask=self.decode_mask,
-            scale=scale,
-        )
-        return out.reshape(1, rows, heads, dim)
+        keys, values = cached.keys[:rows, :, :length], cached.values[:rows, :, :length]
+        out = _attention(grouped[:rows], keys, values, mask, scale, sinks)
+        return out.reshape(1, rows, -1, values.shape[-1])
 
 
-def _prefill(piece: Piece, query: Tensor, cached: LayerCache, scale: float) -> Tensor:
-    _, heads, _, dim = query.shape
-    num = piece.stop - piece.start
+@dataclass(frozen=True, slots=True)
+class FlatPass:
+    """The tokens of one forward pass."""
+
+    plan: Plan
+    owners_N: NDArray[np.int64]
+    """The row of each token."""
+    positions_N: NDArray[np.int64]
+    writes_N: NDArray[np.int64]
+    """Where in its row it is kept; the cache's length if it is not."""
+
+
+def lay_out(
+    cache: RowCache,
+    filled_R: NDArray[np.int64],
+    decoding: NDArray[np.int64],
+    spans: Sequence[tuple[int, int]],
+) -> FlatPass:
+    """One more token for each of the `decoding` rows, which are sorted; some for those of `spans`.
+
+    Args:
+        cache: the keys and values.
+        filled_R: how many positions of each row it holds.
+        decoding: rows that compute one token.
+        spans: rows that compute several, and how many.
+    """
+    num_decode = int(decoding[-1]) + 1 if len(decoding) else 0
+    active_D = np.isin(np.arange(num_decode), decoding)
+    positions = [np.where(active_D, filled_R[:num_decode], 0)]
+    # An idle row between decoding ones computes nonsense and stores it where nobody reads.
+    writes = [np.where(active_D, filled_R[:num_decode], cache.length)]
+    owners = [np.arange(num_decode)]
+    pieces: list[Piece] = []
+    start = num_decode
+    for row, num in spans:
+        first = int(filled_R[row])
+        pieces.append(Piece(start, start + num, row, first + num))
+        positions.append(np.arange(first, first + num))
+        writes.append(positions[-1])
+        owners.append(np.full(num, row))
+        start += num
+    owners_N, writes_N = np.concatenate(owners), np.concatenate(writes)
+    plan = Plan(cache, cache.index(owners_N, writes_N), positions[0] + 1, pieces)
+    return FlatPass(plan, owners_N, np.concatenate(positions), writes_N)
+
+
+def _prefill(
+    piece: Piece,
+    query: Tensor,
+    cached: LayerCache,
+    mask: Tensor,
+    scale: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    num, dim = piece.stop - piece.start, query.shape[-1]
     rows = slice(piece.row, piece.row + 1)
     grouped = query[:, :, piece.start : piece.stop].reshape(1, cached.keys.shape[1], -1, dim)
-    out = scaled_dot_product_attention(
-        grouped,
-        cached.keys[rows, :, : piece.length],
-        cached.values[rows, :, : piece.length],
-        attn_mask=piece.mask,
-        scale=scale,
-    )
-    return out.reshape(1, heads, num, dim).transpose(1, 2)
+    keys, values = cached.keys[rows, :, : piece.length], cached.values[rows, :, : piece.length]
+    out = _attention(grouped, keys, values, mask, scale, sinks)
+    return out.reshape(1, -1, num, values.shape[-1]).transpose(1, 2)
+
+
+def _attention(
+    grouped: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    """`[rows, K, H // K * queries, dim]`, the queries of a head beside each other."""
+    if sinks is None:
+        return scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
+    # torch's own kernels neither take sinks nor tell the sum that they would be added to.
+    scores = (grouped @ keys.transpose(-1, -2)).float() * scale
+    if mask is not None:
+        scores = scores + mask
+    rows, heads, num, _ = scores.shape
+    column = sinks.float().view(heads, -1, 1).expand(heads, -1, num * heads // len(sinks))
+    column = column.reshape(1, heads, num, 1).expand(rows, -1, -1, -1)
+    shares = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
+    return shares.to(values.dtype) @ values
 
 
 def decode_mask(
-    lengths_D: NDArray[np.int64], dtype: torch.dtype, device: torch.device
+    lengths_D: NDArray[np.int64],
+    dtype: torch.dtype,
+    device: torch.device,
+    window: int | None = None,
 ) -> Tensor | None:
-    """Additive mask `[D, 1, 1, L]`: row d sees its first `lengths_D[d]` positions, or None: all."""
+    """Additive mask `[D, 1, 1, L]`: row d sees its first `lengths_D[d]` positions, or None: all.
+
+    With a `window` it sees the last ones of these.
+    """
     longest = int(lengths_D.max(initial=0))
-    if (lengths_D == longest).all():
+    if (lengths_D == longest).all() and (window is None or longest <= window):
         return None
-    hidden = np.arange(longest) >= lengths_D[:, None]
+    places = np.arange(longest)
+    hidden = places >= lengths_D[:, None]
+    if window is not None:
+        hidden |= places < lengths_D[:, None] - window
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
     mask.masked_fill_(torch.from_numpy(hidden).to(device), -torch.inf)
     return mask[:, None, None, :]
 
 
 def causal_mask(
-    num: int, length: int, group: int, dtype: torch.dtype, device: torch.device
+    num: int,
+    length: int,
+    group: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    window: int | None = None,
 ) -> Tensor:
-    """Additive mask `[1, 1, group * num, length]` for the last `num` of `length` positions."""
-    mask = torch.full((num, length), -torch.inf, dtype=dtype, device=device)
-    mask = mask.triu_(length - num + 1)
+    """Additive mask `[1, 1, group * num, length]` for the last `num` of `length` positions.
+
+    With a `window` each sees itself and the ones before, so many in all.
+    """
+    places = torch.arange(length, device=device)
+    ahead = places - places[length - num :, None]
+    hidden = ahead > 0 if window is None else (ahead > 0) | (ahead <= -window)
+    mask = torch.zeros(num, length, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
     return mask.repeat(group, 1)[None, None]
 
 
@@ -125,14 +247,18 @@ def row_attention(
     attention_mask: Tensor | None,
     *,
     plan: Plan,
-    scaling: float,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function that transformers' model code calls in each layer."""
-    layer = module.layer_idx
-    if not isinstance(layer, int) or kwargs.get("softcap") or kwargs.get("sliding_window"):
-        raise NotImplementedError("attention other than plain and full is not served")
-    return plan.attend(query, key, value, layer, scaling), None
+    refuse_arguments(module, attention_mask, kwargs)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer: int = module.layer_idx  # type: ignore[assignment]  # measured at the start
+    # Under autocast rotary embeddings leave queries and keys in float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return plan.attend(query, key, value, layer, scale, sliding_window, s_aux), None
 
 
 AttentionInterface.register(ATTENTION, row_attention)

@@ -1,4 +1,4 @@
-"""`LocalEngine`: an engine inside the process, over any transformers model with full attention.
+"""`LocalEngine`: an engine inside the process, over transformers models with causal attention.
 
     event loop                              step thread
     generate(...) ── request ──> inbox ──> [ stepper: admit, forward, draw, book ] <─ loops
@@ -21,6 +21,9 @@ from transformers import PreTrainedModel
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import ExpertChannels, expert_channels
+from agentrl.engine.local.attention import ATTENTION
+from agentrl.engine.local.check import check_engine
+from agentrl.engine.local.demands import context_length, measure_heads
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.stepper import Request, Stepper
 from agentrl.engine.local.weights import Slices, inference_model, update
@@ -47,21 +50,26 @@ class LocalEngine:
     def __init__(
         self, model: PreTrainedModel, config: EngineConfig | None = None, *, version: int = 0
     ) -> None:
-        """Build over `model`, which stays as it is."""
+        """Build over `model`, which stays as it is.
+
+        Raises:
+            ConfigError: the engine would not compute what the model's own code does.
+        """
         config = config or EngineConfig()
         self.dtype = _inference_dtype(config, model)
         self.shares_weights = _shares(config, model.dtype, self.dtype)
         embeddings = model.get_input_embeddings().weight
         assert isinstance(embeddings, Tensor)
         self.vocab_size = embeddings.shape[0]
-        longest: int = model.config.max_position_embeddings
-        self.context_length = min(config.context_length or longest, longest)
+        self.context_length = context_length(model, config.context_length)
         self.slots = config.slots
         self._timeout_s = config.timeout_s
+        ours = inference_model(model, self.dtype, share=self.shares_weights)
+        heads = measure_heads(ours, self.context_length)
+        ours.set_attn_implementation(ATTENTION)
+        check_engine(ours, heads, self.context_length)
         self._stepper = Stepper(
-            inference_model(model, self.dtype, share=self.shares_weights),
-            slots=config.slots,
-            prefill_tokens=config.prefill_tokens,
+            ours, heads, slots=config.slots, prefill_tokens=config.prefill_tokens
         )
         self._stepper.version = version
         self._memory = MemoryStages()

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from agentrl.engine.local import sampling
-from agentrl.engine.local.attention import Piece, Plan, causal_mask, decode_mask
+from agentrl.engine.local.attention import FlatPass, lay_out
 from agentrl.engine.local.cache import RowCache
+from agentrl.engine.local.demands import Heads
 from agentrl.engine.local.routing import mixtures, routed
 from agentrl.engine.local.rows import Rows
 from agentrl.errors import EngineError
@@ -59,15 +60,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One forward pass: the tokens, and the rows that draw a token from its output."""
+    """One forward pass, and the rows that draw a token from its output."""
 
-    plan: Plan
+    flat: FlatPass
     ids_N: NDArray[np.int64]
-    positions_N: NDArray[np.int64]
-    owners_N: NDArray[np.int64]
-    """The row of each token."""
-    writes_N: NDArray[np.int64]
-    """Where in its row it is kept; the cache's length if it is not."""
     last_S: NDArray[np.int64]
     """Where in the flat list the drawing rows' last tokens are."""
     rows_S: NDArray[np.int64]
@@ -78,7 +74,9 @@ class _Work:
 class Stepper:
     """The running batch and the queue before it."""
 
-    def __init__(self, model: PreTrainedModel, *, slots: int, prefill_tokens: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, heads: Heads, *, slots: int, prefill_tokens: int
+    ) -> None:
         self.version = 0
         self.prefill_tokens = 0
         self.cached_tokens = 0
@@ -87,9 +85,8 @@ class Stepper:
         """By row."""
         self.waiting: deque[Request] = deque()
         self.model = model
-        self._device, self._dtype = model.device, model.dtype
-        self._cache = RowCache(model.config, self._dtype, self._device)
-        self._group: int = model.config.num_attention_heads // self._cache.data.shape[3]
+        self._device = model.device
+        self._cache = RowCache(heads, model.dtype, self._device)
         self._routes = bool(mixtures(model))
         self._rows = Rows(self._cache, slots)
         self._budget = prefill_tokens
@@ -160,7 +157,7 @@ class Stepper:
         work = self._plan()
         logits_SV = self._forward(work)
         self._rows.filled_R[work.decoding] += 1
-        for piece in work.plan.pieces:
+        for piece in work.flat.plan.pieces:
             self._rows.filled_R[piece.row] = piece.length
         if len(work.rows_S):
             self._draw(logits_SV, work.rows_S)
@@ -170,38 +167,14 @@ class Stepper:
         rows = self._rows
         missing_R = np.where(rows.busy_R, rows.known_R - rows.filled_R, 0)
         decoding = np.flatnonzero(missing_R == 1)
-        num_decode = int(decoding[-1]) + 1 if len(decoding) else 0
-        active_D = missing_R[:num_decode] == 1
-        positions = [np.where(active_D, rows.filled_R[:num_decode], 0)]
-        # An idle row between decoding ones computes nonsense and stores it where nobody reads.
-        writes = [np.where(active_D, rows.filled_R[:num_decode], self._cache.length)]
-        owners = [np.arange(num_decode)]
-        last = decoding.tolist()
-        pieces: list[Piece] = []
-        start = num_decode
-        for row, num in self._prompts(missing_R):
-            first = int(rows.filled_R[row])
-            pieces.append(self._piece(start, num, row, first))
-            span = np.arange(first, first + num)
-            positions.append(span)
-            writes.append(span)
-            owners.append(np.full(num, row))
-            start += num
-            if num == missing_R[row]:
-                last.append(start - 1)
-        rows_N, positions_N = np.concatenate(owners), np.concatenate(positions)
-        writes_N = np.concatenate(writes)
-        plan = Plan(
-            cache=self._cache,
-            index=self._cache.index(rows_N, writes_N),
-            num_decode=num_decode,
-            decode_length=int(positions[0].max()) + 1 if num_decode else 0,
-            decode_mask=decode_mask(positions[0] + 1, self._dtype, self._device),
-            pieces=pieces,
-        )
-        last_S = np.array(last, dtype=np.int64)
-        ids_N = rows.tokens_RP[rows_N, positions_N]
-        return _Work(plan, ids_N, positions_N, rows_N, writes_N, last_S, rows_N[last_S], decoding)
+        spans = list(self._prompts(missing_R))
+        flat = lay_out(self._cache, rows.filled_R, decoding, spans)
+        drawing = [
+            piece.stop - 1 for piece in flat.plan.pieces if piece.length == rows.known_R[piece.row]
+        ]
+        last_S = np.array([*decoding, *drawing], dtype=np.int64)
+        ids_N = rows.tokens_RP[flat.owners_N, flat.positions_N]
+        return _Work(flat, ids_N, last_S, flat.owners_N[last_S], decoding)
 
     def _prompts(self, missing_R: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """Rows with more than one token to compute and how many of them fit into this step."""
@@ -213,28 +186,20 @@ class Stepper:
                 left -= num
                 yield row, num
 
-    def _piece(self, start: int, num: int, row: int, first: int) -> Piece:
-        mask = causal_mask(num, first + num, self._group, self._dtype, self._device)
-        return Piece(start=start, stop=start + num, row=row, length=first + num, mask=mask)
-
     def _forward(self, work: _Work) -> torch.Tensor:
+        flat = work.flat
         with routed(self.model) if self._routes else nullcontext() as noted:
             output = self.model(
                 input_ids=self._tensor(work.ids_N)[None],
-                position_ids=self._tensor(work.positions_N)[None],
+                position_ids=self._tensor(flat.positions_N)[None],
                 use_cache=False,
                 logits_to_keep=self._tensor(work.last_S),
-                plan=work.plan,
+                plan=flat.plan,
             )
         if noted:
-            kept_N = work.writes_N < self._cache.length
+            kept_N = flat.writes_N < self._cache.length
             experts_N = torch.stack(noted, 1).cpu().numpy()[kept_N]
-            self._rows.note(work.owners_N[kept_N], work.writes_N[kept_N], experts_N)
-        if work.plan.calls != self._cache.num_layers:
-            raise EngineError(
-                f"{type(self.model).__name__} called the engine's attention {work.plan.calls} "
-                f"times, expected {self._cache.num_layers}; this model cannot be served"
-            )
+            self._rows.note(flat.owners_N[kept_N], flat.writes_N[kept_N], experts_N)
         logits_SV: torch.Tensor = output.logits[0]
         return logits_SV
 

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentrl.engine.experts import by_expert
-from agentrl.engine.local.attention import ATTENTION
 from agentrl.engine.local.shared import Shared, share, view
 from agentrl.engine.protocol import SlicedSource
 from agentrl.engine.reshard import Bucket, Layout, buckets, plan, unsharded
-from agentrl.errors import ConfigError, EngineError
+from agentrl.errors import EngineError
 
 _NOT_FINITE = "the new weights have numbers in {name} that are not finite; the old ones stay"
 
@@ -47,20 +46,7 @@ def inference_model(model: PreTrainedModel, dtype: torch.dtype, *, share: bool) 
             memo[id(parameter)] = parameter
     ours: PreTrainedModel = copy.deepcopy(model, memo)
     ours.train(False)
-    _check_served(ours)
-    ours.set_attn_implementation(ATTENTION)
     return ours
-
-
-def _check_served(model: PreTrainedModel) -> None:
-    config = model.config
-    plain = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
-    kinds: set[str] = set(getattr(config, "layer_types", None) or [plain])
-    if kinds != {"full_attention"}:
-        raise ConfigError(
-            f"the local engine serves models with full attention, but {config.model_type} "
-            f"has layers of kind {', '.join(sorted(kinds))}; use another engine for it"
-        )
 
 
 def update(

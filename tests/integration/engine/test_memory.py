@@ -22,7 +22,8 @@ def held_bytes(engine: LocalEngine) -> tuple[int, int]:
     """Of the weights, and of the cache."""
     stepper = engine._stepper
     weights = sum(p.untyped_storage().nbytes() for p in stepper.model.parameters())
-    return weights, stepper._cache.data.untyped_storage().nbytes()
+    cache = stepper._cache
+    return weights, sum(x.untyped_storage().nbytes() for x in (cache.keys, cache.values))
 
 
 @pytest.mark.parametrize("sliced", [True, False])

@@ -1,0 +1,239 @@
+"""What a model's code asks of the attention function that it is given, found by one short pass.
+
+The pass runs with a function and a mask of our own, which note what each layer hands over. So it is
+the code that is looked at and not what the model is called: a layer that never asks (a recurrent or
+convolutional one), one that brings a mask or a bias of its own, a window, a chunk.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and transformers are not typed)
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from agentrl.engine.local.models.load import quiet
+from agentrl.errors import ConfigError
+
+_NAME = "agentrl_demands"
+_TOKENS = 3
+_FARTHEST = 2**20
+"""Masks are looked at as far as this."""
+_NO_MATTER = frozenset(
+    ("attention_mask", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic")
+    + ("dropout", "is_causal", "layer_idx", "logits_to_keep", "max_length_k", "max_length_q")
+    + ("output_attentions", "output_hidden_states", "output_router_logits", "position_ids")
+    + ("return_dict", "training", "use_cache")
+)
+"""Arguments that change nothing for a causal model without dropout, which is asked for apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """The shape of keys and values, which is the same in each layer."""
+
+    num_layers: int
+    group: int
+    """Query heads for each key head."""
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What the layers of one pass handed over."""
+
+    shapes: dict[int, Heads] = field(default_factory=dict[int, Heads])
+    calls: int = 0
+    windows: set[int] = field(default_factory=set[int])
+    masked: set[int] = field(default_factory=set[int])
+    """How long a row may be before a mask hides some of it."""
+
+
+_asked: ContextVar[_Asked] = ContextVar("asked")
+
+
+def measure_heads(model: PreTrainedModel, longest: int) -> Heads:
+    """The shape of the model's keys and values.
+
+    Args:
+        model: in any mode and precision.
+        longest: most tokens of a row.
+
+    Raises:
+        ConfigError: the model's code asks for attention that is not computed here.
+    """
+    name, num_layers = type(model).__name__, int(text_config(model).num_hidden_layers)
+    asked = _Asked()
+    with _run_noted(model, asked), torch.no_grad():
+        ids = torch.arange(_TOKENS, device=model.device)[None]
+        _run_foreign(model, input_ids=ids, position_ids=ids, use_cache=False, noted=True)
+    if asked.calls != num_layers or len(asked.shapes) != num_layers:
+        raise ConfigError(
+            f"{name} has {num_layers} layers, of which {len(asked.shapes)} use attention as "
+            "transformers' interface hands it over; models with recurrent, convolutional or "
+            "older attention layers cannot be sampled and trained here: choose another model"
+        )
+    if len(set(asked.shapes.values())) > 1:
+        raise ConfigError(
+            f"the layers of {name} have keys of different shapes, expected one shape; choose "
+            "another model"
+        )
+    # A window must be in the mask and in the call, so that both mean the same by it.
+    odd = [end for end in asked.masked ^ asked.windows if end < longest]
+    if odd:
+        raise ConfigError(
+            f"{name} hides part of a row of more than {min(odd)} tokens by a mask that is no "
+            f"sliding window; set engine.context_length to at most {min(odd)}"
+        )
+    return replace(asked.shapes[0], num_layers=num_layers)
+
+
+def text_config(model: PreTrainedModel) -> Any:
+    """The part of a model's configuration that speaks of its language model."""
+    return model.config.get_text_config(decoder=True)
+
+
+def context_length(model: PreTrainedModel, asked: int | None = None) -> int:
+    """The most tokens of a row: what is asked for, if the model has so many positions.
+
+    Raises:
+        ConfigError: neither the model nor anybody else says.
+    """
+    longest = getattr(text_config(model), "max_position_embeddings", None) or asked
+    if not longest:
+        raise ConfigError(
+            f"the configuration of {type(model).__name__} has no max_position_embeddings; set "
+            "engine.context_length"
+        )
+    return min(asked or longest, longest)
+
+
+def refuse_arguments(module: nn.Module, mask: Tensor | None, kwargs: Mapping[str, Any]) -> None:
+    """Refuse what an attention function got and does not know, unless it changes nothing.
+
+    Raises:
+        ConfigError: with the argument's name.
+    """
+    unknown = [
+        name
+        for name, value in kwargs.items()
+        if value is not None and value is not False and name not in _NO_MATTER
+    ]
+    if kwargs.get("is_causal") is False:
+        unknown.append("is_causal=False")
+    if kwargs.get("dropout"):
+        unknown.append(f"dropout={kwargs['dropout']}")
+    if mask is not None:
+        unknown.append("attention_mask")
+    if unknown:
+        raise ConfigError(
+            f"{type(module).__name__} asks for attention with {', '.join(sorted(unknown))}, which "
+            "is not computed here; choose a model with causal attention (sliding windows and "
+            "sinks are known)"
+        )
+
+
+def _run_foreign(model: PreTrainedModel, **kwargs: Any) -> None:
+    """A model's own code, whose errors say that it cannot do what is asked."""
+    try:
+        model(**kwargs)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else ""
+        raise ConfigError(
+            f"{type(model).__name__} cannot compute a row of ids with positions through an "
+            f"attention function of ours ({type(error).__name__}: {reason}); choose another model"
+        ) from error
+
+
+@contextmanager
+def _run_noted(model: PreTrainedModel, asked: _Asked) -> Generator[None]:
+    token = _asked.set(asked)
+    try:
+        with quiet(), attending(model, _NAME):
+            yield
+    finally:
+        _asked.reset(token)
+
+
+@contextmanager
+def attending(model: PreTrainedModel, name: str) -> Generator[None]:
+    """Let the model attend by the named function inside, and as before afterwards."""
+    # transformers offers a public way to set the implementation, none to ask for it.
+    before = str(model.config._attn_implementation)  # pyright: ignore[reportPrivateUsage]
+    _set_attention(model, name)
+    try:
+        yield
+    finally:
+        _set_attention(model, before)
+
+
+def _set_attention(model: PreTrainedModel, name: str) -> None:
+    try:
+        model.set_attn_implementation(name)
+    except ValueError as error:
+        raise ConfigError(
+            f"{type(model).__name__} cannot attend by another function than its own; choose "
+            "another model"
+        ) from error
+
+
+def _note_layer(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    noted: bool = False,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """An attention function that computes nothing."""
+    refuse_arguments(module, attention_mask, kwargs)
+    if not noted:
+        raise ConfigError(
+            f"{type(module).__name__} does not get what its model is called with, so it cannot be "
+            "told which tokens are one row; choose another model"
+        )
+    asked = _asked.get()
+    asked.calls += 1
+    layer = getattr(module, "layer_idx", None)
+    if isinstance(layer, int):
+        asked.shapes[layer] = Heads(
+            num_layers=0,
+            group=query.shape[1] // key.shape[1],
+            kv_heads=key.shape[1],
+            key_dim=key.shape[-1],
+            value_dim=value.shape[-1],
+        )
+    if sliding_window is not None:
+        asked.windows.add(sliding_window)
+    return query.new_zeros(*query.shape[:-1], value.shape[-1]).transpose(1, 2), None
+
+
+def _note_mask(*, mask_function: Any, device: Any, **_: Any) -> None:
+    """A mask that hides nothing; what it should have hidden is noted."""
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    if bool(mask_function(zero, zero, zero, zero + 1)):
+        raise ConfigError(
+            "a mask of the model lets a token see those behind it, expected a causal model; choose "
+            "another one"
+        )
+    rows = torch.arange(_FARTHEST, device=device)
+    sees = mask_function(zero, zero, rows, zero).expand(_FARTHEST)
+    if not bool(sees.all()):
+        _asked.get().masked.add(int((~sees).nonzero()[0]))
+
+
+AttentionInterface.register(_NAME, _note_layer)
+AttentionMaskInterface.register(_NAME, _note_mask)

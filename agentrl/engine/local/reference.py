@@ -1,0 +1,171 @@
+"""Rows that a model computes one at a time by its own code, against which faster ways are held.
+
+    row 0   a b c d e f g h i j k l     from position 0
+    row 1   a b c d e f g h m n o p     begins like row 0
+    row 2   q r s t u v w x y z a b     across a border: where a window ends, where factors change
+    ...
+    last    c d e f g h i j k l m n     up to the end of the context
+
+A border is any number of the configuration that speaks of positions. Rows are short wherever they
+lie, so a border at 128,000 costs no more than one at 128.
+
+Suffixes: T tokens of a row, V vocabulary.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and transformers are not typed)
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl.engine.local.demands import attending, text_config
+from agentrl.engine.local.routing import routed
+from agentrl.errors import ConfigError
+
+SHARED = 8
+"""Tokens with which rows 0 and 1 both begin."""
+EXACT = 1e-3
+ROUNDING = 5e-2
+"""Largest difference in a logprob, relative to the largest: in float32, and in fewer bits."""
+_TOKENS = 12
+_MOST_BORDERS = 4
+_LONGEST_WINDOW = 160
+"""A window up to this is crossed by a whole row."""
+_BORDERS = ("window", "chunk", "position", "floor_scale", "context_len", "seq_len")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What the model's own code says of one row."""
+
+    ids_T: NDArray[np.int64]
+    positions_T: NDArray[np.int64]
+    logits_TV: Tensor
+    experts: list[Tensor]
+    """[T, chosen] by layer, of a mixture: where scores tie, each way to compute may choose."""
+
+    def __len__(self) -> int:
+        return len(self.ids_T)
+
+
+Compute = Callable[[Sequence[Row]], Sequence[Tensor]]
+"""The logits [T, V] of rows, all of them computed together."""
+
+
+def reference_rows(model: PreTrainedModel, longest: int) -> list[Row]:
+    """The rows for a context of `longest` tokens, each computed alone, in evaluation."""
+    was_training = model.training
+    model.train(False)
+    with torch.no_grad(), attending(model, "eager"):
+        rows = [_compute_row(model, *row) for row in _choose_rows(model, longest)]
+        if rows[0].experts:
+            rows[1] = _with_shared_experts(model, rows[0], rows[1])
+    model.train(was_training)
+    return rows
+
+
+def refuse_difference(
+    what: str, model: PreTrainedModel, rows: Sequence[Row], compute: Compute, tolerance: float
+) -> None:
+    """Compare a way to compute with the model's own.
+
+    Raises:
+        ConfigError: they differ, with the size, the place, and the context in which they would not.
+    """
+    gap, row = _largest_gap(rows, compute)
+    if gap <= tolerance:
+        return
+    for border in sorted(_borders(model), reverse=True):
+        below = [r for r in rows if r.positions_T[-1] < border]
+        if 1 < len(below) < len(rows) and _largest_gap(below, compute)[0] <= tolerance:
+            advice = f"set engine.context_length to at most {border}"
+            break
+    else:
+        advice = "choose another model"
+    first, last = row.positions_T[[0, -1]].tolist()
+    raise ConfigError(
+        f"{what} computes {type(model).__name__} otherwise than the model's own code does: in a "
+        f"batch of {len(rows)} rows the one at positions {first} to {last} is off by {gap:.2g} "
+        f"(largest difference in a logprob, relative); {advice}"
+    )
+
+
+def _with_shared_experts(model: PreTrainedModel, first: Row, second: Row) -> Row:
+    """The second row with the first one's choice of experts where they are alike."""
+    experts = [
+        torch.cat([ours[:SHARED], theirs[SHARED:]])
+        for ours, theirs in zip(first.experts, second.experts, strict=True)
+    ]
+    return _compute_row(model, second.ids_T, 0, experts)
+
+
+def _compute_row(
+    model: PreTrainedModel,
+    ids: NDArray[np.int64],
+    first: int,
+    experts: Sequence[Tensor] | None = None,
+) -> Row:
+    positions = np.arange(first, first + len(ids))
+    with routed(model, experts) as noted:
+        output = model(
+            input_ids=torch.from_numpy(ids)[None].to(model.device),
+            position_ids=torch.from_numpy(positions)[None].to(model.device),
+            use_cache=False,
+        )
+    return Row(ids_T=ids, positions_T=positions, logits_TV=output.logits[0].float(), experts=noted)
+
+
+def _choose_rows(
+    model: PreTrainedModel, longest: int
+) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Ids and first positions."""
+    rng = np.random.default_rng(0)
+    vocab: int = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr, index, assignment]
+    num = min(_TOKENS, longest)
+    ids = rng.integers(vocab, size=num)
+    pad = text_config(model).pad_token_id
+    if isinstance(pad, int) and 0 <= pad < vocab:
+        # Some code takes a place with this id for no token at all.
+        ids[num // 3] = pad
+    yield ids, 0
+    yield np.concatenate([ids[:SHARED], rng.integers(vocab, size=num - len(ids[:SHARED]))]), 0
+    borders = _borders(model)
+    firsts = {border - num // 2 for border in borders} | {longest - num}
+    for first in sorted(f for f in firsts if 0 < f <= longest - num)[-_MOST_BORDERS:]:
+        yield rng.integers(vocab, size=num), first
+    near = [border for border in borders if border < min(longest, _LONGEST_WINDOW)]
+    if near:
+        yield rng.integers(vocab, size=min(max(near) + num // 2, longest)), 0
+
+
+def _borders(model: PreTrainedModel) -> set[int]:
+    return set(_find_borders(text_config(model).to_dict()))
+
+
+def _find_borders(settings: dict[str, Any]) -> Iterator[int]:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _find_borders(value)
+        elif type(value) in (int, float) and value >= 2 and any(part in key for part in _BORDERS):
+            yield int(value)
+
+
+def _largest_gap(rows: Sequence[Row], compute: Compute) -> tuple[float, Row]:
+    gaps: list[float] = []
+    for row, logits_TV in zip(rows, compute(rows), strict=True):
+        theirs = torch.log_softmax(row.logits_TV, dim=-1)
+        ours = torch.log_softmax(logits_TV.to(theirs), dim=-1)
+        # What is not finite in both is the weights' fault, and found where it is sampled.
+        both = torch.isfinite(theirs)
+        ours, theirs = ours[both], theirs[both]
+        gap = float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1)) if both.any() else 0.0
+        gaps.append(gap if np.isfinite(gap) else np.inf)
+    worst = int(np.argmax(gaps))
+    return gaps[worst], rows[worst]
