@@ -26,7 +26,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    BlockMask,
+    create_block_mask,
+    flex_attention,
+)
 from transformers import AttentionInterface
 
 from agentrl.engine.local.demands import refuse_arguments
@@ -217,10 +222,11 @@ def flex(
     if sinks is None:
         output: Tensor = function(*states, block_mask=mask, scale=scale, enable_gqa=True)
     else:
-        output, log_sum = function(
-            *states, block_mask=mask, scale=scale, enable_gqa=True, return_lse=True
+        asked = AuxRequest(lse=True)
+        output, found = function(
+            *states, block_mask=mask, scale=scale, enable_gqa=True, return_aux=asked
         )
-        share = torch.sigmoid(log_sum - sinks.to(log_sum.dtype)[:, None]).unsqueeze(-1)
+        share = torch.sigmoid(found.lse - sinks.to(found.lse.dtype)[:, None]).unsqueeze(-1)
         output = output * share.to(output.dtype)
     return output.squeeze(0).transpose(0, 1)
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentrl.engine.local.demands import Heads, attending, measure_heads
+from agentrl.engine.local.demands import Heads, attending, measure_heads, text_config
 from agentrl.engine.local.reference import (
     EXACT,
     ROUNDING,
@@ -68,6 +68,7 @@ def _scores(model: PreTrainedModel, rows: PackedRows, temperature: float) -> Ten
         for indices in (predictors_U, at_K, rows.targets_K)
     )
     cuts = _cuts(at_K, len(head.weight))
+    temperature = temperature / _logit_factor(model)
     with head_precision(model):
         scores: Tensor = _HeadScores.apply(  # type: ignore[no-untyped-call]  # torch's
             hidden_PD[places_U], head.weight, head.bias, places_K, targets_K, cuts, temperature
@@ -100,7 +101,7 @@ def check_model(model: PreTrainedModel, longest: int, *, low_precision: bool = F
         low_precision: it computes in fewer bits than its weights have.
 
     Raises:
-        ConfigError: they differ, as they do where logits are scaled or capped after the head.
+        ConfigError: they differ, as they do where logits are capped after the head.
     """
     _head(model)
     heads = measure_heads(model, longest)
@@ -134,6 +135,7 @@ def _packed_logits(model: PreTrainedModel, heads: Heads, rows: Sequence[Row]) ->
         logits_PV = in_pass(
             model, lambda: _head(model)(_hidden_of(model, ids_P, positions_P, layout)).float()
         )
+    logits_PV = logits_PV * _logit_factor(model)
     if layout.calls != heads.num_layers:
         raise ConfigError(
             f"{type(model).__name__} called the trainer's attention {layout.calls} times, expected "
@@ -151,7 +153,7 @@ def _hidden_of(
     model: PreTrainedModel, ids_P: Tensor, positions_P: Tensor, layout: Layout
 ) -> Tensor:
     with attending(model, PACKED_ATTENTION):
-        output = model.base_model(
+        output = _body(model)(
             input_ids=ids_P[None].to(model.device),
             position_ids=positions_P[None].to(model.device),
             use_cache=False,
@@ -161,6 +163,14 @@ def _hidden_of(
     return hidden
 
 
+def _body(model: PreTrainedModel) -> nn.Module:
+    """What gives the last hidden states; some models name it otherwise than they say."""
+    body: nn.Module = model.base_model
+    if body is model:
+        body = model.get_decoder()  # type: ignore[no-untyped-call]  # transformers'
+    return body
+
+
 def _head(model: PreTrainedModel) -> nn.Linear:
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers'
     if not isinstance(head, nn.Linear):
@@ -168,6 +178,16 @@ def _head(model: PreTrainedModel) -> nn.Linear:
             f"{type(model).__name__} has no linear output head; train a causal language model"
         )
     return head
+
+
+def _logit_factor(model: PreTrainedModel) -> float:
+    """By what the model multiplies the head's output; `check_model` shows if there is more to it.
+
+    Cohere's configuration has a factor, Granite's a divisor.
+    """
+    config = text_config(model)
+    factor = float(getattr(config, "logit_scale", None) or 1)
+    return factor / float(getattr(config, "logits_scaling", None) or 1)
 
 
 class _HeadScores(torch.autograd.Function):

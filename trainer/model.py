@@ -20,6 +20,7 @@ from agentrl.errors import ConfigError
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.logprobs import check_model
 
+
 def check_trainable(
     model: PreTrainedModel, longest: int | None = None, *, low_precision: bool = False
 ) -> None:

@@ -38,10 +38,10 @@ class Tree:
     @property
     def starts_S(self) -> NDArray[np.int64]:
         """Where in its rows each piece begins: behind all the pieces on which it hangs."""
-        sizes_S = np.diff(self.offsets_S1)
-        starts_S = np.zeros_like(sizes_S)
-        for piece, (stop, end) in enumerate(zip(self.offsets_S1[1:], self.ends_S, strict=True)):
-            starts_S[(self.offsets_S1[:-1] >= stop) & (self.offsets_S1[:-1] < end)] += sizes_S[piece]
+        first_S, stop_S = self.offsets_S1[:-1], self.offsets_S1[1:]
+        starts_S = np.zeros_like(first_S)
+        for first, stop, end in zip(first_S, stop_S, self.ends_S, strict=True):
+            starts_S[(first_S >= stop) & (first_S < end)] += stop - first
         return starts_S
 
     @property

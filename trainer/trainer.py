@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from agentrl.engine import WeightSource
+from agentrl.engine.local.demands import context_length
 from agentrl.errors import ConfigError, RunError
 from agentrl.tokens import verify_batch
 from agentrl.trainer.balance import micro_batches
@@ -130,6 +131,8 @@ class Trainer:
                 read_slices(each, folder, device=ranks.device, weights=weights)
         if folder is not None:
             check_trainable(model, longest, low_precision=config.precision == "bfloat16")
+        self.longest = context_length(model, longest)
+        """Most tokens of a row: that far the model was checked."""
         self.model = model.train()
         self.ranks = ranks
         self.config = config
@@ -303,7 +306,7 @@ class Trainer:
             )
         self.optimizer.zero_grad(set_to_none=True)
         rows = trained_rows(batch)
-        self._warn_of_long(batch, rows)
+        self._check_lengths(batch, rows)
         active = objective.active(rows)
         count = trained_weight(batch, rows)
         loss = 0.0
@@ -331,10 +334,15 @@ class Trainer:
             nothing=_why_nothing(rows, active),
         )
 
-    def _warn_of_long(self, batch: Batch, rows: NDArray[np.int64]) -> None:
-        """Say once that a row is longer than the budget."""
+    def _check_lengths(self, batch: Batch, rows: NDArray[np.int64]) -> None:
+        """Say once that a row is longer than the budget; refuse one longer than the context."""
         budget = self.config.token_budget * self.ranks.layout.sequence
         longest = max((num_read(batch, row) for row in rows.tolist()), default=0)
+        if longest > self.longest:
+            raise RunError(
+                f"a row has {longest} tokens, but the context holds {self.longest}; end episodes "
+                "earlier or raise engine.context_length"
+            )
         if longest > budget and not self._warned:
             self._warned = True
             _LOG.warning(

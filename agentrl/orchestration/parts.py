@@ -73,11 +73,11 @@ def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Par
     prepare_process(threads=config.threads, deterministic=config.deterministic, seed=config.seed)
     codec = checked_codec(plan, model_folder)
     longest = context_length(config, model_folder)
-    limits = make_limits(config, longest)  # its errors come before an engine
+    make_limits(config, longest)  # its errors come before an engine
     server = None
     if config.engine.samples_with == "sglang":
         server = sglang_start(config, model_folder, codec.tokenizer, longest, logs, trained=True)
-    trainer, started = _trained(config, model_folder, server, limits.context_tokens)
+    trainer, started = _trained(config, model_folder, server, longest)
     engine = started.engine
     sampling = with_codec(plan, codec, started)
     return Parts(

@@ -29,7 +29,7 @@ from agentrl.engine.local.reference import (
     reference_rows,
     refuse_difference,
 )
-from agentrl.engine.local.routing import routed, routers
+from agentrl.engine.local.routing import routed
 from agentrl.errors import ConfigError
 
 
@@ -96,9 +96,11 @@ class _Passes:
         self._filled_R += num_R
 
     def _forward(self, flat: FlatPass) -> Tensor:
-        places = list(zip(flat.owners_N.tolist(), flat.positions_N.tolist(), strict=True))
-        ids_N = torch.tensor([int(self._rows[row].ids_T[at]) for row, at in places])
-        positions_N = torch.tensor([int(self._rows[row].positions_T[at]) for row, at in places])
+        places: list[tuple[int, int]] = list(
+            zip(flat.owners_N.tolist(), flat.positions_N.tolist(), strict=True)
+        )
+        ids_N = torch.tensor([self._rows[row].ids_T[at] for row, at in places])
+        positions_N = torch.tensor([self._rows[row].positions_T[at] for row, at in places])
         device = self._model.device
         # Backwards, so that a model that gives other places than those asked for is seen.
         keep_N = torch.arange(len(places), device=device).flip(0)
@@ -106,7 +108,7 @@ class _Passes:
             torch.stack([self._rows[row].experts[layer][at] for row, at in places])
             for layer in range(len(self._rows[0].experts))
         ]
-        with routed(self._model, experts) if routers(self._model) else nullcontext():
+        with routed(self._model, experts) if experts else nullcontext():
             output = self._model(
                 input_ids=ids_N[None].to(device),
                 position_ids=positions_N[None].to(device),

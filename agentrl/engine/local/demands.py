@@ -26,10 +26,25 @@ _TOKENS = 3
 _FARTHEST = 2**20
 """Masks are looked at as far as this."""
 _NO_MATTER = frozenset(
-    ("attention_mask", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic")
-    + ("dropout", "is_causal", "layer_idx", "logits_to_keep", "max_length_k", "max_length_q")
-    + ("output_attentions", "output_hidden_states", "output_router_logits", "position_ids")
-    + ("return_dict", "training", "use_cache")
+    [
+        "cache_position",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "deterministic",
+        "dropout",
+        "is_causal",
+        "layer_idx",
+        "logits_to_keep",
+        "max_length_k",
+        "max_length_q",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "training",
+        "use_cache",
+    ]
 )
 """Arguments that change nothing for a causal model without dropout, which is asked for apart."""
 
@@ -52,9 +67,8 @@ class _Asked:
 
     shapes: dict[int, Heads] = field(default_factory=dict[int, Heads])
     calls: int = 0
-    windows: set[int] = field(default_factory=set[int])
-    masked: set[int] = field(default_factory=set[int])
-    """How long a row may be before a mask hides some of it."""
+    hidden: set[int] = field(default_factory=set[int])
+    """Rows up to these lengths are seen in whole, longer ones not, and not by a window alone."""
 
 
 _asked: ContextVar[_Asked] = ContextVar("asked")
@@ -77,23 +91,37 @@ def measure_heads(model: PreTrainedModel, longest: int) -> Heads:
         _run_foreign(model, input_ids=ids, position_ids=ids, use_cache=False, noted=True)
     if asked.calls != num_layers or len(asked.shapes) != num_layers:
         raise ConfigError(
-            f"{name} has {num_layers} layers, of which {len(asked.shapes)} use attention as "
-            "transformers' interface hands it over; models with recurrent, convolutional or "
-            "older attention layers cannot be sampled and trained here: choose another model"
+            f"{name} called transformers' attention interface {asked.calls} times, in "
+            f"{len(asked.shapes)} of its {num_layers} layers, expected once in each; models with "
+            "recurrent, convolutional or other attention layers are not computed here: choose "
+            "another model"
         )
     if len(set(asked.shapes.values())) > 1:
         raise ConfigError(
             f"the layers of {name} have keys of different shapes, expected one shape; choose "
             "another model"
         )
-    # A window must be in the mask and in the call, so that both mean the same by it.
-    odd = [end for end in asked.masked ^ asked.windows if end < longest]
-    if odd:
+    end = min(asked.hidden, default=longest)
+    if end < longest:
         raise ConfigError(
-            f"{name} hides part of a row of more than {min(odd)} tokens by a mask that is no "
-            f"sliding window; set engine.context_length to at most {min(odd)}"
+            f"{name} hides part of a row of more than {end} tokens by a mask that is no sliding "
+            f"window; set engine.context_length to at most {end}"
         )
+    _refuse_scaled_queries(model)
     return replace(asked.shapes[0], num_layers=num_layers)
+
+
+def _refuse_scaled_queries(model: PreTrainedModel) -> None:
+    """Llama 4 scales queries by their place in the pass, which is not their place in a row."""
+    if any(
+        getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", True)
+        for module in model.modules()
+    ):
+        raise ConfigError(
+            f"{type(model).__name__} scales queries by how many tokens of a pass are before them, "
+            "expected before them in their row; set attn_temperature_tuning to false in its "
+            "config.json, which changes nothing below floor_scale tokens"
+        )
 
 
 def text_config(model: PreTrainedModel) -> Any:
@@ -145,6 +173,8 @@ def _run_foreign(model: PreTrainedModel, **kwargs: Any) -> None:
     """A model's own code, whose errors say that it cannot do what is asked."""
     try:
         model(**kwargs)
+    except ConfigError:
+        raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else ""
         raise ConfigError(
@@ -168,14 +198,19 @@ def attending(model: PreTrainedModel, name: str) -> Generator[None]:
     """Let the model attend by the named function inside, and as before afterwards."""
     # transformers offers a public way to set the implementation, none to ask for it.
     before = str(model.config._attn_implementation)  # pyright: ignore[reportPrivateUsage]
-    _set_attention(model, name)
+    set_attention(model, name)
     try:
         yield
     finally:
-        _set_attention(model, before)
+        set_attention(model, before)
 
 
-def _set_attention(model: PreTrainedModel, name: str) -> None:
+def set_attention(model: PreTrainedModel, name: str) -> None:
+    """Let the model attend by the named function.
+
+    Raises:
+        ConfigError: its class cannot.
+    """
     try:
         model.set_attn_implementation(name)
     except ValueError as error:
@@ -199,7 +234,8 @@ def _note_layer(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """An attention function that computes nothing."""
-    refuse_arguments(module, attention_mask, kwargs)
+    marked = attention_mask is not None and attention_mask.dtype == torch.int64
+    refuse_arguments(module, None if marked else attention_mask, kwargs)
     if not noted:
         raise ConfigError(
             f"{type(module).__name__} does not get what its model is called with, so it cannot be "
@@ -216,13 +252,18 @@ def _note_layer(
             key_dim=key.shape[-1],
             value_dim=value.shape[-1],
         )
-    if sliding_window is not None:
-        asked.windows.add(sliding_window)
+    # A window must be in the mask and in the call, so that both mean the same by it.
+    whole = _FARTHEST if attention_mask is None else int(attention_mask.flatten()[0])
+    window = sliding_window or _FARTHEST
+    if whole != min(window, _FARTHEST):
+        asked.hidden.add(min(whole, window))
     return query.new_zeros(*query.shape[:-1], value.shape[-1]).transpose(1, 2), None
 
 
-def _note_mask(*, mask_function: Any, device: Any, **_: Any) -> None:
-    """A mask that hides nothing; what it should have hidden is noted."""
+def _note_mask(
+    *, mask_function: Any, q_length: int, kv_length: int, device: Any, **_: Any
+) -> Tensor:
+    """In the place of a mask: how long a row may be before the mask hides some of it."""
     zero = torch.zeros((), dtype=torch.int64, device=device)
     if bool(mask_function(zero, zero, zero, zero + 1)):
         raise ConfigError(
@@ -231,8 +272,8 @@ def _note_mask(*, mask_function: Any, device: Any, **_: Any) -> None:
         )
     rows = torch.arange(_FARTHEST, device=device)
     sees = mask_function(zero, zero, rows, zero).expand(_FARTHEST)
-    if not bool(sees.all()):
-        _asked.get().masked.add(int((~sees).nonzero()[0]))
+    whole = _FARTHEST if bool(sees.all()) else int((~sees).nonzero()[0])
+    return torch.full((1, 1, q_length, kv_length), whole, device=device)
 
 
 AttentionInterface.register(_NAME, _note_layer)

@@ -23,7 +23,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import ExpertChannels, expert_channels
 from agentrl.engine.local.attention import ATTENTION
 from agentrl.engine.local.check import check_engine
-from agentrl.engine.local.demands import context_length, measure_heads
+from agentrl.engine.local.demands import context_length, measure_heads, set_attention
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.stepper import Request, Stepper
 from agentrl.engine.local.weights import Slices, inference_model, update
@@ -66,7 +66,7 @@ class LocalEngine:
         self._timeout_s = config.timeout_s
         ours = inference_model(model, self.dtype, share=self.shares_weights)
         heads = measure_heads(ours, self.context_length)
-        ours.set_attn_implementation(ATTENTION)
+        set_attention(ours, ATTENTION)
         check_engine(ours, heads, self.context_length)
         self._stepper = Stepper(
             ours, heads, slots=config.slots, prefill_tokens=config.prefill_tokens

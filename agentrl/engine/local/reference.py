@@ -55,6 +55,16 @@ class Row:
         return len(self.ids_T)
 
 
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """The largest difference in a logprob of a row."""
+
+    relative: float
+    """To the largest logprob."""
+    nats: float
+    row: Row
+
+
 Compute = Callable[[Sequence[Row]], Sequence[Tensor]]
 """The logits [T, V] of rows, all of them computed together."""
 
@@ -79,22 +89,24 @@ def refuse_difference(
     Raises:
         ConfigError: they differ, with the size, the place, and the context in which they would not.
     """
-    gap, row = _largest_gap(rows, compute)
-    if gap <= tolerance:
+    gap = _largest_gap(rows, compute)
+    if gap.relative <= tolerance:
         return
-    for border in sorted(_borders(model), reverse=True):
-        below = [r for r in rows if r.positions_T[-1] < border]
-        if 1 < len(below) < len(rows) and _largest_gap(below, compute)[0] <= tolerance:
-            advice = f"set engine.context_length to at most {border}"
-            break
-    else:
-        advice = "choose another model"
-    first, last = row.positions_T[[0, -1]].tolist()
+    first, last = gap.row.positions_T[[0, -1]].tolist()
     raise ConfigError(
-        f"{what} computes {type(model).__name__} otherwise than the model's own code does: in a "
-        f"batch of {len(rows)} rows the one at positions {first} to {last} is off by {gap:.2g} "
-        f"(largest difference in a logprob, relative); {advice}"
+        f"{what} computes {type(model).__name__} otherwise than the model's own code does, by "
+        f"{gap.nats:.2g} nats in the row at positions {first} to {last} of a batch of {len(rows)}; "
+        f"{_advise(model, rows, compute, tolerance)}"
     )
+
+
+def _advise(model: PreTrainedModel, rows: Sequence[Row], compute: Compute, tolerance: float) -> str:
+    """The longest context in which nothing differs, if there is one."""
+    for border in sorted(_borders(model), reverse=True):
+        below = [row for row in rows if row.positions_T[-1] < border]
+        if 1 < len(below) < len(rows) and _largest_gap(below, compute).relative <= tolerance:
+            return f"set engine.context_length to at most {border}"
+    return "choose another model"
 
 
 def _with_shared_experts(model: PreTrainedModel, first: Row, second: Row) -> Row:
@@ -122,12 +134,11 @@ def _compute_row(
     return Row(ids_T=ids, positions_T=positions, logits_TV=output.logits[0].float(), experts=noted)
 
 
-def _choose_rows(
-    model: PreTrainedModel, longest: int
-) -> Iterator[tuple[NDArray[np.int64], int]]:
+def _choose_rows(model: PreTrainedModel, longest: int) -> Iterator[tuple[NDArray[np.int64], int]]:
     """Ids and first positions."""
     rng = np.random.default_rng(0)
-    vocab: int = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr, index, assignment]
+    embeddings: Any = model.get_input_embeddings()
+    vocab = int(embeddings.weight.shape[0])
     num = min(_TOKENS, longest)
     ids = rng.integers(vocab, size=num)
     pad = text_config(model).pad_token_id
@@ -146,7 +157,8 @@ def _choose_rows(
 
 
 def _borders(model: PreTrainedModel) -> set[int]:
-    return set(_find_borders(text_config(model).to_dict()))
+    settings: dict[str, Any] = text_config(model).to_dict()
+    return set(_find_borders(settings))
 
 
 def _find_borders(settings: dict[str, Any]) -> Iterator[int]:
@@ -157,15 +169,15 @@ def _find_borders(settings: dict[str, Any]) -> Iterator[int]:
             yield int(value)
 
 
-def _largest_gap(rows: Sequence[Row], compute: Compute) -> tuple[float, Row]:
-    gaps: list[float] = []
+def _largest_gap(rows: Sequence[Row], compute: Compute) -> _Gap:
+    gaps = [_Gap(0.0, 0.0, rows[0])]
     for row, logits_TV in zip(rows, compute(rows), strict=True):
         theirs = torch.log_softmax(row.logits_TV, dim=-1)
         ours = torch.log_softmax(logits_TV.to(theirs), dim=-1)
-        # What is not finite in both is the weights' fault, and found where it is sampled.
-        both = torch.isfinite(theirs)
-        ours, theirs = ours[both], theirs[both]
-        gap = float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1)) if both.any() else 0.0
-        gaps.append(gap if np.isfinite(gap) else np.inf)
-    worst = int(np.argmax(gaps))
-    return gaps[worst], rows[worst]
+        # What is not finite in the model's own pass is the weights' fault; sampling finds it.
+        finite = torch.isfinite(theirs)
+        if finite.any():
+            theirs, ours = theirs[finite], ours[finite]
+            nats = float((ours - theirs).abs().max().nan_to_num(nan=torch.inf))
+            gaps.append(_Gap(nats / max(1.0, float(theirs.abs().max())), nats, row))
+    return max(gaps, key=lambda gap: gap.relative)

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 from agentrl.trainer.attention import Layout, attend, flex
 from agentrl.trainer.logprobs import policy_logprobs
 from agentrl.trainer.packing import pack, plan, trained_rows
-from agentrl.trainer.prefix import STRIDE
+from agentrl.trainer.prefix import STRIDE, Tree
 from agentrl.types import Batch, Segment
 from tests.one_thread import one_thread
 from tests.unit.trainer.batches import VOCAB, batch_of, plain_logprobs, segment, tiny_model
@@ -134,15 +134,60 @@ def test_any_tree_gives_the_gradients_of_its_rows(batch: Batch, token_budget: in
     check_equal(batch, token_budget=token_budget)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_sees_the_same_tree() -> None:
-    """Forward only: it has no backward on a CPU."""
-    tree = pack(three_levels(), range(5)).tree
-    layout = Layout(tree, torch.device("cpu"))
+def dense(states: Sequence[Tensor], made: Tree, window: int | None, sinks: Tensor) -> Tensor:
+    """Attention over the tree with a whole mask, and sinks as one more column of scores."""
+    query, key, value = (s.transpose(0, 1) for s in states)
+    sizes = np.diff(made.offsets_S1)
+    end_P = torch.from_numpy(np.repeat(made.ends_S, sizes))
+    starts = zip(sizes.tolist(), made.starts_S.tolist(), strict=True)
+    at_P = torch.from_numpy(np.concatenate([np.arange(n) + start for n, start in starts]))
+    place_P = torch.arange(made.num_tokens)
+    sees = (place_P <= place_P[:, None]) & (place_P[:, None] < end_P)
+    sees &= at_P[:, None] - at_P < (window or made.longest)
+    group = len(query) // len(key)
+    scores = query @ key.repeat_interleave(group, 0).transpose(1, 2) * 0.3
+    scores = scores.masked_fill(~sees, -torch.inf)
+    column = sinks[:, None, None].expand(-1, made.num_tokens, 1)
+    shares = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+    return (shares @ value.repeat_interleave(group, 0)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, STRIDE, 3 * STRIDE, 100])
+@pytest.mark.parametrize("sunk", [True, False])
+def test_windows_and_sinks_have_the_gradients_of_a_dense_mask(
+    window: int | None, sunk: bool
+) -> None:
+    made = pack(three_levels(), range(5)).tree
+    layout = Layout(made, torch.device("cpu"))
     assert len(layout.stems) == 3
-    query, key, value = (torch.randn(tree.num_tokens, heads, 8) for heads in (4, 2, 2))
-    expected = attend(query, key, value, layout, 0.3)
-    torch.testing.assert_close(flex(query, key, value, layout, 0.3), expected)
+    torch.manual_seed(0)
+    # Keys that are wider than values, as where keys and values are made of one latent vector.
+    shapes = [(made.num_tokens, 4, 8), (made.num_tokens, 2, 8), (made.num_tokens, 2, 6)]
+    states = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    sinks = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(made.num_tokens, 4, 6, dtype=torch.float64)
+    inputs = [*states, sinks] if sunk else states
+    hidden = sinks if sunk else torch.full((4,), -torch.inf, dtype=torch.float64)
+    query, key, value = states
+    got = attend(query, key, value, layout, 0.3, window, sinks if sunk else None)
+    want = dense(states, made, window, hidden)
+    torch.testing.assert_close(got, want)
+    grads = [torch.autograd.grad((x * weights).sum(), inputs) for x in (got, want)]
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("sunk", [True, False])
+def test_flex_attention_sees_the_same_tree(window: int | None, sunk: bool) -> None:
+    """Forward only: it has no backward on a CPU."""
+    made = pack(three_levels(), range(5)).tree
+    layout = Layout(made, torch.device("cpu"))
+    query, key, value = (torch.randn(made.num_tokens, heads, 8) for heads in (4, 2, 2))
+    sinks = torch.randn(4) if sunk else None
+    expected = attend(query, key, value, layout, 0.3, window, sinks)
+    torch.testing.assert_close(flex(query, key, value, layout, 0.3, window, sinks), expected)
 
 
 def test_rows_longer_than_the_budget_are_computed_alone() -> None:

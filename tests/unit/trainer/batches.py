@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from agentrl.tokens import TokenRecord, seal
 from agentrl.types import Batch, Segment, StopReason
@@ -119,7 +119,7 @@ def random_segments(lengths: Sequence[int], seed: int = 0) -> list[Segment]:
     return segments
 
 
-def plain_logprobs(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+def plain_logprobs(model: PreTrainedModel, batch: Batch) -> Tensor:
     """The slow reference: one unpacked row at a time; [N], zero where not trained."""
     result = torch.zeros(batch.num_tokens, dtype=model.dtype)
     for r in range(batch.num_rows):
@@ -152,7 +152,7 @@ def plain_loss(model: LlamaForCausalLM, batch: Batch, low: float, high: float) -
 
 
 def on_policy(
-    model: LlamaForCausalLM, segments: Sequence[Segment], *, version: int = 0, **options: object
+    model: PreTrainedModel, segments: Sequence[Segment], *, version: int = 0, **options: object
 ) -> Batch:
     """A batch whose behavior logprobs are the model's own, recorded as an engine would."""
     batch = batch_of(segments)

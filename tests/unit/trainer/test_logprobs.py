@@ -12,7 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import LlamaForCausalLM
 
 from agentrl.errors import ConfigError
 from agentrl.trainer import logprobs as module
