@@ -68,6 +68,7 @@ nightly: venv $(RENDERERS) sglang
 	$(PY) benchmarks/memory.py
 	$(PY) benchmarks/engine.py
 	$(PY) benchmarks/train_step.py
+	$(PY) benchmarks/models.py
 	$(PY) benchmarks/parsers.py
 	PYTHONPATH=$(RENDERERS) $(PY) benchmarks/agreement.py
 	PYTHONPATH=$(RENDERERS) $(PY) benchmarks/tito.py

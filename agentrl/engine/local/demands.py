@@ -25,6 +25,8 @@ _NAME = "agentrl_demands"
 _TOKENS = 3
 _FARTHEST = 2**20
 """Masks are looked at as far as this."""
+_FOREIGN = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What code raises that was not made for what it is asked."""
 _NO_MATTER = frozenset(
     [
         "cache_position",
@@ -86,9 +88,9 @@ def measure_heads(model: PreTrainedModel, longest: int) -> Heads:
     """
     name, num_layers = type(model).__name__, int(text_config(model).num_hidden_layers)
     asked = _Asked()
-    with _run_noted(model, asked), torch.no_grad():
+    with _run_noted(model, asked), foreign_code(model), torch.no_grad():
         ids = torch.arange(_TOKENS, device=model.device)[None]
-        _run_foreign(model, input_ids=ids, position_ids=ids, use_cache=False, noted=True)
+        model(input_ids=ids, position_ids=ids, use_cache=False, noted=True)
     if asked.calls != num_layers or len(asked.shapes) != num_layers:
         raise ConfigError(
             f"{name} called transformers' attention interface {asked.calls} times, in "
@@ -169,17 +171,22 @@ def refuse_arguments(module: nn.Module, mask: Tensor | None, kwargs: Mapping[str
         )
 
 
-def _run_foreign(model: PreTrainedModel, **kwargs: Any) -> None:
-    """A model's own code, whose errors say that it cannot do what is asked."""
+@contextmanager
+def foreign_code(model: PreTrainedModel) -> Generator[None]:
+    """A model's own code, whose errors say that it cannot do what is asked of it.
+
+    Raises:
+        ConfigError: in their place.
+    """
     try:
-        model(**kwargs)
-    except ConfigError:
+        yield
+    except (ConfigError, torch.OutOfMemoryError):
         raise
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else ""
+    except _FOREIGN as error:
+        reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"{type(model).__name__} cannot compute a row of ids with positions through an "
-            f"attention function of ours ({type(error).__name__}: {reason}); choose another model"
+            f"{type(model).__name__} cannot compute rows of ids with positions through our attention "
+            f"function ({type(error).__name__}: {reason}); choose another model"
         ) from error
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.engine.local.demands import attending, text_config
+from agentrl.engine.local.demands import attending, foreign_code, text_config
 from agentrl.engine.local.routing import routed
 from agentrl.errors import ConfigError
 
@@ -73,7 +73,7 @@ def reference_rows(model: PreTrainedModel, longest: int) -> list[Row]:
     """The rows for a context of `longest` tokens, each computed alone, in evaluation."""
     was_training = model.training
     model.train(False)
-    with torch.no_grad(), attending(model, "eager"):
+    with torch.no_grad(), attending(model, "eager"), foreign_code(model):
         rows = [_compute_row(model, *row) for row in _choose_rows(model, longest)]
         if rows[0].experts:
             rows[1] = _with_shared_experts(model, rows[0], rows[1])
@@ -89,7 +89,8 @@ def refuse_difference(
     Raises:
         ConfigError: they differ, with the size, the place, and the context in which they would not.
     """
-    gap = _largest_gap(rows, compute)
+    with foreign_code(model):
+        gap = _largest_gap(rows, compute)
     if gap.relative <= tolerance:
         return
     first, last = gap.row.positions_T[[0, -1]].tolist()
