@@ -183,6 +183,7 @@ ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 32},
     ),
     "phi3 (window)": ("phi3", _WINDOW),
+    "phimoe": ("phimoe", _LOCAL_EXPERTS),
     "qwen2": ("qwen2", {}),
     "qwen2 (window)": ("qwen2", {**_WINDOW, "use_sliding_window": True, "max_window_layers": 1}),
     "qwen2_moe": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 24}),

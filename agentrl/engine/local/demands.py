@@ -185,7 +185,7 @@ def foreign_code(model: PreTrainedModel) -> Generator[None]:
     except _FOREIGN as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"{type(model).__name__} cannot compute rows of ids with positions through our attention "
+            f"{type(model).__name__} cannot compute ids with positions through our attention "
             f"function ({type(error).__name__}: {reason}); choose another model"
         ) from error
 

@@ -132,7 +132,12 @@ def _compute_row(
             position_ids=torch.from_numpy(positions)[None].to(model.device),
             use_cache=False,
         )
-    return Row(ids_T=ids, positions_T=positions, logits_TV=output.logits[0].float(), experts=noted)
+    return Row(
+        ids_T=ids,
+        positions_T=positions,
+        logits_TV=output.logits[0].float(),
+        experts=[chosen for chosen in noted if len(chosen)],
+    )
 
 
 def _choose_rows(model: PreTrainedModel, longest: int) -> Iterator[tuple[NDArray[np.int64], int]]:

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
@@ -219,20 +219,6 @@ async def test_memory_is_flat_over_fifty_updates() -> None:
 def test_sharing_needs_equal_dtypes() -> None:
     with pytest.raises(ConfigError, match="share_weights is on"):
         LocalEngine(random_llama(), EngineConfig(dtype="bfloat16", share_weights=True))
-
-
-def test_models_without_full_attention_are_refused() -> None:
-    config = MistralConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        sliding_window=8,
-    )
-    with pytest.raises(ConfigError, match="full attention"):
-        LocalEngine(MistralForCausalLM(config), EngineConfig())
 
 
 def test_a_part_of_the_weights_may_name_tied_ones_by_either_name() -> None:
