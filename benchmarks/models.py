@@ -35,7 +35,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import CHANNEL
 from agentrl.engine.local.demands import attending
 from agentrl.engine.local.engine import LocalEngine
-from agentrl.engine.local.models.load import quiet
+from agentrl.engine.local.models.quiet import quiet
 from agentrl.errors import ConfigError
 from agentrl.rollout import make_batch
 from agentrl.tokens import TokenRecord

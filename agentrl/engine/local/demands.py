@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from agentrl.engine.local.models.load import quiet
+from agentrl.engine.local.models.quiet import quiet
 from agentrl.errors import ConfigError
 
 _NAME = "agentrl_demands"
