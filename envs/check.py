@@ -20,13 +20,16 @@ from gymnasium.utils.env_checker import check_env
 
 from agentrl.config import Config
 from agentrl.envs.agents import EchoAgent, NullAgent, RandomAgent
+from agentrl.envs.splits import SPLITS
 from agentrl.envs.toolenv import ToolEnv
-from agentrl.errors import EpisodeError
+from agentrl.errors import ConfigError, EpisodeError
 from agentrl.loops import run
 from agentrl.tokens import Renderer, Tokenizer
 from agentrl.tools import user_code
 from agentrl.types import Agent, Invalid, Message, Outcome, Score, Task, ToolSchema
 
+_NUM_MADE = 64
+"""So many tasks of a split are compared with the other's, where they are made one by one."""
 _GYMNASIUM_FAILURES = (AssertionError, Warning, EpisodeError, gymnasium.error.Error)
 
 
@@ -83,6 +86,7 @@ def check_env_class(
     config: Config | Mapping[str, Any] | None = None,
     verifier: object | None = None,
     tokenizer: Tokenizer | None = None,
+    limit: int | None = None,
     split: str = "train",
     num_tasks: int = 8,
 ) -> CheckReport:
@@ -93,6 +97,7 @@ def check_env_class(
         config: its parameters.
         verifier: scores instead of the environment's own verifier or score.
         tokenizer: counts the prompt in tokens; without one it is counted in characters.
+        limit: a prompt of so many tokens leaves no room for a turn.
         split: where the tasks come from.
         num_tasks: how many each agent plays.
 
@@ -102,8 +107,12 @@ def check_env_class(
     env = env_class(config, verifier=verifier, tokenizer=tokenizer)
     tasks = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
     again = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
-    rows = [_tasks_row(tasks, again), *run(_played_rows(env, tasks))]
-    rows += [_prompt_row(env, tasks, tokenizer), _schema_row(env.tool_schemas), _gym_row(env)]
+    rows = [_tasks_row(tasks, again), _splits_row(env), *run(_played_rows(env, tasks))]
+    rows += [
+        _prompt_row(env, [*tasks, *_longest(env, split)], tokenizer, limit),
+        _schema_row(env.tool_schemas),
+        _gym_row(env),
+    ]
     env.close()
     return CheckReport(env=env_class.__name__, rows=tuple(rows), schemas=env.tool_schemas)
 
@@ -116,7 +125,8 @@ async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[CheckRow]:
     again = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
     echo = await _play_all(env, EchoAgent(), tasks)
     own = {name: await _play_all(env, a, tasks) for name, a in type(env).agents().items()}
-    expert = await _expert_row(env, tasks, null)
+    simple = {"null": null, "random": random, "echo": echo}
+    expert = await _expert_row(env, tasks, simple)
     after = await _settled_census(before)
     moved = [] if Path.cwd() == here else [f"the working directory is now {Path.cwd()}"]
     os.chdir(here)
@@ -168,14 +178,50 @@ async def _play(env: ToolEnv, agent: Agent, task: Task, seed: int) -> _Played:
     return played
 
 
-async def _expert_row(env: ToolEnv, tasks: Sequence[Task], null: list[_Played]) -> CheckRow:
+async def _expert_row(
+    env: ToolEnv, tasks: Sequence[Task], simple: Mapping[str, list[_Played]]
+) -> CheckRow:
+    """Whether the reward tells the expert, or else anybody, from agents that know nothing."""
     agent = type(env).expert()
+    returns = {name: _mean(played) for name, played in simple.items()}
     if agent is None:
+        values = {p.value for played in simple.values() for p in played}
+        if len(values) == 1 and values != {0.0}:
+            detail = f"none, and every agent gets {values.pop():.3g}: the reward tells nobody apart"
+            return CheckRow(name="expert", ok=False, detail=detail)
         return CheckRow(name="expert", ok=True, detail="none; sft needs one")
     row = _agent_row("expert", played := await _play_all(env, agent, tasks))
-    if row.ok and _mean(played) <= _mean(null):
-        return CheckRow(name="expert", ok=False, detail=f"{row.detail}, like the null agent")
+    best = max(returns, key=lambda name: returns[name])
+    if row.ok and _mean(played) <= returns[best]:
+        detail = f"{row.detail}, but the {best} agent gets {returns[best]:.3g}"
+        return CheckRow(name="expert", ok=False, detail=detail)
     return row
+
+
+def _splits_row(env: ToolEnv) -> CheckRow:
+    """Whether there are tasks to measure with that are not trained on."""
+    cls, config = type(env), env.config
+    samples: dict[str, set[str]] = {}
+    for split in SPLITS:
+        try:
+            tasks = cls.listed_tasks(split, config)
+            made = range(_NUM_MADE if tasks is None else 0)
+            tasks = tasks or [cls.task_at(i, split=split, seed=0, config=config) for i in made]
+        except ConfigError as error:
+            return CheckRow(name="splits", ok=False, detail=str(error))
+        samples[split] = {repr((task.messages(), task.answer, task.data)) for task in tasks}
+    train, heldout = samples.values()
+    shared = len(train & heldout)
+    listed = cls.listed_tasks("train", config) is not None
+    ok = not shared if listed else shared < len(heldout)
+    detail = f"{len(heldout)} held-out tasks, {shared} of them in train too"
+    return CheckRow(name="splits", ok=ok, detail=detail if listed else f"of {_NUM_MADE}: {detail}")
+
+
+def _longest(env: ToolEnv, split: str) -> Sequence[Task]:
+    """The longest of the listed tasks, which need not be among those that are played."""
+    listed = type(env).listed_tasks(split, env.config) or ()
+    return sorted(listed, key=lambda task: -sum(len(m.content) for m in task.messages()))[:16]
 
 
 def _tasks_row(first: Sequence[Task], second: Sequence[Task]) -> CheckRow:
@@ -261,14 +307,21 @@ def _time_row(played: list[_Played]) -> CheckRow:
     return CheckRow(name="time", ok=True, detail=detail)
 
 
-def _prompt_row(env: ToolEnv, tasks: Sequence[Task], tokenizer: Tokenizer | None) -> CheckRow:
-    system = (Message(role="system", content=env.system),) if env.system else ()
-    prompts = [(*system, *task.messages()) for task in tasks]
+def _prompt_row(
+    env: ToolEnv, tasks: Sequence[Task], tokenizer: Tokenizer | None, limit: int | None
+) -> CheckRow:
+    try:
+        prompts = [env.first_messages(task) for task in tasks]
+    except EpisodeError as error:
+        return CheckRow(name="prompt", ok=False, detail=str(error))
     if tokenizer is None:
         size = max(sum(len(message.content) for message in prompt) for prompt in prompts)
         return CheckRow(name="prompt", ok=True, detail=f"at most {size} characters without tools")
     renderer = Renderer(tokenizer, env.tool_schemas)
     size = max(len(renderer.prompt(prompt)) for prompt in prompts)
+    if limit is not None and size >= limit:
+        detail = f"{size} tokens, expected less than {limit}, so that a turn has room behind it"
+        return CheckRow(name="prompt", ok=False, detail=detail)
     return CheckRow(name="prompt", ok=True, detail=f"at most {size} tokens")
 
 

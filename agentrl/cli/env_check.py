@@ -25,7 +25,8 @@ class CheckOptions(JsonOption):
         default=None, description="Verifier instead of the environment's own: a name or reference."
     )
     model: str | None = Field(
-        default=None, description="Count the prompt in this model's tokens: a name or folder."
+        default=None,
+        description="Measure the prompt by this model's tokens and limits: a name or folder.",
     )
 
 
@@ -57,11 +58,13 @@ def load_env(arguments: Arguments) -> tuple[type[ToolEnv], Config]:
 
 def _run(options: CheckOptions, arguments: Arguments) -> int:
     env_class, config = load_env(arguments)
+    tokenizer, limit = _limits(options.model, arguments) if options.model else (None, None)
     report = check_env_class(
         env_class,
         config=config,
         verifier=None if options.verifier is None else resolve_verifier(options.verifier),
-        tokenizer=None if options.model is None else _tokenizer(options.model),
+        tokenizer=tokenizer,
+        limit=limit,
         split=options.split,
         num_tasks=options.tasks,
     )
@@ -84,10 +87,16 @@ def render(report: CheckReport) -> str:
     return "\n".join([*lines, f"{report.env}: {verdict}"])
 
 
-def _tokenizer(model: str) -> Tokenizer:
+def _limits(model: str, arguments: Arguments) -> tuple[Tokenizer, int]:
+    """The model's tokenizer, and the tokens of a prompt that would fill what a run gives it."""
     from agentrl.engine.local.models.resolve import resolve_tokenizer
+    from agentrl.orchestration.load import load_run_config
+    from agentrl.orchestration.sampling import context_length, make_limits
 
-    return Tokenizer.load(resolve_tokenizer(model))
+    flags = [f"--model={model}", f"--env={arguments.positional[0]}", *arguments.flags]
+    config = load_run_config(flags=flags).config
+    folder = resolve_tokenizer(config.model)
+    return Tokenizer.load(folder), make_limits(config, context_length(config, folder)).prompt_tokens
 
 
 COMMAND = Command(

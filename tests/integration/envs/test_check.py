@@ -3,20 +3,21 @@ import os
 import random
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from numpy.random import Generator
 
-from agentrl.envs import ToolEnv, resolve_env
+from agentrl.cli.dispatch import main
+from agentrl.envs import EchoAgent, NullAgent, ToolEnv, resolve_env
 from agentrl.envs.check import check_env_class
 from agentrl.tokens import Tokenizer
 from agentrl.tools import tool
-from agentrl.types import AssistantTurn, EpisodeView, Task
+from agentrl.types import Agent, AssistantTurn, EpisodeView, Task
 
 
 class Sound(ToolEnv):
-    tasks = ({"prompt": "p"},)
+    tasks: ClassVar[Any] = {"train": [{"prompt": "p"}], "heldout": [{"prompt": "q"}]}
 
     def score(self, answer: Any) -> float:
         return float(answer == "yes")
@@ -37,6 +38,18 @@ def test_an_environment_without_expert_or_tokenizer_is_fine() -> None:
     report = check_env_class(Sound, num_tasks=2)
     assert report.ok, report.lines()
     assert "characters" in "\n".join(report.lines())
+
+
+def test_a_prompt_that_the_models_limits_do_not_hold_is_a_fault(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The tiny model's runs have 512 tokens, though its context is larger."""
+    argv = ["env", "check", f"{__file__}:LongSomewhere", "--tasks", "1", "--model", "tiny"]
+    assert main(argv) == 1
+    said = capsys.readouterr().out
+    assert "FAIL prompt" in said
+    assert "expected less than 512, so that a turn has room behind it" in said
+    assert "LongSomewhere: 1 of 13 checks failed" in said
 
 
 class Timely(Sound):
@@ -109,12 +122,67 @@ class Careless(Sound):
         self.reward(1.0)
 
 
+class TrainOnly(Sound):
+    tasks = ({"prompt": "p"},)
+
+
+class Shared(Sound):
+    tasks: ClassVar[Any] = {
+        "train": [{"prompt": "p"}, {"prompt": "q", "id": "a"}],
+        "heldout": [{"prompt": "q", "id": "b"}, {"prompt": "r"}],
+    }
+
+
+class FewMade(ToolEnv):
+    @classmethod
+    def make_task(cls, rng: Generator, split: str) -> Task:
+        return Task(prompt=str(rng.integers(3)))
+
+    def score(self, answer: Any) -> float:
+        return float(answer == "yes")
+
+
+class Generous(Sound):
+    def score(self, answer: Any) -> float:
+        return 1.0
+
+
+class Flattered(Generous):
+    @classmethod
+    def expert(cls) -> Agent:
+        return NullAgent()
+
+
+class Echoed(Sound):
+    @classmethod
+    def expert(cls) -> Agent:
+        return EchoAgent()
+
+    def score(self, answer: Any) -> float:
+        return float(answer in ("p", "q"))
+
+
+class LongSomewhere(Sound):
+    """The long prompt is not among the tasks that are played."""
+
+    tasks: ClassVar[Any] = {
+        "train": [{"prompt": f"p {i}"} for i in range(30)] + [{"prompt": "word " * 600}],
+        "heldout": [{"prompt": "q"}],
+    }
+
+
 leaked: list[Any] = []
 
 
 @pytest.mark.parametrize(
     ("env_class", "row", "detail"),
     [
+        (TrainOnly, "splits", "there are no tasks for the split heldout"),
+        (Shared, "splits", "2 held-out tasks, 1 of them in train too"),
+        (FewMade, "splits", "3 held-out tasks, 3 of them in train too"),
+        (Generous, "expert", "every agent gets 1: the reward tells nobody apart"),
+        (Flattered, "expert", "mean return 1, 1.0 turns, but the null agent gets 1"),
+        (Echoed, "expert", "but the echo agent gets 1"),
         (Timely, "determinism", "went differently; use self.rng"),
         (Unseeded, "tasks", "make_task must draw from its rng only"),
         (Moving, "leaks", "the working directory is now /"),
