@@ -12,10 +12,13 @@ import pytest
 
 import agentrl
 from agentrl.cli import main
+from agentrl.errors import RunError
 from agentrl.orchestration import stopping
-from agentrl.runs import MetricsWriter
+from agentrl.orchestration.warm_start import Demonstrations
+from agentrl.runs import MetricsWriter, read_lines
 from agentrl.terminated import Terminated
 from agentrl.trainer.trainer import Trainer
+from agentrl.types import Batch
 
 ENV = """
 import asyncio, os, signal
@@ -65,6 +68,7 @@ def _handlers() -> Generator[None]:
     wanted: dict[int, Any] = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
     }
     before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     yield
@@ -175,14 +179,19 @@ def test_a_second_signal_stops_at_once(
     assert list((tmp_path / "a").glob("checkpoints/*")) == []
 
 
-def test_between_steps_it_is_raised_where_it_came(env: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("blow", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGHUP, Terminated)]
+)
+def test_between_steps_it_is_raised_where_it_came(
+    env: str, tmp_path: Path, blow: signal.Signals, error: type[BaseException]
+) -> None:
     def play() -> None:
         with agentrl.Run(env, name="a", runs_dir=str(tmp_path), steps=3, **SMALL) as run:
             for _ in run:
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(blow)
                 raise AssertionError("it was not heard")
 
-    with pytest.raises(KeyboardInterrupt, match="step 1 is kept"):
+    with pytest.raises(error, match="step 1 is kept"):
         play()
     assert kept(tmp_path) == ["step-000001"]
 
@@ -197,3 +206,25 @@ def test_a_handler_of_the_users_stays(env: str, tmp_path: Path) -> None:
         assert heard == [signal.SIGTERM] * 2
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_a_run_that_dies_in_its_demonstrations_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    batch = Demonstrations.batch
+
+    async def fail(self: Demonstrations, update: int) -> Batch:
+        if update:
+            raise RunError("no demonstration today")
+        return await batch(self, update)  # the name of the warm start in the cache
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no warm start of before
+    monkeypatch.setattr(Demonstrations, "batch", fail)
+    flags = ["--env", "calculator", "--threads", "1", "--runs-dir", str(tmp_path), "--name", "a"]
+    assert main([command, *flags]) == 1
+    first, *_, last = read_lines(tmp_path / "a" / "events.jsonl")
+    assert first["event"] == "start"
+    assert (last["event"], last["reason"]) == ("stopped", "no demonstration today")
+    assert last["phase"] == ("warm start" if command == "train" else "demonstrations")
+    assert (tmp_path / "a" / "config.toml").exists() == (command == "sft")
