@@ -15,6 +15,10 @@ _MOST_TOKENS_PER_ASCII = 4
 """Fewer characters than the limit over this need not be tokenized to be known to fit."""
 
 
+DONE = "Done."
+"""What the model reads of a tool that returns nothing."""
+
+
 class TextTokenizer(Protocol):
     """As much of a tokenizer as it takes to cut a text by tokens."""
 
@@ -28,11 +32,13 @@ class TextTokenizer(Protocol):
 
 
 def result_text(tool: str, value: object) -> str:
-    """A tool's result as text: a str as it is, everything else as JSON.
+    """A tool's result as text: a str as it is, nothing as `DONE`, everything else as JSON.
 
     Raises:
         EnvironmentFault: The value has no JSON form; the tool has a bug.
     """
+    if value is None:
+        return DONE
     if not isinstance(value, str):
         try:
             value = json.dumps(value, ensure_ascii=False, allow_nan=False)

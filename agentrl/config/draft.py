@@ -95,11 +95,16 @@ class Draft(Generic[C]):
         seen: dict[str, str] = {}
         for flag in flags:
             if flag.key in seen:
-                self._problem(flag.name, f"given twice (also as {seen[flag.key]}); keep one")
+                self._problem(flag.name, self._twice(flag.key, seen[flag.key]))
             seen[flag.key] = flag.name
         # Tables first, so that --env.KEY finds its table wherever --env stands.
         for flag in sorted(flags, key=lambda f: f.key not in self.schema.tables):
             self._add_flag(flag)
+
+    def _twice(self, key: str, before: str) -> str:
+        if key in self.schema.tables:
+            return f"given twice; write several as [[{key}]] tables in a TOML file"
+        return f"given twice (also as {before}); keep one"
 
     def check(self) -> Checked[C] | None:
         """Validate; None if there are `problems`."""

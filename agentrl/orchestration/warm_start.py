@@ -30,6 +30,9 @@ from agentrl.trainer.config import LoraConfig
 from agentrl.trainer.stats import SupervisedStats
 from agentrl.types import Batch, Episode, Score
 
+_TOLD = 5
+"""How often a warm start says how far it is."""
+
 
 def prepare_model(plan: Plan, display: Display, runner: Runner) -> Path:
     """The folder of the run's model; `tiny` is warm-started where the environments have experts."""
@@ -54,9 +57,15 @@ async def _warm_tiny(plan: Plan, folder: Path, display: Display) -> Path:
     try:
         target = default_cache_dir() / "warm" / await _cache_key(parts)
         if target.exists():
+            display.note(f"warm start: done before, taken from {target}")
             return target
         display.phase("warm start")
-        number, stats = [step async for step in warm_start(parts)][-1]
+        updates = plan.config.warm_start.updates
+        number, stats = 0, None
+        async for number, stats in warm_start(parts):
+            if number % max(1, updates // _TOLD) == 0:
+                display.note(f"warm start: update {number} of {updates}, loss {stats.loss:.3f}")
+        assert stats is not None
         display.note(
             f"warm start: {number} updates, loss {stats.loss:.3f}, a demonstration is sampled "
             f"with probability {stats.episode_probability:.2f}"

@@ -282,7 +282,7 @@ async def test_results_are_text_or_json() -> None:
 
     env = Typed()
     transitions = await play(env, *(call("get", what=w) for w in ("text", "dict", "none")))
-    assert [texts(t)[0] for t in transitions] == ["ä\n", '{"ä": [1, null]}', "null"]
+    assert [texts(t)[0] for t in transitions] == ["ä\n", '{"ä": [1, null]}', "Done."]
     with pytest.raises(EnvironmentFault, match="tool get returned a bytes"):
         await env.advance(call("get", what="bytes"))
 

@@ -243,6 +243,10 @@ def test_a_wrong_file_gets_one_sentence_per_mistake(
         ),
         (["--qqq", "4"], ["--qqq: unknown flag, see --help for all of them"]),
         (
+            ["--env", "a", "--env", "b"],
+            ["--env: given twice; write several as [[env]] tables in a TOML file"],
+        ),
+        (
             ["--lr", "1", "--trainer.lr", "2"],
             ["--trainer.lr: given twice (also as --lr); keep one"],
         ),
