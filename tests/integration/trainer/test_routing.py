@@ -22,13 +22,15 @@ from agentrl.engine.local.routing import mixtures, routed
 from agentrl.engine.local.weights import as_in_files, update
 from agentrl.errors import RunError
 from agentrl.tokens import TokenRecord, verify_batch
-from agentrl.trainer import TrainerConfig
+from agentrl.trainer import RatioBandConfig, TrainerConfig
 from agentrl.trainer.logprobs import policy_logprobs
 from agentrl.trainer.packing import pack
+from agentrl.trainer.routing import warn_of_unrecorded
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Batch, Sampling, Segment, Session
+from tests.integration.engine.test_mixtures import mixture
 from tests.one_thread import one_thread
-from tests.unit.trainer.batches import VOCAB, batch_of, tiny_model
+from tests.unit.trainer.batches import VOCAB, batch_of, random_segments, tiny_model
 
 __all__ = ["one_thread"]
 LAYERS, EXPERTS, CHOSEN = 3, 8, 3
@@ -85,7 +87,7 @@ def model() -> Qwen3MoeForCausalLM:
     return moe_model()
 
 
-def sampled_batch(model: Qwen3MoeForCausalLM) -> Batch:
+def sampled_batch(model: PreTrainedModel) -> Batch:
     """Four rows with the experts that the engine chose."""
 
     async def run() -> list[Segment]:
@@ -107,7 +109,7 @@ def batch(model: Qwen3MoeForCausalLM) -> Batch:
     return sampled_batch(model)
 
 
-def gap(model: Qwen3MoeForCausalLM, batch: Batch) -> float:
+def gap(model: PreTrainedModel, batch: Batch) -> float:
     """The largest difference from the engine's logprobs."""
     packed = pack(batch, range(batch.num_rows))
     with torch.no_grad():
@@ -138,6 +140,29 @@ def test_replayed_logprobs_are_the_engines(model: Qwen3MoeForCausalLM, batch: Ba
     assert batch.channels[CHANNEL].shape == (batch.num_tokens, LAYERS, CHOSEN)
     assert gap(model, batch) < 1e-5
     assert gap(model, replace(batch, channels={})) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["dots1", "glm4_moe", "mixtral"])
+def test_mixtures_of_other_names_are_recorded_and_replayed(kind: str) -> None:
+    other = mixture(kind, vocab_size=VOCAB, max_position_embeddings=256, pad_token_id=None)
+    sampled = sampled_batch(other)
+    assert gap(other, sampled) < 1e-4
+    assert gap(other, replace(sampled, channels={})) > 1e-2
+
+
+def test_an_engine_that_records_nothing_is_named(
+    batch: Batch, caplog: pytest.LogCaptureFixture
+) -> None:
+    band = RatioBandConfig(mean=1e9, max=1e9)
+    trainer = Trainer(tiny_model(), TrainerConfig(ratio_band=band), total_steps=3)
+    trainer.update(batch_of(random_segments((9, 12)), advantages=(1, -1)))
+    assert "recorded none" not in caplog.text
+    warn_of_unrecorded(moe_model(), batch)
+    assert "recorded none" not in caplog.text
+    warn_of_unrecorded(moe_model(), replace(batch, channels={}))
+    assert (
+        "Qwen3MoeForCausalLM is a mixture of experts, but the engine recorded none" in caplog.text
+    )
 
 
 def test_rows_share_only_where_their_experts_agree(batch: Batch) -> None:
