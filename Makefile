@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 RENDERERS := benchmarks/.renderers
-HERE := "not sglang and not sandbox and not ranks"
+HERE := "not sglang and not sandbox and not ranks and not nightly"
 
 .PHONY: venv demo test tests runs sandboxes ranks sglang unit lint types layers integration nightly clean
 
@@ -61,6 +61,7 @@ $(RENDERERS): benchmarks/requirements.txt $(STAMP)
 
 nightly: venv $(RENDERERS) sglang
 	REQUIRE_SGLANG=1 $(PY) -m pytest -m "sglang and nightly"
+	$(PY) -m pytest -m "nightly and not sglang and not sandbox"
 	$(PY) benchmarks/learning.py --env calculator --seeds 0,1,2
 	$(PY) benchmarks/learning.py --env calculator --variant ppo --no-control
 	$(PY) benchmarks/learning.py --env number_guess --seeds 0,1,2

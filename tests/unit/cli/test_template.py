@@ -55,10 +55,10 @@ def test_a_template_that_rewrites_history_is_kept(
     assert main(["template", "check", str(file), "--tokenizer", str(tiny_folder)]) == 0
     shown = capsys.readouterr().out
     assert (
-        "keep    user, assistant, user: for user, assistant, user, the record keeps '1<|im_start|>"
+        "keep    user, assistant, user: for user, assistant, user, the record keeps '2<|im_start|>"
         in shown
     )
-    assert "would show '3<|im_start|>" in shown
+    assert "would show '4<|im_start|>" in shown
     assert "prefix-preserving: not always" in shown
 
 
