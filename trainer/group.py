@@ -22,6 +22,7 @@ from torch import Tensor
 
 from agentrl.engine import WeightSource
 from agentrl.engine.local.models.load import load_model
+from agentrl.engine.local.models.vocabulary import limit_ids
 from agentrl.engine.local.process import prepare_process
 from agentrl.engine.reshard import Bucket, Handle, Held, Layout, Written
 from agentrl.trainer.config import TrainerConfig
@@ -50,6 +51,7 @@ class _Plan:
     threads: int
     deterministic: bool
     seed: int
+    num_ids: int | None
 
 
 class TrainerGroup:
@@ -65,8 +67,12 @@ class TrainerGroup:
         threads: int = 0,
         deterministic: bool = False,
         seed: int = 0,
+        num_ids: int | None = None,
     ) -> None:
-        """Start them and let them load the model of `folder`; raises what a `Trainer` does."""
+        """Start them and let them load the model of `folder`; raises what a `Trainer` does.
+
+        Rows of its matrices from `num_ids` on are left out.
+        """
         self.config = config
         self.total_steps = total_steps
         self.step = 0
@@ -86,6 +92,7 @@ class TrainerGroup:
             threads=threads,
             deterministic=deterministic,
             seed=seed,
+            num_ids=num_ids,
         )
         try:
             self._layout = self._ranks.call(_build, plan)
@@ -215,6 +222,8 @@ def _build(ranks: Ranks, plan: _Plan) -> Mapping[str, Held] | None:
     if model is None:
         dtype = config.lora.dtype if config.lora.rank else "float32"
         model = load_model(plan.folder, dtype=dtype, device=str(ranks.device))
+    if plan.num_ids is not None:
+        limit_ids(model, plan.num_ids)
     trainer = Trainer(
         model,
         config,

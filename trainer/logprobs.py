@@ -30,6 +30,7 @@ from agentrl.engine.local.reference import (
     reference_rows,
     refuse_difference,
 )
+from agentrl.engine.local.models.vocabulary import known_ids
 from agentrl.engine.local.routing import routed
 from agentrl.errors import ConfigError
 from agentrl.trainer.attention import PACKED_ATTENTION, Layout
@@ -67,11 +68,14 @@ def _scores(model: PreTrainedModel, rows: PackedRows, temperature: float) -> Ten
         torch.from_numpy(indices).to(model.device)
         for indices in (predictors_U, at_K, rows.targets_K)
     )
-    cuts = _cuts(at_K, len(head.weight))
+    ids = known_ids(model)
+    weight_VD, bias_V = head.weight[:ids], getattr(head, "bias", None)
+    bias_V = bias_V if bias_V is None else bias_V[:ids]
+    cuts = _cuts(at_K, len(weight_VD))
     temperature = temperature / _logit_factor(model)
     with head_precision(model):
         scores: Tensor = _HeadScores.apply(  # type: ignore[no-untyped-call]  # torch's
-            hidden_PD[places_U], head.weight, head.bias, places_K, targets_K, cuts, temperature
+            hidden_PD[places_U], weight_VD, bias_V, places_K, targets_K, cuts, temperature
         )
     return scores
 
@@ -87,7 +91,8 @@ def sequence_logprobs(
     """The logprob of each id but the first given those before it, by the model's own pass."""
     ids_T = torch.tensor(ids, device=model.device)
     with torch.no_grad():
-        logits_TV = model(input_ids=ids_T[None]).logits[0, :-1].float() / temperature
+        logits_TV = model(input_ids=ids_T[None]).logits[0, :-1, : known_ids(model)].float()
+        logits_TV /= temperature
     logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
     return [float(x) for x in logprobs_TV.gather(1, ids_T[1:, None])[:, 0]]
 

@@ -77,7 +77,9 @@ def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Par
     server = None
     if config.engine.samples_with == "sglang":
         server = sglang_start(config, model_folder, codec.tokenizer, longest, logs, trained=True)
-    trainer, started = _trained(config, model_folder, server, longest)
+    # A server samples over all rows of the model's matrix, so the trainer has to as well.
+    num_ids = codec.tokenizer.vocab_size if server is None else None
+    trainer, started = _trained(config, model_folder, server, longest, num_ids)
     engine = started.engine
     sampling = with_codec(plan, codec, started)
     return Parts(
@@ -96,7 +98,11 @@ def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Par
 
 
 def _trained(
-    config: RunConfig, folder: Path, server: SglangStart | None, longest: int
+    config: RunConfig,
+    folder: Path,
+    server: SglangStart | None,
+    longest: int,
+    num_ids: int | None,
 ) -> tuple[Trainer | TrainerGroup, Started]:
     """The trainer, and the engine that samples with its weights."""
     settings, lora = config.trainer, config.trainer.lora
@@ -110,15 +116,16 @@ def _trained(
             threads=config.threads,
             deterministic=config.deterministic,
             seed=config.seed,
+            num_ids=num_ids,
         )
         if server is not None:
             return group, server.trained(group)
-        model = load_model(folder, dtype=dtype)
+        model = load_model(folder, dtype=dtype, num_ids=num_ids)
         if lora.rank and lora.publish == "adapter":
             add_adapters(model, lora)
         return group, local_engine(model, config)
     ranks = Ranks(device=resolve_device(settings.device))
-    model = load_model(folder, dtype=dtype, device=str(ranks.device))
+    model = load_model(folder, dtype=dtype, device=str(ranks.device), num_ids=num_ids)
     make_trainer = partial(
         Trainer, config=settings, total_steps=config.steps, longest=longest, ranks=ranks
     )

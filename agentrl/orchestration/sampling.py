@@ -58,7 +58,9 @@ def sampling_parts(
     elif config.engine.samples_with == "sglang":
         started = sglang_start(config, model_folder, codec.tokenizer, longest).fixed()
     else:
-        started = local_engine(load_model(model_folder, dtype=config.engine.dtype), config)
+        num_ids = codec.tokenizer.vocab_size
+        model = load_model(model_folder, dtype=config.engine.dtype, num_ids=num_ids)
+        started = local_engine(model, config)
     return with_codec(plan, codec, started)
 
 

@@ -149,8 +149,10 @@ class TokenRecord:
             raise EngineError(f"the completion of turn {self._turn} is empty; nothing to record")
         if np.maximum.reduce(completion.ids_T) >= self._vocab_size:
             raise EngineError(
-                f"the engine sampled id {completion.ids_T.max()} but the vocabulary has "
-                f"{self._vocab_size} ids; check that engine and tokenizer are of one model"
+                f"the engine sampled id {completion.ids_T.max()}, but the tokenizer has "
+                f"{self._vocab_size} ids: the model's matrix has rows that belong to no token, "
+                "which the local engine leaves out and a server may sample; use --engine local, or "
+                "check that engine and tokenizer are of one model"
             )
         known = self._channels
         if known is not None and channel_header(known) != channel_header(completion.channels):

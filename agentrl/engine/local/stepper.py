@@ -25,6 +25,7 @@ from agentrl.engine.local import sampling
 from agentrl.engine.local.attention import FlatPass, lay_out
 from agentrl.engine.local.cache import RowCache
 from agentrl.engine.local.demands import Heads
+from agentrl.engine.local.models.vocabulary import known_ids
 from agentrl.engine.local.routing import mixtures, routed
 from agentrl.engine.local.rows import Rows
 from agentrl.errors import EngineError
@@ -200,7 +201,7 @@ class Stepper:
             kept_N = flat.writes_N < self._cache.length
             experts_N = torch.stack(noted, 1).cpu().numpy()[kept_N]
             self._rows.note(flat.owners_N[kept_N], flat.writes_N[kept_N], experts_N)
-        logits_SV: torch.Tensor = output.logits[0]
+        logits_SV: torch.Tensor = output.logits[0, :, : known_ids(self.model)]
         return logits_SV
 
     def _draw(self, logits_SV: torch.Tensor, rows_S: NDArray[np.int64]) -> None:

@@ -146,7 +146,7 @@ def test_given_ids_must_be_in_the_vocabulary(ids: list[int]) -> None:
 def test_sampled_ids_must_be_in_the_vocabulary() -> None:
     record = TokenRecord(VOCAB)
     record.append_prompt([1])
-    with pytest.raises(EngineError, match="sampled id 100 but the vocabulary has 100 ids"):
+    with pytest.raises(EngineError, match="sampled id 100, but the tokenizer has 100 ids"):
         record.append_sampled(answer([1, VOCAB]))
 
 

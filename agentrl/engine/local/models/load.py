@@ -20,6 +20,7 @@ from agentrl.engine.local.models.check import (
 )
 from agentrl.engine.local.models.quiet import quiet
 from agentrl.engine.local.models.resolve import check_folder
+from agentrl.engine.local.models.vocabulary import limit_ids
 from agentrl.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16"]
@@ -30,14 +31,21 @@ _DTYPES: dict[str, torch.dtype | Literal["auto"]] = {
 }
 
 
-def load_model(folder: Path, dtype: DType = "float32", *, device: str = "cpu") -> PreTrainedModel:
+def load_model(
+    folder: Path, dtype: DType = "float32", *, device: str = "cpu", num_ids: int | None = None
+) -> PreTrainedModel:
     """The causal language model of a folder, in eval mode, every weight as its files have it.
+
+    Rows of its matrices from `num_ids` on are left out, as `limit_ids` does.
 
     Raises ConfigError if the folder is not a usable model, as `check_files` does and for numbers
     that are not finite.
     """
     check_folder(folder)
-    return load_whole(folder, AutoModelForCausalLM, dtype, device=device)
+    model = load_whole(folder, AutoModelForCausalLM, dtype, device=device)
+    if num_ids is not None:
+        limit_ids(model, num_ids)
+    return model
 
 
 def load_whole(folder: Path, auto: Any, dtype: DType, *, device: str) -> PreTrainedModel:
