@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentrl.engine.local.demands import Heads, attending, measure_heads, text_config
+from agentrl.engine.local.models.vocabulary import known_ids
 from agentrl.engine.local.reference import (
     EXACT,
     ROUNDING,
@@ -30,7 +31,6 @@ from agentrl.engine.local.reference import (
     reference_rows,
     refuse_difference,
 )
-from agentrl.engine.local.models.vocabulary import known_ids
 from agentrl.engine.local.routing import routed
 from agentrl.errors import ConfigError
 from agentrl.trainer.attention import PACKED_ATTENTION, Layout
