@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.local.models.check import library_errors
 from agentrl.engine.local.models.quiet import quiet
 from agentrl.trainer.config import LoraConfig, TrainerConfig
 from agentrl.trainer.logprobs import KEPT_LOGITS, PIECE_LOGITS, predicting_states
@@ -198,7 +199,11 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._grouped_mm.default:
+            result = _grouped_product(*args, **kwargs)
+        else:
+            result = func(*args, **kwargs)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self._add(tensor.untyped_storage())
@@ -216,11 +221,23 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         self.now -= size
 
 
+def _grouped_product(left: Tensor, right: Tensor, offsets: Tensor, *_: Any, **__: Any) -> Tensor:
+    """What torch's product of experts gives; without numbers, it takes bfloat16 only.
+
+    One matrix against a stack has a row for each row of it, one against one a matrix for each
+    expert, and a stack against one a row for each row of its matrices.
+    """
+    shape = [left.shape[-2], right.shape[-1]]
+    stack = [offsets.shape[0]] if left.ndim == right.ndim == 2 else []
+    return left.new_empty(stack + shape)
+
+
 @cache
 def _layers(folder: Path, config: TrainerConfig, num_tokens: int, longest: int) -> _Held:
     """What all layers hold, from models of one and of two of them."""
     settings, rows = _settings(folder), _rows(num_tokens, longest)
-    one, two = (_measured(_cut(settings, n), config, rows) for n in (1, 2))
+    with library_errors(folder):
+        one, two = (_measured(_cut(settings, n), config, rows) for n in (1, 2))
     further = settings.num_hidden_layers - 2
     return _Held(
         kept=two.kept + further * (two.kept - one.kept),

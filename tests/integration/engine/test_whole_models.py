@@ -39,7 +39,7 @@ SMALL: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 256,
 }
 UP = "model.layers.1.mlp.up_proj.weight"
 EXPERT = "model.layers.1.block_sparse_moe.experts"
@@ -251,3 +251,20 @@ def test_dropouts_of_heads_that_are_not_there_are_none() -> None:
         config = make(**shape | off | {name: 0.1})
         with pytest.raises(ConfigError, match="has dropout"):
             refuse_dropout(GPT2LMHeadModel(config))
+
+
+def test_the_memory_of_a_mixture_is_counted(
+    saved: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def need(budget: int) -> dict[str, int]:
+        arguments = ["train", "--env", "calculator", "--model", str(saved["mixtral"]), "--dry-run"]
+        arguments += ["--device-memory", "24GB", "--json", "--runs-dir", str(tmp_path / "runs")]
+        arguments += ["--rollout.max-turn-tokens", "16", "--rollout.max-context-tokens", "256"]
+        assert main([*arguments, "--trainer.token-budget", str(budget)]) == 0
+        found: dict[str, int] = json.loads(capsys.readouterr().out)["parts"]
+        return found
+
+    stored = load_file(saved["mixtral"] / "model.safetensors")
+    once, twice = need(1024), need(2048)
+    assert once["weights"] == 4 * sum(tensor.numel() for tensor in stored.values())
+    assert twice["activations"] == pytest.approx(2 * once["activations"], rel=0.05)
