@@ -213,7 +213,7 @@ class Run:
     def _save(self) -> None:
         self._journal.phase("checkpoint")
         assembly = self._assembly
-        metrics = self._last.metrics if self._last is not None else {}
+        metrics: Mapping[str, float] = self._last.metrics if self._last is not None else {}
         with self._stopping.writing():
             assembly.store.save(
                 assembly.parts.trainer, self.step, assembly.controller.version, metrics

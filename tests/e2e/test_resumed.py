@@ -122,6 +122,10 @@ def write_tasks(file: Path, *prompts: str) -> None:
     file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
 
 
+def fail(*_: object) -> None:
+    raise ZeroDivisionError
+
+
 def unload(env: Path) -> None:
     """Let the next command read the file again, as a process of its own would."""
     for name, module in list(sys.modules.items()):
@@ -162,7 +166,7 @@ def test_tasks_that_changed_are_refused_or_accepted_for_good(
             "accept_changes=True)\n"
         )
     with monkeypatch.context() as killed:  # before there is a checkpoint with the new tasks
-        killed.setattr("agentrl.orchestration.controller.Controller.step", lambda *_: 1 / 0)
+        killed.setattr("agentrl.orchestration.controller.Controller.step", fail)
         with pytest.raises(ZeroDivisionError):
             main(["train", "--resume", "run", "--steps", "3", "--accept-changes"])
     assert main(["train", "--resume", "run"]) == 0

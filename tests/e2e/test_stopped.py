@@ -166,9 +166,12 @@ def test_a_second_signal_stops_at_once(
 ) -> None:
     monkeypatch.setenv("THEN", "60")
 
+    def again(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
     def twice() -> None:
         os.environ["BLOW"] = str(int(signal.SIGTERM))
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        signal.signal(signal.SIGALRM, again)
         signal.setitimer(signal.ITIMER_REAL, 1.5)
 
     after_step(1, twice, monkeypatch)

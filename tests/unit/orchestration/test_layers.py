@@ -39,6 +39,10 @@ def start(root: Path) -> RunDirectory:
     return directory
 
 
+def fail(*_: object, **__: object) -> None:
+    raise ZeroDivisionError
+
+
 def resume(directory: RunDirectory, step: int, *flags: str) -> list[str]:
     loaded = load_resumed(directory, flags=flags)
     layer = Layers.started(directory, NO_OBJECTS).next(loaded, step)
@@ -113,7 +117,7 @@ def test_what_was_written_before_a_kill_is_not_lost(
 ) -> None:
     directory = start(tmp_path)
     with monkeypatch.context() as killed:
-        killed.setattr("agentrl.orchestration.layers.LineWriter", lambda *_, **__: 1 / 0)
+        killed.setattr("agentrl.orchestration.layers.LineWriter", fail)
         with pytest.raises(ZeroDivisionError):
             resume(directory, 2, "--lr", "0.25")
     assert load_run_config(file=directory.config).config.trainer.lr == 0.25
