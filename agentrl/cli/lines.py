@@ -35,7 +35,8 @@ def summary(metrics: Mapping[str, float]) -> dict[str, str]:
         "gap": gap(metrics),
         "verified": verified(metrics),
         "tok/s": _number(metrics, "tokens_per_s", "{:,.0f}"),
-        "held-out": _number(metrics, "eval/success", "{:.1%}"),
+        "held-out": _number(metrics, "eval/success", "{:.1%}")
+        or _number(metrics, "eval/reward", "{:.2f}"),
         "invalid": _number(metrics, "invalid", "{:.0f}") if metrics.get("invalid") else "",
         "too long": _number(metrics, "too_long", "{:.0f}"),
     }

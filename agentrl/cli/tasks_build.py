@@ -11,6 +11,7 @@ from agentrl.envs.swe.build.builder import Built, build, split
 from agentrl.envs.swe.build.recipe import SHIPPED, Entry, read_recipe
 from agentrl.envs.swe.build.records import write_records
 from agentrl.errors import ConfigError
+from agentrl.places import short_path
 from agentrl.runs.atomic import write_text_atomic
 
 
@@ -49,7 +50,8 @@ def _run(options: BuildOptions, arguments: Arguments) -> int:
     else:
         for reason, count in dropped.most_common():
             print(f"  {count:4} dropped: {reason}")
-        print(f"{sum(counts.values())} tasks of {len(counts)} packages are in {options.out}")
+        out = short_path(str(options.out))
+        print(f"{sum(counts.values())} tasks of {len(counts)} packages are in {out}")
     return 0 if all(counts.values()) else 1
 
 

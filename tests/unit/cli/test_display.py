@@ -37,6 +37,8 @@ def test_a_step_is_one_line() -> None:
     assert step_line(1, 9, supervised, None) == "step 1/9  loss 0.250  verified 100%"
     more = {"reward": float("nan"), "eval/success": 0.9541, "invalid": 2.0}
     assert step_line(1, 9, more, None) == "step 1/9  held-out 95.4%  invalid 2"
+    graded = {"eval/reward": 0.4512, "too_long": 1.0}
+    assert step_line(1, 9, graded, None) == "step 1/9  held-out 0.45  too long 1"
 
 
 def test_verified_says_100_percent_only_if_it_is_all() -> None:
