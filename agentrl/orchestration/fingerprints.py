@@ -45,14 +45,16 @@ def take_fingerprints(plan: Plan) -> Fingerprints:
     data: dict[str, str] = {}
     sources: dict[str, str] = {}
     splits = {"train", plan.config.eval.split} if plan.config.eval.every else {"train"}
-    for env in plan.envs:
+    for number, env in enumerate(plan.envs, start=1):
+        # Not by the name that it is shown by, which goes by the working folder.
+        who = f"env {env.env_class.__name__}" + (f" ({number})" if len(plan.envs) > 1 else "")
         for split in sorted(splits):
-            data[f"env {env.name}: split {split}"] = _digest_split(env, split, plan.config.seed)
+            data[f"{who}: split {split}"] = _digest_split(env, split, plan.config.seed)
         for key, value in env.config.model_dump(mode="json").items():
             if file := _named_file(value):
-                data[f"env {env.name}: the file of {key}"] = _digest_file(file)
+                data[f"{who}: the file of {key}"] = _digest_file(file)
         for what, file in _source_files(env):
-            sources[f"{what} of env {env.name}"] = _digest_file(file)
+            sources[f"{what} of {who}"] = _digest_file(file)
     return Fingerprints(data=data, sources=sources)
 
 

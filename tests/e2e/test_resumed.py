@@ -151,20 +151,22 @@ def test_tasks_that_changed_are_refused_or_accepted_for_good(
     env.write_text(LISTED.replace("train.jsonl", "moved.jsonl"))
     unload(env)
     assert main(["train", "--resume", "run", "--steps", "2"]) == 0
-    name = f"env {env}:Listed"
+    name, run = "env Listed", str(tmp_path / "runs" / "run")
     warning = f"warning: the file of the class Listed of {name} is another than before step 1\n"
     assert warning in capsys.readouterr().out
 
     write_tasks(tmp_path / "moved.jsonl", "a", "B")
     write_tasks(tmp_path / "heldout.jsonl", "d")  # is not used
     unload(env)
+    monkeypatch.chdir("/")  # from wherever
     for more in ([], ["--dry-run"]):
-        assert main(["train", "--resume", "run", "--steps", "3", *more]) == 2
+        assert main(["train", "--resume", run, "--steps", "3", *more]) == 2
         assert capsys.readouterr().err == (
             f"agentrl: error: {name}: split train: not what the run was trained on until step 2; "
             "put it back, or go on with what is there now by --accept-changes (in Python "
             "accept_changes=True)\n"
         )
+    monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as killed:  # before there is a checkpoint with the new tasks
         killed.setattr("agentrl.orchestration.controller.Controller.step", fail)
         with pytest.raises(ZeroDivisionError):
