@@ -24,8 +24,6 @@ from transformers import PreTrainedModel
 from agentrl.engine.local.demands import Heads, attending, measure_heads, text_config
 from agentrl.engine.local.models.vocabulary import known_ids
 from agentrl.engine.local.reference import (
-    EXACT,
-    ROUNDING,
     SHARED,
     Row,
     reference_rows,
@@ -111,12 +109,12 @@ def check_model(model: PreTrainedModel, longest: int, *, low_precision: bool = F
     _head(model)
     heads = measure_heads(model, longest)
     rows = reference_rows(model, longest)
-    tolerance = ROUNDING if low_precision or model.dtype.itemsize < 4 else EXACT
+    low = low_precision or model.dtype.itemsize < 4
     was_training = model.training
     model.train()
     with torch.no_grad():
         refuse_difference(
-            "the trainer", model, rows, lambda r: _packed_logits(model, heads, r), tolerance
+            "the trainer", model, rows, lambda r: _packed_logits(model, heads, r), low
         )
     model.train(was_training)
     settle(model)

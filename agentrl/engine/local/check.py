@@ -22,8 +22,6 @@ from agentrl.engine.local.attention import FlatPass, lay_out
 from agentrl.engine.local.cache import RowCache
 from agentrl.engine.local.demands import Heads
 from agentrl.engine.local.reference import (
-    EXACT,
-    ROUNDING,
     SHARED,
     Row,
     reference_rows,
@@ -41,11 +39,11 @@ def check_engine(model: PreTrainedModel, heads: Heads, longest: int) -> None:
         heads: the shape of its keys.
         longest: most tokens of a row.
     """
-    tolerance = ROUNDING if model.dtype.itemsize < 4 else EXACT
+    low = model.dtype.itemsize < 4
     rows = reference_rows(model, longest)
     with torch.inference_mode():
         refuse_difference(
-            "the local engine", model, rows, lambda r: _Passes(model, heads, r).run(), tolerance
+            "the local engine", model, rows, lambda r: _Passes(model, heads, r).run(), low
         )
 
 

@@ -31,9 +31,12 @@ from agentrl.errors import ConfigError
 
 SHARED = 8
 """Tokens with which rows 0 and 1 both begin."""
-EXACT = 1e-3
-ROUNDING = 5e-2
-"""Largest difference in a logprob, relative to the largest: in float32, and in fewer bits."""
+_EXACT = 1e-3
+_ROUNDING = 5e-2
+"""Differences of logprobs, relative to these: the largest in float32, the mean in fewer bits.
+
+In bfloat16 a model's own two ways to attend differ by nats in single tokens that nobody samples.
+"""
 _TOKENS = 12
 _MOST_BORDERS = 4
 _LONGEST_WINDOW = 160
@@ -60,9 +63,13 @@ class _Gap:
     """The largest difference in a logprob of a row."""
 
     relative: float
-    """To the largest logprob."""
+    """To what rounding explains."""
     nats: float
     row: Row
+
+    @property
+    def small(self) -> bool:
+        return self.relative <= 1
 
 
 Compute = Callable[[Sequence[Row]], Sequence[Tensor]]
@@ -82,7 +89,7 @@ def reference_rows(model: PreTrainedModel, longest: int) -> list[Row]:
 
 
 def refuse_difference(
-    what: str, model: PreTrainedModel, rows: Sequence[Row], compute: Compute, tolerance: float
+    what: str, model: PreTrainedModel, rows: Sequence[Row], compute: Compute, low_precision: bool
 ) -> None:
     """Compare a way to compute with the model's own.
 
@@ -90,22 +97,24 @@ def refuse_difference(
         ConfigError: they differ, with the size, the place, and the context in which they would not.
     """
     with foreign_code(model):
-        gap = _largest_gap(rows, compute)
-    if gap.relative <= tolerance:
+        gap = _largest_gap(rows, compute, low_precision)
+    if gap.small:
         return
     first, last = gap.row.positions_T[[0, -1]].tolist()
     raise ConfigError(
         f"{what} computes {type(model).__name__} otherwise than the model's own code does, by "
         f"{gap.nats:.2g} nats in the row at positions {first} to {last} of a batch of {len(rows)}; "
-        f"{_advise(model, rows, compute, tolerance)}"
+        f"{_advise(model, rows, compute, low_precision)}"
     )
 
 
-def _advise(model: PreTrainedModel, rows: Sequence[Row], compute: Compute, tolerance: float) -> str:
+def _advise(
+    model: PreTrainedModel, rows: Sequence[Row], compute: Compute, low_precision: bool
+) -> str:
     """The longest context in which nothing differs, if there is one."""
     for border in sorted(_borders(model), reverse=True):
         below = [row for row in rows if row.positions_T[-1] < border]
-        if 1 < len(below) < len(rows) and _largest_gap(below, compute).relative <= tolerance:
+        if 1 < len(below) < len(rows) and _largest_gap(below, compute, low_precision).small:
             return f"set engine.context_length to at most {border}"
     return "choose another model"
 
@@ -163,7 +172,8 @@ def _choose_rows(model: PreTrainedModel, longest: int) -> Iterator[tuple[NDArray
 
 
 def _borders(model: PreTrainedModel) -> set[int]:
-    settings: dict[str, Any] = text_config(model).to_dict()
+    config: Any = text_config(model)
+    settings: Any = config.to_dict()
     return set(_find_borders(settings))
 
 
@@ -175,7 +185,7 @@ def _find_borders(settings: dict[str, Any]) -> Iterator[int]:
             yield int(value)
 
 
-def _largest_gap(rows: Sequence[Row], compute: Compute) -> _Gap:
+def _largest_gap(rows: Sequence[Row], compute: Compute, low_precision: bool) -> _Gap:
     gaps = [_Gap(0.0, 0.0, rows[0])]
     for row, logits_TV in zip(rows, compute(rows), strict=True):
         theirs = torch.log_softmax(row.logits_TV, dim=-1)
@@ -183,7 +193,11 @@ def _largest_gap(rows: Sequence[Row], compute: Compute) -> _Gap:
         # What is not finite in the model's own pass is the weights' fault; sampling finds it.
         finite = torch.isfinite(theirs)
         if finite.any():
-            theirs, ours = theirs[finite], ours[finite]
-            nats = float((ours - theirs).abs().max().nan_to_num(nan=torch.inf))
-            gaps.append(_Gap(nats / max(1.0, float(theirs.abs().max())), nats, row))
+            sizes = theirs[finite].abs()
+            apart = (ours[finite] - theirs[finite]).abs().nan_to_num(nan=torch.inf)
+            if low_precision:
+                over = float(apart.mean()) / max(1.0, float(sizes.mean())) / _ROUNDING
+            else:
+                over = float(apart.max()) / max(1.0, float(sizes.max())) / _EXACT
+            gaps.append(_Gap(over, float(apart.max()), row))
     return max(gaps, key=lambda gap: gap.relative)

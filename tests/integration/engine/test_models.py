@@ -213,3 +213,11 @@ def test_a_window_that_the_mask_does_not_have_is_refused() -> None:
         if isinstance(module, LlamaAttention):
             module.__class__ = Windowed
     refused(model, "more than 20 tokens by a mask that is no sliding window")
+
+
+def test_rounding_to_fewer_bits_is_no_difference_but_another_factor_is() -> None:
+    half = EngineConfig(dtype="bfloat16", share_weights=False)
+    LocalEngine(small("gpt_oss", **MIXED, num_local_experts=4, num_experts_per_tok=2), half)
+    model = small("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=BORDER)
+    with pytest.raises(ConfigError, match=f"set engine.context_length to at most {BORDER}"):
+        LocalEngine(model, half)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
@@ -140,7 +141,8 @@ def dense(states: Sequence[Tensor], made: Tree, window: int | None, sinks: Tenso
     sizes = np.diff(made.offsets_S1)
     end_P = torch.from_numpy(np.repeat(made.ends_S, sizes))
     starts = zip(sizes.tolist(), made.starts_S.tolist(), strict=True)
-    at_P = torch.from_numpy(np.concatenate([np.arange(n) + start for n, start in starts]))
+    places: list[NDArray[np.int64]] = [np.arange(n) + start for n, start in starts]
+    at_P = torch.from_numpy(np.concatenate(places))
     place_P = torch.arange(made.num_tokens)
     sees = (place_P <= place_P[:, None]) & (place_P[:, None] < end_P)
     sees &= at_P[:, None] - at_P < (window or made.longest)
