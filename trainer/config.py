@@ -97,9 +97,10 @@ class LoraConfig(Config):
 class TrainerConfig(Config):
     """How weights are updated."""
 
-    algorithm: Literal["grpo", "ppo"] = Field(
+    algorithm: Literal["grpo", "reinforce", "ppo"] = Field(
         default="grpo",
-        description="how rewards become advantages; grpo: within a group; ppo: by a critic",
+        description="how rewards become advantages; grpo: within a group; reinforce: as they are; "
+        "ppo: by a critic",
     )
     scale_by_std: bool = Field(
         default=True,

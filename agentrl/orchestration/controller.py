@@ -61,8 +61,15 @@ def grpo(batch: Batch, *, scale_by_std: bool = True) -> NDArray[np.float32]:
     return token_advantages(batch, advantages_E)
 
 
+def reinforce(batch: Batch) -> NDArray[np.float32]:
+    """The rewards themselves, spread over their episodes' trained tokens: no baseline."""
+    return token_advantages(batch, batch.rewards_E)
+
+
 def make_estimator(config: TrainerConfig) -> Estimator:
     """The estimator of the configured algorithm."""
+    if config.algorithm == "reinforce":
+        return reinforce
     if config.algorithm == "grpo":
         return partial(grpo, scale_by_std=config.scale_by_std)
     critic = config.critic
