@@ -4,6 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 RENDERERS := benchmarks/.renderers
+MATRIX := benchmarks/.matrix.jsonl
 HERE := "not sglang and not sandbox and not ranks and not nightly"
 
 .PHONY: venv demo test tests runs sandboxes ranks sglang unit lint types layers integration nightly clean
@@ -62,7 +63,10 @@ $(RENDERERS): benchmarks/requirements.txt $(STAMP)
 nightly: venv $(RENDERERS) sglang
 	REQUIRE_SGLANG=1 $(PY) -m pytest -m "sglang and nightly"
 	$(PY) -m pytest -m "nightly and not sglang and not sandbox"
-	$(PY) benchmarks/learning.py --env calculator --seeds 0,1,2
+	$(PY) benchmarks/learning_matrix.py $(MATRIX) --env calculator
+	$(PY) benchmarks/learning_matrix.py $(MATRIX) --env number_guess --cells 8
+	$(PY) benchmarks/learning_matrix.py $(MATRIX) --env long_haul --cells 8
+	$(PY) benchmarks/learning.py --env calculator --seeds 1,2
 	$(PY) benchmarks/learning.py --env calculator --variant ppo --no-control
 	$(PY) benchmarks/learning.py --env number_guess --seeds 0,1,2
 	$(PY) benchmarks/learning.py --env long_haul --seeds 0
@@ -81,4 +85,4 @@ nightly: venv $(RENDERERS) sglang
 	$(PY) benchmarks/reshard.py
 
 clean:
-	rm -rf $(VENV) $(RENDERERS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(RENDERERS) $(MATRIX) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

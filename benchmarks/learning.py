@@ -1,14 +1,16 @@
 """Does it learn? Warm start, reinforcement, held-out success; a control with permuted rewards.
 
-For each seed: the warm-started model is evaluated on held-out tasks, trained with its rewards, and
-evaluated again; then the same is done with the rewards permuted, which must teach nothing. The
-exit code says whether every seed met the bar.
+For each seed: the warm-started model is evaluated on held-out tasks, trained with its rewards as
+the presets of the tiny model say, and evaluated again. Then it is trained for a third of the steps
+with its rewards permuted, which must teach nothing. The exit code says whether every seed learned,
+by bars that none misses by chance; `learning_matrix.py` says how well, and on which processors.
 
 With `--env long_haul` the controls are others: the same run with its summaries masked, and with a
 window in place of summaries, all from one warm start with trained summaries. Trained summaries must
 beat both outside both intervals. The figures of the first run include the warm start's time.
 
-`--variant ppo` trains with a critic instead of groups, `--variant lora` trains adapters.
+`--variant grpo` compares within groups, `--variant ppo` with a critic, `--variant lora` trains
+adapters.
 
 Usage: python benchmarks/learning.py [--env calculator] [--seeds 0,1,2] [--no-control]
     [--variant ppo]
@@ -27,57 +29,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.orchestration import jobs
-from agentrl.orchestration.controller import Estimator, grpo
+from agentrl.orchestration.controller import Estimator, make_estimator
 from agentrl.orchestration.intervals import Interval
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.run import Run
+from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 
 MOST_BEFORE = 0.5
-LEAST_AFTER = {"calculator": 0.95, "long_haul": 0.9, "number_guess": 0.95}
-HELD_OUT_TASKS = 512
-WALL_BAR_S = {"calculator": 300.0, "long_haul": 900.0, "number_guess": 600.0}
-CPU_BAR_S = {"calculator": 480.0, "long_haul": 900.0, "number_guess": 960.0}
-LONG_HAUL = [
-    *("--threads", "1"),
-    *("--rollout.max-context-tokens", "144"),  # the pages have 3.2 times that
-    *("--rollout.max-turn-tokens", "16"),
-]
-FLAGS = {
-    "calculator": [],
-    # A game forgives a few wrong tokens, so its warm start has to leave more of them. With fewer
-    # updates one seed in three had not learnt the game: its greedy guesses missed 1 task in 23.
-    "number_guess": [
-        *("--steps", "110"),
-        *("--warm-start.smoothing", "0.08"),
-        *("--warm-start.updates", "500"),
-    ],
-    # Each page can be read once, so what a summary loses is lost. The preset of `tiny` does not
-    # reach a model that was warm-started before.
-    "long_haul": [
-        *LONG_HAUL,
-        *("--steps", "40"),
-        *("--tasks-per-step", "16"),
-        *("--max-turns", "12"),
-        *("--lr", "8e-4"),
-        *("--trainer.schedule", "linear"),
-        *("--trainer.warmup-steps", "3"),
-        *("--engine.slots", "256"),
-    ],
-}
+LEAST_AFTER = 0.9
+"""What the lower end of the interval has to reach: a weak bar, which no seed misses by chance."""
+HELD_OUT_TASKS = 1000
+CPU_BAR_S = {"calculator": 240.0, "long_haul": 600.0, "number_guess": 720.0}
+PATIENCE = 2
+"""A slow or a shared machine may take so many times as long."""
+# Each page can be read once, so what a summary loses is lost.
+FLAGS = {"calculator": [], "number_guess": [], "long_haul": ["--max-turns", "12"]}
+LARGE_STEPS = [*("--steps", "50"), *("--tasks-per-step", "32"), *("--trainer.beta2", "0.95")]
 VARIANTS: dict[str, list[str]] = {
     "": [],
-    "ppo": ["--trainer.algorithm", "ppo", "--trainer.critic.lr", "1e-3"],
-    "lora": ["--trainer.lora.rank", "16", "--lr", "5e-3"],
+    "grpo": [*LARGE_STEPS, "--trainer.algorithm", "grpo"],
+    "ppo": [*LARGE_STEPS, "--trainer.algorithm", "ppo", "--trainer.critic.lr", "1e-3"],
+    "lora": [
+        *LARGE_STEPS,
+        "--trainer.algorithm",
+        "grpo",
+        "--trainer.lora.rank",
+        "16",
+        "--lr",
+        "5e-3",
+    ],
 }
-WARM_START = [
-    *LONG_HAUL,
-    *("--warm-start.updates", "300"),
-    *("--warm-start.batch", "8"),
-    *("--warm-start.lr", "3e-3"),
-    *("--warm-start.smoothing", "0"),
-]
-"""Of `long_haul`: a demonstration may read the pages again, so its summaries may lose the key."""
 SUMMARISE = ["--context", "summarise", "--context.at", "96"]
 CONTEXTS = {
     "masked summaries": [*SUMMARISE, "--context.trained", "false"],
@@ -100,45 +82,64 @@ class Curve:
 
 
 def learn(
-    env: str, seed: int, runs: Path, *, control: bool = False, context: str = "", variant: str = ""
+    env: str,
+    seed: int,
+    runs: Path,
+    *,
+    threads: int = 1,
+    context: str = "",
+    variant: str = "",
+    beside: Curve | None = None,
 ) -> Curve:
-    """Train once; with `control` the rewards are permuted before they become advantages."""
+    """Train once; the time includes the warm start, if this run is the first to need it.
+
+    With `beside`, a run from the same start, this is its control: a third of its steps, on rewards
+    that are permuted before they become advantages.
+    """
     wall, cpu = time.perf_counter(), cpu_seconds()
-    flags = ["--env", env, "--seed", str(seed), "--runs-dir", str(runs)]
+    flags = settings(env, seed, runs, threads)
     if env == "long_haul":
-        flags += ["--model", str(warm_model(seed, runs))]
-    flags += ["--name", f"{env}-{seed}{'-control' if control else context.replace(' ', '-')}"]
-    flags += CONTEXTS.get(context, [])
-    flags += ["--eval.tasks", str(HELD_OUT_TASKS)]
-    loaded = load_run_config(flags=[*flags, *FLAGS[env], *VARIANTS[variant]])
-    with Run(loaded, estimator=permuted(seed) if control else None) as run:
-        warm = run.evaluate()
+        flags += ["--model", str(warm_model(seed, runs, threads))]
+    flags += [*FLAGS[env], *CONTEXTS.get(context, []), *VARIANTS[variant]]
+    if beside is not None:
+        flags += ["--steps", str(len(beside.success) // 3)]
+    loaded = load_run_config(flags=flags)
+    estimator = None if beside is None else permuted(loaded.config.trainer, seed)
+    with Run(loaded, estimator=estimator) as run:
+        warm = run.evaluate().pass_at[1] if beside is None else beside.warm
         success = [step.metrics["success"] for step in run]
-        final = run.evaluate()
+        final = run.evaluate().pass_at[1]
     return Curve(
-        warm=warm.pass_at[1],
-        final=final.pass_at[1],
+        warm=warm,
+        final=final,
         success=success,
         wall_s=time.perf_counter() - wall,
         cpu_s=cpu_seconds() - cpu,
     )
 
 
-def warm_model(seed: int, runs: Path) -> Path:
+def settings(env: str, seed: int, runs: Path, threads: int = 1) -> list[str]:
+    """The flags of every run; all else is what the presets say."""
+    flags = ["--env", env, "--seed", str(seed), "--threads", str(threads)]
+    return [*flags, "--runs-dir", str(runs), "--eval.tasks", str(HELD_OUT_TASKS)]
+
+
+def warm_model(seed: int, runs: Path, threads: int) -> Path:
     """The warm-started model of `long_haul`, made by the first run that asks for it."""
     name = f"warm-{seed}"
     if not (runs / name).exists():
-        flags = ["--env", "long_haul", "--seed", str(seed), "--runs-dir", str(runs)]
-        jobs.sft(load_run_config(flags=[*flags, "--name", name, *WARM_START]))
+        flags = settings("long_haul", seed, runs, threads)
+        jobs.sft(load_run_config(flags=[*flags, "--name", name]))
     return runs / name / "model"
 
 
-def permuted(seed: int) -> Estimator:
-    """GRPO on rewards that were dealt out anew over all episodes of the batch."""
+def permuted(config: TrainerConfig, seed: int) -> Estimator:
+    """The run's own estimator, on rewards dealt out anew over all episodes of the batch."""
+    own = make_estimator(config)
     rng = np.random.default_rng(seed)
 
     def estimate(batch: Batch) -> NDArray[np.float32]:
-        return grpo(replace(batch, rewards_E=rng.permutation(batch.rewards_E)))
+        return own(replace(batch, rewards_E=rng.permutation(batch.rewards_E)))
 
     return estimate
 
@@ -149,19 +150,19 @@ def cpu_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def passes(env: str, real: Curve, control: Curve | None) -> list[str]:
-    """What a seed fails; nothing if it meets the bar."""
+def faults(env: str, real: Curve, control: Curve | None) -> list[str]:
+    """What a seed did not do; nothing if it learned."""
     failures: list[str] = []
     if real.warm.value > MOST_BEFORE:
         failures.append(f"the warm start has {real.warm.value:.3f}, at most {MOST_BEFORE} allowed")
-    least = LEAST_AFTER[env]
-    if real.final.value < least:
-        failures.append(f"training reached {real.final.value:.3f}, at least {least} needed")
-    if real.wall_s > WALL_BAR_S[env] and real.cpu_s > CPU_BAR_S[env]:
+    if real.final.low < LEAST_AFTER or real.final.low <= real.warm.high:
         failures.append(
-            f"it took {real.wall_s:.0f} s and {real.cpu_s:.0f} CPU s, "
-            f"at most {WALL_BAR_S[env]:.0f} s or {CPU_BAR_S[env]:.0f} CPU s allowed"
+            f"training went from {real.warm} to {real.final}; its interval has to begin above the "
+            f"warm start's, at {LEAST_AFTER} or more"
         )
+    most = PATIENCE * CPU_BAR_S[env]
+    if real.cpu_s > most:
+        failures.append(f"it took {real.cpu_s:.0f} CPU s, at most {most:.0f} allowed")
     if control is not None and control.final.value > control.warm.high:
         failures.append(
             f"permuted rewards reached {control.final.value:.3f}, "
@@ -194,9 +195,9 @@ def beats_its_controls(real: Curve, seed: int, folder: Path) -> bool:
 
 
 def main() -> int:
-    """Run the seeds; 0 if all of them meet the bar."""
+    """Run the seeds; 0 if all of them learned."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--env", default="calculator", choices=sorted(WALL_BAR_S))
+    parser.add_argument("--env", default="calculator", choices=sorted(CPU_BAR_S))
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--no-control", action="store_true")
     parser.add_argument("--variant", default="", choices=VARIANTS)
@@ -211,12 +212,12 @@ def main() -> int:
             if arguments.env == "long_haul" and not arguments.no_control:
                 failed |= not beats_its_controls(real, seed, Path(folder))
             elif not arguments.no_control:
-                control = learn(arguments.env, seed, Path(folder), control=True)
+                control = learn(arguments.env, seed, Path(folder), beside=real)
                 show("  permuted rewards", control)
-            for failure in passes(arguments.env, real, control):
+            for failure in faults(arguments.env, real, control):
                 failed = True
                 print(f"  below the bar: {failure}")
-    print("below the bar" if failed else "all seeds meet the bar")
+    print("below the bar" if failed else "all seeds learned")
     return 1 if failed else 0
 
 

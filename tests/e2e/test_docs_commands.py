@@ -15,7 +15,7 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 ELSEWHERE = {
-    "make demo": "tests/e2e/test_learning.py runs it without the control",
+    "make demo": "tests/e2e/test_learning.py",
     "make test": "this very run",
     "agentrl engine install sglang --cpu": "make sglang runs it",
     "agentrl train --env calculator --engine sglang --steps 3": "tests/e2e/test_sglang_train.py",
