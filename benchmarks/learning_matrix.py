@@ -71,7 +71,8 @@ def place(number: int) -> tuple[int, int]:
 def recipe(env: str) -> str:
     """A digest of all that is no default, so that another recipe's cells are not taken for its."""
     flags = [*settings(env, 0, Path("runs")), *FLAGS[env]]
-    settled = load_run_config(flags=flags).config.model_dump_json(exclude_defaults=True)
+    config = load_run_config(flags=flags).config
+    settled = config.model_dump_json(exclude_defaults=True, exclude={"runs_dir"})
     return hashlib.blake2b(settled.encode(), digest_size=6).hexdigest()
 
 

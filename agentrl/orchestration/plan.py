@@ -164,13 +164,12 @@ def _check_messages(name: str, messages: tuple[Message, ...]) -> None:
 
 MODEL_PRESETS: Mapping[str, Mapping[str, object]] = {
     "tiny": {
-        "steps": 40,
+        "steps": 50,
         "threads": 1,
         "trainer.lr": 8e-4,
-        "trainer.beta2": 0.99,
         "trainer.schedule": "linear",
         "trainer.warmup_steps": 3,
-        "rollout.tasks_per_step": 16,
+        "rollout.tasks_per_step": 32,
         "rollout.max_turn_tokens": 64,
         "rollout.max_context_tokens": 512,
         "engine.slots": 256,
@@ -197,10 +196,14 @@ ENV_PRESETS: Mapping[str, Mapping[str, object]] = {
 PAIR_PRESETS: Mapping[tuple[str, str], Mapping[str, object]] = {
     # Its policy soon succeeds nearly always. Then groups learn from the rare failures alone, whose
     # gradients are large and few; each success says the same, a little, in every step.
-    ("tiny", "calculator"): {"trainer.algorithm": "reinforce"},
+    ("tiny", "calculator"): {
+        "steps": 40,
+        "trainer.algorithm": "reinforce",
+        "trainer.beta2": 0.99,
+        "rollout.tasks_per_step": 16,
+    },
     ("tiny", "long_haul"): {
         "steps": 40,
-        "trainer.beta2": 0.95,
         "rollout.tasks_per_step": 16,
         "rollout.max_turn_tokens": 16,
         "rollout.max_context_tokens": 144,  # the pages have 3.2 times that
@@ -211,8 +214,6 @@ PAIR_PRESETS: Mapping[tuple[str, str], Mapping[str, object]] = {
     # A game forgives a few wrong tokens, so its warm start has to leave more of them.
     ("tiny", "number_guess"): {
         "steps": 110,
-        "trainer.beta2": 0.95,
-        "rollout.tasks_per_step": 32,
         "warm_start.updates": 500,
         "warm_start.batch": 32,
         "warm_start.lr": 4e-3,
