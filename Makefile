@@ -40,10 +40,10 @@ test: lint layers
 	$(MAKE) --no-print-directory -j3 types runs tests
 
 tests: venv
-	$(PY) -m pytest -m $(HERE) --ignore=tests/e2e
+	$(PY) -m pytest -m $(HERE) --ignore=tests/e2e --durations=25
 
 runs: venv
-	$(PY) -m pytest -m $(HERE) tests/e2e
+	$(PY) -m pytest -m $(HERE) tests/e2e --durations=25
 
 sandboxes: venv
 	.ci/with_docker $(PY) -m pytest -m sandbox

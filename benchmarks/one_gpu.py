@@ -6,6 +6,9 @@ model's shape and no weights. The shapes are those of Qwen2.5.
 Usage: python benchmarks/one_gpu.py [0.5B] [1.5B] [3B] [7B]
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of torch and transformers are not typed)
+
 import io
 import json
 import sys
@@ -13,6 +16,9 @@ import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.cli.dispatch import main as agentrl
 from agentrl.engine.local.models.resolve import resolve_model
@@ -72,7 +78,7 @@ def fit(folder: Path, card: str) -> dict[str, Any]:
 
 
 def make_folder(folder: Path, shape: dict[str, int]) -> None:
-    """A model's config and a tokenizer; an index stands for the weights."""
+    """A model's config, a tokenizer, and weights that are a header and a hole in the file."""
     config = {
         "model_type": "qwen2",
         "architectures": ["Qwen2ForCausalLM"],
@@ -86,10 +92,28 @@ def make_folder(folder: Path, shape: dict[str, int]) -> None:
         "tie_word_embeddings": shape["width"] <= 2048,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors.index.json").write_text("{}")
+    write_hollow_weights(folder)
     tiny = resolve_model("tiny")
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (folder / name).write_bytes((tiny / name).read_bytes())
+
+
+def write_hollow_weights(folder: Path) -> None:
+    """Write `model.safetensors` with every tensor's name and shape and no bytes on the disk."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    header: dict[str, Any] = {}
+    end = 0
+    tied = model.config.tie_word_embeddings
+    for name, tensor in model.state_dict().items():
+        if not (tied and name == "lm_head.weight"):
+            begin, end = end, end + 2 * tensor.numel()
+            offsets = [begin, end]
+            header[name] = {"dtype": "BF16", "shape": [*tensor.shape], "data_offsets": offsets}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
 
 
 def main() -> int:

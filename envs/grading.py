@@ -73,10 +73,11 @@ def _keys(test: object) -> tuple[str, ...]:
 
 def _fault(key: str, value: object) -> str:
     """What is wrong with a part of a test; "" if nothing is."""
-    if key == "args" and not isinstance(value, list):
-        return f"is a {type(value).__name__}, expected the list of arguments"
-    if key in ("stdin", "stdout") and not isinstance(value, str):
-        return f"is a {type(value).__name__}, expected text"
+    kind = type(value)
+    if key == "args" and kind is not list:
+        return f"is a {kind.__name__}, expected the list of arguments"
+    if key in ("stdin", "stdout") and kind is not str:
+        return f"is a {kind.__name__}, expected text"
     try:
         check_json(value)
         json.dumps(value, ensure_ascii=False).encode()

@@ -70,6 +70,7 @@ def test_sigterm_ends_a_run_that_was_started_in_the_background(tmp_path: Path) -
     process = subprocess.Popen(
         [*command, "--name", "a"],
         cwd=tmp_path,
+        env={**os.environ, "AGENTRL_CACHE": str(tmp_path / "cache")},  # no warm start of before
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

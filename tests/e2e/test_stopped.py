@@ -222,7 +222,7 @@ def test_a_run_that_dies_in_its_demonstrations_says_so(
             raise RunError("no demonstration today")
         return await batch(self, update)  # the name of the warm start in the cache
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no warm start of before
+    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path / "cache"))  # no warm start of before
     monkeypatch.setattr(Demonstrations, "batch", fail)
     flags = ["--env", "calculator", "--threads", "1", "--runs-dir", str(tmp_path), "--name", "a"]
     assert main([command, *flags]) == 1

@@ -17,7 +17,7 @@ Suffixes: T tokens of a row, V vocabulary.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -180,7 +180,7 @@ def _borders(model: PreTrainedModel) -> set[int]:
 def _find_borders(settings: dict[str, Any]) -> Iterator[int]:
     for key, value in settings.items():
         if isinstance(value, dict):
-            yield from _find_borders(value)
+            yield from _find_borders(cast("dict[str, Any]", value))
         elif type(value) in (int, float) and value >= 2 and any(part in key for part in _BORDERS):
             yield int(value)
 

@@ -75,7 +75,12 @@ def test_a_run_becomes_a_model_that_transformers_loads(trained: Trained, tmp_pat
     assert generation["eos_token_id"] == [tokenizer.convert_tokens_to_ids("<|im_end|>")]
     assert generation["do_sample"] is True
     card = (out / "README.md").read_text()
-    for text in ("| environment | calculator |", "grpo", "after step 3: 0.250", "| steps | 3 |"):
+    for text in (
+        "| environment | calculator |",
+        "reinforce",
+        "after step 3: 0.250",
+        "| steps | 3 |",
+    ):
         assert text in card
     again = export_run(str(trained.checkpoint), tmp_path / "b", adapter=False, runs_dir=tmp_path)
     assert (again / "README.md").read_text() == card

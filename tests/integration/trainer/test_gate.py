@@ -188,7 +188,8 @@ def test_a_run_whose_engine_goes_wrong_names_the_episodes_and_stops(
         episodes = read_episodes(file)
         for line in event["worst"]:
             row = int(line.partition("; row ")[2].partition(" of ")[0])
-            assert line.startswith(f"{episodes[row].id} (env {ENV}, task {episodes[row].task.id}, ")
+            said = f"(env digits_env.py:Digits, task {episodes[row].task.id}, "
+            assert line.startswith(f"{episodes[row].id} {said}")
             assert str(file) in line
 
 
