@@ -6,7 +6,7 @@ from functools import cache
 from itertools import chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agentrl.tokens import ToolFormat
@@ -366,6 +366,10 @@ typed_arguments = st.fixed_dictionaries(
 @given(arguments=st.lists(typed_arguments, min_size=1, max_size=3))
 @settings(deadline=None, max_examples=20)
 def test_what_is_written_is_read(name: str, arguments: list[dict[str, Json]]) -> None:
+    # Gemma's marks of strings cannot stand in strings, nor other formats' begins of arguments.
+    said = json.dumps(arguments, ensure_ascii=False).replace('\\"', '"')
+    assume(not _half_of_an_argument(name, said))
+    assume(name != "gemma" or not any(mark in said for mark in ('<|"|>', "<escape>")))
     calls = tuple(call(one, i) for i, one in enumerate(arguments))
     assert parse(name, written(name, *calls)).calls == calls
 
