@@ -54,7 +54,7 @@ def test_a_replacement_names_all_that_it_changes(
 def test_what_is_shown_can_be_replaced(data: bytes, draw: st.DataObject) -> None:
     file = FileText.read(data)
     shown = [line_shown(line) for line in file.lines]
-    assume(shown)
+    assume(shown and "X" not in file.text and "Y" not in file.text)
     first = draw.draw(st.integers(0, len(shown) - 1))
     last = draw.draw(st.integers(first, len(shown) - 1))
     old = "\n".join(shown[first : last + 1])
@@ -63,8 +63,9 @@ def test_what_is_shown_can_be_replaced(data: bytes, draw: st.DataObject) -> None
         after, _ = replaced(file, old, "X" + old + "Y", "f")
     except ToolError as error:
         said = str(error)
-        if "times, at the lines" in said or "only ASCII" in said:
-            return
+        allowed = ("times, at the lines", "only ASCII", "only the white space differs")
+        if any(words in said for words in allowed):
+            return  # a line that ends in two carriage returns cannot be told apart
         raise
     assert after.replace("X", "", 1).replace("Y", "", 1) == file.text
 
