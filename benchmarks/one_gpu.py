@@ -105,7 +105,8 @@ def write_hollow_weights(folder: Path) -> None:
     header: dict[str, Any] = {}
     end = 0
     tied = model.config.tie_word_embeddings
-    for name, tensor in model.state_dict().items():
+    weights: dict[str, torch.Tensor] = model.state_dict()
+    for name, tensor in weights.items():
         if not (tied and name == "lm_head.weight"):
             begin, end = end, end + 2 * tensor.numel()
             offsets = [begin, end]
