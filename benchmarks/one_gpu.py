@@ -6,7 +6,7 @@ model's shape and no weights. The shapes are those of Qwen2.5.
 Usage: python benchmarks/one_gpu.py [0.5B] [1.5B] [3B] [7B]
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (parts of torch and transformers are not typed)
 
 import io
