@@ -62,6 +62,8 @@ class ToolFormat:
     """End a section, or a list of calls; text before them is a call that lost its begin."""
     parts: ClassVar[Sequence[str]] = ()
     """Markers inside calls that stand outside only where a call lost its begin."""
+    once: ClassVar[Sequence[str]] = ()
+    """Those of them that each call has once: where two stand outside, two calls are lost."""
     inner: ClassVar[Sequence[str]] = ()
     """Further markers inside calls."""
     think: ClassVar[tuple[str, str]] = ("<think>", "</think>")
@@ -162,15 +164,20 @@ class ToolFormat:
         elif marker == self.think[1]:
             reader.all_was_thinking(begin)
         elif marker in self.parts:
-            self._read_calls(reader, bare, partial(_lose_part, marker))
+            again = (marker,) if marker in self.once else ()
+            self._read_calls(reader, bare, partial(_lose_part, marker), again)
         elif marker not in (*self.noise, *self.ends) and begin < len(reader.text):
             self._read_calls(reader, bare, partial(self.read_call, reader))
 
     def _read_calls(
-        self, reader: Reader, bare: re.Pattern[str] | None, step: Callable[[], None]
+        self,
+        reader: Reader,
+        bare: re.Pattern[str] | None,
+        step: Callable[[], None],
+        again: Sequence[str] = (),
     ) -> None:
         with contextlib.suppress(Full):
-            reader.attempt(step, ends=self.ends, starts=self._between, bare=bare)
+            reader.attempt(step, ends=self.ends, starts=(*self._between, *again), bare=bare)
         if reader.lost is not None:
             # Thinking that ends inside a call was thinking all along.
             think_end = reader.marked.find(self.think[1], reader.lost)

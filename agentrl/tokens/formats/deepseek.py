@@ -21,7 +21,7 @@ class DeepSeek(ToolFormat):
     signs = ((CALL,),)
     starts, ends = (CALL,), (CALL_END,)
     opens, closes = (CALLS,), (CALLS_END,)
-    parts = (SEPARATOR,)
+    parts = once = (SEPARATOR,)
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""

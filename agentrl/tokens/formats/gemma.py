@@ -35,11 +35,7 @@ class Gemma(ToolFormat):
         """See `ToolFormat.read_call`."""
         begin, values = reader.position, _Values(reader)
         reader.skip_space()
-        name = reader.take_match(_NAME, "call: and the tool's name").removeprefix("call:").strip()
-        arguments = values.read(1)
-        reader.skip_space()
-        if not any(map(reader.take, self.ends)):
-            raise Lost("malformed", "expected the end marker after the arguments")
+        name, arguments = reader.take_only(values.read_call, "call:", self.ends)
         if reader.position - begin > MAX_CHARS:
             message = f"longer than {MAX_CHARS} characters"
             raise Refused(CallErrorReason.TOO_LARGE, message, name)
@@ -61,6 +57,11 @@ class _Values:
     reader: Reader
     twice: str | None = None
     """A key that is given twice."""
+
+    def read_call(self) -> tuple[str, Json]:
+        """The name and the arguments of the call that begins here. Raises Lost."""
+        name = self.reader.take_match(_NAME, "call: and the tool's name")
+        return name.removeprefix("call:").strip(), self.read(1)
 
     def read(self, depth: int) -> Json:
         """The value that begins here. Raises Lost."""

@@ -24,10 +24,7 @@ class Hermes(ToolFormat):
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""
         reader.skip_space()
-        found = reader.take_json()
-        reader.skip_space()
-        reader.expect(CALL_END, "after the JSON object")
-        reader.add_object(found)
+        reader.add_object(reader.take_only(reader.take_json, "{", self.ends))
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""

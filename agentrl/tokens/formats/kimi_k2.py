@@ -22,7 +22,7 @@ class KimiK2(ToolFormat):
     signs = ((CALL, ARGUMENTS),)
     starts, ends = (CALL,), (CALL_END,)
     opens, closes = (CALLS,), (CALLS_END,)
-    parts = (ARGUMENTS,)
+    parts = once = (ARGUMENTS,)
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""

@@ -17,7 +17,8 @@ class MiniMaxM2(ToolFormat):
 
     name = "minimax_m2"
     signs = ((CALLS,),)
-    starts, ends, parts = (CALLS,), (CALLS_END,), (INVOKE,)
+    starts, ends, parts = (CALLS,), (CALLS_END,), (INVOKE, TAGS.argument[0])
+    once = (INVOKE,)
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""

@@ -18,6 +18,7 @@ class Mistral(ToolFormat):
     signs = ((CALLS,),)
     starts = (CALLS,)
     parts = (CALL_ID, ARGS)
+    once = (ARGS,)
     think = ("[THINK]", "[/THINK]")
 
     def read_call(self, reader: Reader) -> None:

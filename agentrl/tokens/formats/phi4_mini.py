@@ -22,9 +22,13 @@ class Phi4Mini(ToolFormat):
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""
-        reader.take(FUNCTOOLS)
-        reader.skip_space()
-        reader.attempt_list(partial(_read_one, reader))
+        going_on = True
+        while going_on:
+            reader.take(FUNCTOOLS)
+            reader.skip_space()
+            reader.attempt_list(partial(_read_one, reader))
+            reader.skip_space()
+            going_on = reader.at(f"{FUNCTOOLS}[")
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""

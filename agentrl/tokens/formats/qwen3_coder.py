@@ -1,6 +1,7 @@
 """Qwen3-Coder, Qwen 3.5 and later, Nemotron 3: a tag for the function and each parameter."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from agentrl.tokens.formats.base import ToolFormat
 from agentrl.tokens.formats.reader import Reader
@@ -20,16 +21,13 @@ class Qwen3Coder(ToolFormat):
 
     name = "qwen3_coder"
     signs = ((CALL, "<function="),)
-    starts, ends, parts = (CALL,), (CALL_END,), (FUNCTION,)
+    starts, ends, parts = (CALL,), (CALL_END,), (FUNCTION, TAGS.argument[0])
+    once = (FUNCTION,)
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""
         reader.skip_space()
-        reader.expect(FUNCTION, f"after {CALL}")
-        name = name_before(reader, ">")
-        texts = TAGS.read(reader, name)
-        reader.skip_space()
-        reader.expect(CALL_END, "after </function>")
+        name, texts = reader.take_only(partial(_take_function, reader), FUNCTION, self.ends)
         reader.add_texts(name, texts)
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
@@ -38,3 +36,9 @@ class Qwen3Coder(ToolFormat):
             f"{CALL}\n<function={c.name}>\n{TAGS.write(c.arguments)}</function>\n{CALL_END}"
             for c in calls
         )
+
+
+def _take_function(reader: Reader) -> tuple[str, dict[str, str]]:
+    reader.expect(FUNCTION, f"after {CALL}")
+    name = name_before(reader, ">")
+    return name, TAGS.read(reader, name)

@@ -3,7 +3,8 @@
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from functools import partial
+from typing import NoReturn, TypeVar
 
 from agentrl.tokens.formats.literals import find_item_end
 from agentrl.tokens.formats.markers import MarkedText
@@ -31,7 +32,12 @@ MAX_CALLS = 64
 
 _MALFORMED = CallErrorReason.MALFORMED
 _SPACE = " \t\r\n"
-_NEXT_ELEMENT = re.compile(r"\s{0,16},\s{0,16}(?=[{\[])")
+_NEXT_ELEMENT = re.compile(
+    r"\s{0,16},?\s{0,16}\[(?=\s{0,16}(?:\{|[^\W\d][\w.-]{0,255}\())|\s{0,16},\s{0,16}(?=[{\[])"
+)
+"""Behind a list: the begin of another one, or an element that it does not hold."""
+_MORE = re.compile(r"\s{0,16},?\s{0,16}")
+T = TypeVar("T")
 
 
 class Refused(Exception):
@@ -246,8 +252,33 @@ class Reader:
             self.take(",")
             self.skip_space()
 
+    def take_only(self, take: Callable[[], T], begin: str, ends: Sequence[str]) -> T:
+        """What `take` reads, up to one of `ends`; if several begin with `begin`, each is an error.
+
+        Raises Lost, or Refused for the last of several.
+        """
+        found, refused = take(), Refused(_MALFORMED, f"several calls stand before one {ends[0]}")
+        alone = True
+        while self._more(begin):
+            self.attempt(partial(_raise, refused))
+            found, alone = take(), False
+        self.skip_space()
+        if not any(map(self.take, ends)):
+            raise Lost("malformed", f"expected {ends[0]} behind the call")
+        if not alone:
+            raise refused
+        return found
+
+    def _more(self, begin: str) -> bool:
+        """True, at it, if `begin` is next, with a comma or none."""
+        match = _MORE.match(self.text, self.position)
+        place = match.end() if match else self.position
+        here = self.text.startswith(begin, place)
+        self.position = place if here else self.position
+        return here
+
     def _goes_on(self) -> bool:
-        """True, at the next element, if the list was closed too early."""
+        """True, at the next element, if the list was closed too early or another one follows."""
         match = _NEXT_ELEMENT.match(self.text, self.position)
         self.position = match.end() if match else self.position
         return match is not None
@@ -312,6 +343,10 @@ class Reader:
             if tool.name == name:
                 return tool
         raise Refused(CallErrorReason.UNKNOWN_TOOL, _unknown(name, self.tools), name)
+
+
+def _raise(error: Refused) -> NoReturn:
+    raise error
 
 
 def _arguments_in_string(text: str, name: str) -> Json:

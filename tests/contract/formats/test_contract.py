@@ -115,7 +115,12 @@ def test_markers_of_all_formats_are_text_in_a_string(name: str) -> None:
 
 def _half_of_an_argument(name: str, value: str) -> bool:
     """Formats that do not escape cannot write a text with the begin of an argument of theirs."""
-    begins = {"glm": "<arg_key>", "xml": '<arg name="'}
+    begins = {
+        "glm": "<arg_key>",
+        "minimax_m2": '<parameter name="',
+        "qwen3_coder": "<parameter=",
+        "xml": '<arg name="',
+    }
     return name in begins and begins[name] in value
 
 

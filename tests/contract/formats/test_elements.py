@@ -326,3 +326,56 @@ def test_a_list_of_nothing_but_bad_elements_is_not_an_answer(family: Family) -> 
     for bad in (*family.bad, *family.cut):
         if family.around[0] != "[":
             assert "error" in verdicts(parse(family, family.write([bad]))), bad
+
+
+PAIR, GEMMA = ("<tool_call>", "</tool_call>"), ("<|tool_call>", "<tool_call|>")
+ONE, TWO, THREE = (OBJECT.replace("$", str(i)) for i in (1, 2, 3))
+L_ONE, L_TWO = (LLAMA.replace("$", str(i)) for i in (1, 2))
+C_ONE, C_TWO = (COHERE.replace("$", str(i)) for i in (1, 2))
+F_ONE, F_TWO = (f"<function=f><parameter=i>{i}</parameter></function>" for i in (1, 2))
+M_ONE, M_TWO = (f'<invoke name="f"><parameter name="i">{i}</parameter></invoke>' for i in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("hermes", f"<tool_call>{ONE}{TWO}</tool_call>", "EE"),
+        ("hermes", f"{PAIR[0]}{ONE},\n{TWO} {THREE}{PAIR[1]}{PAIR[0]}{ONE}{PAIR[1]}", "EEE1"),
+        ("hermes", f"<tool_call>{ONE}{TWO}", "EE"),
+        ("qwen3_coder", f"{PAIR[0]}{F_ONE}\n{F_TWO}{PAIR[1]}{PAIR[0]}{F_ONE}{PAIR[1]}", "EE1"),
+        ("qwen3_coder", F_ONE + F_TWO, "EE"),
+        ("qwen3_coder", f"{F_ONE}{F_TWO}</tool_call><tool_call>{F_ONE}</tool_call>", "EE1"),
+        ("qwen3_coder", "<parameter=i>1</parameter>", "E"),
+        ("minimax_m2", M_ONE + M_TWO, "EE"),
+        ("minimax_m2", '<parameter name="i">1</parameter>', "E"),
+        ("gemma", f"{GEMMA[0]}call:f{{i:1}}call:f{{i:2}}{GEMMA[1]}", "EE"),
+        ("kimi_k2", f'f{KIMI_ARGS}{{"i": 1}} f{KIMI_ARGS}{{"i": 2}}', "EE"),
+        ("deepseek", f'f{SEP}{{"i": 1}} f{SEP}{{"i": 2}}', "EE"),
+        ("mistral", 'f[ARGS]{"i": 1} f[ARGS]{"i": 2}[TOOL_CALLS]f[ARGS]{"i": 3}', "EE3"),
+        ("mistral", f"[TOOL_CALLS][{ONE}][{TWO}]", "12"),
+        ("mistral", f"[TOOL_CALLS][{ONE}],\n[{TWO}, {THREE}]", "123"),
+        ("phi4_mini", f"<|tool_call|>[{ONE}] [{TWO}]<|/tool_call|>", "12"),
+        ("phi4_mini", f"functools[{ONE}] functools[{TWO}]", "12"),
+        ("command_r7b", f"<|START_ACTION|>[{C_ONE}]\n[{C_TWO}]<|END_ACTION|>", "12"),
+        ("pythonic", "[f(i=1)] [f(i=2)]", "12"),
+        ("pythonic", "[f(i=1)], [f(i=2), null]", "12E"),
+        ("llama3_json", f"{L_ONE}, {L_TWO}", "12"),
+        ("llama3_json", f"[{L_ONE}, null, {L_TWO}]", "1E2"),
+        ("llama3_json", f"<|python_tag|>[{L_ONE}]; {L_TWO}", "E2"),
+        ("llama3_json", '{"type": "function", ' + L_ONE[1:], "1"),
+        ("llama3_json", "<|python_tag|>f.call(i=1)\nf.call(i=2), f.call(i=3)", "123"),
+        ("llama3_json", f"<|python_tag|>{L_ONE} f.call(i=2)", "12"),
+    ],
+)  # fmt: skip
+def test_what_follows_a_call_or_a_list_is_not_lost(name: str, text: str, expected: str) -> None:
+    turn = FORMATS[name]().parse_text(text, [TOOL])
+    assert "".join("E" if v == "error" else str(v) for v in verdicts(turn)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "call"), [("llama3_json", L_ONE), ("pythonic", "[f(i=1)]")], ids=["object", "list"]
+)
+def test_words_behind_a_call_are_text(name: str, call: str) -> None:
+    for words in ("and so on", "[a link](x)", "[1]", "see g.call(i=2)"):
+        turn = FORMATS[name]().parse_text(f"{call} {words}", [TOOL])
+        assert (verdicts(turn), turn.text) == ([1], words)
