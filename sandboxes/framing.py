@@ -7,7 +7,7 @@ from typing import Final
 
 from agentrl.sandboxes.capture import Capture
 
-_MARK_BYTES: Final = 256
+_MARK_BYTES: Final = 1024
 """More than the longest mark has."""
 _OLD_MARK: Final = re.compile(rb"[^\n]*\b[0-9a-f]{16}\b[^\n]*\n")
 
@@ -19,9 +19,12 @@ class Marks:
     begin: re.Pattern[bytes]
     """Printed by what runs the code, just before."""
     end: re.Pattern[bytes]
-    """Printed after the code, with its exit code."""
-    stopped: re.Pattern[bytes] | None = None
-    """Comes when no other mark can come any more."""
+    """Printed after the code, with its exit code.
+
+    What its group `before` is stands before it too; a line was ended first if `anew` is anything.
+    """
+    stopped: bytes | None = None
+    """Ends the line that comes when no other mark can come any more."""
 
 
 class Output:
@@ -71,11 +74,14 @@ class Output:
             self._capture = Capture(self._max_output)
             self._held = self._held[found.end() :]
         if found := self._marks.end.search(self._held):
-            self._held = self._held[: found.start()]
+            groups = found.groupdict(b"")
+            said = self._held[: found.start()].removesuffix(groups.get("before", b""))
+            self._held = said.removesuffix(b"\n") if groups.get("anew") else said
             self.code = int(found[1])
             self.stop()
-        elif self._marks.stopped and (found := self._marks.stopped.search(self._held)):
-            self._held = self._held[: found.start()]
+        elif self._marks.stopped and (place := self._held.find(self._marks.stopped)) >= 0:
+            # Found by its end: a pattern that begins with any text takes quadratic time.
+            self._held = self._held[: self._held.rfind(b"\n", 0, place) + 1]
             self.stop()
         elif len(self._held) > _MARK_BYTES:
             self._capture.feed(self._held[:-_MARK_BYTES])

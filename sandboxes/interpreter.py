@@ -27,10 +27,13 @@ def make_loop(write=os.write, dup2=os.dup2, fstat=os.fstat, getpid=os.getpid, le
         dup2(null, 0)
         dup2(out, 1)
         dup2(out, 2)
-        if kept is None or kept.closed:
+        try:
+            kept.flush()
+        except (AttributeError, ValueError):  # at first, and where the code closed or detached it
             file = File(1, "w", closefd=False)
             kept = Text(file, "utf-8", "backslashreplace", write_through=True)
         sys.stdout = sys.stderr = kept
+        names["__builtins__"] = builtins
 
     def run(code):
         tree = compile(code, "<input>", "exec", ONLY_AST)

@@ -27,23 +27,24 @@ COMMAND: Final = (
 )
 # Before the shell reads on it may run code for a prompt, or end for want of input.
 _QUIET: Final = "POSIXLY_CORRECT= PROMPT_COMMAND=() PS0= PS1= PS2= TMOUT="
-FIRST: Final = f"set +H +o history; {_QUIET}\n".encode()
+FIRST: Final = f"set +H +o history; shopt -s execfail; {_QUIET}\n".encode()
 
 # A null command that redirects its standard input would be a process of its own, so it is another.
 # `.` reads the code and not `eval`: then `exit` and `&` announce nothing, as in a script. Its
 # redirections make what `exec` does to the first three descriptors last as long as the call.
 # Errexit would take the last line for a failure; POSIXLY_CORRECT keeps it until the next call.
 _CALL: Final = r"""
-\. /dev/fd/37 37<<'BEGIN' </dev/null >&2 2>&1; 2>&1 37<"/END:$?" || QUIET
+\. /dev/fd/37 37<<'BEGIN' </dev/null >&2 2>&1; 2>&1 37<"/END:$?" || 2>&1 37</END: || QUIET
 \set +o posix "${POSIXLY_CORRECT:+-}${POSIXLY_CORRECT:-+e}"; 37</BEGIN || _=
 CODE
 BEGIN
-2>&1 37</END:130. || POSIXLY_CORRECT=${-//[^e]}; \set +e
+2>&1 37</END:130. || 2>&1 37</END: || POSIXLY_CORRECT=${-//[^e]}; \set +e
 (:) LAST
 """.lstrip()
 
-# An interrupt makes the shell begin a new line.
-_END: Final = rb"(?:\n(?=bash: /%s:130\.))?(?:bash: )?/%s:(\d+)\.?: [^\n]*\n"
+# The second message shows what the first began with, which BASH_ARGV0 sets. An interrupt makes the
+# shell begin a new line.
+_END: Final = rb"/%s:(\d+)(?P<anew>\.?): [^\n]*\n(?P<before>.*?)/%s:: [^\n]*\n"
 
 
 def call(code: str) -> tuple[bytes, Marks]:
@@ -53,6 +54,6 @@ def call(code: str) -> tuple[bytes, Marks]:
     lines = re.sub("|".join(words), lambda found: words[found[0]], _CALL)
     return lines.encode(), Marks(
         begin=re.compile(rb"/%s: [^\n]*\n" % begin.encode()),
-        end=re.compile(_END % (end.encode(), end.encode())),
-        stopped=re.compile(rb"[^\n]*`%s'\n" % last.encode()),
+        end=re.compile(_END % (end.encode(), end.encode()), re.DOTALL),
+        stopped=b"`%s'\n" % last.encode(),
     )

@@ -36,7 +36,8 @@ LASTING: Final = (
     "PS4='\x1e'; PS1='$(echo x) '; PS2=y; PROMPT_COMMAND='printf z'; IFS=abce-/",
     "PROMPT_COMMAND=(true 'sleep 90'); PS0='$(sleep 90)'; PS1=$PS0; PS2=$PS0",
     "TMOUT=1",
-    "readonly IFS PS1 PS4 POSIXLY_CORRECT REPLY _",
+    "readonly POSIXLY_CORRECT",
+    "readonly IFS PS1 PS4 REPLY _",
     "trap 'printf x' ERR RETURN DEBUG",
     "trap 'false' EXIT INT TERM HUP",
     "PATH=; cd /tmp; mkdir -p gone; cd gone; rmdir ../gone",
@@ -50,6 +51,8 @@ LASTING: Final = (
     "export 1x; shift 99; unset -f 1; . nothing",
     "kill -INT $$; kill -TERM $$",
     "sleep 30 & disown",
+    "exec nothing",
+    "BASH_ARGV0=$'x\\ny'",
     "(exit 9)",
     "printf 'no line end'",
     "head -c 70000 /dev/urandom",
@@ -59,7 +62,6 @@ ENDING: Final = (
     "exit 3",
     "exec true",
     "exec bash",
-    "exec nothing",
     "kill -9 $$",
     "set -t",
     "set -r",
@@ -70,6 +72,8 @@ ENDING: Final = (
     "for i in {3..255}; do eval \"exec $i>&-\"; done",
 )  # fmt: skip
 """Code that ends or breaks the shell, at once or for the next call."""
+MIXED: Final = [code for code in LASTING if not code.startswith(("set -e", "readonly POSIX"))]
+"""Code that lasts beside any other; what fails behind `set -e` ends the shell, as it should."""
 PROBE: Final = "/bin/echo ok $kept"
 
 
@@ -80,7 +84,7 @@ def _sync(session: SyncSession) -> Session:
 
 @settings(max_examples=25)
 @given(
-    st.lists(st.sampled_from(LASTING), max_size=3),
+    st.lists(st.sampled_from(MIXED), max_size=3),
     st.sampled_from(("", "", *ENDING)),
     st.booleans(),
 )
@@ -124,6 +128,18 @@ async def test_a_shell_keeps_what_its_session_needs(
             await bash.close()
 
 
+@pytest.mark.bwrap
+def test_a_call_shows_nothing_that_its_code_did_not_print() -> None:
+    with SyncSandbox(attack_options("bwrap")) as sandbox:
+        for name in ("x", "/a/b c", "two\nlines", "n" * 300, ""):
+            session = sandbox.session()
+            shown = session.run(f"BASH_ARGV0='{name}'; printf said", timeout_s=60)
+            assert shown.stdout == b"said", name
+            assert session.run("printf more", timeout_s=60).stdout == b"more", name
+            assert session.run("printf x; kill -INT $$", timeout_s=60).stdout == b"x", name
+            session.close()
+
+
 async def test_a_timeout_leaves_variables_and_folder(
     options: SandboxOptions, pools: SandboxPools
 ) -> None:
@@ -161,9 +177,11 @@ PYTHON: Final = (
     "import os; [os.close(n) for n in (0, 1, 2)]",
     "import ast, traceback; ast.parse = traceback.print_exception = None; 1 / 0",
     "import sys; sys.modules.clear()",
-    "import os; os.fork() or print('child')",
+    "import os; os.fork() and os.wait() or print('child')",
     "class Odd(BaseException):\n  def __str__(self): raise self\nraise Odd",
     "globals().pop('__builtins__')",
+    "__builtins__ = None",
+    "globals().clear(); print = __builtins__ = {}; kept = 7",
     "print = repr = exec = None",
 )
 BROKEN_PYTHON: Final = (
@@ -185,6 +203,17 @@ async def test_an_interpreter_keeps_what_its_session_needs(
             result = await python.run("kept", timeout_s=60)
             assert (result.exit_code, result.stdout) == (0, b"7\n"), (nasty, result)
             await python.close()
+
+
+@pytest.mark.bwrap
+def test_no_output_of_an_interpreter_is_lost() -> None:
+    with SyncSandbox(attack_options("bwrap")) as sandbox:
+        session = sandbox.session("python")
+        for code in ("sys.stdout.reconfigure(write_through=False)", "pass", "sys.stdout.detach()"):
+            said = session.run(f"import sys; {code}; print('said', end='')", timeout_s=60).stdout
+            assert "detach" in code or said == b"said", code
+        assert session.run("print(8)", timeout_s=60).stdout == b"8\n"
+        assert not _sync(session).began_anew
 
 
 async def test_a_broken_interpreter_is_said_at_once(

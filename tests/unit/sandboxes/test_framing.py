@@ -1,4 +1,5 @@
 import re
+import time
 from collections.abc import Callable
 
 import pytest
@@ -10,10 +11,11 @@ from agentrl.sandboxes.framing import Marks, Output
 
 MARKS = Marks(
     begin=re.compile(rb"/b: [^\n]*\n"),
-    end=re.compile(rb"(?:bash: )?/e:(\d+): [^\n]*\n"),
-    stopped=re.compile(rb"[^\n]*`s'\n"),
+    end=re.compile(rb"/e:(\d+): [^\n]*\n(?P<before>.*?)/e:: [^\n]*\n", re.DOTALL),
+    stopped=b"`s'\n",
 )
-BEGIN, END, STOPPED = b"bash: /b: none\n", b"bash: /e:3: none\n", b"bash: error `s'\n"
+BEGIN, STOPPED = b"bash: /b: none\n", b"bash: error `s'\n"
+END = b"bash: /e:3: none\nbash: /e:: none\n"
 
 
 @given(st.binary(max_size=600), st.integers(1, 700))
@@ -38,6 +40,18 @@ async def test_a_stop_ends_the_wait(stream: bytes, begun: bool, seen: bytes) -> 
     output.feed(stream)
     assert await output.over(60)
     assert (output.begun, output.seen().data()) == (begun, seen)
+
+
+def test_a_line_without_end_takes_no_more_time_than_many_lines() -> None:
+    took: list[float] = []
+    for line in (b"x" * 99 + b"\n", b"x" * 100):
+        output = Output(shell.call("")[1], 1 << 20)
+        output.begun = True
+        began = time.thread_time()
+        for _ in range(40):
+            output.feed(line * 655)
+        took.append(time.thread_time() - began)
+    assert took[1] < 0.1 + 10 * took[0]
 
 
 @pytest.mark.parametrize("call", [shell.call, interpreter.call])
