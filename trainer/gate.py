@@ -23,7 +23,7 @@ from agentrl.types import Batch, Json
 _FAR = 10.0
 """A gap is far outside what the run has had if it is so many times the median."""
 _KEPT = 100
-"""Steps that the median is taken over."""
+"""Steps within the band that the median is taken over."""
 _NAMED = 3
 """Episodes that an alarm names."""
 
@@ -40,7 +40,7 @@ class GapGate:
         self._max_alarms = max_alarms
         self._num_alarms = 0
         self._gaps = deque[tuple[float, float]](maxlen=_KEPT)
-        """Mean and max of the steps that were trained on."""
+        """Mean and max of the steps within the band."""
         self._trained = -1
         """The newest version whose tokens were trained on: the weights changed after it."""
         self.is_open = False
@@ -65,7 +65,8 @@ class GapGate:
         if far_mean or far_max:
             usual = f"{usual_mean:.2g} (mean) and {usual_max:.2g} (max)"
             return self._sound(ratios, usual, worst_tokens(batch, policy_N, judged_N))
-        self._gaps.append((ratios.gap_mean, ratios.gap_max))
+        if not (over_mean or over_max):  # else a slow drift would carry its own measure along
+            self._gaps.append((ratios.gap_mean, ratios.gap_max))
         return None
 
     def trained(self, batch: Batch) -> None:

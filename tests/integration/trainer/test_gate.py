@@ -73,6 +73,14 @@ def test_noise_of_any_precision_is_no_alarm_and_a_jump_is_one(
     assert [judge(gate, steps, jumped) is not None for _ in range(2)] == [True, True]
 
 
+def test_a_drift_of_a_few_percent_a_step_is_an_alarm_in_the_end() -> None:
+    gate = GapGate(RatioBandConfig(), 99)
+    gaps = [1e-4 * 1.03**i for i in range(400)]
+    alarms = [gap for i, gap in enumerate(gaps) if judge(gate, i, gap) is not None]
+    assert alarms
+    assert RatioBandConfig().mean < alarms[0] < 0.5
+
+
 def test_a_slow_drift_out_of_the_band_is_an_alarm() -> None:
     gate = GapGate(RatioBandConfig(), 3)
     drift = [1e-6] * 10 + [2e-2, 3e-2, 4e-2, 6e-2]
