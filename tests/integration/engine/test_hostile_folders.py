@@ -19,7 +19,7 @@ from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.tokens import Tokenizer
 
-DTYPES = (torch.float16, torch.int8, torch.float8_e4m3fn, torch.bool, torch.float64, torch.int64)
+DTYPES = (torch.int8, torch.float8_e4m3fn, torch.bool, torch.float64, torch.int64)
 SETTINGS = (
     "architectures",
     "head_dim",
@@ -109,7 +109,7 @@ def test_a_damaged_folder_is_refused_or_exactly_right(count: int, tmp_path: Path
             refused.append(str(error))
         else:
             with torch.no_grad():
-                close = torch.allclose(model(ids).logits, expected, atol=0.05)
+                close = torch.allclose(model(ids).logits, expected, rtol=0, atol=1e-6)
             assert close, f"seed {seed} was loaded as another model"
         shutil.rmtree(folder)
     assert len(refused) > count // 2
