@@ -6,7 +6,7 @@ import posixpath
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -296,6 +296,25 @@ class Sandbox(ABC):
         result = await self._script(files.WRITE, self._path(path), wanted, place, stdin=data)
         files.require_ok(result, path)
 
+    async def read_files(self, paths: Collection[str]) -> dict[str, bytes]:
+        """The contents of those of many regular files that are there, by one command."""
+        names = {self._path(path): path for path in paths}
+        listed = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
+        result = await self._script(
+            files.PACK_NAMED,
+            stdin=listed,
+            max_output=self._most_packed,
+            timeout_s=files.TREE_TIMEOUT_S,
+        )
+        found = files.unpack_files(files.require_ok(result, "reading files").stdout)
+        return {names[name]: data for name, data in found.items() if name in names}
+
+    async def write_files(self, contents: Mapping[str, bytes]) -> None:
+        """Write many files by one command; their folders are made."""
+        data = files.pack_files({self._path(path): text for path, text in contents.items()})
+        if contents:
+            await self._unpack(data, "/")
+
     async def list_dir(self, path: str = "") -> tuple[Entry, ...]:
         """The names in a folder, sorted."""
         result = await self._script(files.LIST, self._path(path))
@@ -317,12 +336,18 @@ class Sandbox(ABC):
         await asyncio.to_thread(files.unpack, data, Path(target))
 
     async def _pack(self, source: str) -> bytes:
-        # An archive pads every file to blocks, so it is larger than what it holds.
-        most = 2 * self.limits.disk_bytes + 1024 * self.limits.files
         result = await self._script(
-            files.PACK, self._path(source), max_output=most, timeout_s=files.TREE_TIMEOUT_S
+            files.PACK,
+            self._path(source),
+            max_output=self._most_packed,
+            timeout_s=files.TREE_TIMEOUT_S,
         )
         return files.require_ok(result, source or ".").stdout
+
+    @property
+    def _most_packed(self) -> int:
+        """An archive pads every file to blocks, so it is larger than what it holds."""
+        return 2 * self.limits.disk_bytes + 1024 * self.limits.files
 
     async def _unpack(self, data: bytes, target: str) -> None:
         result = await self._script(

@@ -3,7 +3,7 @@
 import asyncio
 import pickle
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -55,6 +55,15 @@ class FakeSandbox(Sandbox):
         """Keep the bytes."""
         self._require_running()
         self.files[self._key(path)] = data
+
+    async def read_files(self, paths: Collection[str]) -> dict[str, bytes]:
+        """The bytes of those that were written."""
+        keys = {path: self._key(path) for path in paths}
+        return {path: self.files[key] for path, key in keys.items() if key in self.files}
+
+    async def write_files(self, contents: Mapping[str, bytes]) -> None:
+        """Keep the bytes."""
+        self.files.update({self._key(path): data for path, data in contents.items()})
 
     async def list_dir(self, path: str = "") -> tuple[Entry, ...]:
         """The files right in a folder."""

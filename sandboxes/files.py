@@ -7,6 +7,8 @@ of the host. Whoever waits at a FIFO waits in the sandbox, and only until a time
 import io
 import shutil
 import tarfile
+import time
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -60,6 +62,10 @@ PACK: Final = """
 cd -- "$1" && find . -mindepth 1 -maxdepth 1 -print0 |
 tar --null --no-unquote -T - -cf - --ignore-failed-read || [ $? = 1 ]
 """
+# Of the names on standard input; those that are not there are left out.
+PACK_NAMED: Final = """
+tar --null --no-unquote -T - -cf - -Ph --hard-dereference --no-recursion 2>/dev/null; :
+"""
 UNPACK: Final = 'mkdir -p -- "$1" && cd -- "$1" && exec tar -xf - --no-same-owner'
 # A folder without permissions could not be emptied.
 WIPE: Final = """
@@ -98,6 +104,35 @@ def pack(source: Path) -> bytes:
         for path in source.iterdir() if source.is_dir() else (source,):
             tar.add(path, arcname=path.name)
     return buffer.getvalue()
+
+
+def pack_files(contents: Mapping[str, bytes]) -> bytes:
+    """Files by path as tar."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", errors="surrogateescape") as tar:
+        for path, data in contents.items():
+            info = tarfile.TarInfo(path)
+            info.size, info.mtime = len(data), int(time.time())
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def unpack_files(data: bytes) -> dict[str, bytes]:
+    """The regular files of an archive by path; nothing of it is written.
+
+    Raises:
+        FileAccessError: It is no whole archive.
+    """
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), errors="surrogateescape") as tar:
+            for member in tar:
+                content = tar.extractfile(member) if member.isreg() else None
+                if content is not None:
+                    found[member.name] = content.read()
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise FileAccessError(f"the sandbox's archive cannot be read: {error}") from error
+    return found
 
 
 def unpack(data: bytes, target: Path) -> None:

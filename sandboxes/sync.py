@@ -73,6 +73,8 @@ class SyncSandbox:
     exec = _blocking(Sandbox.exec)
     read_file = _blocking(Sandbox.read_file)
     write_file = _blocking(Sandbox.write_file)
+    read_files = _blocking(Sandbox.read_files)
+    write_files = _blocking(Sandbox.write_files)
     list_dir = _blocking(Sandbox.list_dir)
     upload = _blocking(Sandbox.upload)
     download = _blocking(Sandbox.download)

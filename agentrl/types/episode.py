@@ -58,6 +58,9 @@ class Score:
         for name, number in (("value", self.value), *self.parts.items()):
             if not math.isfinite(number):
                 raise ValueError(f"score {name} is {number}, expected a finite number")
+        # A reason may name what a policy made; an episode is written as UTF-8.
+        reason = self.reason.encode("utf-8", "backslashreplace").decode()
+        object.__setattr__(self, "reason", reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,10 @@ class Invalid:
     reason: str
     blame: Blame
     retryable: bool = True
+
+    def __post_init__(self) -> None:
+        reason = self.reason.encode("utf-8", "backslashreplace").decode()
+        object.__setattr__(self, "reason", reason)
 
 
 Outcome: TypeAlias = Score | Invalid

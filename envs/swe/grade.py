@@ -1,9 +1,9 @@
 """Grading: a fresh sandbox, the patch and nothing else of the agent, every expected test passed.
 
-    patch, without what is sealed -> git apply -> our tests and twins -> run with a key -> verdict
+    our tests and twins -> patch, without what is sealed -> git apply -> run with a key -> verdict
 
 What the patch causes is scored: it does not apply, the tests hang, the report is forged. What the
-world causes raises, and the episode is Invalid.
+world causes raises, and the episode is Invalid; so nothing that may raise comes after the patch.
 """
 
 import posixpath
@@ -27,10 +27,10 @@ from agentrl.envs.swe.report import (
     judge,
     read_report,
 )
-from agentrl.envs.swe.seal import kinds_of, without_sealed
+from agentrl.envs.swe.seal import Seal, kinds_of, without_sealed
 from agentrl.envs.swe.twins import Twins, by_file, make_twins
 from agentrl.errors import VerifierError
-from agentrl.sandboxes import ExecResult, FileAccessError, Sandbox
+from agentrl.sandboxes import ExecResult, Sandbox
 
 _RUNNER_PLACE: Final = "/tmp/agentrl_runner.py"
 _OPTIONS: Final = ("-o", "addopts=", "-p", "no:cacheprovider", "-q", "--tb=no")
@@ -38,6 +38,8 @@ _ENVIRONMENT: Final = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
 _NO_PATH: Final = {"PYTHONPATH": ""}
 """Nothing of the repository stands before the standard library."""
 _MOST_OUTPUT: Final = 16 << 20
+_MOST_NAMES: Final = 10
+_MOST_SAID: Final = 300
 _APPLY_TIMEOUT_S: Final = 60.0
 
 
@@ -54,7 +56,7 @@ class Grading:
     """Test files and options, behind the command."""
     paths: tuple[str, ...] = ()
     """Import path of the tests, in the sandbox, behind the standard library."""
-    sealed: frozenset[str] = frozenset()
+    seal: Seal = field(default_factory=Seal)
     test_patch: str = ""
     test_files: Mapping[str, str] = field(default_factory=dict[str, str])
     timeout_s: float = 300.0
@@ -76,6 +78,10 @@ def of_task(task: RepairTask, package: Package, *, root: str, tools: str) -> Gra
         command=TestCommand(argv=("python3", *PYTHON_FLAGS)),
         arguments=package.arguments,
         paths=(tools, *(posixpath.normpath(f"{root}/{path}") for path in package.paths)),
+        seal=Seal(
+            [*package.tests, *(a for a in package.arguments if a.endswith(".py"))],
+            [mutation.file for mutation in task.mutations],
+        ),
         timeout_s=30 + 20 * package.seconds,
     )
 
@@ -94,10 +100,11 @@ def of_instance(instance: Instance, *, root: str, tools: str = "") -> Grading:
         command, paths = replace(command, argv=("python3", *PYTHON_FLAGS)), (tools, *paths)
     elif tools and command.argv[0] == "python":
         command = replace(command, argv=("python3", *command.argv[1:]))
-    files = sorted(instance.sealed_files())
+    brought = touched(instance.test_patch) | frozenset(instance.test_files)
     tests = (*instance.fail_to_pass, *instance.pass_to_pass)
+    sources = touched(instance.patch) - brought
     # R2E's command names its folder.
-    arguments = () if instance.test_files else targets(command, tests, files)
+    arguments = () if instance.test_files else targets(command, tests, sorted(brought))
     return Grading(
         root=root,
         fail_to_pass=instance.fail_to_pass,
@@ -105,7 +112,8 @@ def of_instance(instance: Instance, *, root: str, tools: str = "") -> Grading:
         command=command,
         arguments=arguments,
         paths=paths,
-        sealed=frozenset(files),
+        # What the reference repairs may hold tests too, as doctests.
+        seal=Seal(brought | (by_file(tests).keys() - sources), sources),
         test_patch=instance.test_patch,
         test_files=instance.test_files,
     )
@@ -118,20 +126,21 @@ async def grade(sandbox: Sandbox, grading: Grading, patch: str) -> Verdict:
         SandboxError: The sandbox failed.
         VerifierError: Our own tests cannot be put in place, or do not begin.
     """
-    kept, left_out = without_sealed(patch, grading.sealed)
-    note = f"; left out of the patch: {', '.join(left_out)}" if left_out else ""
+    kept, left_out = without_sealed(patch, grading.seal)
+    note = f"; left out of the patch: {_listed(left_out)}" if left_out else ""
     if not kept.strip():
         return Verdict(resolved=False, reason=f"the patch changes nothing that counts{note}")
     watched = await _kinds(sandbox, grading.root, kept)
+    await _put_tests(sandbox, grading)
+    twins = await _put_twins(sandbox, grading)
+    command = await _put_command(sandbox, grading)
     said = await _apply(sandbox, grading.root, kept)
     if said:
         return Verdict(resolved=False, reason=f"the patch does not apply: {said}{note}")
-    await _put_tests(sandbox, grading)
-    twins = await _put_twins(sandbox, grading)
     key = secrets.token_bytes(32)
     reports = grading.command.reads == "report"
     done = await sandbox.exec(
-        await _command(sandbox, grading),
+        command,
         cwd=grading.root,
         env={**_ENVIRONMENT, **_NO_PATH} if reports else _ENVIRONMENT,
         stdin=_request(grading, twins, watched).to_bytes(key) if reports else b"",
@@ -167,16 +176,16 @@ def _expected(grading: Grading) -> Sequence[str]:
     return (*grading.fail_to_pass, *grading.pass_to_pass)
 
 
+def _listed(names: Sequence[str]) -> str:
+    more = [f"and {len(names) - _MOST_NAMES} more"] * (len(names) > _MOST_NAMES)
+    return ", ".join([*names[:_MOST_NAMES], *more])
+
+
 async def _kinds(sandbox: Sandbox, root: str, patch: str) -> Mapping[str, Sequence[str]]:
     """The files of a patch, each with the kinds of things that it did before."""
-    found: dict[str, Sequence[str]] = {}
-    for name in touched(patch):
-        path = posixpath.join(root, name)
-        try:
-            found[path] = kinds_of((await sandbox.read_file(path)).decode(errors="replace"))
-        except FileAccessError:
-            found[path] = ()  # a new file
-    return found
+    found = dict.fromkeys((posixpath.join(root, name) for name in touched(patch)), ())
+    before = await sandbox.read_files(found.keys())
+    return {path: kinds_of(before.get(path, b"").decode(errors="replace")) for path in found}
 
 
 async def _apply(sandbox: Sandbox, root: str, patch: str) -> str:
@@ -193,7 +202,7 @@ async def _apply(sandbox: Sandbox, root: str, patch: str) -> str:
     if done.status == "exited" and done.exit_code == 0:
         return ""
     lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[0] if lines else done.status
+    return lines[0][:_MOST_SAID] if lines else done.status
 
 
 async def _put_tests(sandbox: Sandbox, grading: Grading) -> None:
@@ -201,24 +210,27 @@ async def _put_tests(sandbox: Sandbox, grading: Grading) -> None:
         said = await _apply(sandbox, grading.root, grading.test_patch)
         if said:
             raise VerifierError(f"the instance's own test patch does not apply: {said}")
-    for name, text in grading.test_files.items():
-        await sandbox.write_file(posixpath.join(grading.root, name), text.encode())
+    await _write_texts(sandbox, grading, grading.test_files)
 
 
 async def _put_twins(sandbox: Sandbox, grading: Grading) -> Twins:
-    """Read the failing tests before anything of the patch runs, and put their twins beside them."""
-    texts: dict[str, str] = {}
+    """Read the failing tests, and put their twins beside them."""
+    texts: Mapping[str, str] = {}
     if grading.command.reads == "report":
-        for file in by_file(grading.fail_to_pass):
-            data = await sandbox.read_file(posixpath.join(grading.root, file))
-            texts[file] = data.decode(errors="replace")
+        files = {posixpath.join(grading.root, f): f for f in by_file(grading.fail_to_pass)}
+        found = await sandbox.read_files(files.keys())
+        texts = {files[path]: data.decode(errors="replace") for path, data in found.items()}
     twins = make_twins(texts, grading.fail_to_pass, secrets.token_hex(4))
-    for file, text in twins.files.items():
-        await sandbox.write_file(posixpath.join(grading.root, file), text.encode())
+    await _write_texts(sandbox, grading, twins.files)
     return twins
 
 
-async def _command(sandbox: Sandbox, grading: Grading) -> Sequence[str]:
+async def _write_texts(sandbox: Sandbox, grading: Grading, texts: Mapping[str, str]) -> None:
+    files = {posixpath.join(grading.root, name): text.encode() for name, text in texts.items()}
+    await sandbox.write_files(files)
+
+
+async def _put_command(sandbox: Sandbox, grading: Grading) -> Sequence[str]:
     if grading.command.reads != "report":
         return [*grading.command.argv, *grading.arguments]
     await sandbox.write_file(_RUNNER_PLACE, RUNNER.read_bytes())

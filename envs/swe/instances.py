@@ -12,7 +12,6 @@ from typing import Final, cast
 
 from agentrl.envs.swe.commands import COMMANDS, R2E, RUNNER_IN_IMAGE, TestCommand
 from agentrl.envs.swe.logs import parse_pytest
-from agentrl.envs.swe.patch import touched
 from agentrl.errors import ConfigError
 
 _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -52,10 +51,6 @@ class Instance:
     test_patch: str = ""
     test_files: Mapping[str, str] = field(default_factory=dict[str, str])
     """R2E: the tests themselves, by path; they are not in the repository."""
-
-    def sealed_files(self) -> frozenset[str]:
-        """Files that are taken from here for grading, whatever they are called."""
-        return touched(self.test_patch) | frozenset(self.test_files)
 
 
 class _Unreadable(Exception):

@@ -88,9 +88,10 @@ def read_report(data: bytes, key: bytes) -> Report:
         event = _authentic(line, number, key)
         kind, test = event.get("event"), str(event.get("id"))
         if kind == "end":
-            if number != len(lines) - 1 or event.get("tests") != len(outcomes):
+            status = event.get("status")
+            ends = number == len(lines) - 1 and event.get("tests") == len(outcomes)
+            if not isinstance(status, int) or not ends:
                 raise BadReport("the report goes on after its end")
-            status = int(str(event["status"]))
             return Report(outcomes=outcomes, broken=broken, status=status, notes=tuple(notes))
         if kind == "tampered":
             raise BadReport(f"{test} does what only a cheat does: {event.get('what')}")
@@ -112,7 +113,13 @@ def _authentic(line: bytes, number: int, key: bytes) -> dict[str, object]:
     wanted = hashlib.blake2b(b"%d:%s" % (number, text), key=key, digest_size=16).hexdigest()
     if not hmac.compare_digest(mac, wanted.encode()):
         raise BadReport(f"line {number + 1} of the report is not the runner's")
-    return cast("dict[str, object]", ast.literal_eval(text.decode()))
+    try:
+        event: object = ast.literal_eval(text.decode())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        event = None
+    if not isinstance(event, dict):  # somebody else has the key
+        raise BadReport(f"line {number + 1} of the report is no event")
+    return cast("dict[str, object]", event)
 
 
 def _outcome(event: Mapping[str, object]) -> Outcome:

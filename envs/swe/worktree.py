@@ -8,6 +8,7 @@ from agentrl.errors import SandboxError
 from agentrl.sandboxes import ExecResult, Sandbox
 
 _TIMEOUT_S: Final = 120.0
+_MOST_SAID: Final = 300
 _COMMIT: Final = """
 command -v git >/dev/null || exit 0
 git init -q . && git add -Af . && git -c user.name=agentrl -c user.email=agentrl@localhost \\
@@ -82,7 +83,7 @@ async def take_patch(sandbox: Sandbox, before: Tree) -> str:
         stdin=before.stdin,
         timeout_s=_TIMEOUT_S,
     )
-    if not done.ok:
+    if not done.ok or (done.stderr and not done.stdout):  # git's own trouble is a 1 too
         raise NoPatch(f"no patch can be taken: {_said(done)}")
     if done.stdout_truncated:
         raise NoPatch(f"the patch has {done.stdout_total} bytes, more than is taken")
@@ -93,4 +94,4 @@ def _said(done: ExecResult) -> str:
     if done.status != "exited":
         return done.status
     lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"exit code {done.exit_code}"
+    return lines[-1][:_MOST_SAID] if lines else f"exit code {done.exit_code}"

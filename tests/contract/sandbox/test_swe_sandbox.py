@@ -103,6 +103,24 @@ async def test_what_the_policy_does_is_scored_with_a_reason(
 
 
 @pytest.mark.bwrap
+async def test_a_patch_is_judged_by_as_many_processes_whatever_its_number_of_files(
+    file: Path,
+) -> None:
+    env = SweSandbox(SweSandbox.Config(tasks=str(file), sandbox=SandboxOptions(backend="bwrap")))
+    repair, counts = shop.put("src/shop/prices.py", shop.PRICES), list[int]()
+    for more in ("", "for i in $(seq 150); do echo x = 1 >src/shop/m$i.py; done"):
+        await env.areset(seed=0)
+        before = env.sandbox.num_execs
+        score = await shop.play(env, shop.BashAgent(repair + more))
+        assert isinstance(score, Score)
+        assert score.value == 1, score.reason
+        counts.append(env.sandbox.num_execs - before)
+    await env.aclose()
+    await env.services.sandboxes.close()
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.bwrap
 async def test_a_sandbox_that_died_makes_an_episode_invalid(file: Path) -> None:
     env = SweSandbox(SweSandbox.Config(tasks=str(file), sandbox=SandboxOptions(backend="bwrap")))
     await env.areset(seed=0)
