@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -14,7 +15,8 @@ from agentrl.envs.splits import SPLITS
 from agentrl.envs.swe.agents import RepairAgent, SearchAgent
 from agentrl.envs.swe.build.archive import install_tools
 from agentrl.envs.swe.build.records import TASKS
-from agentrl.envs.swe.grade import grade
+from agentrl.envs.swe.grade import Grading, grade
+from agentrl.envs.swe.ids import find_bad_ids
 from agentrl.envs.swe.repair import (
     BuiltRepair,
     PublicRepair,
@@ -25,8 +27,8 @@ from agentrl.envs.swe.repair import (
 )
 from agentrl.envs.swe.report import Verdict
 from agentrl.envs.swe.worktree import NoPatch, fill, take_patch
-from agentrl.errors import ConfigError
-from agentrl.sandboxes import SandboxOptions
+from agentrl.errors import ConfigError, EnvironmentFault
+from agentrl.sandboxes import Sandbox, SandboxOptions, make_sandbox, run_sync
 from agentrl.sandboxes.docker import engine
 from agentrl.tools import tool
 from agentrl.tools.sandboxed import (
@@ -101,6 +103,8 @@ class SweSandbox(
         }
         found = _fetched(**place)
         _build_images(found, build=config.build_images)
+        if config.skip_bad:
+            found = run_sync(_without_bad_ids(found, config))
         tasks = {
             split: tuple(
                 Task(id=repair.id, prompt=repair.issue, data=place)
@@ -113,23 +117,18 @@ class SweSandbox(
 
     def sandbox_for(self, task: Task) -> SandboxOptions:
         """With pytest to read, or of the instance's own image."""
-        repair, options = repair_of(task), self.config.sandbox
-        if repair.image:
-            if options.backend == "bwrap":
-                raise ConfigError(
-                    f"{repair.id} needs the image {repair.image}, which bwrap has not; use the "
-                    "backend docker, or give the repositories by --env.repos"
-                )
-            return options.model_copy(update={"image": repair.image})
-        mounts = {**options.mounts, _TOOLS: install_tools(repair.requires)}
-        path = f"/workspace/src:/workspace:/mnt/{_TOOLS}"
-        env = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **options.env}
-        return options.model_copy(update={"mounts": mounts, "env": env})
+        return _options(repair_of(task), self.config)
 
     async def setup(self) -> None:
-        """Put the repository into the sandbox."""
+        """Put the repository into the sandbox.
+
+        Raises:
+            EnvironmentFault: The instance names tests that its runner does not collect.
+        """
         await super().setup()
         self._repair = repair_of(self.task)
+        if said := await _said_of_ids(self.sandbox, self._repair):
+            raise EnvironmentFault(f"{said}; --env.skip-bad leaves such ones out")
         trees = await asyncio.to_thread(trees_of, self._repair)
         await fill(self.sandbox, trees.agent, commit=True)
 
@@ -149,8 +148,7 @@ class SweSandbox(
             return Score(value=0.0, reason="nothing was changed")
         await self.sandbox.reset()
         await fill(self.sandbox, trees.whole, commit=False)
-        tools = self.sandbox.mounts.get(_TOOLS, "")
-        grading = self._repair.grading(self.sandbox.workspace, tools)
+        grading = _grading(self.sandbox, self._repair)
         return _score(
             await grade(self.sandbox, grading, patch),
             (len(grading.fail_to_pass), len(grading.pass_to_pass)),
@@ -193,6 +191,52 @@ def _build_images(repairs: Sequence[Repair], *, build: bool) -> None:
         if not engine().has_image(repair.image):
             _log.info("building the image of %s", repair.id)
             engine().build_image(repair.dockerfile, repair.image)
+
+
+def _options(repair: Repair, config: SweSandbox.Config) -> SandboxOptions:
+    options = config.sandbox
+    if repair.image:
+        if options.backend == "bwrap":
+            raise ConfigError(
+                f"{repair.id} needs the image {repair.image}, which bwrap has not; use the "
+                "backend docker, or give the repositories by --env.repos"
+            )
+        return options.model_copy(update={"image": repair.image})
+    mounts = {**options.mounts, _TOOLS: install_tools(repair.requires)}
+    path = f"/workspace/src:/workspace:/mnt/{_TOOLS}"
+    env = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **options.env}
+    return options.model_copy(update={"mounts": mounts, "env": env})
+
+
+def _grading(sandbox: Sandbox, repair: Repair) -> Grading:
+    return repair.grading(sandbox.workspace, sandbox.mounts.get(_TOOLS, ""))
+
+
+async def _said_of_ids(sandbox: Sandbox, repair: Repair) -> str:
+    """What is wrong with the ids of an instance's tests; those of records were made by a run."""
+    if not isinstance(repair, PublicRepair):
+        return ""
+    bad = await find_bad_ids(sandbox, repair, _grading(sandbox, repair))
+    more = f" and {len(bad) - 1} more" * (len(bad) > 1)
+    return f"{repair.id}: its runner collects no test {bad[0]}{more}" if bad else ""
+
+
+async def _without_bad_ids(
+    repairs: Sequence[Repair], config: SweSandbox.Config
+) -> Sequence[Repair]:
+    """The tasks whose tests can be collected, with a warning for each other one."""
+    places = asyncio.Semaphore(os.cpu_count() or 1)
+
+    async def check(repair: Repair) -> str:
+        if not isinstance(repair, PublicRepair):
+            return ""
+        async with places, make_sandbox(_options(repair, config)) as sandbox:
+            return await _said_of_ids(sandbox, repair)
+
+    said = await asyncio.gather(*map(check, repairs))
+    for problem in filter(None, said):
+        _log.warning("left out: %s", problem)
+    return [repair for repair, problem in zip(repairs, said, strict=True) if not problem]
 
 
 def _score(verdict: Verdict, counts: tuple[int, int]) -> Score:

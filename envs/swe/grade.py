@@ -33,7 +33,7 @@ from agentrl.errors import VerifierError
 from agentrl.sandboxes import ExecResult, Sandbox
 
 _RUNNER_PLACE: Final = "/tmp/agentrl_runner.py"
-_OPTIONS: Final = ("-o", "addopts=", "-p", "no:cacheprovider", "-q", "--tb=no")
+OPTIONS: Final = ("-o", "addopts=", "-p", "no:cacheprovider", "-q", "--tb=no")
 _ENVIRONMENT: Final = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
 _NO_PATH: Final = {"PYTHONPATH": ""}
 """Nothing of the repository stands before the standard library."""
@@ -131,10 +131,10 @@ async def grade(sandbox: Sandbox, grading: Grading, patch: str) -> Verdict:
     if not kept.strip():
         return Verdict(resolved=False, reason=f"the patch changes nothing that counts{note}")
     watched = await _kinds(sandbox, grading.root, kept)
-    await _put_tests(sandbox, grading)
+    await put_tests(sandbox, grading)
     twins = await _put_twins(sandbox, grading)
     command = await _put_command(sandbox, grading)
-    said = await _apply(sandbox, grading.root, kept)
+    said = await apply_patch(sandbox, grading.root, kept)
     if said:
         return Verdict(resolved=False, reason=f"the patch does not apply: {said}{note}")
     key = secrets.token_bytes(32)
@@ -188,10 +188,15 @@ async def _kinds(sandbox: Sandbox, root: str, patch: str) -> Mapping[str, Sequen
     return {path: kinds_of(before.get(path, b"").decode(errors="replace")) for path in found}
 
 
-async def _apply(sandbox: Sandbox, root: str, patch: str) -> str:
-    """What git said against a patch; "" if it applies."""
+async def apply_patch(sandbox: Sandbox, root: str, patch: str, *, reverse: bool = False) -> str:
+    """What git said against a patch; "" if it applies.
+
+    Raises:
+        SandboxError: The sandbox failed.
+        VerifierError: There is no git in it.
+    """
     done = await sandbox.exec(
-        ["git", "apply", "--whitespace=nowarn", "-"],
+        ["git", "apply", "--whitespace=nowarn", *["--reverse"] * reverse, "-"],
         cwd=root,
         env={"GIT_CEILING_DIRECTORIES": posixpath.dirname(root)},
         stdin=patch.encode(errors="surrogateescape"),
@@ -205,9 +210,15 @@ async def _apply(sandbox: Sandbox, root: str, patch: str) -> str:
     return lines[0][:_MOST_SAID] if lines else done.status
 
 
-async def _put_tests(sandbox: Sandbox, grading: Grading) -> None:
+async def put_tests(sandbox: Sandbox, grading: Grading) -> None:
+    """Put the tests that an instance brings into its repository.
+
+    Raises:
+        SandboxError: The sandbox failed.
+        VerifierError: They do not fit.
+    """
     if grading.test_patch:
-        said = await _apply(sandbox, grading.root, grading.test_patch)
+        said = await apply_patch(sandbox, grading.root, grading.test_patch)
         if said:
             raise VerifierError(f"the instance's own test patch does not apply: {said}")
     await _write_texts(sandbox, grading, grading.test_files)
@@ -245,7 +256,7 @@ def _request(grading: Grading, twins: Twins, watched: Mapping[str, Sequence[str]
     return Request(
         root=grading.root,
         paths=grading.paths,
-        arguments=[*_OPTIONS, *halves[0], *halves[1]],
+        arguments=[*OPTIONS, *halves[0], *halves[1]],
         watched=watched,
         sealed=[posixpath.join(grading.root, file) for file in by_file(_expected(grading))],
     )

@@ -5,6 +5,7 @@ Each format names and packs the same things in its own way; here they become one
 
 import ast
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "expected": ("expected_output_json",),
     "executed": ("execution_result_content",),
 }
+_NO_ID: Final = re.compile(r"\s*|\[ *\d+%\]|.*[\x00-\x1f\x7f].*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +130,7 @@ def _instance(row: object) -> Instance:
         patch=_text(fields, "patch"),
         test_patch=_text(fields, "test_patch"),
     )
-    return _r2e(fields, common) if r2e else _swe(fields, common)
+    return _require_ids(_r2e(fields, common) if r2e else _swe(fields, common))
 
 
 def _swe(fields: Mapping[str, object], common: Instance) -> Instance:
@@ -208,6 +210,22 @@ def _tests(fields: Mapping[str, object], name: str) -> tuple[str, ...]:
     ):
         raise _Unreadable(f"{_ALIASES[name][0]} is no list of test ids")
     return tuple(dict.fromkeys(cast("Sequence[str]", value)))
+
+
+def _require_ids(instance: Instance) -> Instance:
+    """Refuse what no runner calls a test: half of an id, or a word of a log."""
+    for test in (*instance.fail_to_pass, *instance.pass_to_pass):
+        if not _may_be_id(test, instance.command):
+            raise _Unreadable(f"{test!r} is no id of a test; it may have been cut at a blank")
+    return instance
+
+
+def _may_be_id(test: str, command: TestCommand) -> bool:
+    if _NO_ID.fullmatch(test) or command.reads == "unittest":
+        return not _NO_ID.fullmatch(test)
+    file, _, name = test.partition("::") if command.names == "full" else ("-", "", test)
+    base, bracket, _ = name.partition("[")
+    return bool(file and base.strip()) and (name.endswith("]") if bracket else "]" not in base)
 
 
 def _mapping(fields: Mapping[str, object], name: str) -> dict[str, object]:

@@ -187,3 +187,54 @@ def test_a_broken_line_is_named_or_left_out(
     assert main([*argv, *played, "--env.skip-bad"]) == 0
     assert main([*argv, *played[2:], "--env.skip-bad"]) == 2
     assert "names no image; give the folder" in capsys.readouterr().err
+
+
+_LACKING: Final = f"{TESTS}::test_percent[50-99]"
+
+
+@pytest.mark.parametrize("kind", ["swe-bench", "swe-smith", "r2e"])
+def test_an_id_that_is_not_collected_is_named_or_left_out(
+    kind: str, clones: Clones, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = {"instance_id": "good", **clones.rows[kind][0]}
+    expected = {"test_percent[50-100]": "PASSED", "test_percent[50-99]": "PASSED"}
+    lacking = r2e(expected_output_json=expected) if kind == "r2e" else good
+    bad = {**lacking, "instance_id": "bad"}
+    if kind != "r2e":
+        bad["FAIL_TO_PASS"] = [*FAIL, _LACKING]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n")
+    repos = clones.folder / {"swe-smith": "smith", "r2e": "r2e"}.get(kind, "")
+    config = SweSandbox.Config(
+        tasks=str(file), repos=str(repos), sandbox=SandboxOptions(backend="bwrap")
+    )
+    argv = ["eval", "--env", "swe_sandbox", "--env.tasks", str(file), "--sandbox", "bwrap"]
+    listed = SweSandbox.list_tasks(config).items()
+    split = next(split for split, tasks in listed if "bad" in [task.id for task in tasks])
+    played = ["--env.repos", str(repos), "--agent", "null", "--eval.split", split]
+    assert main([*argv, *played]) == 1
+    assert "bad: its runner collects no test" in (said := capsys.readouterr().err)
+    assert "test_percent[50-99]; --env.skip-bad" in said
+    left = SweSandbox.list_tasks(config.model_copy(update={"skip_bad": True}))
+    assert [task.id for tasks in left.values() for task in tasks] == ["good"]
+
+
+async def test_ids_are_looked_for_once(
+    clones: Clones, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tasks.jsonl"
+    # Only the reference makes the new test's import possible.
+    row = swe_bench(str(clones.rows["swe-bench"][0]["base_commit"]), version=str(tmp_path))
+    file.write_text(json.dumps({"instance_id": str(tmp_path), **row}))
+    config = SweSandbox.Config(
+        tasks=str(file), repos=str(clones.folder), sandbox=SandboxOptions(backend="bwrap")
+    )
+    counts: list[int] = []
+    for _ in range(3):
+        env = SweSandbox(config)
+        (tasks,) = SweSandbox.list_tasks(config).values()
+        await env.areset(options={"task": tasks[0]})
+        counts.append(env.sandbox.num_execs)
+        await env.aclose()
+        await env.services.sandboxes.close()
+    assert counts[0] > counts[1] == counts[2]

@@ -109,6 +109,16 @@ def test_parquet(tmp_path: Path) -> None:
         ({**R2E, "expected_output_json": "[]"}, "expected_output_json is no object"),
         ({**R2E, "execution_result_content": '{"test_file_names": ["a"]}'}, "of one length"),
         (GYM, "stands for another one too"),
+        ({**BENCH, "FAIL_TO_PASS": ["t.py::test_d[a"]}, "'t.py::test_d[a' is no id of a test"),
+        ({**BENCH, "FAIL_TO_PASS": ["t.py::b]"]}, "'t.py::b]' is no id"),
+        ({**BENCH, "PASS_TO_PASS": ["[100%]"]}, "'[100%]' is no id"),
+        ({**BENCH, "PASS_TO_PASS": ["test_d"]}, "'test_d' is no id"),
+        ({**BENCH, "PASS_TO_PASS": ["t.py::"]}, "'t.py::' is no id"),
+        ({**BENCH, "PASS_TO_PASS": ["::test_d"]}, "'::test_d' is no id"),
+        ({**BENCH, "PASS_TO_PASS": ["t.py::a\nb"]}, "is no id"),
+        ({**BENCH, "repo": "django/django", "PASS_TO_PASS": ["[ 97%]"]}, "'[ 97%]' is no id"),
+        ({**BENCH, "repo": "sympy/sympy", "FAIL_TO_PASS": ["test_d[a"]}, "'test_d[a' is no id"),
+        ({**R2E, "expected_output_json": {"T.a[x": "PASSED"}}, "'T.a[x' is no id"),
     ],
 )
 def test_a_bad_line_is_named_or_left_out(tmp_path: Path, row: object, said: str) -> None:
@@ -120,6 +130,15 @@ def test_a_bad_line_is_named_or_left_out(tmp_path: Path, row: object, said: str)
     found, (problem,) = read_instances(path, skip_bad=True)
     assert [one.id for one in found] == [GYM["instance_id"], SMITH["instance_id"]]
     assert said in problem
+
+
+def test_odd_ids_are_ids(tmp_path: Path) -> None:
+    odd = ["t.py::t[a b]", "t.py::t[[]", "t.py::t[x[y]]", "t.py::C::t[]]", "t.py::t[a::b]"]
+    ((one,), _) = read_instances(lines(tmp_path, {**BENCH, "PASS_TO_PASS": odd}))
+    assert one.pass_to_pass == tuple(odd)
+    django = {**BENCH, "repo": "django/django", "FAIL_TO_PASS": ["Forms [with] words (a.T)"]}
+    ((one,), _) = read_instances(lines(tmp_path, django))
+    assert one.fail_to_pass == ("Forms [with] words (a.T)",)
 
 
 def test_files_that_are_no_tasks(tmp_path: Path) -> None:
