@@ -4,8 +4,14 @@ Importing it is light: it registers the built-in environments with Gymnasium, an
 are loaded when they are first used.
 """
 
+import signal
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from agentrl.terminated import is_command, leave
+
+if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, leave)  # before anything that takes its time; `main` ends it
 
 from gymnasium.envs.registration import (
     register,  # pyright: ignore[reportUnknownVariableType]  # its kwargs are untyped

@@ -1,7 +1,10 @@
 """`Terminated`: a signal asked the process to end, and it does so like `sys.exit`, tidying up."""
 
+import os
 import signal
+import sys
 from types import FrameType
+from typing import NoReturn
 
 
 class Terminated(SystemExit):
@@ -19,3 +22,15 @@ class Terminated(SystemExit):
 def terminate(number: int, frame: FrameType | None) -> None:
     """The handler of both signals, wherever nothing better is known."""
     raise Terminated(number)
+
+
+def leave(number: int, frame: FrameType | None) -> NoReturn:
+    """The handler of Ctrl-C while the command line loads: there is nothing to tidy up."""
+    os.write(2, b"\nagentrl: interrupted\n")
+    os._exit(128 + number)
+
+
+def is_command() -> bool:
+    """True in a process that was started as `agentrl` or as `python -m agentrl`."""
+    words = sys.orig_argv[1:3]
+    return "/".join(words[:1]).endswith("/agentrl") or words == ["-m", "agentrl"]

@@ -27,6 +27,7 @@ from agentrl.tools import (
     truncate_middle,
 )
 from agentrl.types import (
+    CUT_OFF,
     AssistantTurn,
     CallError,
     CallErrorReason,
@@ -133,8 +134,8 @@ class Play:
     async def truncate(self, stop: EpisodeStop, turn: AssistantTurn | None) -> Transition:
         """End the episode by a budget.
 
-        A turn that was not played is recorded and nothing of it runs. Of one that was cut off while
-        it was played, what has happened stays.
+        A turn that was not played is recorded and nothing of it runs: each of its calls failed. Of
+        one that was cut off while it was played, what has happened stays.
         """
         if self.stop is not None and self._tally is None:
             raise ResetNeeded(f"the episode has stopped ({self.stop}); call reset first")
@@ -142,7 +143,9 @@ class Play:
         if turn is not None and turn is not self._last_turn:
             self._record(turn)
             tally.num_calls = len(turn.calls)
-            tally.errors += [call.reason for call in turn.calls if isinstance(call, CallError)]
+            tally.errors += [
+                call.reason if isinstance(call, CallError) else CUT_OFF for call in turn.calls
+            ]
         return self._ended(tally, stop)
 
     async def score(self) -> Outcome:

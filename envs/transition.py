@@ -23,4 +23,4 @@ class Transition:
     num_calls: int = 0
     """Tool calls that the policy made, the failed ones included."""
     call_errors: tuple[str, ...] = ()
-    """Reasons of calls that could not run, "tool_error" or "tool_timeout" for those that failed."""
+    """Reasons of calls that did not run, "tool_error" or "tool_timeout" for those that failed."""

@@ -208,7 +208,7 @@ class Sandbox(ABC):
             cwd=cwd,
             env=dict(env or {}),
             stdin=stdin,
-            timeout_s=min(max(timeout_s or limits.timeout_s, 0.01), limits.max_timeout_s),
+            timeout_s=limits.timeout(timeout_s),
             max_output=min(max_output or limits.output_bytes, limits.output_bytes),
         )
         result = await self._run(command)
@@ -224,7 +224,7 @@ class Sandbox(ABC):
             self._require_running()
             return await self._open(command, sink)
 
-        session = Session(kind, open_, self.limits.output_bytes)
+        session = Session(kind, open_, self.limits)
         self._sessions.append(session)
         return session
 

@@ -16,7 +16,7 @@ from agentrl.sandboxes import interpreter, shell
 from agentrl.sandboxes.errors import SandboxClosed, SandboxDied
 from agentrl.sandboxes.framing import Marks, Output
 from agentrl.sandboxes.process import Process, Sink
-from agentrl.sandboxes.types import ExecResult
+from agentrl.sandboxes.types import ExecResult, Limits
 
 SessionKind: TypeAlias = Literal["bash", "python"]
 GRACE_S: Final = 1.0
@@ -38,11 +38,11 @@ class Session:
     """A shell or interpreter; one call at a time."""
 
     def __init__(
-        self, kind: SessionKind, open_: Callable[[Sink], Awaitable[Process]], max_output: int
+        self, kind: SessionKind, open_: Callable[[Sink], Awaitable[Process]], limits: Limits
     ) -> None:
         self.kind: SessionKind = kind
         self._open = open_
-        self._max_output = max_output
+        self._limits = limits
         self._process: Process | None = None
         self._ended: asyncio.Task[int] | None = None
         self._output: Output | None = None
@@ -56,12 +56,13 @@ class Session:
         """False before the first call, and once it ended: the next call starts it anew."""
         return self._ended is not None and not self._ended.done()
 
-    async def run(self, code: str, *, timeout_s: float) -> ExecResult:
+    async def run(self, code: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run code where the last call left off.
 
         Standard error is part of standard output. After a timeout the code is interrupted, and what
         does not hear that is killed. If the session itself does not give up, it ends; then, and
-        when the code ends it or breaks it, the next call finds a new one.
+        when the code ends it or breaks it, the next call finds a new one. `timeout_s` is as for
+        `Sandbox.exec`.
 
         Raises:
             SandboxClosed: The session was closed.
@@ -78,8 +79,8 @@ class Session:
             assert self._process is not None
             lines, marks = _CALLS[self.kind](code)
             self._process.write(lines)
-            output = self._output = Output(marks, self._max_output)
-            result = await self._finish(output, ended, started, timeout_s)
+            output = self._output = Output(marks, self._limits.output_bytes)
+            result = await self._finish(output, ended, started, self._limits.timeout(timeout_s))
             done = True
             return result
         finally:

@@ -93,5 +93,10 @@ class SyncSession:
     def __init__(self, session: Session) -> None:
         self.behind = session
 
+    @property
+    def is_running(self) -> bool:
+        """As `Session.is_running`."""
+        return self.behind.is_running
+
     run = _blocking(Session.run)
     close = _blocking(Session.close)

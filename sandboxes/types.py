@@ -41,6 +41,10 @@ class Limits(Config):
     read_bytes: int = Field(default=10 << 20, ge=64, description="largest file that is read")
     lifetime_s: int = Field(default=7200, ge=1, description="a container's life at most")
 
+    def timeout(self, asked_s: float | None) -> float:
+        """The seconds of a command that asks for so many, or for none."""
+        return min(max(asked_s or self.timeout_s, 0.01), self.max_timeout_s)
+
 
 class SandboxOptions(Config):
     """Which sandbox, and what is in it."""

@@ -7,6 +7,7 @@ invalid.
 """
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -136,13 +137,15 @@ class SearchTools(UsesSandbox):
 
     @tool
     async def grep(self, pattern: str, path: str = ".") -> str:
-        """Search files for lines that match a regular expression.
+        """Search files for lines that match a regular expression; not files with NUL bytes.
 
         Args:
             pattern: an extended regular expression.
             path: a file, or a folder that is searched with all below it.
         """
-        return await self._search(["grep", "-rnIE", "-e", pattern, "--", path], "No line matches.")
+        line = shlex.join(["grep", "-rnIE", "-e", pattern, "--", path])
+        # By characters, then by bytes: the first leaves out files that are not in UTF-8.
+        return await self._search((line, f"LC_ALL=C {line}"), "No line matches.")
 
     @tool
     async def find(self, name: str, path: str = ".") -> str:
@@ -153,14 +156,15 @@ class SearchTools(UsesSandbox):
             path: the folder that is searched with all below it.
         """
         argv = ["find", f"./{path}" if path.startswith("-") else path, "-name", name]
-        return await self._search(argv, "Nothing has such a name.")
+        return await self._search((shlex.join(argv),), "Nothing has such a name.")
 
-    async def _search(self, argv: list[str], nothing: str) -> str:
-        line = f"{shlex.join(argv)} | head -n {_MAX_MATCHES + 1}"
+    async def _search(self, searches: Sequence[str], nothing: str) -> str:
+        line = "; ".join(f"{search} | head -n {_MAX_MATCHES + 1}" for search in searches)
         result = await self.sandbox.exec(line, timeout_s=_SEARCH_S)
         if result.status == "timeout":
             raise ToolError(f"the search did not end within {_SEARCH_S:g} s; search a smaller part")
-        lines = result.stdout.decode(errors="replace").splitlines()
+        found = result.stdout.decode(errors="replace").removesuffix("\n").split("\n")
+        lines = [line.removesuffix("\r") for line in dict.fromkeys(found) if line]
         if not lines and result.stderr:
             said = result.stderr.decode(errors="replace").strip().splitlines()[0]
             raise ToolError(said.partition(": ")[2] or said)

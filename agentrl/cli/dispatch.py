@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.extras import as_config_error
-from agentrl.terminated import Terminated, terminate
+from agentrl.terminated import Terminated, leave, terminate
 
 EXIT_GRACE_S = 5.0
 """How long a finished process waits for threads that are no daemons."""
@@ -156,6 +156,8 @@ def _leave(code: int) -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    if signal.getsignal(signal.SIGINT) is leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
         return 0

@@ -72,7 +72,8 @@ def render(name: str, about: str, reports: dict[str, Report]) -> str:
     lines = [f"tokenizer: {about}"]
     tools, text = reports["with tools"].rows, reports["without tools"].rows
     refused = [row for row in tools if row.action == "refuse"]
-    rows = [*text, *(row for row in refused if row not in text)] if refused else tools
+    names = {row.name for row in refused}
+    rows = [*(row for row in text if row.name not in names), *refused] if refused else tools
     lines += [f"{row.action or 'ok':6}  {row.name}: {row.detail}" for row in rows]
     for use, report in reports.items():
         lines.append(f"{name}, {use}: {report.verdict}" + _advice(use, report))

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentrl.config.load import Loaded, load_config, read_toml
-from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 from agentrl.orchestration.plan import ENV_PRESETS, MODEL_PRESETS, PAIR_PRESETS
@@ -59,30 +58,3 @@ def base_name(model: str) -> str:
         return model
     origin = read_toml(config).get("model")
     return base_name(str(origin)) if origin != model else model
-
-
-FIXED = ("env", "model", "seed", "rollout.tasks_per_step", "rollout.group_size", "deterministic")
-"""What decides which tasks a step trains on: a resumed run keeps it."""
-
-
-def check_resumable(file: Path, config: RunConfig, objects: Objects) -> None:
-    """Compare with the configuration that a run was started with.
-
-    Raises:
-        ConfigError: a key differs that a resumed run has to keep.
-    """
-    started = load_run_config(file=file, objects=objects).config
-    for key in FIXED:
-        before, now = _value(started, key), _value(config, key)
-        if before != now:
-            raise ConfigError(
-                f"{key}: got {now}, but the run was started with {before}; a resumed run has to "
-                "keep it, so start a new run instead"
-            )
-
-
-def _value(config: RunConfig, key: str) -> object:
-    value: object = config
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value

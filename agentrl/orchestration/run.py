@@ -24,8 +24,7 @@ from agentrl.orchestration.display import Display, Silent
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
 from agentrl.orchestration.journal import Journal
-from agentrl.orchestration.layers import Layers, first_layer, write_layer
-from agentrl.orchestration.load import check_resumable
+from agentrl.orchestration.layers import Layers, check_resumable, first_layer, write_layer
 from agentrl.orchestration.plan import Plan, make_plan
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.rollout import TaskRef, task_stream
@@ -99,7 +98,7 @@ class Run:
             directory = undo.enter_context(self._directory(plan))
             self._prints = take_fingerprints(plan)
             if self._resume:
-                check_resumable(directory.config, self.config, self._objects)
+                check_resumable(directory, self._loaded, self._objects)
                 self._changed = compare_fingerprints(directory, self._prints)
                 self._changed.check(accepts=self._accepts_changes)
                 directory.mark_last()

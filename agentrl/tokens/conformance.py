@@ -244,22 +244,28 @@ def _tried(renderer: Renderer, chat: Sequence[Message]) -> Row:
             before = renderer.text(chat[:begin])
             whole = renderer.text(so_far, generate=bool(answers))
         except ConfigError as error:
-            return Row(name=roles(so_far), detail=str(error), action="refuse")
+            return Row(name=_name(chat), detail=str(error), action="refuse")
         if lost := _lost(so_far, whole):
             detail = (
                 "the chat template changes earlier text when messages are added: for "
                 f"{roles(so_far)}, it drops or alters {lost!r}; use a template that only appends"
             )
-            return Row(name=roles(so_far), detail=detail, action="refuse")
+            return Row(name=_name(chat), detail=detail, action="refuse")
         if answers and (fault := _fault(renderer, so_far, begin, whole)):
-            return Row(name=roles(so_far), detail=fault, action="fork")
+            return Row(name=_name(chat), detail=fault, action="fork")
         try:
             record = (record or before) + renderer.spoken(chat[begin])
             record += renderer.suffix(answers) if answers else ""
         except ConfigError as error:
-            return Row(name=roles(so_far), detail=str(error), action="keep")
+            return Row(name=_name(chat), detail=str(error), action="keep")
         rewritten = rewritten or _rewriting(so_far, record, whole)
-    return Row(name=roles(chat), detail=rewritten or "kept", action="keep" if rewritten else "")
+    return Row(name=_name(chat), detail=rewritten or "kept", action="keep" if rewritten else "")
+
+
+def _name(chat: Sequence[Message]) -> str:
+    """Its roles, and where words stand beside a call, that too: no two of `CHATS` share one."""
+    words = any(message.tool_calls and message.content for message in chat)
+    return roles(chat) + ", with words beside the call" * words
 
 
 def _rewriting(chat: Sequence[Message], record: str, whole: str) -> str:

@@ -14,6 +14,7 @@ from agentrl.types.episode import (
     TurnRecord,
 )
 from agentrl.types.messages import (
+    CUT_OFF,
     AssistantTurn,
     CallError,
     CallErrorReason,
@@ -26,6 +27,7 @@ from agentrl.types.messages import (
 from agentrl.types.tokens import Completion, Sampling, Segment, Source, StopReason
 
 __all__ = [
+    "CUT_OFF",
     "Agent",
     "AssistantTurn",
     "Batch",

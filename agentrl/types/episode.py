@@ -127,7 +127,7 @@ class TurnRecord:
     num_sampled: int = 0
     num_calls: int = 0
     call_errors: tuple[str, ...] = ()
-    """The reasons of calls that could not run, and "tool_error" for each ToolError."""
+    """The reasons of calls that did not run, and "tool_error" for each ToolError."""
     cached_tokens: int = 0
     generate_s: float = 0.0
     environment_s: float = 0.0

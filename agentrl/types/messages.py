@@ -38,6 +38,10 @@ class CallErrorReason(StrEnum):
     """The call is longer or deeper than the format's cap."""
 
 
+CUT_OFF = "cut_off"
+"""In place of a reason: the call was whole, but its turn was cut off, so it did not run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallError:
     """A call that the model tried to make and that cannot run; `message` is shown to the model."""

@@ -111,6 +111,7 @@ async def test_nothing_runs_after_a_length_stop() -> None:
     (transition,) = await play(env, cut)
     assert env.log == []
     assert transition.stop is EpisodeStop.TURN_TOKENS
+    assert (transition.num_calls, transition.call_errors) == (1, ("cut_off",))
 
 
 async def test_a_budget_of_the_loop_records_the_turn_and_runs_nothing() -> None:

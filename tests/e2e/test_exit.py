@@ -88,6 +88,28 @@ def test_sigterm_ends_a_run_that_was_started_in_the_background(tmp_path: Path) -
     assert [json.loads(line).get("phase") for line in events] == [None, "warm start", "warm start"]
 
 
+SCRIPT = str(Path(sys.executable).with_name("agentrl"))
+
+
+@pytest.mark.parametrize("command", [["-m", "agentrl"], [SCRIPT]])
+def test_ctrl_c_while_it_loads_is_no_traceback(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "gymnasium.py").write_text(
+        "import time\nprint('loads', flush=True)\ntime.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [*IN_FOREGROUND, sys.executable, *command, "env", "check", "calculator"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loads\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=50)
+    assert (process.returncode, said) == (130, "\nagentrl: interrupted\n")
+
+
 WAITING = """
 import time
 from agentrl.envs import ToolEnv

@@ -62,6 +62,14 @@ def test_a_result_may_be_trimmed_or_written_as_json(
     assert ("tool result", "written once, unchanged") in [(r.name, r.detail) for r in report.rows]
 
 
+@pytest.mark.parametrize("shown", ["message.content", "message.content[:60]", "''", "x.y"])
+def test_no_two_rows_share_a_name(
+    qwen_like: Path, tools: tuple[ToolSchema, ...], shown: str
+) -> None:
+    names = [row.name for row in with_result(qwen_like, shown, tools).rows]
+    assert sorted(set(names)) == sorted(names)
+
+
 @pytest.mark.parametrize("by_tokenizer", [True, False])
 @pytest.mark.parametrize(
     ("before", "count"), [("", 0), ("{{ bos_token }}", 1), ("\n{{ bos_token }}", 1)]

@@ -1,3 +1,4 @@
+import re
 import tempfile
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import NO_OBJECTS
 from agentrl.orchestration.layers import (
     Layers,
+    check_resumable,
     config_at,
     first_layer,
     flat_values,
@@ -137,6 +139,31 @@ def test_a_moved_run_has_changed_nothing(tmp_path: Path) -> None:
     moved = RunDirectory.open(tmp_path, str(directory.path.rename(tmp_path / "there")))
     assert resume(moved, 1) == []
     assert 'name = "none"  # default\n' in moved.config.read_text()
+
+
+@pytest.mark.parametrize(
+    ("edit", "flags", "said"),
+    [
+        (("", ""), ["--seed", "4"], "seed: got 4, but the run was started with 0;"),
+        (("seed = 0", "seed = 4"), [], "seed: got 4, but the run was started with 0;"),
+        (("", ""), ["--env.digits", "2"], "env.0.digits: got 2, but the run was started with 3;"),
+        (("digits = 3", "digits = 2"), [], "env.0.digits: got 2, but the run was started with 3;"),
+        (("digits = 3  #", "#"), [], "env.0.digits: got 2, but the run was started with 3;"),
+        (("", ""), ["--env", "long_haul"], 'env.0.name: got "long_haul", but the run was started'),
+        (("", ""), ["--steps", "9", "--lr", "1e-4"], ""),
+    ],
+)
+def test_tasks_stay_whether_flags_or_a_hand_would_change_them(
+    tmp_path: Path, edit: tuple[str, str], flags: list[str], said: str
+) -> None:
+    directory = start(tmp_path)
+    directory.config.write_text(directory.config.read_text().replace(*edit))
+    loaded = load_resumed(directory, flags=flags)
+    if not said:
+        check_resumable(directory, loaded)
+        return
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_resumable(directory, loaded)
 
 
 def test_without_a_configuration_nothing_is_resumed(tmp_path: Path) -> None:

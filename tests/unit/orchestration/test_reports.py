@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from agentrl.errors import ConfigError
 from agentrl.orchestration.bind import NO_OBJECTS, bind_envs
-from agentrl.orchestration.load import check_resumable, load_run_config
+from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.reports import unused_tools, why_untrained
 from agentrl.rollout import Collected, episode_metrics
 from agentrl.types import (
@@ -95,6 +94,9 @@ def test_an_unknown_tool_is_named_with_the_nearest() -> None:
 
 def test_a_call_that_the_limit_cut_off_is_told_from_one_that_is_unreadable() -> None:
     turn = TurnRecord(num_calls=1, call_errors=("unclosed",))
+    whole = TurnRecord(num_calls=2, call_errors=("cut_off", "unclosed"))
+    ended = replace(episode(0, Score(value=0), turn=whole), stop=EpisodeStop.TURN_TOKENS)
+    assert "of 2: 2 were cut off at the limit of tokens;" in str(warning_for(ended))
     cut = replace(episode(0, Score(value=0), turn=turn), stop=EpisodeStop.TURN_TOKENS)
     warning = str(warning_for(cut))
     assert "1 were cut off at the limit of tokens; raise rollout.max_turn_tokens" in warning
@@ -110,13 +112,3 @@ def test_one_environments_calls_do_not_hide_another() -> None:
     called = episode(0, Score(value=1), turn=TurnRecord(num_calls=1))
     silent = episode(1, Score(value=0), env="other")
     assert "env other" in str(unused_tools(Collected([called, silent], []), envs))
-
-
-def test_a_resumed_run_keeps_its_tasks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    file = tmp_path_factory.mktemp("run") / "config.toml"
-    file.write_text('seed = 3\n\n[[env]]\nname = "calculator"\n')
-    same = load_run_config(file=file, flags=["--steps", "9", "--lr", "1e-4"]).config
-    check_resumable(file, same, NO_OBJECTS)
-    other = load_run_config(file=file, flags=["--seed", "4"]).config
-    with pytest.raises(ConfigError, match="seed: got 4, but the run was started with 3"):
-        check_resumable(file, other, NO_OBJECTS)

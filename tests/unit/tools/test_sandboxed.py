@@ -122,7 +122,9 @@ async def test_undo_takes_back_nothing_but_its_own_edit(tools: All) -> None:
 
 async def test_searches_are_bounded(tools: All, monkeypatch: pytest.MonkeyPatch) -> None:
     def many(sandbox: FakeSandbox, command: Command) -> ExecResult:
-        return ExecResult(status="exited", exit_code=0, stdout=b"a.py:1:x\n" * 201)
+        return ExecResult(
+            status="exited", exit_code=0, stdout=b"".join(b"a.py:%d:x\n" % n for n in range(201))
+        )
 
     def wrong(sandbox: FakeSandbox, command: Command) -> ExecResult:
         return ExecResult(status="exited", exit_code=0, stderr=b"grep: Unmatched ( or \\(\n")
@@ -156,3 +158,15 @@ def test_results_say_how_they_ended() -> None:
     assert "characters left out" in text
     assert len(text) < 8000
     assert shown(ExecResult(status="oom", exit_code=137), 1).startswith("[It was killed")
+
+
+async def test_grep_finds_lines_of_text_in_any_encoding() -> None:
+    made = All()
+    async with make_sandbox(SandboxOptions(backend="unsafe-local")) as sandbox:
+        made.use_sandbox(sandbox)
+        files = {"a": "héllo\n".encode(), "b": b"h\xe9llo\r\nna\x85ve\x0b\n", "c": b"hello\0\n"}
+        for name, data in files.items():
+            await sandbox.write_file(f"d/{name}", data)
+        assert await made.grep("^h.llo", "d") == "d/a:1:héllo\nd/b:1:h\ufffdllo"
+        assert await made.grep("na.*v", "d") == "d/b:2:na\ufffdve\x0b"
+        assert await made.grep("é|hello", "d") == "d/a:1:héllo"
