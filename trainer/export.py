@@ -99,7 +99,13 @@ def _tensors(model: PreTrainedModel, ranks: Ranks, *, adapter: bool) -> dict[str
             raise not_finite(name)
         if ranks.rank == 0:
             tensors[name] = full.cpu().contiguous()
-    return tensors
+    return tensors if alone else tensors | _stored_buffers(model)
+
+
+def _stored_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
+    """What a model's files hold beside its weights, such as the biases of some routers."""
+    stored = model.state_dict().keys()
+    return {n: b.cpu().contiguous() for n, b in model.named_buffers() if n in stored}
 
 
 def _save_model(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> None:

@@ -50,11 +50,22 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> peft.LoraConfig:
         task_type=peft.TaskType.CAUSAL_LM,
     )
     with quiet():
-        peft.inject_adapter_in_model(settings, model)
+        _inject(settings, model)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
     return settings
+
+
+def _inject(settings: peft.LoraConfig, model: PreTrainedModel) -> None:
+    """Put adapters into the layers that are named and nowhere else.
+
+    Of a mixture that it knows PEFT takes `gate_proj` for a part of the stacked experts, and leaves
+    out layers of that name. It knows none that is handed over without its configuration.
+    """
+    parts: Any = nn.ModuleDict(dict(model.named_children()))
+    peft.inject_adapter_in_model(settings, parts)
+    cast(Any, model).peft_config = parts.peft_config
 
 
 def adapter_config(folder: Path, config: LoraConfig) -> Mapping[str, object]:

@@ -7,6 +7,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration.export import export_run
 from agentrl.trainer import LoraConfig, TrainerConfig
+from agentrl.trainer.export import export_hf
 from agentrl.trainer.trainer import Trainer
+from benchmarks.models import make_model
 from tests.unit.trainer.batches import batch_of, random_segments
 
 RUN = """
@@ -86,6 +89,25 @@ def test_a_run_becomes_a_model_that_transformers_loads(trained: Trained, tmp_pat
     assert (again / "README.md").read_text() == card
     with pytest.raises(ConfigError, match="is there already"):
         export_run("one", out, adapter=False, runs_dir=trained.runs)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("kind", ["apertus", "deepseek_v3", "qwen3_moe"])
+def test_all_that_the_files_of_a_model_hold_is_exported(
+    kind: str, rank: int, tmp_path: Path
+) -> None:
+    """Also what is no weight: Apertus and the routers of DeepSeek-V3 have stored buffers."""
+    model: Any = make_model(kind)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name in model.state_dict():
+                buffer.uniform_(0.5, 1.5)
+    lora = LoraConfig(rank=rank)
+    trainer = Trainer(model, TrainerConfig(lr=1e-2, lora=lora), total_steps=1)
+    trainer.supervised_update(batch_of(random_segments((9, 12))))
+    out = export_hf(trainer.model, resolve_model("tiny"), tmp_path / "out")
+    torch.testing.assert_close(logits(load_model(out)), logits(trainer.model.eval()))
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
