@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypedDict, cast
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
+from agentrl.engine.local.models.files import read_json
 from agentrl.engine.reshard import Box
 from agentrl.errors import ConfigError
 
@@ -51,7 +51,7 @@ def experts_per_token(folder: Path) -> int:
 
     Raises ConfigError for a mixture that does not say it.
     """
-    settings = cast("dict[str, object]", orjson.loads((folder / "config.json").read_bytes()))
+    settings = cast("dict[str, object]", read_json(folder / "config.json"))
     if not expert_counts(settings):
         return 0
     number = max(_numbers(settings, _CHOSEN), default=0)

@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import orjson
-
 from agentrl.engine import WeightSource
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import experts_per_token
 from agentrl.engine.local.engine import LocalEngine
+from agentrl.engine.local.models.files import read_json
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
 from agentrl.engine.sglang.check import Reference, Row, check_server, refuse
@@ -136,7 +135,7 @@ def _with_adapters(config: EngineConfig, adapter: Mapping[str, object]) -> Engin
 
 
 def _vocab_size(folder: Path) -> int:
-    content: dict[str, object] = orjson.loads((folder / "config.json").read_bytes())
+    content = cast("dict[str, object]", read_json(folder / "config.json"))
     size = content.get("vocab_size")
     if not isinstance(size, int):
         raise ConfigError(f"{folder / 'config.json'}: names no vocab_size; choose another model")

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import orjson
-
 from agentrl.config.nearest import nearest
+from agentrl.engine.local.models.files import read_json
 from agentrl.engine.local.models.resolve import check_model
 from agentrl.errors import ConfigError
 from agentrl.extras import TRAIN, require
@@ -118,7 +117,7 @@ def _check_ranks(config: RunConfig) -> None:
         )
     shape = Path(config.model).expanduser() / "config.json"
     if trainer.sequence_parallel > 1 and shape.is_file():  # else it is checked once it is there
-        model: dict[str, int] = orjson.loads(shape.read_bytes())
+        model = cast("dict[str, int]", read_json(shape))
         heads = model.get("num_attention_heads", 1)
         groups = model.get("num_key_value_heads") or heads
         check_heads(heads, groups, trainer.sequence_parallel)

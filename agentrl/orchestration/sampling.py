@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import orjson
+from typing import cast
 
 from agentrl.engine import Engine
+from agentrl.engine.local.models.files import read_json
 from agentrl.engine.sglang.server import RESERVED
 from agentrl.envs import EnvServices
 from agentrl.errors import ConfigError
@@ -100,8 +100,7 @@ def context_length(config: RunConfig, model_folder: Path) -> int:
 
 
 def _config(model_folder: Path) -> dict[str, object]:
-    settings: dict[str, object] = orjson.loads((model_folder / "config.json").read_bytes())
-    return settings
+    return cast("dict[str, object]", read_json(model_folder / "config.json"))
 
 
 def with_codec(plan: Plan, codec: Codec, started: Started) -> SamplingParts:

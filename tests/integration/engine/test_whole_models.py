@@ -28,6 +28,9 @@ from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.engine.local.reward import reward
 from agentrl.errors import ConfigError
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.sampling import context_length
+from agentrl.trainer.export import export_hf
 from agentrl.trainer.meta import empty_model
 from agentrl.trainer.model import refuse_dropout
 
@@ -210,6 +213,9 @@ def test_an_index_must_agree_with_its_files(
         ({"model_type": "t5"}, "'t5'"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
         ({"quantization_config": {"load_in_4bit": True}}, "quantized"),
+        ({"quantization_config": "fp8"}, "quantized (quantization_config: fp8)"),
+        ({"quantization_config": [1]}, "quantized"),
+        ({"hidden_size": float("nan")}, "hidden_size"),
         ({"num_hidden_layers": 3}, "missing: model.layers.2"),
         ({"num_hidden_layers": 1}, "unexpected: model.layers.1"),
         ({"num_attention_heads": 0}, "transformers can make no model"),
@@ -232,6 +238,18 @@ def test_a_dry_run_refuses_what_the_config_says(
     assert says in said
     assert "Traceback" not in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_what_a_config_says_of_passes_does_not_matter(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    asked = folder("llama")
+    expected = logits(load_model(asked))
+    configure(asked, return_dict=False, output_attentions=True, time_limit=float("inf"))
+    model = load_model(asked)
+    assert torch.equal(logits(model), expected)
+    assert torch.equal(logits(load_model(export_hf(model, asked, tmp_path / "out"))), expected)
+    assert context_length(RunConfig.model_validate({"env": []}), asked) == 256
 
 
 def test_a_reward_model_without_its_head_is_refused(folder: Callable[[str], Path]) -> None:

@@ -147,7 +147,8 @@ def read_settings(folder: Path) -> PreTrainedConfig:
         )
     for key, value in _settings_of(raw):
         if key in _QUANTIZED and value:
-            method = cast("dict[str, object]", value).get("quant_method")
+            known = isinstance(value, dict)
+            method = cast("dict[str, object]", value).get("quant_method") if known else value
             raise ConfigError(
                 f"{path}: the weights are quantized ({key}: {method}), which can neither be "
                 "trained nor sampled with exactly; use the model's plain weights, or save them "
@@ -157,6 +158,9 @@ def read_settings(folder: Path) -> PreTrainedConfig:
         settings: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
+        # What else a pass gives back is nothing that is asked for here; it stops saving, too.
+        settings.return_dict = True
+        settings.output_attentions = settings.output_hidden_states = False
         return settings
 
 
