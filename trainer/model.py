@@ -37,15 +37,15 @@ def check_trainable(
 
 
 def refuse_dropout(model: PreTrainedModel) -> None:
-    """Raise ConfigError if the model has dropout; its parameters may be on `meta`."""
+    """Raise ConfigError if the model has dropout or jitter; its parameters may be on `meta`."""
     found = _find_dropouts(model)
     if found:
         listed = ", ".join(f"{name}={value:g}" for name, value in list(found.items())[:3])
         keys = ", ".join(_dropouts(model.config.to_dict())) or "it"
         raise ConfigError(
-            f"the model has dropout ({listed}{', ...' * (len(found) > 3)}), expected none: the "
-            f"trainer would not compute the distribution that was sampled; set {keys} to 0 in the "
-            "model's config.json"
+            f"the model has dropout or noise ({listed}{', ...' * (len(found) > 3)}), expected "
+            "none: the trainer would not compute the distribution that was sampled; set "
+            f"{keys} to 0 in the model's config.json"
         )
 
 
@@ -99,7 +99,7 @@ def _dropouts(settings: Mapping[str, object]) -> dict[str, float]:
     return {
         key: float(value)
         for key, value in settings.items()
-        if ("dropout" in key or key.endswith("_pdrop"))
+        if any(part in key for part in ("dropout", "_pdrop", "jitter"))
         and isinstance(value, int | float)
         and value > 0
     }

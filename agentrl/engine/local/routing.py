@@ -51,7 +51,7 @@ def routed(
     """
     found = mixtures(model)
     noted = [torch.empty(0)] * len(found)
-    num_experts = min(expert_counts(model.config.to_dict()), default=2)
+    num_experts = min(expert_counts(model.config.to_dict()), default=1)
     before = [block.__dict__.get("forward") for block in found.values()]
     for layer, (name, block) in enumerate(found.items()):
         choice = partial(_Choice, num_experts, None if experts is None else experts[layer])

@@ -24,12 +24,14 @@ from transformers import (
 )
 
 from agentrl.cli.dispatch import main
+from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.engine.local.reward import reward
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.sampling import context_length
+from agentrl.tokens import Tokenizer
 from agentrl.trainer.export import export_hf
 from agentrl.trainer.meta import empty_model
 from agentrl.trainer.model import refuse_dropout
@@ -269,6 +271,45 @@ def test_dropouts_of_heads_that_are_not_there_are_none() -> None:
         config = make(**shape | off | {name: 0.1})
         with pytest.raises(ConfigError, match="has dropout"):
             refuse_dropout(GPT2LMHeadModel(config))
+
+
+def test_what_only_training_makes_a_difference_to_is_refused_by_its_setting(
+    folder: Callable[[str], Path],
+) -> None:
+    """However little noise it is."""
+    noisy = folder("mixtral")
+    configure(noisy, router_jitter_noise=1e-5)
+    with pytest.raises(ConfigError, match="set router_jitter_noise to 0"):
+        refuse_dropout(load_model(noisy))
+
+
+@pytest.mark.parametrize("turns", [0.0, float("nan")])
+def test_a_config_without_numbers_is_refused(turns: float, folder: Callable[[str], Path]) -> None:
+    empty = folder("llama")
+    configure(empty, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": turns})
+    assert "computes no numbers" in refused(empty, lambda it: LocalEngine(load_model(it)))
+
+
+def test_a_mixture_of_one_expert_is_served() -> None:
+    """It has a choice that is none."""
+    made: Any = MixtralForCausalLM
+    config = MixtralConfig(**SMALL, num_local_experts=1, num_experts_per_tok=1)
+    LocalEngine(made(config).eval())
+
+
+def test_a_run_trains_a_model_with_more_rows_than_ids(
+    folder: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    padded = folder("llama")
+    assert Tokenizer.load(padded).vocab_size < SMALL["vocab_size"]
+    arguments = ["train", "--env", "calculator", "--model", str(padded), "--steps", "1"]
+    arguments += ["--rollout.max-turn-tokens", "4", "--rollout.tasks-per-step", "2", "--name", "r"]
+    arguments += ["--rollout.group-size", "2", "--rollout.max-context-tokens", "250"]
+    assert main([*arguments, "--runs-dir", str(tmp_path)]) == 0, capsys.readouterr().err
+    (step,) = (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(step)["verified"] == 1
+    assert json.loads(step)["gap_max"] < 1e-4
+    assert load_model(tmp_path / "r" / "model").config.vocab_size == SMALL["vocab_size"]
 
 
 def test_the_memory_of_a_mixture_is_counted(
