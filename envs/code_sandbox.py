@@ -36,10 +36,12 @@ class CodeSandbox(BashTool, WriteFileTool, SandboxEnv):
             description="a JSONL file of tasks (prompt, answer: the tests); empty: made by a seed",
         )
         test_timeout_s: float = Field(default=10.0, gt=0, description="seconds of one test")
-        grading_s: float = Field(default=40.0, gt=0, description="seconds of all tests together")
+        grading_s: float = Field(
+            default=40.0, gt=0, le=80.0, description="seconds of all tests together"
+        )
 
     hook_timeout_s = 120.0
-    """More than `grading_s`: what the policy's code does must not make an episode invalid."""
+    """More than `grading_s` may be: what the policy's code does is scored."""
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
 
     system = "Write the file solution.py, try it, and submit it when it is right."

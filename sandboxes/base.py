@@ -13,7 +13,12 @@ from types import TracebackType
 from typing import ClassVar, Final, Self
 
 from agentrl.sandboxes import files
-from agentrl.sandboxes.errors import SandboxClosed, SandboxStartError, UnsupportedLimit
+from agentrl.sandboxes.errors import (
+    FileAccessError,
+    SandboxClosed,
+    SandboxStartError,
+    UnsupportedLimit,
+)
 from agentrl.sandboxes.exit import forget, keep_until_exit
 from agentrl.sandboxes.process import Process, Sink, run
 from agentrl.sandboxes.session import COMMANDS, Session, SessionKind
@@ -316,8 +321,14 @@ class Sandbox(ABC):
             await self._unpack(data, "/")
 
     async def list_dir(self, path: str = "") -> tuple[Entry, ...]:
-        """The names in a folder, sorted."""
+        """The names in a folder, sorted.
+
+        Raises:
+            FileAccessError: There is no such folder, or it holds too much.
+        """
         result = await self._script(files.LIST, self._path(path))
+        if result.stdout_truncated:
+            raise FileAccessError(f"{path or '.'}: it holds more than can be listed")
         return files.entries(files.require_ok(result, path or ".").stdout)
 
     async def upload(self, source: str | Path, target: str = "") -> None:

@@ -23,7 +23,7 @@ from agentrl.sandboxes.errors import SandboxDied, SandboxStartError, SandboxUnav
 from agentrl.sandboxes.probe import find_bwrap, probe_bwrap
 from agentrl.sandboxes.process import KILL_S, LocalProcess, Process, Sink, in_thread
 from agentrl.sandboxes.seccomp import program
-from agentrl.sandboxes.types import WORKSPACE, Capability, Command, SandboxOptions
+from agentrl.sandboxes.types import WORKSPACE, Capability, Command, ExecResult, SandboxOptions
 from agentrl.sandboxes.workspace import (
     PREPARING,
     SHARED_UID,
@@ -48,8 +48,7 @@ _ETC: Final = {
     "hosts": "127.0.0.1 localhost\n",
     "gitconfig": "[safe]\n\tdirectory = *\n",
 }
-_OWN_PROCESSES: Final = 4
-"""At most, what a command needs to begin: bwrap, its child, the command, and one that is ending."""
+_NO_FORK: Final = b"Resource temporarily unavailable"
 CANNOT_FORK: Final = 254
 """The exit code of a command that the limit of processes does not let begin, as of bash."""
 _HOST_ETC: Final = ("ld.so.cache", "alternatives", "mime.types")
@@ -191,6 +190,7 @@ class BwrapSandbox(Sandbox):
     async def _open(self, command: Command, sink: Sink) -> Process:
         assert self._place is not None
         await self._make_room()
+        refused = self._num_refused() if self._group else -1
         arguments = [*self._arguments]
         for key, value in command.env.items():
             arguments += ["--setenv", key, value]
@@ -226,14 +226,13 @@ class BwrapSandbox(Sandbox):
                 )
             except OSError as error:
                 raise SandboxDied(f"bwrap cannot be started: {error}") from error
-            return _BwrapProcess(process, os.dup(status), self._running, said, self._is_full)
+            return _BwrapProcess(
+                process, os.dup(status), self._running, said, lambda: self._num_refused() > refused
+            )
 
-    def _is_full(self) -> bool:
-        """Whether what still runs in it leaves no command a process to begin with."""
-        with contextlib.suppress(OSError):
-            if self._group is not None:
-                return self._group.num_alive() >= self.limits.processes - _OWN_PROCESSES
-        return False
+    def _num_refused(self) -> int:
+        """How often what runs in it has used up its processes; without a group, unknown."""
+        return 0 if self._group is None else self._group.refused_forks()
 
     async def _make_room(self) -> None:
         """Commands that ended fill the limit of processes until init has taken their exit status.
@@ -244,8 +243,15 @@ class BwrapSandbox(Sandbox):
         deadline = time.monotonic() + KILL_S
         while self._group is not None and not self._group.make_room(self.limits.processes):
             if time.monotonic() > deadline:
+                if self._group.num_alive():
+                    return  # they may be children that the policy's own processes do not wait for
                 raise SandboxDied("this machine's init does not take the exit status of processes")
             await asyncio.sleep(0.002)
+
+    async def _exec(self, command: Command) -> ExecResult:
+        # A session may have run out of memory before, and nobody has asked.
+        await self._was_oom(0)
+        return await super()._exec(command)
 
     async def _was_oom(self, code: int) -> bool:
         if self._group is None:
@@ -282,13 +288,13 @@ class _BwrapProcess:
         status: int,
         running: "set[_BwrapProcess]",
         said: bytearray,
-        is_full: Callable[[], bool],
+        was_full: Callable[[], bool],
     ) -> None:
         self._process = process
         self._status = status
         self._running = running
         self._said = said
-        self._is_full = is_full
+        self._was_full = was_full
         self._code: int | None = None
         running.add(self)
         self.write = process.write
@@ -302,9 +308,12 @@ class _BwrapProcess:
             told = os.read(self._status, 4096)
             self._code = code
             self._forget()
-            if b'"exit-code"' not in told and self._is_full():
-                self._code = CANNOT_FORK  # the sandbox is well, what the policy left in it is not
-            elif b'"exit-code"' not in told:
+            if b'"exit-code"' in told:
+                return code
+            # The sandbox is well, what the policy left in it is not.
+            if _NO_FORK in self._said and self._was_full():
+                self._code = CANNOT_FORK
+            else:
                 said = self._said.decode(errors="replace").strip() or "nothing"
                 raise SandboxDied(
                     f"bwrap ended with {code} before the command did; at last it said: {said}"

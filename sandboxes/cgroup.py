@@ -97,13 +97,13 @@ class Group:
 
     def oom_kills(self) -> int:
         """How many processes were killed for memory."""
-        file = self._folders[0] / ("memory.events" if self._v2 else "memory.oom_control")
-        with contextlib.suppress(OSError, ValueError):
-            for line in file.read_text().splitlines():
-                key, _, value = line.partition(" ")
-                if key == "oom_kill":
-                    return int(value)
-        return 0
+        return _read_count(
+            self._folders[0] / ("memory.events" if self._v2 else "memory.oom_control"), "oom_kill"
+        )
+
+    def refused_forks(self) -> int:
+        """How often the limit of processes let none begin."""
+        return _read_count(self._folders[0 if self._v2 else 1] / "pids.events", "max")
 
     def num_alive(self) -> int:
         """How many tasks are in it, without those that have ended and wait for init."""
@@ -156,6 +156,15 @@ class Group:
             if left:
                 time.sleep(0.001)
         return True
+
+
+def _read_count(file: Path, wanted: str) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == wanted:
+                return int(value)
+    return 0
 
 
 def _write(file: Path, value: object) -> None:

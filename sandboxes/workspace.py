@@ -106,7 +106,12 @@ def unmount_all(sandbox: Path) -> None:
 def remove_tree(place: Path) -> None:
     """Remove a folder whatever is in it; Python's own way recurses too deeply for a hostile one."""
     command = ["rm", "-rf", "--one-file-system", "--", str(place)]
-    subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
+    done = subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
+    if done.returncode and os.geteuid():
+        # A folder without permissions cannot be emptied by a plain user, who mounts nothing.
+        opened = ["chmod", "-R", "u+rwX", "--", str(place)]
+        subprocess.run(opened, check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
 
 
 class Workspace:

@@ -8,6 +8,7 @@ same, it stays.
 
 import codecs
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Final, Literal
@@ -21,6 +22,9 @@ _MARKED: Final = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _UNKNOWN: Final = "\ufffd"
+_MOST_PLACES: Final = 10
+_MOST_COMPARED: Final = 200_000
+"""Of so many pairs of pieces a difference is found while others can wait."""
 _ODD: Final = re.compile("[\ud800-\udfff]")
 _LOOSE: Final = f"(\n|{_UNKNOWN})"
 """What stands for one of several things in the file."""
@@ -52,6 +56,20 @@ class FileText:
     def shown(self) -> str:
         """The text for people and models; what is no character is U+FFFD."""
         return _ODD.sub(_UNKNOWN, self.text)
+
+    @property
+    def looks(self) -> str:
+        """The text as it can be given back: line ends are line feeds, no character is U+FFFD."""
+        return re.sub(self.line_end, "\n", self.shown)
+
+    def place_of(self, place: int) -> int:
+        """Where in the text a place of `looks` is."""
+        longer = 0
+        for end in re.finditer("\r\n", self.text) if "\n" in self.text else ():
+            if end.start() - longer >= place:
+                break
+            longer += 1
+        return place + longer
 
     @property
     def line_end(self) -> str:
@@ -98,13 +116,16 @@ def replaced(file: FileText, old: str, new: str, path: str) -> tuple[str, int]:
     """The text with `old`, which it has exactly once, replaced; and where that begins."""
     if not old:
         raise ToolError("old_str is empty; to add text use insert, to make a file use create")
-    found = _found(file.text, f"({re.escape(old)})")
-    if loose := not found:
+    places = _find_places(file.text, old)
+    if loose := not places:
         old, new = _folded(old), _folded(new)
-        found = _found(file.text, _loose_pattern(old, file))
-    if len(found) != 1:
-        raise ToolError(_not_once(file, old, path, [start for start, _ in found]))
-    ((start, there),) = found
+        places = _find_places(file.looks, old)
+    if len(places) != 1:
+        raise ToolError(_not_once(file, old, path, places, loose=loose))
+    start = file.place_of(places[0]) if loose else places[0]
+    start += loose and old.startswith("\n") and file.text.startswith("\r\n", start)  # as exactly
+    found = re.compile(_loose_pattern(old, file)).match(file.text, start) if loose else None
+    there = list(found.groups()) if found else [old]
     if loose:
         parts = _aligned(old, new, there, file.end_at(start))
         file.require_writable("".join(text for text, is_new in parts if is_new))
@@ -141,17 +162,21 @@ def _loose_pattern(old: str, file: FileText) -> str:
     return "".join(f"({kinds.get(part) or re.escape(part)})" for part in parts)
 
 
-def _found(text: str, pattern: str) -> list[tuple[int, list[str]]]:
-    """Where it is, overlapping places too, and what each of its groups is there."""
-    return [(m.start(), list(m.groups())) for m in re.finditer(f"(?={pattern})", text)]
+def _find_places(text: str, old: str) -> list[int]:
+    """Where it is, overlapping places too; no more than tell that there are too many."""
+    places: list[int] = []
+    place = text.find(old)
+    while place >= 0 and len(places) <= _MOST_PLACES:
+        places.append(place)
+        place = text.find(old, place + 1)
+    return places
 
 
 def _aligned(old: str, new: str, there: list[str], end: str) -> list[tuple[str, bool]]:
     """The new text, with what the file has wherever the old text says the same; is it added?"""
-    news = re.split(_LOOSE, new)
-    matcher = SequenceMatcher(None, re.split(_LOOSE, old), news, autojunk=False)
+    olds, news = re.split(_LOOSE, old), re.split(_LOOSE, new)
     parts: list[tuple[str, bool]] = []
-    for kind, first, last, begin, stop in matcher.get_opcodes():
+    for kind, first, last, begin, stop in _find_changes(olds, news):
         if kind == "equal":
             parts += [(text, False) for text in there[first:last]]
         else:
@@ -159,14 +184,32 @@ def _aligned(old: str, new: str, there: list[str], end: str) -> list[tuple[str, 
     return parts
 
 
-def _not_once(file: FileText, old: str, path: str, places: list[int]) -> str:
+def _find_changes(old: list[str], new: list[str]) -> Sequence[tuple[str, int, int, int, int]]:
+    """The steps from one list to the other; where both are long, one step changes the middle."""
+    if len(old) * len(new) <= _MOST_COMPARED:
+        return SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    pairs = list(zip(old, new, strict=False))
+    head = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    ends = list(zip(reversed(old[head:]), reversed(new[head:]), strict=False))
+    tail = next((i for i, (a, b) in enumerate(ends) if a != b), len(ends))
+    last, stop = len(old) - tail, len(new) - tail
+    return [
+        ("equal", 0, head, 0, head),
+        ("replace", head, last, head, stop),
+        ("equal", last, len(old), stop, len(new)),
+    ]
+
+
+def _not_once(file: FileText, old: str, path: str, places: list[int], *, loose: bool) -> str:
     if places:
-        numbers = [str(len(FileText(file.text[:place] + "x").lines)) for place in places[:10]]
+        text = file.looks if loose else file.text
+        numbers = [str(len(FileText(text[:p] + "x").lines)) for p in places[:_MOST_PLACES]]
+        many = f"more than {_MOST_PLACES}" if len(places) > _MOST_PLACES else f"{len(places)}"
         return (
-            f"old_str is in {path} {len(places)} times, at the lines {', '.join(numbers)}; give "
+            f"old_str is in {path} {many} times, at the lines {', '.join(numbers)}; give "
             "more of the text around the one that is meant"
         )
     squeezed = " ".join(old.split())
-    similar = bool(squeezed) and squeezed in " ".join(file.text.split())
+    similar = bool(squeezed) and squeezed in " ".join(file.looks.split())
     hint = "; only the white space differs" if similar else "; view the file and copy it exactly"
     return f"old_str is not in {path}{hint}"

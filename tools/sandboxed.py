@@ -165,8 +165,8 @@ class SearchTools(UsesSandbox):
             raise ToolError(f"the search did not end within {_SEARCH_S:g} s; search a smaller part")
         found = result.stdout.decode(errors="replace").removesuffix("\n").split("\n")
         lines = [line.removesuffix("\r") for line in dict.fromkeys(found) if line]
-        if not lines and result.stderr:
-            said = result.stderr.decode(errors="replace").strip().splitlines()[0]
+        said = result.stderr.decode(errors="replace").strip().partition("\n")[0]
+        if not lines and said:
             raise ToolError(said.partition(": ")[2] or said)
         more = [f"[There are more than {_MAX_MATCHES}; search for less.]"]
         return "\n".join(lines[:_MAX_MATCHES] + more * (len(lines) > _MAX_MATCHES)) or nothing

@@ -1,6 +1,7 @@
 """Bytes that an edit does not name stay as they are."""
 
 import codecs
+import time
 
 import pytest
 from hypothesis import assume, given
@@ -128,3 +129,26 @@ def test_replacements(data: bytes, old: str, new: str, after: bytes | None) -> N
 def test_insertions(data: bytes, line: int, new: str, after: bytes) -> None:
     file = FileText.read(data)
     assert file.encoded(inserted(file, line, new)[0]) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "said"),
+    [
+        ("a" * (1 << 19), "a" * 50_000, "more than 10 times"),
+        ("a" * (1 << 19), "a" * 50_000 + "b", "is not in"),
+        ("a\r\n" * (1 << 17), "a\n" * 25_000 + "b", "is not in"),
+    ],
+)
+def test_text_that_repeats_itself_holds_nobody_up(text: str, old: str, said: str) -> None:
+    before = time.process_time()
+    with pytest.raises(ToolError, match=said):
+        replaced(FileText.read(text.encode()), old, "", "f")
+    assert time.process_time() - before < 5
+
+
+def test_a_large_change_is_found_in_time() -> None:
+    file = FileText.read(b"x\n" + b"a\r\n" * 4000 + b"y\n")
+    old, before = "a\n" * 4000, time.process_time()
+    after, _ = replaced(file, old, "a\n" + "b\n" * 3998 + "a\n", "f")
+    assert after == "x\na\r\n" + "b\r\n" * 3998 + "a\r\ny\n"
+    assert time.process_time() - before < 5
