@@ -70,7 +70,22 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 def _new_runner() -> asyncio.Runner:
     """One that leaves the thread's own event loop, which may be a notebook's, as it is."""
-    return asyncio.Runner(loop_factory=asyncio.new_event_loop)
+    return asyncio.Runner(loop_factory=_new_loop)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(_report)
+    return loop
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Say what went wrong in the loop, but for what was given up with the thread that uses it.
+
+    The loop's end closes such generators in any order, so that one misses the other.
+    """
+    if "asyncgen" not in context:
+        loop.default_exception_handler(context)
 
 
 def in_loop() -> bool:

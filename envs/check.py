@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,13 +108,13 @@ def check_env_class(
     env = env_class(config, verifier=verifier, tokenizer=tokenizer)
     tasks = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
     again = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
-    rows = [_tasks_row(tasks, again), _splits_row(env), *run(_played_rows(env, tasks))]
-    rows += [
-        _prompt_row(env, [*tasks, *_longest(env, split)], tokenizer, limit),
-        _schema_row(env.tool_schemas),
-        _gym_row(env),
-    ]
-    env.close()
+    with env:
+        rows = [_tasks_row(tasks, again), _splits_row(env), *run(_played_rows(env, tasks))]
+        rows += [
+            _prompt_row(env, [*tasks, *_longest(env, split)], tokenizer, limit),
+            _schema_row(env.tool_schemas),
+            _gym_row(env),
+        ]
     return CheckReport(env=env_class.__name__, rows=tuple(rows), schemas=env.tool_schemas)
 
 
@@ -156,26 +157,29 @@ async def _play_all(env: ToolEnv, agent: Agent, tasks: Sequence[Task]) -> list[_
 async def _play(env: ToolEnv, agent: Agent, task: Task, seed: int) -> _Played:
     """One episode; a fault of the environment is its outcome."""
     played = _Played((), Invalid(reason="it was not scored", blame="environment"))
-    start = time.perf_counter()
     try:
-        await env.areset(seed=seed, options={"task": task})
-        played.reset_s = time.perf_counter() - start
-        stop = None
-        while stop is None:
-            with user_code("the agent's act"):
-                turn = agent.act(env.view())
-            start = time.perf_counter()
-            transition = await env.advance(turn)
-            played.step_s.append(time.perf_counter() - start)
-            played.rewards.append(transition.reward)
-            stop = transition.stop
-        played.outcome = await env.ascore()
-        await env.aclose()
+        async with aclosing(env):
+            await _play_turns(env, agent, task, seed, played)
     except EpisodeError as error:
         played.outcome = Invalid(reason=str(error), blame=error.blame)
-        await env.aclose()
     played.messages = env.conversation
     return played
+
+
+async def _play_turns(env: ToolEnv, agent: Agent, task: Task, seed: int, played: _Played) -> None:
+    start = time.perf_counter()
+    await env.areset(seed=seed, options={"task": task})
+    played.reset_s = time.perf_counter() - start
+    stop = None
+    while stop is None:
+        with user_code("the agent's act"):
+            turn = agent.act(env.view())
+        start = time.perf_counter()
+        transition = await env.advance(turn)
+        played.step_s.append(time.perf_counter() - start)
+        played.rewards.append(transition.reward)
+        stop = transition.stop
+    played.outcome = await env.ascore()
 
 
 async def _expert_row(
@@ -258,11 +262,11 @@ def _same_row(first: list[_Played], second: list[_Played]) -> CheckRow:
 async def _reset_row(env: ToolEnv, task: Task) -> CheckRow:
     """A reset in the middle of an episode leaves nothing of it."""
     try:
-        await env.areset(seed=0, options={"task": task})
-        first = env.conversation
-        await env.areset(seed=0, options={"task": task})
-        same = env.conversation == first
-        await env.aclose()
+        async with aclosing(env):
+            await env.areset(seed=0, options={"task": task})
+            first = env.conversation
+            await env.areset(seed=0, options={"task": task})
+            same = env.conversation == first
     except EpisodeError as error:
         return CheckRow(name="reset twice", ok=False, detail=str(error))
     detail = "the same beginning" if same else "the second beginning differs from the first"

@@ -111,11 +111,29 @@ def test_ctrl_c_while_it_loads_is_no_traceback(tmp_path: Path, command: list[str
 
 
 WAITING = """
+import asyncio
 import time
+from contextlib import AsyncExitStack, asynccontextmanager
 from agentrl.envs import ToolEnv
+
+@asynccontextmanager
+async def place():
+    yield
+
+@asynccontextmanager
+async def lease():
+    async with AsyncExitStack() as places:
+        await places.enter_async_context(place())
+        try:
+            yield
+        finally:
+            await asyncio.sleep(0)
 
 class Waiting(ToolEnv):
     tasks = ({"prompt": "p"},)
+
+    async def setup(self):
+        await self.resources.enter_async_context(lease())
 
     def reply(self, text):
         print("waiting", flush=True)

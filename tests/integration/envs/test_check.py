@@ -208,3 +208,29 @@ def test_each_fault_has_its_row(
     found = {r.name: r for r in report.rows}[row]
     assert not found.ok
     assert detail in found.detail
+
+
+@pytest.mark.parametrize("hook", ["reply", "score"])
+def test_an_interrupted_check_closes_its_episode(hook: str) -> None:
+    closed: list[str] = []
+
+    class Held(ToolEnv):
+        tasks = ({"prompt": "p"},)
+
+        async def setup(self) -> None:
+            self.resources.callback(closed.append, "closed")
+
+        async def reply(self, text: str) -> None:
+            self._pass("reply")
+
+        async def score(self, answer: object) -> float:
+            return self._pass("score")
+
+        def _pass(self, name: str) -> float:
+            if name == hook:
+                raise KeyboardInterrupt
+            return 0.0
+
+    with pytest.raises(KeyboardInterrupt):
+        check_env_class(Held, num_tasks=1)
+    assert closed == ["closed"]
