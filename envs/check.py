@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def check_env_class(
     env = env_class(config, verifier=verifier, tokenizer=tokenizer)
     tasks = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
     again = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
-    with env:
+    with closing(env):
         rows = [_tasks_row(tasks, again), _splits_row(env), *run(_played_rows(env, tasks))]
         rows += [
             _prompt_row(env, [*tasks, *_longest(env, split)], tokenizer, limit),
