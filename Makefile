@@ -46,7 +46,7 @@ runs: venv
 	$(PY) -m pytest -m $(HERE) tests/e2e --durations=25
 
 sandboxes: venv
-	.ci/with_docker $(PY) -m pytest -m sandbox
+	.ci/with_docker $(PY) -m pytest -m "sandbox and not nightly"
 
 ranks: venv
 	$(PY) -m pytest -m "ranks and not nightly"
@@ -63,6 +63,7 @@ $(RENDERERS): benchmarks/requirements.txt $(STAMP)
 nightly: venv $(RENDERERS) sglang
 	REQUIRE_SGLANG=1 $(PY) -m pytest -m "sglang and nightly"
 	$(PY) -m pytest -m "nightly and not sglang and not sandbox"
+	REQUIRE_BWRAP=1 $(PY) -m pytest -m "nightly and sandbox"
 	$(PY) benchmarks/learning_matrix.py $(MATRIX) --env calculator
 	$(PY) benchmarks/learning_matrix.py $(MATRIX) --env number_guess --cells 8
 	$(PY) benchmarks/learning_matrix.py $(MATRIX) --env long_haul --cells 8
