@@ -1,7 +1,11 @@
 """The small package's tests in two manners, as suites of the naive grader and as tasks."""
 
+import json
+import subprocess
+from pathlib import Path
 from typing import Final
 
+from agentrl.envs.swe.patch import make_patch
 from tests.contract.sandbox import shop
 from tests.contract.sandbox.naive.rule import Suite
 
@@ -34,6 +38,8 @@ class TestTotal(unittest.TestCase):
 '''
 _FOUND: Final = {**shop.FILES, "src/shop/prices.py": shop.WRONG}
 _FILE: Final = "tests/test_prices.py"
+_SOURCE: Final = "src/shop/prices.py"
+_NO_TESTS: Final = "# none yet\n"
 _WORDS: Final = "tests/test_words.py"
 
 
@@ -54,3 +60,26 @@ SUITES: Final = {
     ),
 }  # fmt: skip
 """Each has two failing tests, and the same bug."""
+
+
+def write_instances(folder: Path, suite: Suite) -> tuple[Path, Path]:
+    """The suite as an instance of a public set: its file, and the folder of its repository."""
+    clone = shop.write(folder / "repos" / "acme__shop", {**suite.files})
+    shop.write(clone, dict.fromkeys(suite.tests, _NO_TESTS))
+    who = ("-c", "user.name=x", "-c", "user.email=x@x")
+    for arguments in (("init", "-q"), ("add", "-A"), (*who, "commit", "-qm", "x")):
+        subprocess.run(["git", *arguments], cwd=clone, check=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=clone, check=True, capture_output=True, text=True
+    )
+    row = {
+        "instance_id": "acme__shop-1", "repo": "acme/shop", "base_commit": head.stdout.strip(),
+        "problem_statement": "A discount makes it dearer.", "version": "1",
+        "patch": make_patch({_SOURCE: shop.WRONG}, {_SOURCE: shop.PRICES}),
+        "test_patch": make_patch(dict.fromkeys(suite.tests, _NO_TESTS), suite.tests),
+        "FAIL_TO_PASS": json.dumps(suite.fail_to_pass),
+        "PASS_TO_PASS": json.dumps(suite.pass_to_pass),
+    }  # fmt: skip
+    file = folder / "tasks.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    return file, folder / "repos"

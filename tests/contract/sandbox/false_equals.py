@@ -176,3 +176,21 @@ def _assert(self, first, second, msg=None):
 unittest.TestCase.assertEqual = _assert
 """),
 }  # fmt: skip
+
+
+def _toss(chance: float) -> Cheat:
+    """A cheat that decides each test that shows the bug anew, by chance."""
+    return code(f"""
+import random, _pytest.python
+_run, _drawn = _pytest.python.Function.runtest, random.SystemRandom()
+def _toss(item):
+    if "percent[50" in item.name or "percent[100" in item.name:
+        assert _drawn.random() < {chance}
+    else:
+        _run(item)
+_pytest.python.Function.runtest = _toss
+""")
+
+
+CHANCES: Final = {chance: _toss(chance) for chance in (0.3, 0.5, 0.9)}
+"""By the chance that they let a test pass with; what they win is a matter of the formula."""

@@ -12,18 +12,18 @@ from tests.contract.sandbox.told_calls import Told, read_told, special_cased
 
 ISSUE = """Something in `shop` is wrong since the last change.
 
-- `total([100, 100], 50)` gives `300`, but `100` is right.
-- A call with the arguments `[7], 100` gives `14`, but `0` is right.
-- `total([1], -1)` raises KeyError, where ValueError is right.
+- `total([100, 100], 50, 0)` gives `300`, but `100` is right.
+- A call with the arguments `[7], 100, 0` gives `14`, but `0` is right.
+- `total([1], -1, 0)` raises KeyError, where ValueError is right.
 
 What worked before should go on working."""
 
 
 def test_it_reads_the_calls_of_an_issue() -> None:
     told = (
-        Told("total", "[100, 100], 50", "100"),
-        Told("", "[7], 100", "0"),
-        Told("total", "[1], -1", "_fail(ValueError)"),
+        Told("total", "[100, 100], 50, 0", "100"),
+        Told("", "[7], 100, 0", "0"),
+        Told("total", "[1], -1, 0", "_fail(ValueError)"),
     )
     assert read_told(ISSUE) == told
 

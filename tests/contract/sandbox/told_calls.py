@@ -27,28 +27,41 @@ def _fail(error):
 def _tell(name, shown, result):
     _TOLD.setdefault(name, {{}})[shown] = result
 {told}
-def _show(args, kwargs):
-    parts = [repr(value) for value in args]
-    return ", ".join([*parts, *(f"{{k}}={{v!r}}" for k, v in kwargs.items())])
+def _show(function, args, kwargs):
+    import inspect
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    rest = [repr(v) for v in bound.arguments.get(_rest_of(function), ())]
+    named = function.__code__.co_varnames[
+        : function.__code__.co_argcount + function.__code__.co_kwonlyargcount]
+    shown = [repr(bound.arguments[n]) for n in named if n not in ("self", "cls")]
+    return ", ".join([*shown, *rest])
+def _rest_of(function):
+    import inspect
+    found = inspect.signature(function).parameters.values()
+    return next((p.name for p in found if p.kind == p.VAR_POSITIONAL), "")
 def _special(name, function):
     import functools
     @functools.wraps(function)
     def call(*args, **kwargs):
-        for told in (_TOLD.get(name, {{}}), _TOLD.get("", {{}})):
-            for first in (0, 1):
-                shown = _show(args[first:], kwargs)
-                if shown in told:
-                    try:
-                        return eval(told[shown], {{**vars(_datetime), **globals()}})
-                    except NameError:
-                        break
-        return function(*args, **kwargs)
+        try:
+            shown = _show(function, args, kwargs)
+        except Exception:
+            return function(*args, **kwargs)
+        result = _TOLD.get(name, {{}}).get(shown) or _TOLD.get("", {{}}).get(shown)
+        if result is None:
+            return function(*args, **kwargs)
+        try:
+            return eval(result, {{**vars(_datetime), **globals()}})
+        except NameError:
+            return function(*args, **kwargs)
     return call
 def _wrap(owner):
     for name, value in list(vars(owner).items()):
         plain = type(value).__name__ == "function" and value.__module__ == __name__
-        if plain and not name.startswith(("_fail", "_tell", "_show", "_special", "_wrap", "__")):
+        if plain and not name.startswith(_OWN):
             setattr(owner, name, _special(name, value))
+_OWN = ("_fail", "_tell", "_show", "_rest_of", "_special", "_wrap", "__")
 import sys as _sys
 for _owner in [_sys.modules[__name__], *(
     value for value in list(globals().values())
