@@ -172,8 +172,8 @@ MODEL_PRESETS: Mapping[str, Mapping[str, object]] = {
         "rollout.max_turn_tokens": 64,
         "rollout.max_context_tokens": 512,
         "engine.slots": 256,
-        # What the warm start copies wrong is wrong in all episodes of a group, and stays so. Copying
-        # takes updates, and of some weights twice as many as of others; not demonstrations.
+        # What the warm start copies wrong is wrong in all episodes of a group, and stays so.
+        # Copying takes updates rather than demonstrations, and some seeds take twice as many.
         "warm_start.updates": 1400,
         "warm_start.batch": 8,
         "warm_start.lr": 3e-3,
