@@ -8,7 +8,7 @@ segment can begin with it; else it is *refused*.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -84,8 +84,7 @@ def _facts(renderer: Renderer, rows: Sequence[Row], later: Sequence[Row]) -> Ite
     by_role = "; the marker of the next role" if profile.after_text.is_next_role else ""
     yield Row(name="stop tokens", detail=f"{stops}{by_role}")
     yield Row(name="stop tokens are", detail="sampled by the model, and never added to its turn")
-    separator = renderer.suffix([_ASK]).partition(_ASK.content)[0]
-    yield Row(name="separator", detail=f"{separator!r} (given by the environment)")
+    yield _shown(renderer, "separator", [_ASK], _separator)
     yield _bos(renderer)
     opened = "opened by the prompt" if renderer.opens_thinking else "not opened by the prompt"
     shown = "shown" if profile.shows_reasoning else "not shown"
@@ -97,6 +96,20 @@ def _facts(renderer: Renderer, rows: Sequence[Row], later: Sequence[Row]) -> Ite
     system = "own" if profile.dialect.has_system else "in front of the first user message"
     developer = "own" if profile.dialect.has_developer else "as system"
     yield Row(name="roles", detail=f"system {system}, developer {developer}")
+
+
+def _shown(
+    renderer: Renderer, name: str, said: Sequence[Message], show: Callable[[str], str]
+) -> Row:
+    """What is appended when this is said; a template that only forks may have no such text."""
+    try:
+        return Row(name=name, detail=show(renderer.suffix(said)))
+    except ConfigError as error:
+        return Row(name=name, detail=str(error), action="fork")
+
+
+def _separator(suffix: str) -> str:
+    return f"{suffix.partition(_ASK.content)[0]!r} (given by the environment)"
 
 
 def _preserving(renderer: Renderer, rows: Sequence[Row], later: Sequence[Row]) -> str:
@@ -136,7 +149,7 @@ def _values(renderer: Renderer, with_tools: bool) -> Iterator[Row]:
         kept = text.count("ü😀") == 2
         yield Row(name="unicode", detail="kept" if kept else "escaped")
     answer = [_result("")] if with_tools else [_user("")]
-    yield Row(name="empty content", detail=repr(renderer.suffix(answer))[:70])
+    yield _shown(renderer, "empty content", answer, lambda suffix: repr(suffix)[:70])
     yield _answers(renderer, with_tools)
     yield _injection(renderer)
 

@@ -184,3 +184,17 @@ def test_what_messages_cannot_say_is_kept_as_it_was_sampled(
     assert named == {"words behind a call", "arguments without blanks"}
     assert '{"key0":"value0"}' in kept["arguments without blanks"]
     assert '{"key0": "value0"}' in kept["arguments without blanks"]
+
+
+def test_calls_whose_end_is_not_always_the_same_are_a_report_and_no_error(
+    make_folder: MakeFolder, tools: tuple[ToolSchema, ...]
+) -> None:
+    call = (
+        "{% for c in m.tool_calls or [] %}<tool_call>"
+        '{"arguments": {{ c.function.arguments | tojson }}, "name": "{{ c.function.name }}"}'
+        "</tool_call>{% endfor %}"
+    )
+    folder = make_folder(CHATML.replace("{{ m.content }}", call + "{{ m.content }}"))
+    report = examine(Renderer(load(folder), tools), with_tools=True)
+    assert report.verdict == "forked"
+    assert {"separator", "empty content", "tool result"} <= {row.name for row in report.rows}
