@@ -123,7 +123,7 @@ def _card(
     *,
     adapter: bool,
 ) -> str:
-    trainer = config.trainer
+    trainer, step = config.trainer, int(checkpoint.name.removeprefix("step-"))
     lora = f", LoRA of rank {trainer.lora.rank}" if trainer.lora.rank else ""
     return _CARD.format(
         library="peft" if adapter else "transformers",
@@ -131,23 +131,30 @@ def _card(
         name=directory.name,
         envs=", ".join(entry.label for entry in config.env),
         algorithm=f"{trainer.algorithm}{lora}, learning rate {trainer.lr:g}",
-        steps=int(checkpoint.name.removeprefix("step-")),
+        steps=step,
         changes="; ".join(changes).replace("|", "\\|") or "nothing",
-        evaluation=_evaluation(directory, config),
+        evaluation=_evaluation(directory, config, step),
         digest=_digest(directory.config, checkpoint / MANIFEST),
     )
 
 
-def _evaluation(directory: RunDirectory, config: RunConfig) -> str:
-    """The last held-out success, else that of the last step's own episodes."""
+def _evaluation(directory: RunDirectory, config: RunConfig, step: int) -> str:
+    """The last held-out result until the step, else that of its own episodes.
+
+    Where no success is defined, the reward is the result.
+    """
     lines = read_lines(directory.metrics) if directory.metrics.exists() else []
+    heldout = f"on {config.eval.tasks} {config.eval.split} tasks"
     for key, what in (
-        ("eval/success", f"success on {config.eval.tasks} {config.eval.split} tasks"),
+        ("eval/success", f"success {heldout}"),
+        ("eval/reward", f"mean reward {heldout}"),
         ("success", "success of the training episodes"),
+        ("reward", "mean reward of the training episodes"),
     ):
         for line in reversed(lines):
-            if isinstance(value := line.get(key), float):
-                return f"{what} after step {line['step']}: {value:.3f}"
+            value, done = line.get(key), line.get("step")
+            if isinstance(value, float) and isinstance(done, int) and done <= step:
+                return f"{what} after step {done}: {value:.3f}"
     return "none"
 
 
