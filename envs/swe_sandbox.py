@@ -3,9 +3,7 @@
 import asyncio
 import functools
 import logging
-import os
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from pydantic import Field
 
@@ -16,7 +14,6 @@ from agentrl.envs.swe.agents import RepairAgent, SearchAgent
 from agentrl.envs.swe.build.archive import install_tools
 from agentrl.envs.swe.build.records import TASKS
 from agentrl.envs.swe.grade import Grading, grade
-from agentrl.envs.swe.ids import find_bad_ids
 from agentrl.envs.swe.repair import (
     BuiltRepair,
     PublicRepair,
@@ -25,10 +22,11 @@ from agentrl.envs.swe.repair import (
     repair_of,
     trees_of,
 )
-from agentrl.envs.swe.report import Verdict
+from agentrl.envs.swe.survey import guarded_grading, options_of, problem_of, survey
+from agentrl.envs.swe.verdict import Verdict
 from agentrl.envs.swe.worktree import NoPatch, fill, take_patch
 from agentrl.errors import ConfigError, EnvironmentFault
-from agentrl.sandboxes import Sandbox, SandboxOptions, make_sandbox, run_sync
+from agentrl.sandboxes import SandboxOptions, run_sync
 from agentrl.sandboxes.docker import engine
 from agentrl.tools import tool
 from agentrl.tools.sandboxed import (
@@ -42,8 +40,6 @@ from agentrl.tools.sandboxed import (
 from agentrl.types import Agent, Score, Task
 
 _log = logging.getLogger(__name__)
-_TOOLS: Final = "tools"
-"""The mount with pytest and what else the tests import."""
 
 
 class SweSandbox(
@@ -64,6 +60,9 @@ class SweSandbox(
             "instances (JSONL or Parquet); empty: those that come along",
         )
         skip_bad: bool = Field(default=False, description="leave out lines that cannot be read")
+        guarded_only: bool = Field(
+            default=False, description="leave out tasks that no decoys guard against cheats"
+        )
         repos: str = Field(
             default="",
             description="a folder with a clone OWNER__NAME of each instance's repository; empty: "
@@ -86,6 +85,7 @@ class SweSandbox(
     max_turns = 30
     warn_turns = 3
     _repair: Repair
+    _guarded: Grading
 
     @classmethod
     def list_tasks(cls, config: Config) -> Mapping[str, tuple[Task, ...]]:
@@ -103,8 +103,9 @@ class SweSandbox(
         }
         found = _fetched(**place)
         _build_images(found, build=config.build_images)
-        if config.skip_bad:
-            found = run_sync(_without_bad_ids(found, config))
+        if config.skip_bad or config.guarded_only:
+            found = _worth_having(found, config)
+        _warn_of_unguarded(found)
         tasks = {
             split: tuple(
                 Task(id=repair.id, prompt=repair.issue, data=place)
@@ -117,7 +118,7 @@ class SweSandbox(
 
     def sandbox_for(self, task: Task) -> SandboxOptions:
         """With pytest to read, or of the instance's own image."""
-        return _options(repair_of(task), self.config)
+        return options_of(repair_of(task), self.config.sandbox)
 
     async def setup(self) -> None:
         """Put the repository into the sandbox.
@@ -127,8 +128,9 @@ class SweSandbox(
         """
         await super().setup()
         self._repair = repair_of(self.task)
-        if said := await _said_of_ids(self.sandbox, self._repair):
+        if said := await problem_of(self.sandbox, self._repair):
             raise EnvironmentFault(f"{said}; --env.skip-bad leaves such ones out")
+        self._guarded = await guarded_grading(self.sandbox, self._repair)
         trees = await asyncio.to_thread(trees_of, self._repair)
         await fill(self.sandbox, trees.agent, commit=True)
 
@@ -146,11 +148,14 @@ class SweSandbox(
             return Score(value=0.0, reason=str(error))
         if not patch:
             return Score(value=0.0, reason="nothing was changed")
-        await self.sandbox.reset()
-        await fill(self.sandbox, trees.whole, commit=False)
-        grading = _grading(self.sandbox, self._repair)
+
+        async def fresh() -> None:
+            await self.sandbox.reset()
+            await fill(self.sandbox, trees.whole, commit=False)
+
+        grading = self._guarded
         return _score(
-            await grade(self.sandbox, grading, patch),
+            await grade(self.sandbox, grading, patch, fresh),
             (len(grading.fail_to_pass), len(grading.pass_to_pass)),
         )
 
@@ -193,50 +198,29 @@ def _build_images(repairs: Sequence[Repair], *, build: bool) -> None:
             engine().build_image(repair.dockerfile, repair.image)
 
 
-def _options(repair: Repair, config: SweSandbox.Config) -> SandboxOptions:
-    options = config.sandbox
-    if repair.image:
-        if options.backend == "bwrap":
-            raise ConfigError(
-                f"{repair.id} needs the image {repair.image}, which bwrap has not; use the "
-                "backend docker, or give the repositories by --env.repos"
-            )
-        return options.model_copy(update={"image": repair.image})
-    mounts = {**options.mounts, _TOOLS: install_tools(repair.requires)}
-    path = f"/workspace/src:/workspace:/mnt/{_TOOLS}"
-    env = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **options.env}
-    return options.model_copy(update={"mounts": mounts, "env": env})
+def _warn_of_unguarded(found: Sequence[Repair]) -> None:
+    records = [repair for repair in found if isinstance(repair, BuiltRepair)]
+    bare = sum(not repair.task.deciding for repair in records)
+    if bare:
+        _log.warning(
+            "%d of %d tasks have no decoys, so that a reward proves little; build them again, or "
+            "leave them out by --env.guarded-only",
+            bare,
+            len(records),
+        )
 
 
-def _grading(sandbox: Sandbox, repair: Repair) -> Grading:
-    return repair.grading(sandbox.workspace, sandbox.mounts.get(_TOOLS, ""))
-
-
-async def _said_of_ids(sandbox: Sandbox, repair: Repair) -> str:
-    """What is wrong with the ids of an instance's tests; those of records were made by a run."""
-    if not isinstance(repair, PublicRepair):
-        return ""
-    bad = await find_bad_ids(sandbox, repair, _grading(sandbox, repair))
-    more = f" and {len(bad) - 1} more" * (len(bad) > 1)
-    return f"{repair.id}: its runner collects no test {bad[0]}{more}" if bad else ""
-
-
-async def _without_bad_ids(
-    repairs: Sequence[Repair], config: SweSandbox.Config
-) -> Sequence[Repair]:
-    """The tasks whose tests can be collected, with a warning for each other one."""
-    places = asyncio.Semaphore(os.cpu_count() or 1)
-
-    async def check(repair: Repair) -> str:
-        if not isinstance(repair, PublicRepair):
-            return ""
-        async with places, make_sandbox(_options(repair, config)) as sandbox:
-            return await _said_of_ids(sandbox, repair)
-
-    said = await asyncio.gather(*map(check, repairs))
-    for problem in filter(None, said):
-        _log.warning("left out: %s", problem)
-    return [repair for repair, problem in zip(repairs, said, strict=True) if not problem]
+def _worth_having(found: Sequence[Repair], config: SweSandbox.Config) -> Sequence[Repair]:
+    """The tasks without those that the configuration leaves out, each with a warning."""
+    kept: list[Repair] = []
+    for task in run_sync(survey(found, config.sandbox)):
+        if task.problem and config.skip_bad:
+            _log.warning("left out: %s", task.problem)
+        elif not task.guarded and config.guarded_only:
+            _log.warning("left out: %s has no decoys that guard it", task.repair.id)
+        else:
+            kept.append(task.repair)
+    return kept
 
 
 def _score(verdict: Verdict, counts: tuple[int, int]) -> Score:
@@ -244,6 +228,11 @@ def _score(verdict: Verdict, counts: tuple[int, int]) -> Score:
     shares = [n / most if most else 1.0 for n, most in zip(passed, counts, strict=True)]
     return Score(
         value=float(verdict.resolved),
-        parts={"fail_to_pass": shares[0], "pass_to_pass": shares[1]},
+        parts={
+            "fail_to_pass": shares[0],
+            "pass_to_pass": shares[1],
+            "cheats_caught": float(verdict.caught),
+            "unguarded": float(not verdict.guarded),
+        },
         reason=verdict.reason,
     )

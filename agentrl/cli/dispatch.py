@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, str] = {
     "sandbox list": "list the sandboxes that exist on this machine",
     "sandbox gc": "remove sandboxes that dead processes left behind",
     "tasks build": "turn Python packages that have tests into repair tasks",
+    "tasks check": "say which repair tasks of a file are guarded against cheats",
     "doctor": "show versions, devices, engines and sandboxes",
 }
 """Every command with what it is for; `env list` lives in `agentrl.cli.env_list`."""

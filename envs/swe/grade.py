@@ -1,19 +1,24 @@
-"""Grading: a fresh sandbox, the patch and nothing else of the agent, every expected test passed.
+"""Grading: the patch and nothing else of the agent, in several sandboxes as new, with decoys.
 
-    our tests and twins -> patch, without what is sealed -> git apply -> run with a key -> verdict
+    patch, without what is sealed -> draw runs -> verdict
+    └─ each: a fresh sandbox -> our tests, some of them decoys -> git apply -> run with a key
+
+Only a patch that passes what is real pays for all runs.
 
 What the patch causes is scored: it does not apply, the tests hang, the report is forged. What the
 world causes raises, and the episode is Invalid; so nothing that may raise comes after the patch.
 """
 
 import posixpath
+import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agentrl.envs.swe.build.records import Package, RepairTask
 from agentrl.envs.swe.commands import TestCommand, targets
+from agentrl.envs.swe.decoys import Decoy, draw_runs, num_runs, rewrite_files
 from agentrl.envs.swe.instances import Instance, tail
 from agentrl.envs.swe.logs import PARSERS
 from agentrl.envs.swe.patch import touched
@@ -22,13 +27,12 @@ from agentrl.envs.swe.report import (
     RUNNER,
     BadReport,
     Outcome,
+    Report,
     Request,
-    Verdict,
-    judge,
     read_report,
 )
-from agentrl.envs.swe.seal import Seal, kinds_of, without_sealed
-from agentrl.envs.swe.twins import Twins, by_file, make_twins
+from agentrl.envs.swe.seal import Seal, without_sealed
+from agentrl.envs.swe.verdict import Judged, Verdict, is_decided, judge_run, verdict_of
 from agentrl.errors import VerifierError
 from agentrl.sandboxes import ExecResult, Sandbox
 
@@ -60,6 +64,19 @@ class Grading:
     test_patch: str = ""
     test_files: Mapping[str, str] = field(default_factory=dict[str, str])
     timeout_s: float = 300.0
+    rewritten: tuple[str, ...] = ()
+    """Test files that run as `rewriting.py` makes them."""
+    bugs: tuple[tuple[Decoy, ...], ...] = ()
+    """The decoys that decide about each bug; empty: nothing guards the task."""
+    others: tuple[Decoy, ...] = ()
+    """Decoys of tests that have to go on passing."""
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the instance calls a test, by its id in a rewritten file."""
+
+    @property
+    def guarded(self) -> bool:
+        """True if there are decoys enough for each bug."""
+        return bool(self.bugs) and num_runs(self.bugs) > 0
 
 
 def of_task(task: RepairTask, package: Package, *, root: str, tools: str) -> Grading:
@@ -83,6 +100,9 @@ def of_task(task: RepairTask, package: Package, *, root: str, tools: str) -> Gra
             [mutation.file for mutation in task.mutations],
         ),
         timeout_s=30 + 20 * package.seconds,
+        rewritten=tuple(file for file in package.tests if file not in package.as_they_are),
+        bugs=tuple(tuple(package.decoys[i] for i in bug) for bug in task.deciding),
+        others=package.decoys,
     )
 
 
@@ -113,14 +133,26 @@ def of_instance(instance: Instance, *, root: str, tools: str = "") -> Grading:
         arguments=arguments,
         paths=paths,
         # What the reference repairs may hold tests too, as doctests.
-        seal=Seal(brought | (by_file(tests).keys() - sources), sources),
+        seal=Seal(brought | (_files_of(tests) - sources), sources),
         test_patch=instance.test_patch,
         test_files=instance.test_files,
     )
 
 
-async def grade(sandbox: Sandbox, grading: Grading, patch: str) -> Verdict:
-    """Judge a patch in a fresh sandbox.
+def _files_of(tests: Sequence[str]) -> frozenset[str]:
+    return frozenset(test.partition("::")[0] for test in tests if "::" in test)
+
+
+async def grade(
+    sandbox: Sandbox, grading: Grading, patch: str, fresh: Callable[[], Awaitable[None]]
+) -> Verdict:
+    """Judge a patch.
+
+    Args:
+        sandbox: where.
+        grading: what decides.
+        patch: of the agent.
+        fresh: makes the sandbox as new, with the repository and its bugs in it.
 
     Raises:
         SandboxError: The sandbox failed.
@@ -130,62 +162,80 @@ async def grade(sandbox: Sandbox, grading: Grading, patch: str) -> Verdict:
     note = f"; left out of the patch: {_listed(left_out)}" if left_out else ""
     if not kept.strip():
         return Verdict(resolved=False, reason=f"the patch changes nothing that counts{note}")
-    watched = await _kinds(sandbox, grading.root, kept)
-    await put_tests(sandbox, grading)
-    twins = await _put_twins(sandbox, grading)
+    runs: list[list[Decoy]] = [[]]
+    if grading.guarded:
+        runs = draw_runs(grading.bugs, grading.others, random.SystemRandom())
+    tests = (*grading.fail_to_pass, *grading.pass_to_pass)
+    judged: list[Judged] = []
+    for decoys in runs:
+        await fresh()
+        try:
+            report = await run_tests(sandbox, grading, kept, decoys)
+        except BadReport as error:
+            return Verdict(resolved=False, reason=f"{error}{note}", guarded=grading.guarded)
+        judged.append(judge_run(report.outcomes, report.saws, decoys, tests))
+        if judged[-1].wrong or is_decided(judged):
+            break
+    verdict = verdict_of(
+        judged, grading.fail_to_pass, grading.pass_to_pass, guarded=grading.guarded
+    )
+    return replace(verdict, reason=verdict.reason + note)
+
+
+async def run_tests(
+    sandbox: Sandbox,
+    grading: Grading,
+    patch: str,
+    decoys: Sequence[Decoy] = (),
+    *,
+    reverse: bool = False,
+) -> Report:
+    """Run the tests once, in a sandbox with the repository and nothing else.
+
+    Raises:
+        BadReport: The patch does not apply, or the tests come to no end that proves anything.
+        SandboxError: The sandbox failed.
+        VerifierError: Our own tests cannot be put in place, or do not begin.
+    """
+    await put_tests(sandbox, grading, decoys)
     command = await _put_command(sandbox, grading)
-    said = await apply_patch(sandbox, grading.root, kept)
+    said = await apply_patch(sandbox, grading.root, patch, reverse=reverse) if patch else ""
     if said:
-        return Verdict(resolved=False, reason=f"the patch does not apply: {said}{note}")
-    key = secrets.token_bytes(32)
+        raise BadReport(f"the patch does not apply: {said}")
     reports = grading.command.reads == "report"
+    key = secrets.token_bytes(32)
     done = await sandbox.exec(
         command,
         cwd=grading.root,
         env={**_ENVIRONMENT, **_NO_PATH} if reports else _ENVIRONMENT,
-        stdin=_request(grading, twins, watched).to_bytes(key) if reports else b"",
+        stdin=_request(grading).to_bytes(key) if reports else b"",
         timeout_s=grading.timeout_s,
         max_output=_MOST_OUTPUT,
         kill_leftovers=True,
     )
     if done.status != "exited":
-        return Verdict(resolved=False, reason=f"the tests ended by {done.status}{note}")
+        raise BadReport(f"the tests ended by {done.status}")
     if reports and not done.stdout:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
         raise VerifierError(
             f"the runner of the tests did not begin in the sandbox ({lines[-1]}); it needs a "
             "Python of at least 3.7, and in an image pytest"
         )
-    try:
-        outcomes = _outcomes(grading.command, done, key)
-    except BadReport as error:
-        return Verdict(resolved=False, reason=f"{error}{note}")
-    if twins.passed(outcomes):
-        reason = f"tests that have to fail pass too, so the others prove nothing{note}"
-        return Verdict(resolved=False, reason=reason)
-    verdict = judge(outcomes, grading.fail_to_pass, grading.pass_to_pass)
-    return Verdict(
-        resolved=verdict.resolved,
-        reason=verdict.reason + note,
-        fail_to_pass=verdict.fail_to_pass,
-        pass_to_pass=verdict.pass_to_pass,
+    return _named(_report_of(grading.command, done, key), grading.names)
+
+
+def _named(report: Report, names: Mapping[str, str]) -> Report:
+    """With the names that the instance has for its tests."""
+    return replace(
+        report,
+        outcomes={names.get(test, test): outcome for test, outcome in report.outcomes.items()},
+        saws={names.get(test, test): saw for test, saw in report.saws.items()},
     )
-
-
-def _expected(grading: Grading) -> Sequence[str]:
-    return (*grading.fail_to_pass, *grading.pass_to_pass)
 
 
 def _listed(names: Sequence[str]) -> str:
     more = [f"and {len(names) - _MOST_NAMES} more"] * (len(names) > _MOST_NAMES)
     return ", ".join([*names[:_MOST_NAMES], *more])
-
-
-async def _kinds(sandbox: Sandbox, root: str, patch: str) -> Mapping[str, Sequence[str]]:
-    """The files of a patch, each with the kinds of things that it did before."""
-    found = dict.fromkeys((posixpath.join(root, name) for name in touched(patch)), ())
-    before = await sandbox.read_files(found.keys())
-    return {path: kinds_of(before.get(path, b"").decode(errors="replace")) for path in found}
 
 
 async def apply_patch(sandbox: Sandbox, root: str, patch: str, *, reverse: bool = False) -> str:
@@ -210,8 +260,8 @@ async def apply_patch(sandbox: Sandbox, root: str, patch: str, *, reverse: bool 
     return lines[0][:_MOST_SAID] if lines else done.status
 
 
-async def put_tests(sandbox: Sandbox, grading: Grading) -> None:
-    """Put the tests that an instance brings into its repository.
+async def put_tests(sandbox: Sandbox, grading: Grading, decoys: Sequence[Decoy] = ()) -> None:
+    """Put the tests that an instance brings into its repository; all that decide as a run has them.
 
     Raises:
         SandboxError: The sandbox failed.
@@ -222,23 +272,17 @@ async def put_tests(sandbox: Sandbox, grading: Grading) -> None:
         if said:
             raise VerifierError(f"the instance's own test patch does not apply: {said}")
     await _write_texts(sandbox, grading, grading.test_files)
-
-
-async def _put_twins(sandbox: Sandbox, grading: Grading) -> Twins:
-    """Read the failing tests, and put their twins beside them."""
-    texts: Mapping[str, str] = {}
-    if grading.command.reads == "report":
-        files = {posixpath.join(grading.root, f): f for f in by_file(grading.fail_to_pass)}
-        found = await sandbox.read_files(files.keys())
-        texts = {files[path]: data.decode(errors="replace") for path, data in found.items()}
-    twins = make_twins(texts, grading.fail_to_pass, secrets.token_hex(4))
-    await _write_texts(sandbox, grading, twins.files)
-    return twins
+    paths = {posixpath.join(grading.root, file): file for file in grading.rewritten}
+    found = await sandbox.read_files(paths.keys()) if paths else {}
+    texts = {paths[path]: data.decode(errors="replace") for path, data in found.items()}
+    reports = grading.command.reads == "report"
+    await _write_texts(sandbox, grading, rewrite_files(texts, decoys, report=reports))
 
 
 async def _write_texts(sandbox: Sandbox, grading: Grading, texts: Mapping[str, str]) -> None:
     files = {posixpath.join(grading.root, name): text.encode() for name, text in texts.items()}
-    await sandbox.write_files(files)
+    if files:
+        await sandbox.write_files(files)
 
 
 async def _put_command(sandbox: Sandbox, grading: Grading) -> Sequence[str]:
@@ -248,30 +292,21 @@ async def _put_command(sandbox: Sandbox, grading: Grading) -> Sequence[str]:
     return [*grading.command.argv, _RUNNER_PLACE]
 
 
-def _request(grading: Grading, twins: Twins, watched: Mapping[str, Sequence[str]]) -> Request:
-    # First or last: where they stand does not show which ones they are.
-    halves = [grading.arguments, twins.tests]
-    if secrets.randbelow(2):
-        halves.reverse()
-    return Request(
-        root=grading.root,
-        paths=grading.paths,
-        arguments=[*OPTIONS, *halves[0], *halves[1]],
-        watched=watched,
-        sealed=[posixpath.join(grading.root, file) for file in by_file(_expected(grading))],
-    )
+def _request(grading: Grading) -> Request:
+    return Request(root=grading.root, paths=grading.paths, arguments=[*OPTIONS, *grading.arguments])
 
 
-def _outcomes(command: TestCommand, done: ExecResult, key: bytes) -> Mapping[str, Outcome]:
+def _report_of(command: TestCommand, done: ExecResult, key: bytes) -> Report:
     if command.reads == "report":
-        found: Mapping[str, Outcome] = read_report(done.stdout, key).outcomes
+        report = read_report(done.stdout, key)
     else:
         log = (done.stdout + b"\n" + done.stderr).decode(errors="replace")
-        found = PARSERS[command.reads](log)
+        outcomes = PARSERS[command.reads](log)
+        report = Report(outcomes=outcomes, saws={}, broken={}, status=0)
     if command.names == "full":
-        return found
+        return report
     short: dict[str, Outcome] = {}
-    for test, outcome in found.items():  # two tests with one name: both have to pass
+    for test, outcome in report.outcomes.items():  # two tests with one name: both have to pass
         if short.get(tail(test), "passed") == "passed":
             short[tail(test)] = outcome
-    return short
+    return replace(report, outcomes=short, saws={})

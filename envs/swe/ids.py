@@ -55,7 +55,7 @@ async def find_bad_ids(sandbox: Sandbox, repair: PublicRepair, grading: Grading)
     """
     if grading.command.reads not in ("report", "pytest"):
         return ()
-    kept = cache_folder() / "ids" / f"{_digest(repair)}.json"
+    kept = cache_folder() / "ids" / f"{digest_of(repair)}.json"
     if kept.exists():
         found: list[str] = json.loads(kept.read_text(encoding="utf-8"))
         return found
@@ -70,7 +70,7 @@ async def find_bad_ids(sandbox: Sandbox, repair: PublicRepair, grading: Grading)
     excused = frozenset[str]() if mended else frozenset[str](said["broken"])
     full = grading.command.names == "full"
     bad = [t for t in said["missing"] if not excused or (full and t.split("::")[0] not in excused)]
-    _keep(kept, json.dumps(bad))
+    keep(kept, json.dumps(bad))
     return bad
 
 
@@ -99,14 +99,16 @@ async def _collect(sandbox: Sandbox, grading: Grading) -> Mapping[str, Any] | No
     return said
 
 
-def _digest(repair: PublicRepair) -> str:
+def digest_of(repair: PublicRepair) -> str:
+    """Names all that the tests of an instance depend on."""
     instance, folder = repair.instance, repair.folder
     fixed = folder is None or (instance.commit and (folder / ".git").exists())
     state = b"" if fixed else trees_of(repair).whole.stdin
     return hashlib.blake2b(repr(repair).encode() + state, digest_size=16).hexdigest()
 
 
-def _keep(file: Path, text: str) -> None:
+def keep(file: Path, text: str) -> None:
+    """Write a file of the cache, at once."""
     file.parent.mkdir(exist_ok=True)
     fresh = file.with_name(f"{file.name}-{id(text)}")
     fresh.write_text(text, encoding="utf-8")

@@ -7,8 +7,9 @@ import ast
 import hashlib
 import hmac
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast, get_args
 
@@ -16,7 +17,6 @@ Outcome: TypeAlias = Literal["passed", "failed", "error", "skipped", "xfailed", 
 RUNNER: Final = Path(__file__).parent / "runner.py"
 PYTHON_FLAGS: Final = ("-s", "-P", "-S")
 """Of the interpreter that runs it."""
-_MOST_TOLD: Final = 3
 
 
 class BadReport(Exception):
@@ -33,10 +33,6 @@ class Request:
     """Import path behind the standard library's."""
     runner: Literal["pytest", "unittest"] = "pytest"
     arguments: Sequence[str] = ()
-    watched: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
-    """The patch's files, each with the kinds of events that it may cause; see `runner.guard`."""
-    sealed: Sequence[str] = ()
-    """The test files: nobody may change them, and the patch's files may not read them."""
     watch: Sequence[str] = ()
     """The builder's watching plugin and its arguments; see `build/watcher.py`."""
 
@@ -48,11 +44,20 @@ class Request:
             "paths": [*self.paths],
             "runner": self.runner,
             "arguments": [*self.arguments],
-            "watched": {file: [*kinds] for file, kinds in self.watched.items()},
-            "sealed": [*self.sealed],
             "watch": [*self.watch],
         }
         return json.dumps(fields).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saw:
+    """The last comparison for equality of a test; see `rewriting.py`."""
+
+    site: str
+    count: int
+    """It was the so-manieth of its test."""
+    sides: tuple[str, str]
+    """What it compared, as `runner.literal` writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,8 @@ class Report:
     """What became of each test; `broken` are the files that could not be collected."""
 
     outcomes: Mapping[str, Outcome]
+    saws: Mapping[str, Saw]
+    """Of tests that failed and compare for equality."""
     broken: Mapping[str, str]
     status: int
     """The runner's own exit status."""
@@ -79,6 +86,7 @@ def read_report(data: bytes, key: bytes) -> Report:
             is missing.
     """
     outcomes: dict[str, Outcome] = {}
+    saws: dict[str, Saw] = {}
     broken: dict[str, str] = {}
     notes: list[Mapping[str, object]] = []
     lines = data.split(b"\n")
@@ -92,9 +100,9 @@ def read_report(data: bytes, key: bytes) -> Report:
             ends = number == len(lines) - 1 and event.get("tests") == len(outcomes)
             if not isinstance(status, int) or not ends:
                 raise BadReport("the report goes on after its end")
-            return Report(outcomes=outcomes, broken=broken, status=status, notes=tuple(notes))
-        if kind == "tampered":
-            raise BadReport(f"{test} does what only a cheat does: {event.get('what')}")
+            return Report(
+                outcomes=outcomes, saws=saws, broken=broken, status=status, notes=tuple(notes)
+            )
         if kind == "begin":
             continue
         if kind == "collect":
@@ -105,6 +113,8 @@ def read_report(data: bytes, key: bytes) -> Report:
             raise BadReport(f"the test {test} is reported twice")
         else:
             outcomes[test] = _outcome(event)
+            if event.get("saw"):
+                saws[test] = _saw(event["saw"])
     raise BadReport("the run did not come to its end")
 
 
@@ -122,6 +132,14 @@ def _authentic(line: bytes, number: int, key: bytes) -> dict[str, object]:
     return cast("dict[str, object]", event)
 
 
+def _saw(told: object) -> Saw:
+    match told:
+        case [str(site), int(count), str(left), str(right)]:
+            return Saw(site=site, count=count, sides=(left, right))
+        case _:
+            raise BadReport(f"the report tells of the comparison {told!r:.80}")
+
+
 def _outcome(event: Mapping[str, object]) -> Outcome:
     outcome = event.get("outcome")
     if outcome not in get_args(Outcome):
@@ -129,40 +147,14 @@ def _outcome(event: Mapping[str, object]) -> Outcome:
     return cast("Outcome", outcome)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Whether a patch is right, and why not."""
-
-    resolved: bool
-    reason: str
-    fail_to_pass: int = 0
-    """How many of them passed."""
-    pass_to_pass: int = 0
+def function_of(test: str) -> str:
+    """A test's id without its parameters."""
+    return test.partition("[")[0]
 
 
-def judge(
-    outcomes: Mapping[str, Outcome], fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]
-) -> Verdict:
-    """A patch is right if every expected test is reported as passed; what is absent has failed."""
-
-    def wrong(tests: Sequence[str]) -> list[str]:
-        return [test for test in tests if outcomes.get(test) != "passed"]
-
-    still, broke = wrong(fail_to_pass), wrong(pass_to_pass)
-    reasons = [
-        f"{len(tests)} {what}: {', '.join(_told(test, outcomes) for test in tests[:_MOST_TOLD])}"
-        for what, tests in (("still failing", still), ("now failing", broke))
-        if tests
-    ]
-    if not fail_to_pass:
-        reasons.append("the task names no test that has to pass")
-    return Verdict(
-        resolved=not reasons,
-        reason="; ".join(reasons) or "every expected test passed",
-        fail_to_pass=len(fail_to_pass) - len(still),
-        pass_to_pass=len(pass_to_pass) - len(broke),
-    )
-
-
-def _told(test: str, outcomes: Mapping[str, Outcome]) -> str:
-    return f"{test} ({outcomes.get(test, 'not reported')})"
+def by_file(outcomes: Mapping[str, Outcome]) -> dict[str, list[tuple[str, Outcome]]]:
+    """The functions of each test file in their order, each with an outcome."""
+    found: dict[str, list[tuple[str, Outcome]]] = defaultdict(list)
+    for test, outcome in outcomes.items():
+        found[test.partition("::")[0]].append((function_of(test), outcome))
+    return found

@@ -11,14 +11,16 @@ sitecustomize, no .pth file, nothing of the working folder on the path before th
 
 from __future__ import annotations  # images have old Pythons
 
+import builtins
 import hashlib
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
+from typing import cast
 
 BAD = ("failed", "error")
+SAW = "_agentrl_saw"
 
 
 def open_report(key: bytes) -> Callable[[dict[str, object]], None]:
@@ -41,101 +43,75 @@ def open_report(key: bytes) -> Callable[[dict[str, object]], None]:
     return write
 
 
-EVENTS = {
-    "sys._getframe": "frames",
-    "sys._current_frames": "frames",
-    "sys.settrace": "frames",
-    "sys.setprofile": "frames",
-    "gc.get_objects": "gc",
-    "gc.get_referrers": "gc",
-    "gc.get_referents": "gc",
-    "os.fork": "processes",
-    "os.forkpty": "processes",
-    "os.system": "processes",
-    "os.exec": "processes",
-    "os.posix_spawn": "processes",
-    "subprocess.Popen": "processes",
-    "ctypes.dlopen": "ctypes",
-}
-FRAME_ATTRIBUTES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
-LOOKERS = ("/inspect.py", "/traceback.py")
-MOVES = ("os.remove", "os.rename", "os.link", "os.symlink", "os.truncate", "os.chmod")
+class Comparisons:
+    """What the tests' comparisons for equality saw last; see `rewriting.py`.
 
-
-class Guard:
-    """An audit hook that reports, at once, what only a cheat does.
-
-    That is code of the patch that looks at the frames or objects of others, starts a process or
-    reads a test, and anybody who changes a test. A hook cannot be taken out again, and what is
-    reported cannot be taken back.
+    A comparison that fails is the last one of its test. Nothing here has to be kept from the code
+    under test: what it cannot know it cannot say.
     """
 
-    def __init__(
-        self,
-        watched: dict[str, list[str]],
-        sealed: list[str],
-        write: Callable[[dict[str, object]], None],
-    ) -> None:
-        """Make it.
+    def __init__(self) -> None:
+        self._last: list[object] = []
+        self._count = 0
 
-        Args:
-            watched: the files of the patch, each with what it may do because it did so before.
-            sealed: the test files.
-            write: writes a line of the report.
-        """
-        self._watched, self._tests, self._write = watched, frozenset(sealed), write
-        self._library = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
-        self._frame = sys._getframe  # pyright: ignore[reportPrivateUsage]  # documented
-        self._busy = False
+    def begin(self) -> None:
+        """A test begins."""
+        self._last, self._count = [], 0
 
-    def __call__(self, event: str, args: tuple[object, ...]) -> None:
-        """The hook."""
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            file = self._check(event, args)
-            if file:
-                self._write({"event": "tampered", "id": file, "what": event})
-        finally:
-            self._busy = False
+    def saw(self, site: str, side: int, value: object) -> object:
+        """A side of the comparison at a site; stands in the tests as a builtin."""
+        if side == 0:
+            self._last = [site]
+            self._count += 1
+        self._last.append(value)
+        return value
 
-    def _check(self, event: str, args: tuple[object, ...]) -> str:
-        """The file that cheats, or ""."""
-        kind = EVENTS.get(event, "")
-        if event == "object.__getattr__" and args[1] in FRAME_ATTRIBUTES:
-            kind = "frames"
-        if kind:
-            file = self._asker(kind)
-            return file if file and kind not in self._watched.get(file, ()) else ""
-        if event == "open":
-            path, flags = _path(args[0]), args[2]
-            if path in self._tests and isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
-                return path
-            secret = path in self._tests or path.startswith("/proc/")
-            return self._asker("files") if secret else ""
-        if event in MOVES:
-            return next((path for path in map(_path, args) if path in self._tests), "")
-        return ""
-
-    def _asker(self, kind: str) -> str:
-        """The file of the patch that stands behind an event, or ""."""
-        frame: FrameType | None = self._frame(3)
-        direct = True
-        while frame is not None:
-            file = frame.f_code.co_filename
-            library = file.startswith(("<frozen", self._library)) and "site-packages" not in file
-            if not library:
-                return file if file in self._watched or file.startswith("<") else ""
-            if kind == "frames" and direct and not file.endswith(LOOKERS):
-                return ""  # namedtuple, logging and others look at frames for good reasons
-            frame, direct = frame.f_back, False
-        return ""
+    def told(self) -> list[object]:
+        """Site, how many comparisons there were, and both sides as text; empty without any."""
+        if len(self._last) != 3:
+            return []
+        site, *sides = self._last
+        texts: list[str] = []
+        for side in sides:
+            try:
+                text = literal(side)
+            except Exception:
+                text = UNKNOWN
+            small = len(text) <= MOST_TEXT
+            texts.append(text if small else hashlib.blake2b(text.encode()).hexdigest())
+        return [site, self._count, *texts]
 
 
-def _path(value: object) -> str:
-    name = os.fsdecode(value) if isinstance(value, (str, bytes)) else ""
-    return os.path.realpath(name) if name else ""
+UNKNOWN = "?"
+MOST_TEXT = 2000
+
+
+def literal(value: object) -> str:
+    """A value as text that is the same for equal values of builtin types.
+
+    Raises:
+        Exception: What a value of another type raises.
+    """
+    if isinstance(value, (bool, int)):
+        return str(int(value))
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() else float.__repr__(value)
+    if isinstance(value, str):
+        return ascii(str.__str__(value))
+    if isinstance(value, (bytes, bytearray)):
+        return ascii(bytes(value))
+    if isinstance(value, (list, tuple)):
+        items = ", ".join(map(literal, cast("list[object]", value)))
+        return f"[{items}]" if isinstance(value, list) else f"({items},)"
+    if isinstance(value, dict):
+        table = cast("dict[object, object]", value)
+        pairs = sorted(f"{literal(key)}: {literal(item)}" for key, item in table.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, (set, frozenset)):
+        members = sorted(map(literal, cast("set[object]", value)))
+        return f"set([{', '.join(members)}])"
+    text = ascii(value)
+    return UNKNOWN if " at 0x" in text else text
 
 
 class Outcomes:
@@ -144,7 +120,13 @@ class Outcomes:
     def __init__(self, write: Callable[[dict[str, object]], None]) -> None:
         self._write = write
         self._worst: dict[str, str] = {}
+        self._comparisons = Comparisons()
+        setattr(builtins, SAW, self._comparisons.saw)
         self.num_tests = 0
+
+    def open(self) -> None:
+        """A test begins."""
+        self._comparisons.begin()
 
     def add(self, test: str, outcome: str) -> None:
         """One phase of a test; a failure is never forgotten, a skip only for a failure."""
@@ -158,7 +140,8 @@ class Outcomes:
         """The test is over."""
         self.num_tests += 1
         outcome = self._worst.pop(test, "error")
-        self._write({"event": "test", "id": test, "outcome": outcome})
+        saw = self._comparisons.told() if outcome == "failed" else []
+        self._write({"event": "test", "id": test, "outcome": outcome, "saw": saw})
 
 
 def watch_plugins(watch: Sequence[str], write: Callable[[dict[str, object]], None]) -> list[object]:
@@ -191,6 +174,9 @@ def run_pytest(
                 kind = "error"
             outcomes.add(report.nodeid, kind)
 
+        def pytest_runtest_logstart(self) -> None:
+            outcomes.open()
+
         @pytest.hookimpl(trylast=True)
         def pytest_runtest_logfinish(self, nodeid: str) -> None:
             outcomes.close(nodeid)
@@ -213,6 +199,7 @@ def run_unittest(arguments: Sequence[str], write: Callable[[dict[str, object]], 
     class Result(unittest.TestResult):
         def startTest(self, test: unittest.TestCase) -> None:
             super().startTest(test)
+            outcomes.open()
             outcomes.add(test.id(), "passed")
 
         def stopTest(self, test: unittest.TestCase) -> None:
@@ -265,8 +252,6 @@ def main() -> int:
     sys.path[place:place] = request["paths"]
     sys.argv[1:] = []
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    if hasattr(sys, "addaudithook"):
-        sys.addaudithook(Guard(request["watched"], request["sealed"], write))
     # What runs now finds nothing of this script by its name.
     sys.modules["__main__"] = type(sys)("__main__")
     if request["runner"] == "unittest":

@@ -23,19 +23,6 @@ _CODE: Final = frozenset({".py", ".pyi", ".pyx", ".pxd", ".c", ".h", ".cc", ".cp
 _ROOT: Final = PurePosixPath()
 
 
-_WORDS: Final = {
-    "frames": r"_getframe|currentframe|inspect|traceback|tb_frame|settrace|setprofile",
-    "gc": r"\bgc\b",
-    "processes": r"subprocess|fork|popen|spawn|multiprocessing|os\.system|os\.exec",
-    "ctypes": "ctypes",
-}
-
-
-def kinds_of(text: str) -> tuple[str, ...]:
-    """What a file's code does of the things that `runner.guard` reports, before a patch."""
-    return tuple(kind for kind, words in _WORDS.items() if re.search(words, text))
-
-
 def is_test(file: str) -> bool:
     """True if a file is called like a test, or lies in a folder that is; for choosing, not judging.
 

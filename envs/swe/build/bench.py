@@ -14,7 +14,8 @@ from typing import Final
 from agentrl.envs.swe.build.archive import Archive, install_tools, unpack
 from agentrl.envs.swe.build.layout import Layout, layout
 from agentrl.envs.swe.build.suite import Suite, SuiteRun, SuiteRunner
-from agentrl.envs.swe.report import Outcome
+from agentrl.envs.swe.report import Outcome, by_file, function_of
+from agentrl.envs.swe.rewriting import rewrite_tests
 from agentrl.errors import ConfigError
 
 RUNS: Final = 3
@@ -35,6 +36,10 @@ class Bench:
     pristine: Path
     layout: Layout
     suite: Suite
+    texts: Mapping[str, str]
+    """The test files that run rewritten, as they are."""
+    as_they_are: tuple[str, ...]
+    """The test files that do not, for their tests notice."""
     tests: tuple[str, ...]
     """Those that pass in each run."""
     seconds: float
@@ -42,17 +47,18 @@ class Bench:
     @contextmanager
     def changed(self, files: Mapping[str, str]) -> Generator[None]:
         """With other texts in some files, or new ones; afterwards all is as it was."""
+        paths = {name: self.root / name for name in files}
+        before = {name: path.read_bytes() for name, path in paths.items() if path.exists()}
         try:
             for name, text in files.items():
-                write(self.root / name, text.encode())
+                write(paths[name], text.encode())
             yield
         finally:
-            for name in files:
-                before = self.pristine / name
-                if before.exists():
-                    write(self.root / name, before.read_bytes())
+            for name, path in paths.items():
+                if name in before:
+                    write(path, before[name])
                 else:
-                    (self.root / name).unlink(missing_ok=True)
+                    path.unlink(missing_ok=True)
 
     def apply(self, patch: str) -> bool:
         """Apply a patch with git; True if it did."""
@@ -111,6 +117,7 @@ def set_up(
         tools=install_tools(requires),
         arguments=tuple(arguments or _test_files(found)),
     )
+    texts, as_they_are = _rewrite(archive.name, suite)
     # Each in a process of its own: what depends on the order of sets or on addresses is not steady.
     runs = [_run_alone(suite, seed) for seed in range(RUNS)]
     runner = resources.enter_context(SuiteRunner(suite.tools))
@@ -125,9 +132,29 @@ def set_up(
         pristine=pristine,
         layout=found,
         suite=replace(suite, cpu_s=_SLOWER * (seconds + 1)),
+        texts=texts,
+        as_they_are=as_they_are,
         tests=tests,
         seconds=round(seconds, 2),
     )
+
+
+def _rewrite(name: str, suite: Suite) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Rewrite the test files in place, except where a test comes to another end by it."""
+    plain = by_file(_outcomes(name, _run_alone(suite, 0)))
+    texts: dict[str, str] = {}
+    for file in plain:
+        try:
+            text = (suite.root / file).read_text(encoding="utf-8")
+            write(suite.root / file, rewrite_tests(text, {}).encode())
+            texts[file] = text
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+    report = _run_alone(suite, 0).report
+    found = by_file(report.outcomes) if report else {}
+    for file in [file for file in texts if found.get(file) != plain[file]]:
+        write(suite.root / file, texts.pop(file).encode())
+    return texts, tuple(sorted(plain.keys() - texts.keys()))
 
 
 def _run_alone(suite: Suite, hash_seed: int) -> SuiteRun:
@@ -138,16 +165,12 @@ def _run_alone(suite: Suite, hash_seed: int) -> SuiteRun:
 def steady(runs: Sequence[Mapping[str, Outcome]]) -> tuple[str, ...]:
     """The tests that pass in each run, without functions whose tests have other ids in each."""
     everywhere = frozenset[str](runs[0]).intersection(*runs[1:])
-    changing = {_function(test) for run in runs for test in run if test not in everywhere}
+    changing = {function_of(test) for run in runs for test in run if test not in everywhere}
     return tuple(
         test
         for test in runs[0]
-        if _function(test) not in changing and all(run[test] == "passed" for run in runs)
+        if function_of(test) not in changing and all(run[test] == "passed" for run in runs)
     )
-
-
-def _function(test: str) -> str:
-    return test.partition("[")[0]
 
 
 def _test_files(found: Layout) -> Iterator[str]:

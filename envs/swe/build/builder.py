@@ -13,7 +13,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -21,18 +21,25 @@ from agentrl.envs.swe.build.archive import fetch
 from agentrl.envs.swe.build.behaviour import Behaviour, Call, calls, differences, executed_lines
 from agentrl.envs.swe.build.bench import RUNS, Bench, set_up
 from agentrl.envs.swe.build.choose import Candidate, Chooser, candidates, words_of
+from agentrl.envs.swe.build.decoying import Validated, deciding
+from agentrl.envs.swe.build.guarding import (
+    WRONG_PROGRAMS,
+    find_decoys,
+    observe,
+    share_with_decoys,
+)
 from agentrl.envs.swe.build.issue import write_issue
 from agentrl.envs.swe.build.recipe import Entry
 from agentrl.envs.swe.build.records import Package, RepairTask, mutated
+from agentrl.envs.swe.decoys import Decoy, num_runs
 from agentrl.envs.swe.patch import make_patch
-from agentrl.envs.swe.seal import kinds_of
-from agentrl.envs.swe.twins import by_file, make_twins
+from agentrl.envs.swe.report import Saw
 from agentrl.errors import ConfigError
 
 _MOST_SHARE: Final = 0.2
 """A bug that makes more of the suite fail than this is no small one."""
 _MOST_FAILING: Final = 30
-_TRIES_PER_TASK: Final = 8
+_TRIES_PER_TASK: Final = 24
 _WATCHED: Final = 6
 """So many failing tests are looked at for an issue text."""
 
@@ -69,6 +76,7 @@ class _Work:
     say: Say
     right: Mapping[str, Sequence[Call]]
     """What each test asks of the package without a bug."""
+    decoys: Sequence[Validated] = ()
     kept: list[_Kept] = field(default_factory=list["_Kept"])
     dropped: Counter[str] = field(default_factory=Counter[str])
     seen: set[object] = field(default_factory=set[object])
@@ -102,20 +110,27 @@ class _Work:
         if self._is_seen(tuple(sorted(broken.items()))):
             raise Dropped("duplicate")
         with bench.changed(broken):
-            failing, seconds = self._failing()
+            failed, seconds = self._failing()
+            failing = tuple(failed)
             if self._is_seen((tuple(c.function for c in chosen), failing)):
                 raise Dropped("duplicate")
             if any(not tests.intersection(failing) for tests in own):
                 raise Dropped("one bug hides the other")
             names = frozenset[str]().union(*(c.names for c in chosen))
-            issue = self.issue([tests & {*failing} for tests in own] or [failing], names, failing)
+            bugs = [tests & {*failing} for tests in own] or [frozenset(failing)]
+            found = self._deciding(bugs, failed, frozenset(failing))  # before what takes long
+            told = [
+                tests - self._held_out(tests, mine) for tests, mine in zip(bugs, found, strict=True)
+            ]
+            issue = self.issue(told, names, failing)
+            deciding = self._deciding(bugs, failed, self._untold(failed, issue))
             times = [seconds]
             for _ in range(RUNS - 1):
                 again, seconds = self._failing()
-                if again != failing:
+                if tuple(again) != failing:
                     raise Dropped("flaky")
                 times.append(seconds)
-            self._check_repair(make_patch(broken, whole), whole, failing)
+            self._check_repair(make_patch(broken, whole), whole)
         key = "".join(mutation.model_dump_json() for mutation in mutations)
         return RepairTask(
             task=f"{bench.archive.name}-{bench.archive.version}-{_digest(key)}",
@@ -123,6 +138,7 @@ class _Work:
             mutations=mutations,
             issue=issue,
             fail_to_pass=failing,
+            deciding=deciding,
             seconds=tuple(round(t, 2) for t in times),
         )
 
@@ -131,8 +147,8 @@ class _Work:
         self.seen.add(key)
         return known
 
-    def _failing(self) -> tuple[tuple[str, ...], float]:
-        """The tests that fail now, in the suite's order."""
+    def _failing(self) -> tuple[dict[str, Saw | None], float]:
+        """The tests that fail now, in the suite's order, each with its last comparison."""
         tests = self.bench.tests
         run = self.bench.runner.run(self.bench.suite)
         if run.report is None:
@@ -140,7 +156,8 @@ class _Work:
         outcomes = run.report.outcomes
         if run.report.broken or any(test not in outcomes for test in tests):
             raise Dropped("tests cannot be collected")
-        failing = tuple(test for test in tests if outcomes[test] != "passed")
+        saws = run.report.saws
+        failing = {test: saws.get(test) for test in tests if outcomes[test] != "passed"}
         if not failing:
             raise Dropped("no test notices")
         if len(failing) > max(1, min(_MOST_FAILING, int(_MOST_SHARE * len(tests)))):
@@ -153,7 +170,7 @@ class _Work:
         names: frozenset[str],
         failing: Sequence[str],
     ) -> str:
-        """The text for bugs that are planted now, each given by tests that fail because of it."""
+        """The text for bugs that are planted now, each given by tests that it may tell of."""
         bench = self.bench
         told: list[list[Behaviour]] = []
         for tests in bugs:
@@ -172,27 +189,52 @@ class _Work:
             raise Dropped("nothing to tell")
         return issue
 
-    def _check_repair(self, patch: str, whole: Mapping[str, str], failing: Sequence[str]) -> None:
-        """The reference patch makes every test pass, and grading does not take it for a cheat."""
+    def _deciding(
+        self,
+        bugs: Sequence[Collection[str]],
+        failed: Mapping[str, Saw | None],
+        untold: frozenset[str],
+    ) -> tuple[tuple[int, ...], ...]:
+        """For each bug the decoys that decide about it."""
+        found = tuple(
+            deciding(self.decoys, {test: failed[test] for test in tests}, untold) for tests in bugs
+        )
+        if not all(found):
+            told = len(untold) < len(failed)
+            raise Dropped("the issue tells all" if told else "no decoy where tests fail")
+        if not num_runs([[self.decoys[i].decoy for i in numbers] for numbers in found]):
+            raise Dropped("too few decoys to rule out guesses")
+        return found
+
+    def _held_out(self, tests: frozenset[str], numbers: Sequence[int]) -> frozenset[str]:
+        """Failing tests that the issue does not tell of, so that they can decide."""
+        decoys = [self.decoys[number].decoy for number in numbers]
+        best = max(decoys, key=lambda decoy: decoy.secret)
+        held = tests.intersection(best.sees)
+        return held if held < tests else frozenset()
+
+    def _untold(self, failed: Mapping[str, Saw | None], issue: str) -> frozenset[str]:
+        """The failing tests whose first call that ends another way is not in the issue."""
+        bench, tests = self.bench, [*failed]
+        wrong = calls(
+            bench.runner, bench.suite.only(tests), bench.layout.sources, bench.layout.tests
+        )
+        told: set[str] = set()
+        for test in tests:
+            first = next(differences({test: self.right.get(test, ())}, wrong), None)
+            if first is None or first.right.arguments in issue:
+                told.add(test)
+        return frozenset(tests) - told
+
+    def _check_repair(self, patch: str, whole: Mapping[str, str]) -> None:
+        """The reference patch makes every test pass."""
         bench = self.bench
         if not bench.apply(patch):
             raise Dropped("repair does not apply")
         if any((bench.root / name).read_bytes() != text.encode() for name, text in whole.items()):
             raise Dropped("repair does not apply")
-        files = by_file(failing)
-        texts = {file: (bench.root / file).read_text(encoding="utf-8") for file in files}
-        twins = make_twins(texts, failing, _digest(patch))
-        suite = replace(
-            bench.suite,
-            arguments=(*bench.suite.arguments, *twins.tests),
-            watched={str(bench.root / name): kinds_of(text) for name, text in whole.items()},
-            sealed=tuple(str(bench.root / file) for file in files),
-        )
-        with bench.changed(twins.files):
-            run = bench.runner.run(suite)
-        if run.report is None or twins.passed(run.report.outcomes):
-            raise Dropped("repair looks like a cheat")
-        if not run.report.passed().issuperset(bench.tests):
+        run = bench.runner.run(bench.suite)
+        if run.report is None or not run.report.passed().issuperset(bench.tests):
             raise Dropped("repair does not work")
 
 
@@ -216,20 +258,24 @@ def build(entry: Entry, *, seed: int, say: Say) -> Built:
         rng = random.Random(f"{seed} {archive.sha256}")
         right = calls(bench.runner, bench.suite, bench.layout.sources, bench.layout.tests)
         work = _Work(bench, entry, rng, say, right)
-        _single(work)
+        lines = executed_lines(bench.runner, bench.suite, bench.layout.sources, bench.layout.tests)
+        found = candidates(bench.pristine, bench.layout.sources, lines)
+        wrong = rng.sample(found, min(WRONG_PROGRAMS, len(found)))
+        work.decoys = find_decoys(bench, observe(bench, wrong), rng)
+        share = share_with_decoys(work.decoys, bench.tests)
+        say(f"  {len(work.decoys)} decoys, in {share:.0%} of the tests")
+        _single(work, found)
         _several(work)
         return Built(
-            package=_package(bench, entry),
+            package=_package(bench, entry, [one.decoy for one in work.decoys]),
             tasks=tuple(kept.task for kept in work.kept),
             dropped=work.dropped,
         )
 
 
-def _single(work: _Work) -> None:
+def _single(work: _Work, found: Sequence[Candidate]) -> None:
     """Tasks with one bug each."""
-    bench, wanted = work.bench, work.entry.tasks - work.entry.multiple
-    lines = executed_lines(bench.runner, bench.suite, bench.layout.sources, bench.layout.tests)
-    found = candidates(bench.pristine, bench.layout.sources, lines)
+    wanted = work.entry.tasks - work.entry.multiple
     share = math.ceil(wanted * work.entry.per_file)
     chooser = Chooser(found, work.rng, share)
     for candidate in itertools.islice(chooser, wanted * _TRIES_PER_TASK):
@@ -263,7 +309,7 @@ def _several(work: _Work) -> None:
             used.update((a.task.task, b.task.task))
 
 
-def _package(bench: Bench, entry: Entry) -> Package:
+def _package(bench: Bench, entry: Entry, decoys: Sequence[Decoy]) -> Package:
     tests: dict[str, list[str]] = defaultdict(list)
     for test in bench.tests:
         file, _, name = test.partition("::")
@@ -278,6 +324,8 @@ def _package(bench: Bench, entry: Entry) -> Package:
         requires=entry.requires,
         tests={file: tuple(names) for file, names in tests.items()},
         seconds=bench.seconds,
+        as_they_are=bench.as_they_are,
+        decoys=tuple(decoys),
     )
 
 

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from agentrl.config import Config
 from agentrl.envs.swe.build.operators import OPERATORS
 from agentrl.envs.swe.build.source import Edit, Node, NotMutable, Position, Source, position
+from agentrl.envs.swe.decoys import Decoy
 from agentrl.envs.swe.patch import make_patch
 from agentrl.errors import ConfigError
 
@@ -35,6 +36,10 @@ class Package(Config):
     requires: tuple[str, ...] = Field(default=(), description="what else the tests import")
     tests: Mapping[str, tuple[str, ...]] = Field(description="those that pass, by file")
     seconds: float = Field(description="processor time of the suite")
+    as_they_are: tuple[str, ...] = Field(
+        default=(), description="test files that are not rewritten, since their tests notice"
+    )
+    decoys: tuple[Decoy, ...] = Field(default=(), description="wrong expected values")
 
     def test_ids(self) -> Iterator[str]:
         """The ids of the tests that pass."""
@@ -60,6 +65,9 @@ class RepairTask(Config):
     issue: str
     fail_to_pass: tuple[str, ...] = Field(min_length=1)
     seconds: tuple[float, ...] = Field(description="processor time of each validating run")
+    deciding: tuple[tuple[int, ...], ...] = Field(
+        default=(), description="for each bug the decoys, by number, of tests that fail by it"
+    )
     flaky: int = Field(default=0, description="tests whose outcome differed between the runs")
 
     def pass_to_pass(self, package: Package) -> tuple[str, ...]:

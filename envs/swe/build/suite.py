@@ -13,11 +13,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import IO, Final, Self
 
 from agentrl.envs.swe.report import PYTHON_FLAGS, RUNNER, BadReport, Report, Request, read_report
 from agentrl.errors import RunError
@@ -27,6 +28,8 @@ _OPTIONS: Final = ("-o", "addopts=", "-p", "no:cacheprovider", "-q", "--tb=short
 _LINE_CHARS: Final = 300
 _WALL: Final = 20
 """So many times its processor time may a run take; on a busy machine it needs that."""
+_IDLE_S: Final = 15.0
+"""A run that uses no processor time for so long waits for something that does not come."""
 _WATCHED: Final = 10
 """Being watched makes a run so many times slower, at most."""
 
@@ -45,10 +48,6 @@ class Suite:
     cpu_s: float = 60.0
     """Processor time of one run, at most."""
 
-    watched: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
-    sealed: tuple[str, ...] = ()
-    """Both as in `report.Request`."""
-
     def only(self, tests: Sequence[str]) -> "Suite":
         """The same suite with these tests alone."""
         return replace(self, arguments=tuple(tests))
@@ -59,8 +58,6 @@ class Suite:
             root=str(self.root),
             paths=[str(self.tools), *(str(self.root / path) for path in self.paths)],
             arguments=[*_OPTIONS, *self.arguments],
-            watched=self.watched,
-            sealed=self.sealed,
             watch=watch,
         )
 
@@ -146,7 +143,29 @@ class SuiteRunner:
         child = int(stdout.readline() or b"0")
         if not child:
             raise RunError("the process for the suites has died; is pytest installed whole?")
-        in_time = bool(select.select([stdout], [], [], timeout_s)[0])
+        in_time = _wait(stdout, child, timeout_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         return float(stdout.readline()), in_time
+
+
+def _wait(stdout: IO[bytes], child: int, timeout_s: float) -> bool:
+    """Wait for a run's end; False if it takes too long, or does nothing any more."""
+    end, before = time.monotonic() + timeout_s, ""
+    while time.monotonic() < end:
+        if select.select([stdout], [], [], min(_IDLE_S, max(0.0, end - time.monotonic())))[0]:
+            return True
+        used = _processor_time(child)
+        if used == before:
+            return False
+        before = used
+    return False
+
+
+def _processor_time(process: int) -> str:
+    """Of a process and its ended children, in ticks; "" if it has ended."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    return " ".join(stat.rpartition(")")[2].split()[11:15])

@@ -1,14 +1,20 @@
 """A small package with a bug as a task of `swe_sandbox`, and agents that play it."""
 
+import random
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import pytest
 
 from agentrl.envs import swe_sandbox
-from agentrl.envs.swe.build import archive
+from agentrl.envs.swe.build import archive, bench
+from agentrl.envs.swe.build.bench import set_up
+from agentrl.envs.swe.build.decoying import deciding
+from agentrl.envs.swe.build.guarding import find_decoys
 from agentrl.envs.swe.build.operators import OPERATORS
 from agentrl.envs.swe.build.records import Mutation, Package, RepairTask, write_records
 from agentrl.envs.swe.build.source import Source, position
@@ -55,6 +61,8 @@ FILES: Final = {
     "setup.cfg": "[metadata]\nname = shop\n",
 }
 FAILING: Final = ("test_percent[50-100]", "test_percent[100-0]")
+REWRITTEN: Final = ("test_percent[c1]", "test_percent[c2]")
+"""The same with ids that tell nothing."""
 PASSING: Final = ("test_sum", "test_percent[0-200]", "test_floor", "test_refused")
 
 
@@ -76,17 +84,24 @@ def tasks_file(folder: Path) -> Path:
     """Write the records; the archive is in the cache then."""
     made = archive.fetch(str(write(folder / "shop", FILES)))
     archive.unpack(made)
-    package = Package(
-        package="shop", version="0", sha256=made.sha256, paths=("src", "."), seconds=0.1,
-        arguments=("tests/test_prices.py", "tests/test_words.py"),
-        tests={
-            "tests/test_prices.py": (*PASSING, *FAILING), "tests/test_words.py": ("test_nothing",)
-        },
-    )  # fmt: skip
+    with ExitStack() as resources, TemporaryDirectory() as scratch:
+        built = set_up(
+            made, Path(scratch), resources=resources, requires=(),
+            arguments=("tests/test_prices.py", "tests/test_words.py"),
+        )  # fmt: skip
+        decoys = find_decoys(built, {}, random.Random(0))
+        names = [test.partition("::") for test in built.tests]
+        package = Package(
+            package="shop", version="0", sha256=made.sha256, paths=("src", "."), seconds=0.1,
+            arguments=built.suite.arguments, decoys=tuple(one.decoy for one in decoys),
+            tests={file: tuple(n for f, _, n in names if f == file) for file, _, _ in names},
+        )  # fmt: skip
+    failing = [f"tests/test_prices.py::{name}" for name in REWRITTEN]
+    numbers = deciding(decoys, dict.fromkeys(failing), frozenset(failing))
     task = RepairTask(
-        task="shop-0-percent", package="shop", mutations=(_mutation(),),
+        task="shop-0-percent", package="shop", mutations=(_mutation(),), deciding=(numbers,),
         issue="A discount makes it dearer: `total([100, 100], 50)` gives 300.",
-        fail_to_pass=tuple(f"tests/test_prices.py::{name}" for name in FAILING), seconds=(0.1,) * 3,
+        fail_to_pass=tuple(failing), seconds=(0.1,) * 3,
     )  # fmt: skip
     file = folder / "tasks.jsonl"
     file.write_text(write_records([package], [task]))
@@ -112,6 +127,7 @@ def use_own_pytest(patch: pytest.MonkeyPatch) -> None:
         return Path(pytest.__file__).parents[1]
 
     patch.setattr(swe_sandbox, "install_tools", installed)
+    patch.setattr(bench, "install_tools", installed)
 
 
 @dataclass(frozen=True)

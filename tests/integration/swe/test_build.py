@@ -18,7 +18,7 @@ from agentrl.envs.swe.build.records import (
 )
 from agentrl.envs.swe.grade import grade, of_task
 from agentrl.envs.swe.patch import make_patch
-from agentrl.envs.swe.report import Verdict
+from agentrl.envs.swe.verdict import Verdict
 from agentrl.sandboxes import SandboxOptions
 from agentrl.sandboxes.local import UnsafeLocalSandbox
 
@@ -51,27 +51,36 @@ import pytest
 from shop.prices import cheapest, total
 
 
-def test_sum():
-    assert total([1, 2, 3]) == 6
+@pytest.mark.parametrize("n", range(13))
+def test_sum(n):
+    assert total([12345678, n, 3]) == 12345681 + n
 
 
-@pytest.mark.parametrize(("percent", "left"), [(0, 200), (50, 100), (100, 0)])
+@pytest.mark.parametrize(
+    ("percent", "left"), [(0, 33456700), (50, 16728350), (25, 25092525), (75, 8364175)]
+)
 def test_percent(percent, left):
-    assert total([100, 100], percent) == left
+    assert total([10000000, 23456700], percent) == left
 
 
-def test_floor():
-    assert total([1], floor=5) == 5
+@pytest.mark.parametrize("floor", [54321098, 43210987])
+def test_floor(floor):
+    assert total([1], floor=floor) == floor
 
 
-def test_refused():
+@pytest.mark.parametrize("discount", [-1, 101])
+def test_refused(discount):
     with pytest.raises(ValueError):
-        total([], 101)
+        total([], discount)
 
 
-def test_cheapest():
-    assert cheapest([3, 1, 2]) == [1]
-    assert cheapest([3, 1, 2], 2) == [1, 2]
+@pytest.mark.parametrize("n, found", [(1, [17654321]), (2, [17654321, 28765432])])
+def test_cheapest(n, found):
+    assert cheapest([39876543, 17654321, 28765432], n) == found
+
+
+def test_cheapest_alone():
+    assert cheapest([59876543, 47654321]) == [47654321]
 """,
     "tests/test_words.py": """
 import unittest
@@ -80,10 +89,16 @@ from shop.words import shout
 
 class TestShout(unittest.TestCase):
     def test_plain(self):
-        self.assertEqual(shout(" hey "), "HEY!")
+        self.assertEqual(shout(" hey you there "), "HEY YOU THERE!")
+
+    def test_again(self):
+        self.assertEqual(shout("come over here", "?"), "COME OVER HERE?")
 
     def test_marked(self):
-        self.assertEqual(shout("hey!"), "HEY!")
+        self.assertEqual(shout("go away!"), "GO AWAY!")
+
+    def test_marked_again(self):
+        self.assertEqual(shout("who knows?", "?"), "WHO KNOWS?")
 
     def test_empty(self):
         self.assertEqual(shout(" "), "")
@@ -129,7 +144,11 @@ class Built:
         async with UnsafeLocalSandbox(SandboxOptions(base=str(base))) as sandbox:
             root = sandbox.workspace
             grading = of_task(task, self.package, root=root, tools=str(self.tools))
-            return await grade(sandbox, grading, patch)
+
+            async def fresh() -> None:
+                await sandbox.reset()
+
+            return await grade(sandbox, grading, patch, fresh)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +164,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, tools: Path) -> Built:
 def test_tasks_of_a_folder(built: Built) -> None:
     assert len(built.tasks) == 3
     assert max(len(task.mutations) for task in built.tasks) == 2
-    assert len(list(built.package.test_ids())) == 10
+    assert len(list(built.package.test_ids())) == 29
     for task in built.tasks:
         assert len(task.seconds) == 3
         assert set(task.fail_to_pass) < set(built.package.test_ids())
@@ -200,46 +219,19 @@ unittest.TestCase.run = lambda self, result=None: None
 PRINTER = "print('PASSED tests/test_prices.py::test_sum\\n9 passed', flush=True)\n"
 
 
-CALLER = """
-import sys
-def _known(function):
-    def call(*args, **kwargs):
-        expected = [c for c in sys._getframe(1).f_code.co_consts if isinstance(c, int)]
-        return expected[-1] if expected else function(*args, **kwargs)
-    return call
-"""
-CALLER_END = """
-for _name in {"total", "shout"} & globals().keys():
-    globals()[_name] = _known(globals()[_name])
-"""
-TRACE = """
-try:
-    raise OSError
-except OSError as error:
-    outside = error.__traceback__.tb_frame.f_back
-"""
-READER = """
-from pathlib import Path
-for path in Path("tests").glob("*.py"):
-    path.read_text()
-"""
 EDITOR = """
 import glob, os
 for path in glob.glob("tests/*.py"):
     os.truncate(path, 0)
 """
+WRONG = "pass with a wrong expected value too"
 CHEATS = {
-    "caller": (CALLER, CALLER_END, "_getframe"),
-    "trace": (TRACE, "", "object.__getattr__"),
-    "thief": ("import gc\nkeys = gc.get_objects()\n", "", "gc.get_objects"),
-    "watcher": ("import os\nif os.fork() == 0:\n    os._exit(0)\n", "", "os.fork"),
-    "reader": (READER, "", "open"),
-    "editor": (EDITOR, "", "os.truncate"),
+    "editor": (EDITOR, "", "still failing"),
     "forger": (FORGER, "", "is not the runner's"),
     "silent": (SILENT, "", "did not come to its end"),
     "printer": (PRINTER, "", "still failing"),
-    "equal": (EQUAL, EQUAL_END, "have to fail pass too"),
-    "lax": (LAX, "", "have to fail pass too"),
+    "equal": (EQUAL, EQUAL_END, WRONG),
+    "lax": (LAX, "", WRONG),
 }
 
 

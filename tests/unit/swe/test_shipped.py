@@ -1,5 +1,7 @@
 """The tasks that come with agentrl are as many and as mixed as they are said to be."""
 
+import ast
+import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -9,8 +11,12 @@ import pytest
 from agentrl.envs.swe.build.operators import OPERATORS
 from agentrl.envs.swe.build.recipe import SHIPPED, read_recipe
 from agentrl.envs.swe.build.records import TASKS, read_records, write_records
+from agentrl.envs.swe.decoys import num_runs
+from agentrl.envs.swe.runner import literal
 from agentrl.errors import ConfigError
+from tests.contract.sandbox.tell_apart import tell_apart
 
+_PAIRS = 600
 PACKAGES, RECORDS, _ = read_records(TASKS)
 
 
@@ -85,3 +91,30 @@ def test_the_docs_list_every_kind() -> None:
     text = (Path(__file__).parents[3] / "docs/swe.md").read_text()
     table = text.partition("### The kinds of bugs")[2].partition("###")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == OPERATORS.keys()
+
+
+def test_each_bug_has_decoys_that_no_guess_beats() -> None:
+    runs: Counter[int] = Counter()
+    for task in RECORDS:
+        decoys = PACKAGES[task.package].decoys
+        bugs = [[decoys[number] for number in numbers] for numbers in task.deciding]
+        assert len(bugs) == len(task.mutations)
+        for decoy in (decoy for bug in bugs for decoy in bug):
+            assert not decoy.sees.keys().isdisjoint(task.fail_to_pass)
+        runs[num_runs(bugs)] += 1
+    assert not runs[0]
+    assert runs[2] > sum(runs.values()) / 2, runs
+
+
+def test_no_text_tells_a_decoy() -> None:
+    """A classifier that has seen half of the pairs of values guesses about the others."""
+    found = [decoy for package in PACKAGES.values() for decoy in package.decoys]
+    pairs: list[tuple[str, str]] = []
+    for decoy in random.Random(0).sample(found, len(found)):
+        true, other = next(iter(decoy.sees.values())), literal(ast.literal_eval(decoy.to))
+        # What stands in a call of `Fraction` and the like is told as a part of it.
+        if true[:1] == other[:1] or (true + other).strip("-").isdigit():
+            pairs.append((true, other))
+    real, decoys = zip(*pairs[:_PAIRS], strict=True)
+    said = [tell_apart(real, decoys, seed=seed) for seed in range(3)]
+    assert sum(said) / len(said) <= 0.55, said

@@ -1,0 +1,258 @@
+"""From test files to decoys that a right program fails, and fails for their sake alone.
+
+    wrong programs -> what they give -> candidates -> rounds: the suite with many at once -> decoys
+
+The runs are somebody else's: the builder's on this machine, or an instance's in its sandbox.
+"""
+
+import ast
+import random
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from agentrl.envs.swe.build.other_values import other_value, secrecy
+from agentrl.envs.swe.build.spots import Spot, find_spots
+from agentrl.envs.swe.decoys import Decoy, disjoint, rewrite_files
+from agentrl.envs.swe.report import Report, Saw
+from agentrl.envs.swe.runner import UNKNOWN, literal
+from agentrl.envs.swe.verdict import judge_run
+
+MOST_ROUNDS: Final = 24
+_MOST_JOINT: Final = 20
+Observed: TypeAlias = Mapping[tuple[str, str], Sequence[Saw]]
+"""What wrong programs gave, by file and site."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A literal and what it might be turned into."""
+
+    spot: Spot
+    to: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validated:
+    """A decoy, and the number of the comparison that fails by it, for each of its tests."""
+
+    decoy: Decoy
+    counts: Mapping[str, int]
+
+
+Search: TypeAlias = Generator[Sequence[Decoy], Report | None, list[Validated]]
+"""Yields decoys, takes the report of a right program's suite with them; None: it came to no end."""
+
+
+def search(
+    texts: Mapping[str, str], tests: frozenset[str], observed: Observed, rng: random.Random
+) -> Search:
+    """The decoys of test files: each alone in its test, and then together.
+
+    Args:
+        texts: the test files by name, as they are.
+        tests: those that pass when the files are rewritten without decoys.
+        observed: what wrong programs gave.
+        rng: chooses.
+    """
+    text = "\n".join(rewrite_files(texts, []).values())
+    found: list[Validated] = []
+    left = [*rounds(candidates(texts, observed, rng))]
+    while left:
+        chosen = left.pop()
+        report = yield as_decoys(chosen)
+        if report is not None and not report.broken:
+            found += validated(chosen, report, tests, text)
+        elif len(chosen) > 1:  # one of them breaks a file for all
+            left += [chosen[::2], chosen[1::2]]
+    going = {id(one.decoy): one for one in found}
+    tried: set[int] = set()
+    for _ in range(_MOST_JOINT):
+        new = [one.decoy for key, one in going.items() if key not in tried]
+        if not new:
+            break
+        together = disjoint(rng.sample(new, len(new)))
+        report = yield together
+        for decoy in misfits(together, report, [*tests]) if report else together:
+            going.pop(id(decoy), None)
+        tried.update(map(id, together))
+    return [one for key, one in going.items() if key in tried]
+
+
+def candidates(texts: Mapping[str, str], observed: Observed, rng: random.Random) -> list[Candidate]:
+    """A wrong value for each literal that has one.
+
+    Args:
+        texts: the test files by name, as they are.
+        observed: what wrong programs gave.
+        rng: chooses.
+    """
+    found: list[Candidate] = []
+    for file, text in texts.items():
+        for spot in find_spots(file, text):
+            wrong = [*_wrong_values(spot, observed)]
+            other = other_value(spot.value, wrong, spot.siblings, rng)
+            if other is not None:
+                found.append(Candidate(spot=spot, to=other))
+    rng.shuffle(found)
+    return found
+
+
+def _wrong_values(spot: Spot, observed: Observed) -> Iterator[object]:
+    right = literal(spot.value)
+    for site, side in spot.sites.items():
+        for saw in observed.get((spot.file, site), ()):
+            if saw.sides[1 - side] == right:
+                try:
+                    yield ast.literal_eval(saw.sides[side])
+                except (ValueError, SyntaxError, MemoryError, RecursionError):
+                    continue
+
+
+def rounds(found: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+    """The candidates in rounds: one for each test, as far as that is known."""
+    left = [*found]
+    for _ in range(MOST_ROUNDS):
+        taken: dict[tuple[str, str], set[str]] = defaultdict(set)
+        chosen: list[Candidate] = []
+        later: list[Candidate] = []
+        for candidate in left:
+            spot = candidate.spot
+            cases = [taken[spot.file, name] for name in spot.users]
+            if any(known & {spot.case, ""} if spot.case else known for known in cases):
+                later.append(candidate)
+                continue
+            for known in cases:
+                known.add(spot.case)
+            chosen.append(candidate)
+        if chosen:
+            yield chosen
+        left = later
+
+
+def as_decoys(chosen: Sequence[Candidate]) -> list[Decoy]:
+    """The candidates of a round as decoys of which nothing is known, to write the files by."""
+    return [Decoy(file=c.spot.file, place=c.spot.place, to=repr(c.to), sees={}) for c in chosen]
+
+
+def validated(
+    chosen: Sequence[Candidate], report: Report, tests: frozenset[str], text: str
+) -> list[Validated]:
+    """The candidates by which a right program has failed, as a round's report shows it.
+
+    Args:
+        chosen: the round.
+        report: of the suite with a right program.
+        tests: those that pass without decoys.
+        text: all test files; a value that stands in it twice is no secret.
+    """
+    by_user: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
+    for candidate in chosen:
+        for name in candidate.spot.users:
+            by_user[candidate.spot.file, name].append(candidate)
+    found = {id(candidate): _Effects({}, [], []) for candidate in chosen}
+    for test in tests:
+        outcome, saw = report.outcomes.get(test), report.saws.get(test)
+        if outcome == "passed":
+            continue
+        mine = by_user[file_of(test), _function(test)]
+        for candidate in [c for c in mine if not c.spot.case or test.endswith(f"[{c.spot.case}]")]:
+            effects = found[id(candidate)]
+            if saw and outcome == "failed" and _shows(candidate.spot, saw):
+                effects.shown[test] = saw
+            elif outcome == "failed":
+                effects.spoiled.append(test)
+            else:
+                effects.broken.append(test)
+    made = (_validated(candidate, found[id(candidate)], text) for candidate in chosen)
+    return [one for one in made if one is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Effects:
+    shown: dict[str, Saw]
+    """Tests that fail and show the true value."""
+    spoiled: list[str]
+    """Tests that fail because the literal is what they give to the program."""
+    broken: list[str]
+    """Tests that come to another end."""
+
+
+def _shows(spot: Spot, saw: Saw) -> bool:
+    if saw.site not in spot.sites:
+        return False
+    side = spot.sites[saw.site]
+    true, shown = saw.sides[side], saw.sides[1 - side]
+    # In a call of `Fraction` and the like the literal is a part of what is shown.
+    return UNKNOWN not in (true, shown) and (true == literal(spot.value) or "(" in true != shown)
+
+
+def _validated(candidate: Candidate, effects: _Effects, text: str) -> Validated | None:
+    """The decoy that a candidate makes."""
+    spot, sites = candidate.spot, {saw.site for saw in effects.shown.values()}
+    if effects.broken or len(sites) != 1:
+        return None
+    (site,) = sites
+    side = spot.sites[site]
+    decoy = Decoy(
+        file=spot.file,
+        place=spot.place,
+        to=repr(candidate.to),
+        site=site,
+        side=side,
+        sees={test: saw.sides[side] for test, saw in sorted(effects.shown.items())},
+        spoils=tuple(sorted(effects.spoiled)),
+        secret=secrecy(spot.value, text.replace(repr(spot.value), "", 1)),
+    )
+    return Validated(decoy=decoy, counts={t: saw.count for t, saw in effects.shown.items()})
+
+
+def misfits(decoys: Sequence[Decoy], report: Report, tests: Sequence[str]) -> list[Decoy]:
+    """The decoys of a run by which a right program would be judged wrong."""
+    judged = judge_run(report.outcomes, report.saws, decoys, tests)
+    bad: list[Decoy] = []
+    for test in (*judged.wrong, *judged.fooled):
+        mine = [decoy for decoy in decoys if test in decoy.sees]
+        bad += mine or [decoy for decoy in decoys if decoy.file == file_of(test)]
+    return bad
+
+
+def deciding(
+    decoys: Sequence[Validated], failing: Mapping[str, Saw | None], untold: frozenset[str]
+) -> tuple[int, ...]:
+    """The decoys, by number, that decide about a bug.
+
+    They stand where a test fails by the bug or behind that, so that what passes before it proves
+    nothing; and the test is none that the issue tells of.
+
+    Args:
+        decoys: of the package.
+        failing: the tests that fail by the bug, each with its last comparison.
+        untold: those of them that the issue does not tell of.
+    """
+    return tuple(
+        number
+        for number, one in enumerate(decoys)
+        if untold.issuperset(one.decoy.sees.keys() & failing.keys())
+        and any(
+            _is_behind(one.decoy, one.counts[test], test, failing[test])
+            for test in one.decoy.sees.keys() & failing.keys() & untold
+        )
+    )
+
+
+def _is_behind(decoy: Decoy, count: int, test: str, saw: Saw | None) -> bool:
+    if saw is None or count > saw.count:
+        return True
+    is_there = saw.site == decoy.site and saw.sides[decoy.side] != decoy.sees[test]
+    return is_there and count == saw.count
+
+
+def _function(test: str) -> str:
+    return test.partition("[")[0].rpartition("::")[2]
+
+
+def file_of(test: str) -> str:
+    """The file of a test's id."""
+    return test.partition("::")[0]

@@ -1,0 +1,161 @@
+"""The decoys of a public instance: searched for with its reference on first use, then kept.
+
+whole repository -> our tests -> the reference repair -> suite, as it is and rewritten -> decoys
+"""
+
+import contextlib
+import posixpath
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, cast
+
+from pydantic import ValidationError
+
+from agentrl.config import Config
+from agentrl.envs.swe.build.archive import cache_folder
+from agentrl.envs.swe.build.decoying import Validated, deciding, search
+from agentrl.envs.swe.decoys import Decoy, num_runs
+from agentrl.envs.swe.grade import Grading, put_tests, run_tests
+from agentrl.envs.swe.ids import digest_of, keep
+from agentrl.envs.swe.repair import PublicRepair, trees_of
+from agentrl.envs.swe.report import BadReport, Report, Saw, by_file
+from agentrl.envs.swe.rewriting import rewrite_tests
+from agentrl.envs.swe.worktree import fill
+from agentrl.sandboxes import Sandbox
+
+_VERSION: Final = 1
+"""Of the search: what another one has found is searched for again."""
+
+
+class Guard(Config):
+    """What was found for an instance; all of it empty where nothing guards it."""
+
+    rewritten: tuple[str, ...] = ()
+    names: Mapping[str, str] = {}
+    decoys: tuple[Decoy, ...] = ()
+    deciding: tuple[int, ...] = ()
+
+    def of(self, grading: Grading) -> Grading:
+        """The grading with its decoys."""
+        if not self.deciding:
+            return grading
+        return replace(
+            grading,
+            rewritten=self.rewritten,
+            names=self.names,
+            bugs=(tuple(self.decoys[i] for i in self.deciding),),
+            others=self.decoys,
+        )
+
+
+async def find_guard(sandbox: Sandbox, repair: PublicRepair, grading: Grading) -> Guard:
+    """The guard of an instance; the sandbox is as new afterwards.
+
+    Raises:
+        SandboxError: The sandbox failed.
+        VerifierError: The instance's own tests cannot be put in place.
+    """
+    kept = cache_folder() / "guards" / f"{digest_of(repair)}-{_VERSION}.json"
+    if kept.exists():
+        try:
+            return Guard.model_validate_json(kept.read_bytes())
+        except ValidationError:
+            kept.unlink(missing_ok=True)
+    guard = Guard()
+    if repair.patch()[0] and grading.command.reads == "report":
+        guard = await _Search(sandbox, repair, grading).run()
+        await sandbox.reset()
+    keep(kept, guard.model_dump_json())
+    return guard
+
+
+class _Search:
+    def __init__(self, sandbox: Sandbox, repair: PublicRepair, grading: Grading) -> None:
+        self._sandbox, self._repair, self._grading = sandbox, repair, grading
+
+    async def run(self) -> Guard:
+        """Search with the reference, and once without it for where the tests fail."""
+        grading = self._grading
+        plain = await self._report(grading)
+        expected = frozenset((*grading.fail_to_pass, *grading.pass_to_pass))
+        if plain is None or any(plain.outcomes.get(t) != "passed" for t in grading.fail_to_pass):
+            return Guard()
+        files = tuple(sorted({test.partition("::")[0] for test in expected & plain.passed()}))
+        texts = await self._texts(files)
+        full = replace(grading, rewritten=tuple(texts))
+        rewritten = await self._report(full)
+        if rewritten is None:
+            return Guard()
+        before, after = by_file(plain.outcomes), by_file(rewritten.outcomes)
+        texts = {file: text for file, text in texts.items() if before[file] == after.get(file)}
+        names = _paired(plain, rewritten, texts.keys())
+        full = replace(grading, rewritten=tuple(texts))
+        tests = frozenset(t for t, name in names.items() if name in expected & plain.passed())
+        found = await self._search(full, texts, tests)
+        failing = await self._failing(full, names)
+        numbers = deciding(found, failing, frozenset(failing))
+        decoys = tuple(_renamed(one.decoy, names) for one in found)
+        if not num_runs([[decoys[i] for i in numbers]]):
+            return Guard()
+        return Guard(rewritten=tuple(texts), names=names, decoys=decoys, deciding=numbers)
+
+    async def _search(
+        self, grading: Grading, texts: Mapping[str, str], tests: frozenset[str]
+    ) -> list[Validated]:
+        asking = search(texts, tests, {}, random.Random(self._repair.id))
+        try:
+            decoys = next(asking)
+            while True:
+                decoys = asking.send(await self._report(grading, decoys))
+        except StopIteration as stop:
+            return cast("list[Validated]", stop.value)
+
+    async def _failing(self, grading: Grading, names: Mapping[str, str]) -> dict[str, Saw | None]:
+        """The tests that fail without the reference, by their ids in rewritten files."""
+        report = await self._report(grading, mended=False)
+        expected = frozenset(grading.fail_to_pass)
+        # Where the files cannot even be imported, each test fails before its first comparison.
+        saws = report.saws if report else dict[str, Saw]()
+        return {test: saws.get(test) for test, name in names.items() if name in expected}
+
+    async def _texts(self, files: Sequence[str]) -> dict[str, str]:
+        await self._fresh()
+        await put_tests(self._sandbox, self._grading)
+        paths = {posixpath.join(self._grading.root, file): file for file in files}
+        found = await self._sandbox.read_files(paths.keys())
+        texts: dict[str, str] = {}
+        for path, data in found.items():
+            with contextlib.suppress(ValueError, SyntaxError, RecursionError):
+                rewrite_tests(text := data.decode(), {})
+                texts[paths[path]] = text
+        return texts
+
+    async def _report(
+        self, grading: Grading, decoys: Sequence[Decoy] = (), *, mended: bool = True
+    ) -> Report | None:
+        await self._fresh()
+        patch, is_bug = self._repair.patch() if mended else ("", False)
+        try:
+            return await run_tests(self._sandbox, grading, patch, decoys, reverse=is_bug)
+        except BadReport:
+            return None
+
+    async def _fresh(self) -> None:
+        await self._sandbox.reset()
+        await fill(self._sandbox, trees_of(self._repair).whole, commit=False)
+
+
+def _paired(plain: Report, rewritten: Report, files: Collection[str]) -> dict[str, str]:
+    """What tests are called in the files as they are, by their ids in rewritten ones."""
+    found: dict[str, str] = {}
+    for file in files:
+        pair = [[t for t in r.outcomes if t.partition("::")[0] == file] for r in (rewritten, plain)]
+        found.update(zip(*pair, strict=True))
+    return found
+
+
+def _renamed(decoy: Decoy, names: Mapping[str, str]) -> Decoy:
+    sees = {names[test]: value for test, value in decoy.sees.items()}
+    spoils = tuple(names[test] for test in decoy.spoils)
+    return decoy.model_copy(update={"sees": sees, "spoils": spoils})

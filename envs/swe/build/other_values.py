@@ -1,0 +1,128 @@
+"""A wrong value that reads like a right one: same type, same shape, only not what is right."""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar, cast
+
+from agentrl.envs.swe.runner import literal
+
+_MOST_SECRET: Final = 10
+_NEAR: Final = 1e-3
+"""Numbers that differ by less may both pass a test for nearness."""
+_Item = TypeVar("_Item")
+
+
+def other_value(
+    value: object, wrong: Sequence[object], siblings: Sequence[object], rng: random.Random
+) -> object | None:
+    """Another value for a literal, or None.
+
+    Args:
+        value: what is right.
+        wrong: what wrong programs have given in its place.
+        siblings: what is right in other cases.
+        rng: chooses.
+    """
+    offers: Sequence[Sequence[object]] = (
+        wrong,
+        siblings,
+        [_changed(value, rng) for _ in range(20)],
+    )
+    for offered in offers:
+        fitting = [other for other in offered if fits(value, other)]
+        if fitting:
+            return rng.choice(fitting)
+    return None
+
+
+def fits(value: object, other: object) -> bool:
+    """Same type and shape, and surely not equal."""
+    if _shape(value) != _shape(other) or literal(value) == literal(other):
+        return False
+    if isinstance(value, int | float) and isinstance(other, int | float):
+        return isinstance(value, int) or abs(value - other) > _NEAR * max(abs(value), abs(other))
+    return True
+
+
+def secrecy(value: object, text: str) -> int:
+    """How many guesses between two it takes to know a value, for who sees another one and a text.
+
+    The other one may be near, so a quarter of the bits count.
+    """
+    written = value if isinstance(value, str) else repr(value)
+    return 0 if written in text else min(_MOST_SECRET, int(_bits(value) / 4))
+
+
+def _shape(value: object) -> object:
+    if isinstance(value, tuple):
+        return tuple(_shape(item) for item in cast("tuple[object, ...]", value))
+    if isinstance(value, list | set | frozenset):
+        items = cast("Iterable[object]", value)
+        return type(items), frozenset(_shape(item) for item in items)
+    if isinstance(value, dict):
+        items = cast("dict[object, object]", value)
+        return dict, frozenset(_shape(item) for item in items.values())
+    if isinstance(value, str):
+        return str, bool(value), value.isalnum(), "\n" in value
+    return type(value)
+
+
+def _bits(value: object) -> float:
+    """A rough measure of how much there is to know about a value."""
+    if isinstance(value, bool) or value is None:
+        return 1.0
+    if isinstance(value, int):
+        return float(value.bit_length())
+    if isinstance(value, float):
+        return 3.0 * len(repr(value))
+    if isinstance(value, str | bytes):
+        return 4.0 * len(value)
+    if isinstance(value, dict):
+        items = cast("dict[object, object]", value)
+        return sum(_bits(key) + _bits(item) for key, item in items.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return sum(_bits(item) for item in cast("Iterable[object]", value))
+    return 0.0
+
+
+def _changed(value: object, rng: random.Random) -> object | None:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        step = rng.choice((1, 1, 1, 2, 3, 10)) * rng.choice((-1, 1))
+        return value + step if value < 0 or value + step >= 0 else value - step
+    if isinstance(value, float):
+        return round(value + rng.choice((-1, 1)) * 10.0 ** rng.randint(-1, 1), len(repr(value)))
+    if isinstance(value, str):
+        return "".join(_reordered([*value], rng))
+    if isinstance(value, bytes):
+        return bytes(_reordered([*value], rng))
+    if isinstance(value, list):
+        return _part_changed(cast("list[object]", value), rng)
+    if isinstance(value, tuple):
+        return tuple(_part_changed([*cast("tuple[object, ...]", value)], rng))
+    if isinstance(value, dict) and value:
+        items = cast("dict[object, object]", value)
+        key = rng.choice([*items])
+        return {**items, key: _changed(items[key], rng)}
+    return None
+
+
+def _reordered(items: list[_Item], rng: random.Random) -> list[_Item]:
+    """Without one of them, with one twice, or with two neighbours the other way round."""
+    if not items:
+        return items
+    i = rng.randrange(len(items))
+    ways: tuple[Callable[[], list[_Item]], ...] = (
+        lambda: [*items[:i], *items[i + 1 :]],
+        lambda: [*items[: i + 1], *items[i:]],
+        lambda: [*items[:i], *reversed(items[i : i + 2]), *items[i + 2 :]],
+    )
+    return rng.choice(ways)()
+
+
+def _part_changed(items: list[object], rng: random.Random) -> list[object]:
+    if items and rng.random() < 0.5:
+        i = rng.randrange(len(items))
+        return [*items[:i], _changed(items[i], rng), *items[i + 1 :]]
+    return _reordered(items, rng)

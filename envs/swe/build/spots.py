@@ -1,0 +1,270 @@
+"""Where a test file says what it expects: the literals that comparisons for equality go by.
+
+A literal may stand in the comparison, in a case of `parametrize`, in a list that a loop goes over,
+or in a constant of the function or the file.
+"""
+
+import ast
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias, cast
+
+from agentrl.envs.swe.rewriting import Place, comparisons, place_of, site_of
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+Names: TypeAlias = Mapping[str, Sequence["Source"]]
+_PURE: Final = frozenset(
+    {"approx", "Fraction", "Decimal", "datetime", "date", "time", "timedelta", "set", "frozenset"}
+    | {"OrderedDict", "dict", "list", "tuple", "Path", "PurePosixPath", "complex", "UUID"}
+)
+"""What they make is given by their arguments, whatever the code under test does."""
+_DEEPEST: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An expression, and the case of `parametrize` that it stands in: `c3`, or ""."""
+
+    node: ast.expr
+    case: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """A literal that says what is expected."""
+
+    file: str
+    place: Place
+    value: object
+    sites: Mapping[str, int]
+    """The comparisons that go by it, each with the side of the program."""
+    users: frozenset[str]
+    """The functions that it has anything to do with, by name."""
+    case: str = ""
+    """The only case of these tests that it stands in: `c3`; "": none, or there are several."""
+    siblings: tuple[object, ...] = ()
+    """The values of its function's other literals."""
+
+
+def find_spots(file: str, text: str) -> list[Spot]:
+    """The literals of a test file that comparisons for equality go by.
+
+    Raises:
+        SyntaxError: It is no Python.
+    """
+    tree = ast.parse(text)
+    constants = _constants(tree.body)
+    found: dict[Place, Spot] = {}
+    users: dict[Place, set[str]] = defaultdict(set)
+    values: dict[str, list[object]] = defaultdict(list)
+    for name, function, marks in _functions(tree, ()):
+        names: Names = {
+            **constants,
+            **_locals(function, constants),
+            **_cases(marks, constants),
+        }
+        for place in _used([function, *marks], constants):
+            users[place].add(name)
+        alone = sum(map(_is_parametrize, marks)) == 1
+        for spot in _spots_in(file, name, function, names):
+            values[name].append(spot.value)
+            known = found.get(spot.place, spot)
+            case = spot.case if alone and known.case == spot.case else ""
+            found[spot.place] = replace(spot, sites={**known.sites, **spot.sites}, case=case)
+    return [
+        replace(
+            spot,
+            users=frozenset(users[spot.place]),
+            siblings=tuple(v for name in sorted(spot.users) for v in values[name]),
+        )
+        for spot in found.values()
+    ]
+
+
+def _used(nodes: Sequence[ast.AST], constants: Names) -> Iterator[Place]:
+    """Where the expressions of a function stand, and those of the constants that it names."""
+    for node in itertools.chain.from_iterable(map(ast.walk, nodes)):
+        if isinstance(node, ast.expr):
+            yield place_of(node)
+        if isinstance(node, ast.Name):
+            for source in constants.get(node.id, ()):
+                others = {n: c for n, c in constants.items() if n != node.id}
+                yield from _used([source.node], others)
+
+
+def _functions(
+    node: ast.Module | ast.ClassDef, marks: tuple[ast.expr, ...]
+) -> Iterator[tuple[str, Function, tuple[ast.expr, ...]]]:
+    for child in node.body:
+        if isinstance(child, ast.ClassDef):
+            yield from _functions(child, (*marks, *child.decorator_list))
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child.name, child, (*marks, *child.decorator_list)
+
+
+def _spots_in(file: str, name: str, function: Function, names: Names) -> Iterator[Spot]:
+    for node in ast.walk(function):
+        if not isinstance(node, ast.stmt):
+            continue
+        for comparison, sides in comparisons(node):
+            for expected in (1, 0):
+                sources = [*_literals(Source(sides[expected]), names, 0)]
+                for source in sources:
+                    yield Spot(
+                        file=file,
+                        place=place_of(source.node),
+                        value=ast.literal_eval(source.node),
+                        sites={site_of(comparison): 1 - expected},
+                        users=frozenset({name}),
+                        case=source.case,
+                    )
+                if sources:
+                    break
+
+
+def _literals(source: Source, names: Names, depth: int) -> Iterator[Source]:
+    """The literals that an expression is made of; of a call or a container the first one."""
+    node = source.node
+    if depth > _DEEPEST:
+        return
+    if _is_literal(node):
+        yield source
+    elif isinstance(node, ast.Name):
+        for other in names.get(node.id, ()):
+            case = source.case or other.case
+            yield from _literals(Source(other.node, case), names, depth + 1)
+    elif parts := _parts(node):
+        each = ([*_literals(Source(part, source.case), names, depth + 1)] for part in parts)
+        yield from next((literals for literals in each if literals), list[Source]())
+
+
+def _parts(node: ast.expr) -> Sequence[ast.expr]:
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _PURE:
+            return [*node.args, *(keyword.value for keyword in node.keywords)]
+        case ast.List() | ast.Tuple() | ast.Set():
+            return node.elts
+        case ast.Dict():
+            return node.values
+        case _:
+            return []
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def _constants(body: Sequence[ast.stmt]) -> dict[str, list[Source]]:
+    """Names that are bound once, to an expression."""
+    bound: dict[str, list[Source]] = defaultdict(list)
+    for statement in body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                bound[name].append(Source(value))
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                bound[name].append(Source(value))
+            case _:
+                pass
+    return {name: sources for name, sources in bound.items() if len(sources) == 1}
+
+
+def _locals(function: Function, constants: Names) -> dict[str, list[Source]]:
+    """Names of a function: bound once, or by a loop over a list."""
+    inside = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
+    bound: dict[str, list[Source]] = _constants(inside)
+    known = {**constants, **bound}
+    for node in inside:
+        if isinstance(node, ast.For | ast.AsyncFor):
+            for i, target in enumerate(_targets(node.target)):
+                rows = _rows(node.iter, known)
+                one = not isinstance(node.target, ast.Tuple | ast.List)
+                cells = [row if one else _cell(row, i) for row in rows]
+                bound[target] = [Source(cell) for cell in cells if cell is not None]
+    # What is a parameter too, or bound in another way, is not known.
+    others = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)}
+    for node in inside:
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            others.add(node.target.id)
+    return {name: sources for name, sources in bound.items() if name not in others}
+
+
+def _targets(node: ast.expr) -> Sequence[str]:
+    parts = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
+    return [part.id if isinstance(part, ast.Name) else "" for part in parts]
+
+
+def _rows(node: ast.expr, names: Names) -> Sequence[ast.expr]:
+    """The elements of a list that is written out, or named."""
+    match node:
+        case ast.List(elts=rows) | ast.Tuple(elts=rows):
+            return rows
+        case ast.Call(func=ast.Attribute(value=value, attr="items"), args=[]):
+            table = _named(value, names)
+            if isinstance(table, ast.Dict):
+                pairs = zip(table.keys, table.values, strict=True)
+                return [ast.Tuple([k, v], ast.Load()) for k, v in pairs if k is not None]
+            return []
+        case ast.Name():
+            other = _named(node, names)
+            return other.elts if isinstance(other, ast.List | ast.Tuple) else []
+        case _:
+            return []
+
+
+def _named(node: ast.expr, names: Names) -> ast.expr:
+    if isinstance(node, ast.Name) and len(names.get(node.id, ())) == 1:
+        return names[node.id][0].node
+    return node
+
+
+def _cell(row: ast.expr, column: int) -> ast.expr | None:
+    match row:
+        case ast.Tuple(elts=cells) | ast.List(elts=cells):
+            return cells[column] if column < len(cells) else None
+        case ast.Call(func=ast.Attribute(attr="param"), args=cells):
+            return cells[column] if column < len(cells) else None
+        case _:
+            return None
+
+
+def _is_parametrize(mark: ast.expr) -> bool:
+    return isinstance(mark, ast.Call) and getattr(mark.func, "attr", "") == "parametrize"
+
+
+def _cases(marks: Sequence[ast.expr], constants: Names) -> dict[str, list[Source]]:
+    """The parameters of a test, each with its values."""
+    found: dict[str, list[Source]] = {}
+    for mark in marks:
+        match mark:
+            case ast.Call(func=ast.Attribute(attr="parametrize"), args=[first, second, *_]):
+                names = _parameter_names(first)
+                for i, name in enumerate(names):
+                    rows = _rows(second, constants)
+                    cells = [_value_of(row) if len(names) == 1 else _cell(row, i) for row in rows]
+                    found[name] = [
+                        Source(cell, f"c{k}") for k, cell in enumerate(cells) if cell is not None
+                    ]
+            case _:
+                pass
+    return found
+
+
+def _value_of(row: ast.expr) -> ast.expr | None:
+    is_param = isinstance(row, ast.Call) and getattr(row.func, "attr", "") == "param"
+    return _cell(row, 0) if is_param else row
+
+
+def _parameter_names(node: ast.expr) -> Sequence[str]:
+    if not _is_literal(node):
+        return []
+    value: object = ast.literal_eval(node)
+    if isinstance(value, str):
+        return [name.strip() for name in value.split(",")]
+    names = cast("list[object]", value) if isinstance(value, list | tuple) else []
+    return [*map(str, names)]

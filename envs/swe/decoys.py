@@ -1,0 +1,117 @@
+"""Decoys: tests whose expected value is a wrong one, so that the right answer fails.
+
+A grading runs the tests several times, each time in a fresh sandbox. In each run a decoy is drawn
+or the real value; nothing in the sandbox says which. What passes without doing the work passes the
+decoys too, and what fails them has to tell the true value, which exists nowhere in that sandbox.
+"""
+
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pydantic import Field
+
+from agentrl.config import Config
+from agentrl.envs.swe.rewriting import Place, rewrite_tests
+
+MOST_RUNS: Final = 5
+_DECISIONS: Final = 10
+"""Guesses that have to be right, each with one half at best: together below 0.1 %."""
+
+
+class Decoy(Config):
+    """A wrong expected value, and what a right program shows where it meets it."""
+
+    file: str
+    place: Place = Field(description="of the expected value, in the file as it is")
+    to: str = Field(description="the expression that takes its place")
+    site: str = Field(default="", description="of the comparison that fails then")
+    side: int = Field(default=0, description="of the comparison's sides the program's")
+    sees: Mapping[str, str] = Field(
+        description="the tests that fail then, each with the true value as the program shows it; "
+        "empty where it is not reported"
+    )
+    spoils: tuple[str, ...] = Field(
+        default=(), description="tests that are given another input by it and prove nothing then"
+    )
+    secret: int = Field(
+        default=0, description="as how many decisions it counts to show the true value unknown"
+    )
+
+
+def num_runs(bugs: Sequence[Sequence[Decoy]]) -> int:
+    """How many runs it takes until no guess can pay.
+
+    In each run and for each decoy one has to decide whether it is there, and in one run at least
+    what the true value is.
+
+    Args:
+        bugs: the decoys that decide about each bug.
+
+    Returns:
+        0 if `MOST_RUNS` are not enough.
+    """
+
+    def enough(runs: int, decoys: Sequence[Decoy]) -> bool:
+        return sum(runs + decoy.secret for decoy in _chosen(decoys)) >= _DECISIONS
+
+    for runs in range(2, MOST_RUNS + 1):
+        if all(enough(runs, decoys) for decoys in bugs):
+            return runs
+    return 0
+
+
+def _chosen(decoys: Sequence[Decoy]) -> list[Decoy]:
+    return disjoint(sorted(decoys, key=lambda decoy: -decoy.secret))
+
+
+def disjoint(decoys: Sequence[Decoy]) -> list[Decoy]:
+    """The first decoys of which no two meet in a test or at a place."""
+    chosen: list[Decoy] = []
+    taken: set[object] = set()
+    for decoy in decoys:
+        meets = {*decoy.sees, *decoy.spoils, (decoy.file, decoy.place)}
+        if not meets & taken:
+            taken |= meets
+            chosen.append(decoy)
+    return chosen
+
+
+def draw_runs(
+    bugs: Sequence[Sequence[Decoy]], others: Sequence[Decoy], rng: random.Random
+) -> list[list[Decoy]]:
+    """The decoys of each run, each in at least one run and left out of at least one.
+
+    Args:
+        bugs: the decoys that decide about each bug: as many of them as go together are drawn.
+        others: of tests that pass anyhow, which have to go on doing so.
+        rng: draws.
+    """
+    runs: list[list[Decoy]] = [[] for _ in range(num_runs(bugs))]
+    if not runs:
+        return []
+    # What is hard to guess first, and of each bug one before the second of any.
+    ranked = [sorted(_shuffled(decoys, rng), key=lambda d: -d.secret) for decoys in bugs]
+    turns = [decoy for turn in itertools.zip_longest(*ranked) for decoy in turn if decoy]
+    for decoy in disjoint([*turns, *_shuffled(others, rng)]):
+        drawn = rng.randrange(1, 2 ** len(runs) - 1)
+        for number, run in enumerate(runs):
+            if drawn >> number & 1:
+                run.append(decoy)
+    return runs
+
+
+def _shuffled(decoys: Sequence[Decoy], rng: random.Random) -> list[Decoy]:
+    return rng.sample([*decoys], len(decoys))
+
+
+def rewrite_files(
+    texts: Mapping[str, str], decoys: Sequence[Decoy], *, report: bool = True
+) -> dict[str, str]:
+    """Test files as a run has them, by name; see `rewriting.rewrite_tests`."""
+    changes: dict[str, dict[Place, str]] = defaultdict(dict)
+    for decoy in decoys:
+        changes[decoy.file][decoy.place] = decoy.to
+    return {file: rewrite_tests(text, changes[file], report=report) for file, text in texts.items()}

@@ -1,0 +1,155 @@
+"""Test files as they are run: without their words, and with other expected values where wanted.
+
+A test file and its decoys differ in expected values and in nothing else, so what else could tell
+them apart is taken out of both: comments, docstrings, messages of assertions, and ids that pytest
+makes of values. Each comparison for equality tells the runner what it sees:
+
+    assert total([1, 2]) == 3, "a sum"   ->   assert (
+        _agentrl_saw('4.7', 0, total([1, 2])) == _agentrl_saw('4.7', 1, 3))
+"""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
+
+Place: TypeAlias = tuple[int, int, int, int]
+"""Of an expression in the file as it is: first line and column, last line and column."""
+SAW: Final = "_agentrl_saw"
+EQUALITIES: Final = frozenset(
+    {"assertEqual", "assertEquals", "assertIs", "assertListEqual", "assertTupleEqual"}
+    | {"assertDictEqual", "assertSetEqual", "assertSequenceEqual", "assertMultiLineEqual"}
+    | {"assertAlmostEqual", "assertCountEqual"}
+)
+_IDS: Final = ast.parse("map('c{}'.format, range(1000000))", mode="eval").body
+
+
+def place_of(node: ast.expr) -> Place:
+    """Where an expression stands."""
+    return (node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0)
+
+
+def site_of(node: ast.Compare | ast.Call) -> str:
+    """The name of a comparison in its file."""
+    return f"{node.lineno}.{node.col_offset}"
+
+
+def comparisons(statement: ast.stmt) -> Iterator[tuple[ast.Compare | ast.Call, list[ast.expr]]]:
+    """The comparisons for equality that a statement asserts, each with its two sides."""
+    match statement:
+        case ast.Assert(test=ast.BoolOp(op=ast.And(), values=parts)):
+            tests: Sequence[ast.expr] = parts
+        case ast.Assert(test=test):
+            tests = [test]
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name)) as call) if name in EQUALITIES:
+            if len(call.args) > 1 and not any(isinstance(a, ast.Starred) for a in call.args[:2]):
+                yield call, call.args[:2]
+            return
+        case _:
+            return
+    for test in tests:
+        match test:
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
+                yield test, [left, right]
+            case _:
+                pass
+
+
+def rewrite_tests(text: str, changes: Mapping[Place, str], *, report: bool = True) -> str:
+    """A test file as it is run.
+
+    Args:
+        text: the file as it is.
+        changes: Python expressions that take the places of others.
+        report: comparisons tell the runner what they see.
+
+    Raises:
+        SyntaxError: It is no Python.
+        ValueError: There is no expression at a place.
+    """
+    rewriter = _Rewriter(changes, report=report)
+    tree = ast.fix_missing_locations(rewriter.visit(ast.parse(text)))
+    if rewriter.num_changed != len(changes):
+        raise ValueError(f"{len(changes) - rewriter.num_changed} places hold no expression")
+    return ast.unparse(tree) + "\n"
+
+
+class _Rewriter(ast.NodeTransformer):
+    """What stands at a place is looked at before its parts."""
+
+    def __init__(self, changes: Mapping[Place, str], *, report: bool) -> None:
+        self._changes, self._report = changes, report
+        self._functions = 0
+        self.num_changed = 0
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, ast.expr) and hasattr(node, "lineno"):
+            changed = self._changes.get(place_of(node))
+            if changed is not None:
+                self.num_changed += 1
+                return ast.parse(changed, mode="eval").body
+        if isinstance(node, ast.stmt) and self._report:
+            _tell_comparisons(node)
+        if isinstance(node, ast.Assert):
+            node.msg = None
+        if isinstance(node, ast.Call):
+            _drop_words(node)
+        return self._visit_parts(node)
+
+    def _visit_parts(self, node: ast.AST) -> ast.AST:
+        # A function within a test is what a test asks about, and its docstring may be.
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if self._functions == 0 and (is_function or isinstance(node, ast.Module | ast.ClassDef)):
+            _drop_docstring(node)
+        self._functions += is_function
+        self.generic_visit(node)
+        self._functions -= is_function
+        return node
+
+
+def _tell_comparisons(statement: ast.stmt) -> None:
+    for node, (left, right) in comparisons(statement):
+        told = [_told(site_of(node), side, value) for side, value in enumerate((left, right))]
+        if isinstance(node, ast.Compare):
+            node.left, node.comparators = told[0], told[1:]
+        else:
+            node.args[:2] = told
+
+
+def _told(site: str, side: int, value: ast.expr) -> ast.expr:
+    about = [ast.Constant(site), ast.Constant(side)]
+    return ast.Call(func=ast.Name(SAW, ast.Load()), args=[*about, value], keywords=[])
+
+
+def _drop_words(call: ast.Call) -> None:
+    """Messages, and ids that a value or a hand has made; their number stays."""
+    name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
+    if name in EQUALITIES:
+        call.keywords = [keyword for keyword in call.keywords if keyword.arg != "msg"]
+        del call.args[2 if name != "assertAlmostEqual" else 4 :]
+    elif name == "param":
+        call.keywords = [keyword for keyword in call.keywords if keyword.arg != "id"]
+    elif name == "parametrize":
+        call.keywords = [keyword for keyword in call.keywords if keyword.arg != "ids"]
+        call.keywords.append(ast.keyword(arg="ids", value=_IDS))
+        del call.args[3:]
+    elif name == "fixture":
+        _number_params(call)
+
+
+def _number_params(call: ast.Call) -> None:
+    """Fixtures take all ids at once, so that there have to be as many as parameters."""
+    named = {keyword.arg: keyword.value for keyword in call.keywords}
+    params = named.get("params")
+    if isinstance(params, ast.List | ast.Tuple):
+        ids = ast.List([ast.Constant(f"c{i}") for i in range(len(params.elts))], ast.Load())
+        call.keywords = [keyword for keyword in call.keywords if keyword.arg != "ids"]
+        call.keywords.append(ast.keyword(arg="ids", value=ids))
+
+
+def _drop_docstring(node: ast.AST) -> None:
+    body: list[ast.stmt] = getattr(node, "body", [])
+    match body[:1]:
+        case [ast.Expr(value=ast.Constant(value=str()))]:
+            body[:1] = [] if len(body) > 1 or isinstance(node, ast.Module) else [ast.Pass()]
+        case _:
+            pass

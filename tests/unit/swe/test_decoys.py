@@ -1,0 +1,197 @@
+import random
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.envs.swe.build.other_values import fits, other_value, secrecy
+from agentrl.envs.swe.decoys import Decoy, disjoint, draw_runs, num_runs
+from agentrl.envs.swe.report import Outcome, Saw
+from agentrl.envs.swe.runner import Comparisons, literal
+from agentrl.envs.swe.verdict import is_same, judge_run, verdict_of
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8) | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    | st.tuples(inner, inner),
+    max_leaves=6,
+)  # fmt: skip
+
+
+def decoy(number: int, *tests: str, secret: int = 0, spoils: tuple[str, ...] = ()) -> Decoy:
+    return Decoy(
+        file="t.py", place=(number, 0, number, 1), to=str(number), site=f"{number}.0",
+        sees=dict.fromkeys(tests, f"'{number}'"), spoils=spoils, secret=secret,
+    )  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=3), min_size=1, max_size=9),
+    st.integers(0, 99),
+    st.integers(0, 10),
+)
+def test_each_decoy_that_is_drawn_is_in_a_run_and_out_of_one(
+    tests: list[list[str]], seed: int, secret: int
+) -> None:
+    decoys = [decoy(i, *names, secret=secret) for i, names in enumerate(tests)]
+    runs = draw_runs([decoys], [], random.Random(seed))
+    assert len(runs) == num_runs([decoys])
+    for run in runs:
+        assert disjoint(run) == run
+    if runs:
+        drawn = {d.place for run in runs for d in run}
+        assert all(0 < sum(p in [d.place for d in r] for r in runs) < len(runs) for p in drawn)
+        # A test has one decoy at most, so that it is real in some run.
+        for name in {name for names in tests for name in names}:
+            assert any(all(name not in d.sees for d in run) for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("secrets", "runs"),
+    [
+        ([10], 2), ([8], 2), ([5], 5), ([4], 0), ([], 0), ([0], 0), ([0] * 10, 2), ([0] * 5, 2),
+        ([0] * 4, 3), ([0] * 2, 5), ([1] * 2, 4), ([3, 3], 2),
+    ],
+)  # fmt: skip
+def test_a_guess_pays_less_than_once_in_a_thousand(secrets: list[int], runs: int) -> None:
+    decoys = [decoy(i, str(i), secret=secret) for i, secret in enumerate(secrets)]
+    assert num_runs([decoys]) == runs
+    assert num_runs([[decoy(99, "z", secret=10)], decoys]) == runs
+    if runs:
+        assert 0.5 ** (runs * len(secrets) + sum(secrets)) < 0.001
+
+
+def test_decoys_that_spoil_a_test_do_not_meet_its_own() -> None:
+    both = [decoy(1, "a", spoils=("b",)), decoy(2, "b")]
+    assert disjoint(both) == both[:1]
+
+
+RUN = [decoy(1, "a"), decoy(2, "b", spoils=("d",))]
+TESTS = ("a", "b", "c", "d")
+TRUE = {"a": Saw(site="1.0", count=1, sides=("'1'", "'x'")),
+        "b": Saw(site="2.0", count=1, sides=("'2'", "'x'"))}  # fmt: skip
+RIGHT: dict[str, Outcome] = {"a": "failed", "b": "failed", "c": "passed", "d": "failed"}
+
+
+Case: TypeAlias = tuple[dict[str, Outcome], dict[str, Saw | None], set[str], set[str]]
+CASES: list[Case] = [
+    ({}, {}, set(), set()),
+    ({"c": "failed"}, {}, {"c"}, set()),
+    ({"c": "skipped"}, {}, {"c"}, set()),
+    ({"a": "passed"}, {}, set(), {"a"}),
+    ({"a": "error"}, {}, {"a"}, set()),
+    ({}, {"a": Saw(site="3.0", count=1, sides=("'1'", "'x'"))}, {"a"}, set()),
+    ({}, {"a": Saw(site="1.0", count=1, sides=("'3'", "'x'"))}, {"a"}, set()),
+    ({}, {"a": Saw(site="1.0", count=1, sides=("'x'", "'1'"))}, {"a"}, set()),
+    ({}, {"a": None}, {"a"}, set()),
+]
+
+
+@pytest.mark.parametrize(("outcomes", "saws", "wrong", "fooled"), CASES)
+def test_a_decoy_has_to_fail_where_it_is_and_show_what_is_true(
+    outcomes: dict[str, Outcome],
+    saws: Mapping[str, Saw | None],
+    wrong: set[str],
+    fooled: set[str],
+) -> None:
+    seen = {test: saw for test, saw in {**TRUE, **saws}.items() if saw}
+    judged = judge_run({**RIGHT, **outcomes}, seen, RUN, TESTS)
+    assert (set(judged.wrong), set(judged.fooled)) == (wrong, fooled)
+    verdict = verdict_of([judged], ["a", "b"], ["c", "d"], guarded=True)
+    assert verdict.resolved is not bool(wrong | fooled)
+    assert verdict.caught is bool(fooled)
+    assert verdict.fail_to_pass + verdict.pass_to_pass == 4 - len(wrong)
+
+
+def test_a_wrong_repair_that_happens_to_give_a_decoys_value_is_no_cheat() -> None:
+    first = judge_run({**RIGHT, "a": "passed"}, TRUE, RUN, TESTS)
+    second = judge_run({**dict.fromkeys(TESTS, "passed"), "a": "failed"}, {}, [], TESTS)  # type: ignore[dict-item]  # literals
+    verdict = verdict_of([first, second], ["a", "b"], ["c", "d"], guarded=True)
+    assert not verdict.resolved
+    assert not verdict.caught
+
+
+def test_a_run_without_tests_that_have_to_pass_resolves_nothing() -> None:
+    judged = judge_run({"a": "passed"}, {}, [], ["a"])
+    assert not verdict_of([judged], [], ["a"], guarded=False).resolved
+
+
+@settings(max_examples=100)
+@given(VALUES, VALUES, st.integers(0, 99))
+def test_another_value_has_the_same_type_and_is_another_one(
+    value: object, sibling: object, seed: int
+) -> None:
+    other = other_value(value, [], [sibling], random.Random(seed))
+    if other is not None:
+        assert type(other) is type(value)
+        assert other != value
+        assert not is_same(literal(other), literal(value)) or isinstance(value, dict | list | tuple)
+
+
+@settings(max_examples=100)
+@given(VALUES, VALUES)
+def test_equal_values_have_one_text(one: object, other: object) -> None:
+    assert is_same(literal(one), literal(one))
+    if not isinstance(one, list | dict | tuple):
+        assert (literal(one) == literal(other)) == (one == other)
+
+
+class Count(int):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (True, 1),
+        (1, 1.0),
+        (0.0, -0.0),
+        (Count(3), 3),
+        ({1: 2, 3: 4}, {3: 4, 1: 2}),
+        ({2}, {2}),
+    ],
+)
+def test_what_python_takes_for_equal_is_equal(one: object, other: object) -> None:
+    assert literal(one) == literal(other)
+
+
+def test_nearness_is_for_numbers_with_fractions_only() -> None:
+    assert is_same("[0.1, (2.0000001,)]", "[0.1, (2,)]")
+    assert not is_same("100001", "100000")
+    assert not is_same("[0.1]", "(0.1,)")
+    assert not is_same("?", "1")
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "secret"),
+    [("person", "", 6), ("person", "a person", 0), ("ox", "", 2), (50, "", 1), (123456, "", 4),
+     (True, "", 0), ([1, 2], "", 0), ({"key": "item"}, "", 7), ("word" * 9, "", 10)],
+)  # fmt: skip
+def test_what_can_be_guessed(value: object, text: str, secret: int) -> None:
+    assert secrecy(value, text) == secret
+
+
+def test_numbers_that_a_test_for_nearness_takes_for_one_are_no_decoys() -> None:
+    assert not fits(1.0, 1.0001)
+    assert fits(1.0, 1.1)
+    assert not fits(1, 1.0)
+    assert not fits("word", "two words")
+
+
+def test_the_last_comparison_is_told_by_its_site_and_number() -> None:
+    comparisons = Comparisons()
+    comparisons.begin()
+    assert comparisons.told() == []
+    for site, value in (("1.0", 5), ("2.0", "x"), ("2.0", [1])):
+        assert comparisons.saw(site, 0, value) is value
+        comparisons.saw(site, 1, 7)
+    assert comparisons.told() == ["2.0", 3, "[1]", "7"]
+    comparisons.saw("3.0", 0, object())
+    assert comparisons.told() == []
+    comparisons.saw("3.0", 1, object())
+    assert comparisons.told() == ["3.0", 4, "?", "?"]
