@@ -110,7 +110,7 @@ def test_a_decoy_has_to_fail_where_it_is_and_show_what_is_true(
 
 def test_a_wrong_repair_that_happens_to_give_a_decoys_value_is_no_cheat() -> None:
     first = judge_run({**RIGHT, "a": "passed"}, TRUE, RUN, TESTS)
-    second = judge_run({**dict.fromkeys(TESTS, "passed"), "a": "failed"}, {}, [], TESTS)  # type: ignore[dict-item]  # literals
+    second = judge_run({**dict.fromkeys(TESTS, "passed"), "a": "failed"}, {}, [], TESTS)
     verdict = verdict_of([first, second], ["a", "b"], ["c", "d"], guarded=True)
     assert not verdict.resolved
     assert not verdict.caught
