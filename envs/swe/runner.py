@@ -12,12 +12,16 @@ sitecustomize, no .pth file, nothing of the working folder on the path before th
 from __future__ import annotations  # images have old Pythons
 
 import builtins
+import datetime
 import hashlib
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 BAD = ("failed", "error")
 SAW = "_agentrl_saw"
@@ -87,7 +91,7 @@ MOST_TEXT = 2000
 
 
 def literal(value: object) -> str:
-    """A value as text that is the same for equal values of builtin types.
+    """A value as text that is the same for equal values of builtin types, numbers and times.
 
     Raises:
         Exception: What a value of another type raises.
@@ -110,8 +114,29 @@ def literal(value: object) -> str:
     if isinstance(value, (set, frozenset)):
         members = sorted(map(literal, cast("set[object]", value)))
         return f"set([{', '.join(members)}])"
+    if hasattr(value, "as_integer_ratio"):
+        return _ratio_literal(*cast("Fraction", value).as_integer_ratio())
+    if isinstance(value, (datetime.datetime, datetime.time)) and value.tzinfo is not None:
+        return _time_literal(value)
     text = ascii(value)
     return UNKNOWN if " at 0x" in text else text
+
+
+def _ratio_literal(top: int, bottom: int) -> str:
+    """A `Fraction` or `Decimal`: as the whole number or the float that it equals, if it does."""
+    if bottom == 1:
+        return str(top)
+    if bottom & (bottom - 1) == 0 and max(top.bit_length(), bottom.bit_length()) <= 53:
+        return float.__repr__(top / bottom)
+    return f"Fraction({top}, {bottom})"
+
+
+def _time_literal(value: datetime.datetime | datetime.time) -> str:
+    """A time with a zone, whatever class or name the zone has."""
+    offset, bare = value.utcoffset(), value.replace(tzinfo=None)
+    if isinstance(bare, datetime.datetime) and offset is not None:
+        return f"{bare - offset!a} in UTC"
+    return f"{bare!a} from {offset!a}"
 
 
 class Outcomes:
