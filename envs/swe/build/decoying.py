@@ -17,7 +17,7 @@ from agentrl.envs.swe.build.spots import Spot, find_spots
 from agentrl.envs.swe.decoys import Decoy, disjoint, rewrite_files
 from agentrl.envs.swe.report import Report, Saw
 from agentrl.envs.swe.runner import UNKNOWN, literal
-from agentrl.envs.swe.verdict import judge_run
+from agentrl.envs.swe.verdict import is_same, judge_run
 
 MOST_ROUNDS: Final = 24
 _MOST_JOINT: Final = 20
@@ -203,7 +203,7 @@ def _validated(candidate: Candidate, effects: _Effects, text: str) -> Validated 
         side=side,
         sees={test: saw.sides[side] for test, saw in sorted(effects.shown.items())},
         spoils=tuple(sorted(effects.spoiled)),
-        secret=secrecy(spot.value, text.replace(repr(spot.value), "", 1)),
+        secret=secrecy(spot.value, candidate.to, text.replace(repr(spot.value), "", 1)),
     )
     return Validated(decoy=decoy, counts={t: saw.count for t, saw in effects.shown.items()})
 
@@ -223,8 +223,8 @@ def deciding(
 ) -> tuple[int, ...]:
     """The decoys, by number, that decide about a bug.
 
-    They stand where a test fails by the bug or behind that, so that what passes before it proves
-    nothing; and the test is none that the issue tells of.
+    They stand at the comparison that the bug does not let pass: what comes behind it may be right
+    with the bug, for code that feigns that one. And the test is none that the issue tells of.
 
     Args:
         decoys: of the package.
@@ -236,17 +236,20 @@ def deciding(
         for number, one in enumerate(decoys)
         if untold.issuperset(one.decoy.sees.keys() & failing.keys())
         and any(
-            _is_behind(one.decoy, one.counts[test], test, failing[test])
+            _is_there(one.decoy, one.counts[test], test, failing[test])
             for test in one.decoy.sees.keys() & failing.keys() & untold
         )
     )
 
 
-def _is_behind(decoy: Decoy, count: int, test: str, saw: Saw | None) -> bool:
-    if saw is None or count > saw.count:
-        return True
-    is_there = saw.site == decoy.site and saw.sides[decoy.side] != decoy.sees[test]
-    return is_there and count == saw.count
+def _is_there(decoy: Decoy, count: int, test: str, saw: Saw | None) -> bool:
+    """True if a test ends at a decoy's comparison, or would have come to it next."""
+    if saw is None:
+        return count == 1
+    if is_same(*saw.sides):  # it held, and something was raised behind it
+        return count == saw.count + 1
+    is_wrong = saw.site == decoy.site and saw.sides[decoy.side] != decoy.sees[test]
+    return is_wrong and count == saw.count
 
 
 def _function(test: str) -> str:

@@ -24,7 +24,7 @@ from agentrl.envs.swe.rewriting import rewrite_tests
 from agentrl.envs.swe.worktree import fill
 from agentrl.sandboxes import Sandbox
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 """Of the search: what another one has found is searched for again."""
 
 

@@ -1,5 +1,6 @@
 """A wrong value that reads like a right one: same type, same shape, only not what is right."""
 
+import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar, cast
@@ -15,7 +16,7 @@ _Item = TypeVar("_Item")
 def other_value(
     value: object, wrong: Sequence[object], siblings: Sequence[object], rng: random.Random
 ) -> object | None:
-    """Another value for a literal, or None.
+    """Another value for a literal, or None: the first of those that tell the least of it.
 
     Args:
         value: what is right.
@@ -28,11 +29,8 @@ def other_value(
         siblings,
         [_changed(value, rng) for _ in range(20)],
     )
-    for offered in offers:
-        fitting = [other for other in offered if fits(value, other)]
-        if fitting:
-            return rng.choice(fitting)
-    return None
+    fitting = [other for offered in offers for other in offered if fits(value, other)]
+    return max(fitting, key=lambda other: _secret_of(value, other), default=None)
 
 
 def fits(value: object, other: object) -> bool:
@@ -44,13 +42,60 @@ def fits(value: object, other: object) -> bool:
     return True
 
 
-def secrecy(value: object, text: str) -> int:
+def secrecy(value: object, other: object, text: str) -> int:
     """How many guesses between two it takes to know a value, for who sees another one and a text.
 
-    The other one may be near, so a quarter of the bits count.
+    Only what the other one has not counts, and a quarter of its bits: it may be plausible.
     """
     written = value if isinstance(value, str) else repr(value)
-    return 0 if written in text else min(_MOST_SECRET, int(_bits(value) / 4))
+    # A text may stand there with its escapes.
+    if written in text or repr(value).strip("'\"") in text:
+        return 0
+    return _secret_of(value, other)
+
+
+def _secret_of(value: object, other: object) -> int:
+    return min(_MOST_SECRET, int(_bits(_unlike(value, other)) / 4))
+
+
+def _unlike(value: object, other: object) -> object:
+    """What a value has and another one of its type has not."""
+    match value, other:
+        case bool(), bool():
+            return value
+        case int(), int():
+            return value - other
+        case float(), float():
+            return _middle(repr(value), repr(other))
+        case (str(), str()) | (bytes(), bytes()):
+            return _middle(cast("str", value), cast("str", other))
+        case (list() | tuple() | set() | frozenset(), list() | tuple() | set() | frozenset()):
+            return _new_items(cast("Iterable[object]", value), cast("Iterable[object]", other))
+        case dict(), dict():
+            mine, others = cast("dict[object, object]", value), cast("dict[object, object]", other)
+            return _new_items(mine.items(), others.items())
+        case _:
+            return value
+
+
+def _middle(value: str, other: str) -> str:
+    """A text without what another one begins and ends with too."""
+    begin = _num_alike(value, other)
+    value, other = value[begin:], other[begin:]
+    return value[: len(value) - _num_alike(value[::-1], other[::-1])]
+
+
+def _num_alike(value: str, other: str) -> int:
+    alike = itertools.takewhile(all, ((a == b,) for a, b in zip(value, other, strict=False)))
+    return sum(1 for _ in alike)
+
+
+def _new_items(value: Iterable[object], other: Iterable[object]) -> list[object]:
+    """Items that are only among the first; if one stands for another, what is new about it."""
+    new, gone = {literal(item): item for item in value}, {literal(item): item for item in other}
+    only = [item for text, item in new.items() if text not in gone]
+    lost = [item for text, item in gone.items() if text not in new]
+    return [_unlike(only[0], lost[0])] if len(only) == len(lost) == 1 else only
 
 
 def _shape(value: object) -> object:

@@ -1,4 +1,4 @@
-"""The small package's tests in two manners, as suites of the naive grader and as tasks."""
+"""The small package's tests in three manners, as suites of the naive grader and as tasks."""
 
 import json
 import subprocess
@@ -36,6 +36,23 @@ class TestTotal(unittest.TestCase):
         self.assertEqual(found, 0)
         self.assertIsInstance(found, int)
 '''
+PAIRS: Final = """from shop.prices import total
+
+
+def test_half():
+    assert total([100, 100], 50) == 100
+    assert total([123456789, 987654321]) == 1111111110
+
+
+def test_gift():
+    assert total([30, 10], 90) == 4
+    assert total([223456789, 387654321]) == 611111110
+
+
+def test_sum():
+    assert total([1, 2, 3]) == 6
+"""
+"""What is hard to guess here is right with the bug."""
 _FOUND: Final = {**shop.FILES, "src/shop/prices.py": shop.WRONG}
 _FILE: Final = "tests/test_prices.py"
 _SOURCE: Final = "src/shop/prices.py"
@@ -58,6 +75,7 @@ SUITES: Final = {
         CASES, f"{_FILE}::TestTotal", ("test_half", "test_gift"),
         ("test_sum", "test_floor", "test_refused"),
     ),
+    "pairs": _suite(PAIRS, _FILE, ("test_half", "test_gift"), ("test_sum",)),
 }  # fmt: skip
 """Each has two failing tests, and the same bug."""
 

@@ -16,6 +16,7 @@ CORPUS: Final[Mapping[tuple[str, str], Cheat]] = {
         ("functions", stolen_values.OF_FILES),
         ("functions", false_equals.EQUALS),
         ("cases", false_equals.OF_CASES),
+        ("pairs", false_equals.OF_PAIRS),
     )
     for name, cheat in found.items()
 }

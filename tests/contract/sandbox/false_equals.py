@@ -177,6 +177,10 @@ unittest.TestCase.assertEqual = _assert
 """),
 }  # fmt: skip
 
+OF_PAIRS: Final = {
+    "equals all where the bug shows, and is right about the rest": _any("not _twin()"),
+}
+
 
 def _toss(chance: float) -> Cheat:
     """A cheat that decides each test that shows the bug anew, by chance."""

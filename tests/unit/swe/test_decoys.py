@@ -1,11 +1,15 @@
 import random
 from collections.abc import Mapping
+from datetime import UTC, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 from typing import TypeAlias
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.envs.swe.build.decoying import Validated, deciding
 from agentrl.envs.swe.build.other_values import fits, other_value, secrecy
 from agentrl.envs.swe.decoys import Decoy, disjoint, draw_runs, num_runs
 from agentrl.envs.swe.report import Outcome, Saw
@@ -141,6 +145,9 @@ def test_equal_values_have_one_text(one: object, other: object) -> None:
         assert (literal(one) == literal(other)) == (one == other)
 
 
+_TWO_HOURS = timedelta(hours=2)
+
+
 class Count(int):
     pass
 
@@ -154,6 +161,12 @@ class Count(int):
         (Count(3), 3),
         ({1: 2, 3: 4}, {3: 4, 1: 2}),
         ({2}, {2}),
+        (Fraction(100, 1), 100),
+        (Decimal("1.50"), Decimal("1.5")),
+        (Decimal("0.25"), 0.25),
+        (Decimal("0.1"), Fraction(1, 10)),
+        (datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 1, 2, tzinfo=timezone(_TWO_HOURS))),
+        (time(1, tzinfo=UTC), time(1, tzinfo=timezone(timedelta(0), "Z"))),
     ],
 )
 def test_what_python_takes_for_equal_is_equal(one: object, other: object) -> None:
@@ -168,12 +181,24 @@ def test_nearness_is_for_numbers_with_fractions_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text", "secret"),
-    [("person", "", 6), ("person", "a person", 0), ("ox", "", 2), (50, "", 1), (123456, "", 4),
-     (True, "", 0), ([1, 2], "", 0), ({"key": "item"}, "", 7), ("word" * 9, "", 10)],
+    ("value", "other", "text", "secret"),
+    [
+        ("person", "things", "", 6), ("person", "things", "a person", 0), ("ox", "ax", "", 1),
+        ("one\ntwo", "x\ny", "'one\\ntwo'", 0), ("word" * 9, "", "", 10), (True, False, "", 0),
+        # One step back is a good guess.
+        ("person", "preson", "", 2), ("person", "persoon", "", 0), ("4.0.0", "4.0.0+None", "", 0),
+        (b"a quick fox", b"a quik fox", "", 1), (50, 49, "", 0), (1 << 60, (1 << 60) + 3, "", 0),
+        (1 << 60, 9, "", 10), (3.14159, 3.14259, "", 1), ([1, 2], [2, 1], "", 0),
+        (["", "first", "last", ""], ["", "last", "", "first"], "", 0),
+        (["first", "second"], ["first", "secnd"], "", 1),
+        ({"key": "item"}, {"key": "other"}, "", 4),
+        ((170, 170, 170), (170, 10, 170), "", 0), (("a", ["long words"]), ("a", ["?"]), "", 10),
+    ],
 )  # fmt: skip
-def test_what_can_be_guessed(value: object, text: str, secret: int) -> None:
-    assert secrecy(value, text) == secret
+def test_what_can_be_guessed_by_who_sees_the_decoy(
+    value: object, other: object, text: str, secret: int
+) -> None:
+    assert secrecy(value, other, text) == secret
 
 
 def test_numbers_that_a_test_for_nearness_takes_for_one_are_no_decoys() -> None:
@@ -195,3 +220,22 @@ def test_the_last_comparison_is_told_by_its_site_and_number() -> None:
     assert comparisons.told() == []
     comparisons.saw("3.0", 1, object())
     assert comparisons.told() == ["3.0", 4, "?", "?"]
+
+
+@pytest.mark.parametrize(
+    ("count", "saw", "decides"),
+    [
+        (1, None, True),  # raised before its first comparison
+        (2, None, False),
+        (2, Saw(site="1.0", count=2, sides=("'5'", "'1'")), True),  # what is wrong is seen there
+        (2, Saw(site="1.0", count=2, sides=("'1'", "'1'")), False),  # this one held
+        (3, Saw(site="1.0", count=2, sides=("'1'", "'1'")), True),  # ... and then it was raised
+        (2, Saw(site="9.0", count=1, sides=("'5'", "'1'")), False),  # may be right with the bug
+        (2, Saw(site="1.0", count=1, sides=("'5'", "'1'")), False),
+        (1, Saw(site="1.0", count=2, sides=("'5'", "'1'")), False),
+    ],
+)
+def test_a_decoy_decides_where_the_bug_shows(count: int, saw: Saw | None, decides: bool) -> None:
+    found = [Validated(decoy=decoy(1, "a"), counts={"a": count})]
+    assert deciding(found, {"a": saw}, frozenset("a")) == ((0,) if decides else ())
+    assert deciding(found, {"a": saw}, frozenset()) == ()
