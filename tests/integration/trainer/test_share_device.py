@@ -19,6 +19,7 @@ ENV = f"{Path(__file__).parents[2] / 'e2e' / 'digits_env.py'}:Digits"
 START = [
     *("--env", ENV, "--steps", "2", "--deterministic", "--threads", "1"),
     *("--rollout.tasks-per-step", "3", "--group-size", "4", "--rollout.max-turn-tokens", "12"),
+    *("--warm-start.updates", "300"),
 ]
 
 
