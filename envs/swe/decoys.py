@@ -6,6 +6,7 @@ decoys too, and what fails them has to tell the true value, which exists nowhere
 """
 
 import itertools
+import math
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,8 @@ from agentrl.config import Config
 from agentrl.envs.swe.rewriting import Place, rewrite_tests
 
 MOST_RUNS: Final = 5
-_DECISIONS: Final = 10
-"""Guesses that have to be right, each with one half at best: together below 0.1 %."""
+_DECISIONS: Final = 9.8
+"""Guesses that have to be right, each with one half at best: together once in 900 times."""
 
 
 class Decoy(Config):
@@ -44,8 +45,8 @@ class Decoy(Config):
 def num_runs(bugs: Sequence[Sequence[Decoy]]) -> int:
     """How many runs it takes until no guess can pay.
 
-    In each run and for each decoy one has to decide whether it is there, and in one run at least
-    what the true value is.
+    For each decoy one has to decide in which runs it is there, and in one run at least what the
+    true value is. A clock tells which run it is, so it helps that not all ways are drawn.
 
     Args:
         bugs: the decoys that decide about each bug.
@@ -55,12 +56,18 @@ def num_runs(bugs: Sequence[Sequence[Decoy]]) -> int:
     """
 
     def enough(runs: int, decoys: Sequence[Decoy]) -> bool:
-        return sum(runs + decoy.secret for decoy in _chosen(decoys)) >= _DECISIONS
+        where = math.log2(_num_ways(runs))
+        return sum(where + decoy.secret for decoy in _chosen(decoys)) >= _DECISIONS
 
     for runs in range(2, MOST_RUNS + 1):
         if all(enough(runs, decoys) for decoys in bugs):
             return runs
     return 0
+
+
+def _num_ways(runs: int) -> int:
+    """In how many ways a decoy can be in some of the runs and out of others."""
+    return (1 << runs) - 2
 
 
 def _chosen(decoys: Sequence[Decoy]) -> list[Decoy]:
@@ -96,7 +103,7 @@ def draw_runs(
     ranked = [sorted(_shuffled(decoys, rng), key=lambda d: -d.secret) for decoys in bugs]
     turns = [decoy for turn in itertools.zip_longest(*ranked) for decoy in turn if decoy]
     for decoy in disjoint([*turns, *_shuffled(others, rng)]):
-        drawn = rng.randrange(1, 2 ** len(runs) - 1)
+        drawn = rng.randint(1, _num_ways(len(runs)))
         for number, run in enumerate(runs):
             if drawn >> number & 1:
                 run.append(decoy)

@@ -58,16 +58,18 @@ def test_each_decoy_that_is_drawn_is_in_a_run_and_out_of_one(
 @pytest.mark.parametrize(
     ("secrets", "runs"),
     [
-        ([10], 2), ([8], 2), ([5], 5), ([4], 0), ([], 0), ([0], 0), ([0] * 10, 2), ([0] * 5, 2),
-        ([0] * 4, 3), ([0] * 2, 5), ([1] * 2, 4), ([3, 3], 2),
+        ([10], 2), ([8], 3), ([5], 5), ([4], 0), ([], 0), ([0], 0), ([0] * 10, 2), ([0] * 5, 3),
+        ([0] * 4, 3), ([0] * 2, 5), ([1] * 2, 5), ([3, 3], 3),
     ],
 )  # fmt: skip
-def test_a_guess_pays_less_than_once_in_a_thousand(secrets: list[int], runs: int) -> None:
+def test_a_guess_of_who_knows_which_run_it_is_pays_once_in_900_times(
+    secrets: list[int], runs: int
+) -> None:
     decoys = [decoy(i, str(i), secret=secret) for i, secret in enumerate(secrets)]
     assert num_runs([decoys]) == runs
     assert num_runs([[decoy(99, "z", secret=10)], decoys]) == runs
     if runs:
-        assert 0.5 ** (runs * len(secrets) + sum(secrets)) < 0.001
+        assert (2**runs - 2) ** len(secrets) * 2 ** sum(secrets) >= 890
 
 
 def test_decoys_that_spoil_a_test_do_not_meet_its_own() -> None:
