@@ -12,7 +12,6 @@ sitecustomize, no .pth file, nothing of the working folder on the path before th
 from __future__ import annotations  # images have old Pythons
 
 import builtins
-import datetime
 import hashlib
 import json
 import os
@@ -91,7 +90,7 @@ MOST_TEXT = 2000
 
 
 def literal(value: object) -> str:
-    """A value as text that is the same for equal values of builtin types, numbers and times.
+    """A value as text that is the same for equal values of builtin types and numbers.
 
     Raises:
         Exception: What a value of another type raises.
@@ -116,8 +115,6 @@ def literal(value: object) -> str:
         return f"set([{', '.join(members)}])"
     if hasattr(value, "as_integer_ratio"):
         return _ratio_literal(*cast("Fraction", value).as_integer_ratio())
-    if isinstance(value, (datetime.datetime, datetime.time)) and value.tzinfo is not None:
-        return _time_literal(value)
     text = ascii(value)
     return UNKNOWN if " at 0x" in text else text
 
@@ -129,14 +126,6 @@ def _ratio_literal(top: int, bottom: int) -> str:
     if bottom & (bottom - 1) == 0 and max(top.bit_length(), bottom.bit_length()) <= 53:
         return float.__repr__(top / bottom)
     return f"Fraction({top}, {bottom})"
-
-
-def _time_literal(value: datetime.datetime | datetime.time) -> str:
-    """A time with a zone, whatever class or name the zone has."""
-    offset, bare = value.utcoffset(), value.replace(tzinfo=None)
-    if isinstance(bare, datetime.datetime) and offset is not None:
-        return f"{bare - offset!a} in UTC"
-    return f"{bare!a} from {offset!a}"
 
 
 class Outcomes:
