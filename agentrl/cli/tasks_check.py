@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 from agentrl.sandboxes import SandboxOptions, run_sync
 
 
-class CheckOptions(JsonOption):
+class TasksOptions(JsonOption):
     """Where the tasks are played."""
 
     sandbox: str = Field(default="auto", description="The backend.")
@@ -22,7 +22,7 @@ class CheckOptions(JsonOption):
     image_root: str = Field(default="/testbed", description="Where images have the repository.")
 
 
-def _run(options: CheckOptions, arguments: Arguments) -> int:
+def _run(options: TasksOptions, arguments: Arguments) -> int:
     if len(arguments.positional) > 1:
         raise ConfigError(f"got {len(arguments.positional)} files, expected one")
     file = Path(arguments.positional[0]) if arguments.positional else TASKS
@@ -47,7 +47,7 @@ COMMAND = Command(
     name="tasks check",
     summary="Say which repair tasks of a file are guarded by decoys, and which cannot be graded.",
     examples=["agentrl tasks check", "agentrl tasks check tasks.jsonl --sandbox bwrap"],
-    options=CheckOptions,
+    options=TasksOptions,
     run=_run,
     takes=["[FILE]"],
 )

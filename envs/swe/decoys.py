@@ -31,8 +31,7 @@ class Decoy(Config):
     site: str = Field(default="", description="of the comparison that fails then")
     side: int = Field(default=0, description="of the comparison's sides the program's")
     sees: Mapping[str, str] = Field(
-        description="the tests that fail then, each with the true value as the program shows it; "
-        "empty where it is not reported"
+        description="the tests that fail then, each with the true value as the program shows it"
     )
     spoils: tuple[str, ...] = Field(
         default=(), description="tests that are given another input by it and prove nothing then"
@@ -114,11 +113,9 @@ def _shuffled(decoys: Sequence[Decoy], rng: random.Random) -> list[Decoy]:
     return rng.sample([*decoys], len(decoys))
 
 
-def rewrite_files(
-    texts: Mapping[str, str], decoys: Sequence[Decoy], *, report: bool = True
-) -> dict[str, str]:
+def rewrite_files(texts: Mapping[str, str], decoys: Sequence[Decoy]) -> dict[str, str]:
     """Test files as a run has them, by name; see `rewriting.rewrite_tests`."""
     changes: dict[str, dict[Place, str]] = defaultdict(dict)
     for decoy in decoys:
         changes[decoy.file][decoy.place] = decoy.to
-    return {file: rewrite_tests(text, changes[file], report=report) for file, text in texts.items()}
+    return {file: rewrite_tests(text, changes[file]) for file, text in texts.items()}

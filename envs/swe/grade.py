@@ -29,6 +29,7 @@ from agentrl.envs.swe.report import (
     Outcome,
     Report,
     Request,
+    file_of,
     read_report,
 )
 from agentrl.envs.swe.seal import Seal, without_sealed
@@ -140,7 +141,7 @@ def of_instance(instance: Instance, *, root: str, tools: str = "") -> Grading:
 
 
 def _files_of(tests: Sequence[str]) -> frozenset[str]:
-    return frozenset(test.partition("::")[0] for test in tests if "::" in test)
+    return frozenset(file_of(test) for test in tests if "::" in test)
 
 
 async def grade(
@@ -275,8 +276,7 @@ async def put_tests(sandbox: Sandbox, grading: Grading, decoys: Sequence[Decoy] 
     paths = {posixpath.join(grading.root, file): file for file in grading.rewritten}
     found = await sandbox.read_files(paths.keys()) if paths else {}
     texts = {paths[path]: data.decode(errors="replace") for path, data in found.items()}
-    reports = grading.command.reads == "report"
-    await _write_texts(sandbox, grading, rewrite_files(texts, decoys, report=reports))
+    await _write_texts(sandbox, grading, rewrite_files(texts, decoys))
 
 
 async def _write_texts(sandbox: Sandbox, grading: Grading, texts: Mapping[str, str]) -> None:

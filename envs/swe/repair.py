@@ -20,6 +20,7 @@ from agentrl.envs.swe.build.records import Package, RepairTask, mutated, read_re
 from agentrl.envs.swe.grade import Grading, of_instance, of_task
 from agentrl.envs.swe.instances import Instance, read_instances
 from agentrl.envs.swe.patch import make_patch
+from agentrl.envs.swe.report import file_of
 from agentrl.envs.swe.worktree import Tree
 from agentrl.errors import ConfigError
 from agentrl.types import Task
@@ -140,7 +141,7 @@ class PublicRepair:
         """The repository; tests that decide and are in it are left out for the agent."""
         tests = (*self.instance.fail_to_pass, *self.instance.pass_to_pass)
         # With a test patch the new tests come later, and the old ones are the repository's own.
-        named = (test.partition("::")[0] for test in tests if "::" in test)
+        named = (file_of(test) for test in tests if "::" in test)
         hidden = frozenset[str]() if self.instance.test_patch else frozenset(named)
         if self.folder is None:
             return self._in_image(hidden)

@@ -147,6 +147,11 @@ def _outcome(event: Mapping[str, object]) -> Outcome:
     return cast("Outcome", outcome)
 
 
+def file_of(test: str) -> str:
+    """The file of a test's id."""
+    return test.partition("::")[0]
+
+
 def function_of(test: str) -> str:
     """A test's id without its parameters."""
     return test.partition("[")[0]
@@ -156,5 +161,5 @@ def by_file(outcomes: Mapping[str, Outcome]) -> dict[str, list[tuple[str, Outcom
     """The functions of each test file in their order, each with an outcome."""
     found: dict[str, list[tuple[str, Outcome]]] = defaultdict(list)
     for test, outcome in outcomes.items():
-        found[test.partition("::")[0]].append((function_of(test), outcome))
+        found[file_of(test)].append((function_of(test), outcome))
     return found

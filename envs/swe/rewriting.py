@@ -54,19 +54,18 @@ def comparisons(statement: ast.stmt) -> Iterator[tuple[ast.Compare | ast.Call, l
                 pass
 
 
-def rewrite_tests(text: str, changes: Mapping[Place, str], *, report: bool = True) -> str:
+def rewrite_tests(text: str, changes: Mapping[Place, str]) -> str:
     """A test file as it is run.
 
     Args:
         text: the file as it is.
         changes: Python expressions that take the places of others.
-        report: comparisons tell the runner what they see.
 
     Raises:
         SyntaxError: It is no Python.
         ValueError: There is no expression at a place.
     """
-    rewriter = _Rewriter(changes, report=report)
+    rewriter = _Rewriter(changes)
     tree = ast.fix_missing_locations(rewriter.visit(ast.parse(text)))
     if rewriter.num_changed != len(changes):
         raise ValueError(f"{len(changes) - rewriter.num_changed} places hold no expression")
@@ -76,8 +75,8 @@ def rewrite_tests(text: str, changes: Mapping[Place, str], *, report: bool = Tru
 class _Rewriter(ast.NodeTransformer):
     """What stands at a place is looked at before its parts."""
 
-    def __init__(self, changes: Mapping[Place, str], *, report: bool) -> None:
-        self._changes, self._report = changes, report
+    def __init__(self, changes: Mapping[Place, str]) -> None:
+        self._changes = changes
         self._functions = 0
         self.num_changed = 0
 
@@ -87,7 +86,7 @@ class _Rewriter(ast.NodeTransformer):
             if changed is not None:
                 self.num_changed += 1
                 return ast.parse(changed, mode="eval").body
-        if isinstance(node, ast.stmt) and self._report:
+        if isinstance(node, ast.stmt):
             _tell_comparisons(node)
         if isinstance(node, ast.Assert):
             node.msg = None

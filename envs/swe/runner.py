@@ -78,7 +78,7 @@ class Comparisons:
         for side in sides:
             try:
                 text = literal(side)
-            except Exception:
+            except Exception:  # whatever the repr of a value of the patch raises
                 text = UNKNOWN
             small = len(text) <= MOST_TEXT
             texts.append(text if small else hashlib.blake2b(text.encode()).hexdigest())

@@ -67,8 +67,6 @@ def judge_run(
 def shows_truth(decoy: Decoy, test: str, saw: Saw | None) -> bool:
     """True if a test has failed where its decoy is and not because of anything else."""
     true = decoy.sees[test]
-    if not true:
-        return True
     return saw is not None and saw.site == decoy.site and is_same(saw.sides[decoy.side], true)
 
 

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from agentrl.envs.swe.build.other_values import other_value, secrecy
 from agentrl.envs.swe.build.spots import Spot, find_spots
 from agentrl.envs.swe.decoys import Decoy, disjoint, rewrite_files
-from agentrl.envs.swe.report import Report, Saw
+from agentrl.envs.swe.report import Report, Saw, file_of, function_of
 from agentrl.envs.swe.runner import UNKNOWN, literal
 from agentrl.envs.swe.verdict import is_same, judge_run
 
@@ -26,7 +26,7 @@ Observed: TypeAlias = Mapping[tuple[str, str], Sequence[Saw]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Change:
     """A literal and what it might be turned into."""
 
     spot: Spot
@@ -80,7 +80,7 @@ def search(
     return [one for key, one in going.items() if key in tried]
 
 
-def candidates(texts: Mapping[str, str], observed: Observed, rng: random.Random) -> list[Candidate]:
+def candidates(texts: Mapping[str, str], observed: Observed, rng: random.Random) -> list[Change]:
     """A wrong value for each literal that has one.
 
     Args:
@@ -88,13 +88,13 @@ def candidates(texts: Mapping[str, str], observed: Observed, rng: random.Random)
         observed: what wrong programs gave.
         rng: chooses.
     """
-    found: list[Candidate] = []
+    found: list[Change] = []
     for file, text in texts.items():
         for spot in find_spots(file, text):
             wrong = [*_wrong_values(spot, observed)]
             other = other_value(spot.value, wrong, spot.siblings, rng)
             if other is not None:
-                found.append(Candidate(spot=spot, to=other))
+                found.append(Change(spot=spot, to=other))
     rng.shuffle(found)
     return found
 
@@ -110,13 +110,13 @@ def _wrong_values(spot: Spot, observed: Observed) -> Iterator[object]:
                     continue
 
 
-def rounds(found: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+def rounds(found: Sequence[Change]) -> Iterator[list[Change]]:
     """The candidates in rounds: one for each test, as far as that is known."""
     left = [*found]
     for _ in range(MOST_ROUNDS):
         taken: dict[tuple[str, str], set[str]] = defaultdict(set)
-        chosen: list[Candidate] = []
-        later: list[Candidate] = []
+        chosen: list[Change] = []
+        later: list[Change] = []
         for candidate in left:
             spot = candidate.spot
             cases = [taken[spot.file, name] for name in spot.users]
@@ -131,13 +131,13 @@ def rounds(found: Sequence[Candidate]) -> Iterator[list[Candidate]]:
         left = later
 
 
-def as_decoys(chosen: Sequence[Candidate]) -> list[Decoy]:
+def as_decoys(chosen: Sequence[Change]) -> list[Decoy]:
     """The candidates of a round as decoys of which nothing is known, to write the files by."""
     return [Decoy(file=c.spot.file, place=c.spot.place, to=repr(c.to), sees={}) for c in chosen]
 
 
 def validated(
-    chosen: Sequence[Candidate], report: Report, tests: frozenset[str], text: str
+    chosen: Sequence[Change], report: Report, tests: frozenset[str], text: str
 ) -> list[Validated]:
     """The candidates by which a right program has failed, as a round's report shows it.
 
@@ -147,7 +147,7 @@ def validated(
         tests: those that pass without decoys.
         text: all test files; a value that stands in it twice is no secret.
     """
-    by_user: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
+    by_user: dict[tuple[str, str], list[Change]] = defaultdict(list)
     for candidate in chosen:
         for name in candidate.spot.users:
             by_user[candidate.spot.file, name].append(candidate)
@@ -156,7 +156,7 @@ def validated(
         outcome, saw = report.outcomes.get(test), report.saws.get(test)
         if outcome == "passed":
             continue
-        mine = by_user[file_of(test), _function(test)]
+        mine = by_user[file_of(test), function_of(test).rpartition("::")[2]]
         for candidate in [c for c in mine if not c.spot.case or test.endswith(f"[{c.spot.case}]")]:
             effects = found[id(candidate)]
             if saw and outcome == "failed" and _shows(candidate.spot, saw):
@@ -188,7 +188,7 @@ def _shows(spot: Spot, saw: Saw) -> bool:
     return UNKNOWN not in (true, shown) and (true == literal(spot.value) or "(" in true != shown)
 
 
-def _validated(candidate: Candidate, effects: _Effects, text: str) -> Validated | None:
+def _validated(candidate: Change, effects: _Effects, text: str) -> Validated | None:
     """The decoy that a candidate makes."""
     spot, sites = candidate.spot, {saw.site for saw in effects.shown.values()}
     if effects.broken or len(sites) != 1:
@@ -250,12 +250,3 @@ def _is_there(decoy: Decoy, count: int, test: str, saw: Saw | None) -> bool:
         return count == saw.count + 1
     is_wrong = saw.site == decoy.site and saw.sides[decoy.side] != decoy.sees[test]
     return is_wrong and count == saw.count
-
-
-def _function(test: str) -> str:
-    return test.partition("[")[0].rpartition("::")[2]
-
-
-def file_of(test: str) -> str:
-    """The file of a test's id."""
-    return test.partition("::")[0]

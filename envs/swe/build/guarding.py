@@ -13,7 +13,7 @@ from agentrl.envs.swe.build.choose import Candidate
 from agentrl.envs.swe.build.decoying import Observed, Validated, search
 from agentrl.envs.swe.build.records import mutated
 from agentrl.envs.swe.decoys import Decoy, rewrite_files
-from agentrl.envs.swe.report import Report, Saw
+from agentrl.envs.swe.report import Report, Saw, file_of
 from agentrl.errors import ConfigError
 
 WRONG_PROGRAMS: Final = 40
@@ -30,19 +30,19 @@ def observe(bench: Bench, bugs: Iterable[Candidate]) -> Observed:
         with bench.changed(broken):
             report = bench.runner.run(bench.suite).report
         for test, saw in report.saws.items() if report else ():
-            seen[test.partition("::")[0], saw.site].append(saw)
+            seen[file_of(test), saw.site].append(saw)
     return seen
 
 
 def find_decoys(bench: Bench, observed: Observed, rng: random.Random) -> list[Validated]:
     """The decoys of a package."""
     asking = search(bench.texts, frozenset(bench.tests), observed, rng)
-    decoys = next(asking)
-    while True:
-        try:
+    try:
+        decoys = next(asking)
+        while True:
             decoys = asking.send(_run(bench, decoys))
-        except StopIteration as stop:
-            return cast("list[Validated]", stop.value)
+    except StopIteration as stop:
+        return cast("list[Validated]", stop.value)
 
 
 def _run(bench: Bench, decoys: Sequence[Decoy]) -> Report | None:

@@ -19,7 +19,7 @@ from agentrl.envs.swe.decoys import Decoy, num_runs
 from agentrl.envs.swe.grade import Grading, put_tests, run_tests
 from agentrl.envs.swe.ids import digest_of, keep
 from agentrl.envs.swe.repair import PublicRepair, trees_of
-from agentrl.envs.swe.report import BadReport, Report, Saw, by_file
+from agentrl.envs.swe.report import BadReport, Report, Saw, by_file, file_of
 from agentrl.envs.swe.rewriting import rewrite_tests
 from agentrl.envs.swe.worktree import fill
 from agentrl.sandboxes import Sandbox
@@ -81,7 +81,7 @@ class _Search:
         expected = frozenset((*grading.fail_to_pass, *grading.pass_to_pass))
         if plain is None or any(plain.outcomes.get(t) != "passed" for t in grading.fail_to_pass):
             return Guard()
-        files = tuple(sorted({test.partition("::")[0] for test in expected & plain.passed()}))
+        files = tuple(sorted({file_of(test) for test in expected & plain.passed()}))
         texts = await self._texts(files)
         full = replace(grading, rewritten=tuple(texts))
         rewritten = await self._report(full)
@@ -150,7 +150,7 @@ def _paired(plain: Report, rewritten: Report, files: Collection[str]) -> dict[st
     """What tests are called in the files as they are, by their ids in rewritten ones."""
     found: dict[str, str] = {}
     for file in files:
-        pair = [[t for t in r.outcomes if t.partition("::")[0] == file] for r in (rewritten, plain)]
+        pair = [[t for t in r.outcomes if file_of(t) == file] for r in (rewritten, plain)]
         found.update(zip(*pair, strict=True))
     return found
 

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias, cast
 from agentrl.envs.swe.rewriting import Place, comparisons, place_of, site_of
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-Names: TypeAlias = Mapping[str, Sequence["Source"]]
+Names: TypeAlias = Mapping[str, Sequence["Origin"]]
 _PURE: Final = frozenset(
     {"approx", "Fraction", "Decimal", "datetime", "date", "time", "timedelta", "set", "frozenset"}
     | {"OrderedDict", "dict", "list", "tuple", "Path", "PurePosixPath", "complex", "UUID"}
@@ -24,7 +24,7 @@ _DEEPEST: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Origin:
     """An expression, and the case of `parametrize` that it stands in: `c3`, or ""."""
 
     node: ast.expr
@@ -110,7 +110,7 @@ def _spots_in(file: str, name: str, function: Function, names: Names) -> Iterato
             continue
         for comparison, sides in comparisons(node):
             for expected in (1, 0):
-                sources = [*_literals(Source(sides[expected]), names, 0)]
+                sources = [*_literals(Origin(sides[expected]), names, 0)]
                 for source in sources:
                     yield Spot(
                         file=file,
@@ -124,7 +124,7 @@ def _spots_in(file: str, name: str, function: Function, names: Names) -> Iterato
                     break
 
 
-def _literals(source: Source, names: Names, depth: int) -> Iterator[Source]:
+def _literals(source: Origin, names: Names, depth: int) -> Iterator[Origin]:
     """The literals that an expression is made of; of a call or a container the first one."""
     node = source.node
     if depth > _DEEPEST:
@@ -134,10 +134,10 @@ def _literals(source: Source, names: Names, depth: int) -> Iterator[Source]:
     elif isinstance(node, ast.Name):
         for other in names.get(node.id, ()):
             case = source.case or other.case
-            yield from _literals(Source(other.node, case), names, depth + 1)
+            yield from _literals(Origin(other.node, case), names, depth + 1)
     elif parts := _parts(node):
-        each = ([*_literals(Source(part, source.case), names, depth + 1)] for part in parts)
-        yield from next((literals for literals in each if literals), list[Source]())
+        each = ([*_literals(Origin(part, source.case), names, depth + 1)] for part in parts)
+        yield from next((literals for literals in each if literals), list[Origin]())
 
 
 def _parts(node: ast.expr) -> Sequence[ast.expr]:
@@ -160,24 +160,24 @@ def _is_literal(node: ast.expr) -> bool:
     return True
 
 
-def _constants(body: Sequence[ast.stmt]) -> dict[str, list[Source]]:
+def _constants(body: Sequence[ast.stmt]) -> dict[str, list[Origin]]:
     """Names that are bound once, to an expression."""
-    bound: dict[str, list[Source]] = defaultdict(list)
+    bound: dict[str, list[Origin]] = defaultdict(list)
     for statement in body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                bound[name].append(Source(value))
+                bound[name].append(Origin(value))
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                bound[name].append(Source(value))
+                bound[name].append(Origin(value))
             case _:
                 pass
     return {name: sources for name, sources in bound.items() if len(sources) == 1}
 
 
-def _locals(function: Function, constants: Names) -> dict[str, list[Source]]:
+def _locals(function: Function, constants: Names) -> dict[str, list[Origin]]:
     """Names of a function: bound once, or by a loop over a list."""
     inside = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
-    bound: dict[str, list[Source]] = _constants(inside)
+    bound: dict[str, list[Origin]] = _constants(inside)
     known = {**constants, **bound}
     for node in inside:
         if isinstance(node, ast.For | ast.AsyncFor):
@@ -185,7 +185,7 @@ def _locals(function: Function, constants: Names) -> dict[str, list[Source]]:
                 rows = _rows(node.iter, known)
                 one = not isinstance(node.target, ast.Tuple | ast.List)
                 cells = [row if one else _cell(row, i) for row in rows]
-                bound[target] = [Source(cell) for cell in cells if cell is not None]
+                bound[target] = [Origin(cell) for cell in cells if cell is not None]
     # What is a parameter too, or bound in another way, is not known.
     others = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)}
     for node in inside:
@@ -237,9 +237,9 @@ def _is_parametrize(mark: ast.expr) -> bool:
     return isinstance(mark, ast.Call) and getattr(mark.func, "attr", "") == "parametrize"
 
 
-def _cases(marks: Sequence[ast.expr], constants: Names) -> dict[str, list[Source]]:
+def _cases(marks: Sequence[ast.expr], constants: Names) -> dict[str, list[Origin]]:
     """The parameters of a test, each with its values."""
-    found: dict[str, list[Source]] = {}
+    found: dict[str, list[Origin]] = {}
     for mark in marks:
         match mark:
             case ast.Call(func=ast.Attribute(attr="parametrize"), args=[first, second, *_]):
@@ -248,7 +248,7 @@ def _cases(marks: Sequence[ast.expr], constants: Names) -> dict[str, list[Source
                     rows = _rows(second, constants)
                     cells = [_value_of(row) if len(names) == 1 else _cell(row, i) for row in rows]
                     found[name] = [
-                        Source(cell, f"c{k}") for k, cell in enumerate(cells) if cell is not None
+                        Origin(cell, f"c{k}") for k, cell in enumerate(cells) if cell is not None
                     ]
             case _:
                 pass

@@ -278,6 +278,17 @@ def test_a_package_that_is_no_use_is_said_in_one_sentence(
     assert not out.exists()
 
 
+def test_a_package_whose_tests_compare_nothing_has_no_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "def f(x):\n    return x + 1 if x > 0 else x - 1\n"
+    test = "from a import f\ndef test_more():\n    assert f(1) > 1\ndef test_less():\n"
+    files = {"a.py": text, "test_a.py": test + "    assert f(-1) < -1\n"}
+    folder, out = write(tmp_path / "pkg", files), tmp_path / "tasks.jsonl"
+    assert main(["tasks", "build", str(folder), "--out", str(out)]) == 1
+    assert "0 tasks of 1 packages" in capsys.readouterr().out
+
+
 def test_another_archive_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path / "pkg", {"a.py": "", "test_a.py": ""})
     recipe = tmp_path / "recipe.toml"
