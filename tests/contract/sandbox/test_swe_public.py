@@ -170,8 +170,9 @@ async def test_five_instances_are_read_and_graded_right(
     )
     await default_services().sandboxes.close()
     assert [score.value for score in scores] == [1] * 5 + [0], scores
-    # Without a reference there is nothing that a decoy could be validated by.
-    guarded = 0 if kind == "r2e" else 6
+    # R2E has no reference that a decoy could be validated by; the single failing test of one of
+    # SWE-smith's instances expects a small number, which could be guessed.
+    guarded = {"swe-smith": 5, "r2e": 0}.get(kind, 6)
     assert sum(score.parts["unguarded"] == 0 for score in scores) == guarded
 
 

@@ -49,7 +49,7 @@ async def test_the_repair_is_worth_one(env: ToolEnv) -> None:
     score = await shop.play(env, expert)
     assert score == Score(
         value=1.0,
-        parts={"fail_to_pass": 1.0, "pass_to_pass": 1.0},
+        parts={"fail_to_pass": 1.0, "pass_to_pass": 1.0, "cheats_caught": 0.0, "unguarded": 0.0},
         reason="every expected test passed",
     )
     assert "Edited src/shop/prices.py" in env.conversation[-3].content
