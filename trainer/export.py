@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from agentrl.engine import WeightSource
 from agentrl.engine.local.models.quiet import quiet
 from agentrl.errors import RunError
+from agentrl.trainer.adapter import save_adapter
 from agentrl.trainer.folders import disk_errors, replace_folder, unfinished_folder
 from agentrl.trainer.lora import AdapterWeights, adapter_settings
 from agentrl.trainer.ranks import SINGLE, Ranks
@@ -55,9 +55,10 @@ def export_hf(
         return out
     with unfinished_folder(out) as unfinished, disk_errors(out):
         if adapter:
-            _save_adapter(model, tokenizer_folder, tensors, unfinished)
+            save_adapter(model, tokenizer_folder, tensors, unfinished)
         else:
             _save_model(model, tensors, unfinished)
+        _follow_umask(unfinished)
         for name in _TOKENIZER_FILES:
             source = tokenizer_folder / name
             if source.exists():
@@ -111,24 +112,6 @@ def _stored_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
 def _save_model(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> None:
     with quiet():
         model.save_pretrained(folder, state_dict=tensors)
-    _follow_umask(folder)
-
-
-def _save_adapter(
-    model: PreTrainedModel, base: Path, tensors: dict[str, Tensor], folder: Path
-) -> None:
-    settings = adapter_settings(model)
-    if settings is None:
-        raise RunError(
-            "the run trained all weights and has no adapter; export it without --adapter"
-        )
-    settings.base_model_name_or_path = str(base)
-    settings.inference_mode = True
-    settings.save_pretrained(str(folder))
-    generation: GenerationConfig = model.generation_config
-    generation.save_pretrained(folder)
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    _follow_umask(folder)
 
 
 def _follow_umask(folder: Path) -> None:

@@ -11,7 +11,7 @@ names of `adapter_model.safetensors`.
 # torch, transformers and peft are typed in part only.
 
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -68,10 +68,23 @@ def _inject(settings: peft.LoraConfig, model: PreTrainedModel) -> None:
     cast(Any, model).peft_config = parts.peft_config
 
 
-def adapter_config(folder: Path, config: LoraConfig) -> Mapping[str, object]:
-    """The content of `adapter_config.json` for a model's folder, before any weight is loaded."""
-    settings: Any = _without_weights(folder, config)[1]
-    made: dict[str, object] = settings.to_dict()
+def adapter_config(
+    folder: Path, config: LoraConfig, *, served: bool = False
+) -> Mapping[str, object]:
+    """The content of `adapter_config.json` for a model's folder, before any weight is loaded.
+
+    Raises ConfigError, beside what `add_adapters` does, for an adapter to be `served` by another
+    program that would put it elsewhere.
+    """
+    model, settings = _without_weights(folder, config)
+    taken = parts_of_experts(model, settings.target_modules or ()) if served else ()
+    if taken:
+        raise ConfigError(
+            f"trainer.lora.publish: got adapter with adapters on {', '.join(sorted(taken))}, which "
+            f"SGLang takes for parts of the stacked experts of {type(model).__name__} too; use "
+            "merged, or name other layers in trainer.lora.targets"
+        )
+    made: dict[str, object] = cast(Any, settings).to_dict()
     plain: dict[str, object] = orjson.loads(orjson.dumps(made, default=sorted))
     return plain
 
@@ -107,6 +120,14 @@ def adapter_reach(folder: Path, config: LoraConfig) -> Reach:
         ),
         experts=bool(stacks) and config.targets == ALL_LINEAR,
     )
+
+
+def parts_of_experts(model: nn.Module, targets: Iterable[str]) -> set[str]:
+    """Those of the targets that are called like a part of stacked experts, whatever they mean."""
+    stacked = ((n, p.shape) for n, p in model.named_parameters() if p.ndim > 2)
+    parts = {part for name, shape in stacked for part, _ in by_expert(name, shape)}
+    leaves = {part.removesuffix(".weight").rpartition(".")[2] for part in parts}
+    return {target for target in targets if target.rpartition(".")[2] in leaves}
 
 
 def adapter_settings(model: nn.Module) -> peft.LoraConfig | None:

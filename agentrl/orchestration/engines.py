@@ -100,7 +100,7 @@ def sglang_start(
     """
     engine_config, transport = config.engine, make_transport(config.engine.sglang.transport)
     if trained and config.trainer.lora.rank and config.trainer.lora.publish == "adapter":
-        adapter = adapter_config(folder, config.trainer.lora)
+        adapter = adapter_config(folder, config.trainer.lora, served=True)
         engine_config, transport = _with_adapters(engine_config, adapter), AdapterTransport(adapter)
     settings = engine_config.sglang
     servers = settings.urls or [start(engine_config, folder, logs or default_cache_dir() / "logs")]

@@ -12,7 +12,9 @@ def check_trained(plan: Plan, folder: Path) -> None:
     """Raise ConfigError for files that are not whole, or not the model of this run."""
     checked_codec(plan, folder)
     refuse_dropout(check_files(folder))
-    if plan.config.trainer.lora.rank:
+    lora = plan.config.trainer.lora
+    if lora.rank:
         from agentrl.trainer.lora import adapter_config
 
-        adapter_config(folder, plan.config.trainer.lora)
+        served = plan.config.engine.samples_with == "sglang" and lora.publish == "adapter"
+        adapter_config(folder, lora, served=served)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM
+from peft import AutoPeftModelForCausalLM, PeftModel
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -21,6 +21,7 @@ from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration.export import export_run
 from agentrl.trainer import LoraConfig, TrainerConfig
 from agentrl.trainer.export import export_hf
+from agentrl.trainer.lora import adapted_layers, adapter_config, add_adapters
 from agentrl.trainer.trainer import Trainer
 from benchmarks.models import make_model
 from tests.unit.trainer.batches import batch_of, random_segments
@@ -121,6 +122,58 @@ def test_an_adapter_is_what_peft_loads(trained: Trained, tmp_path: Path) -> None
     assert (out / "generation_config.json").exists()  # the card speaks of it
     loaded: nn.Module = AutoPeftModelForCausalLM.from_pretrained(out)
     torch.testing.assert_close(logits(loaded), trained.logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [
+        ("deepseek_v3", "all-linear"),
+        ("ernie4_5_moe", "q_proj,gate_proj"),
+        ("glm4_moe_lite", "shared_experts.down_proj"),
+        ("hunyuan_v1_moe", "all-linear"),
+        ("qwen2_moe", "all-linear"),
+    ],
+)
+def test_the_adapter_of_a_mixture_is_where_it_was_trained(
+    kind: str, targets: str, tmp_path: Path
+) -> None:
+    """PEFT takes names of layers beside stacked experts for parts of the experts."""
+    model: Any = make_model(kind)
+    model.save_pretrained(tmp_path / "base")
+    add_adapters(model, LoraConfig(rank=2, targets=targets))
+    with torch.no_grad():
+        for layer in adapted_layers(model).values():
+            layer.lora_B.get_parameter("default.weight").normal_(std=0.3)
+    export_hf(model, resolve_model("tiny"), tmp_path / "out", adapter=True)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    plain = logits(base)
+    loaded = PeftModel.from_pretrained(base, str(tmp_path / "out")).eval()
+    torch.testing.assert_close(logits(loaded), logits(model), rtol=1e-4, atol=1e-4)
+    assert (logits(loaded) - plain).abs().max() > 0.1
+
+
+def no_parts(*_: object) -> set[str]:
+    return set()
+
+
+def test_an_adapter_that_peft_loads_otherwise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = make_model("deepseek_v3")
+    add_adapters(model, LoraConfig(rank=2))
+    monkeypatch.setattr("agentrl.trainer.adapter.parts_of_experts", no_parts)
+    with pytest.raises(RunError, match=r"PEFT would not load the adapter .* without --adapter"):
+        export_hf(model, resolve_model("tiny"), tmp_path / "out", adapter=True)
+
+
+def test_a_server_gets_no_adapter_that_it_would_put_elsewhere(tmp_path: Path) -> None:
+    mixture: Any = make_model("deepseek_v3")
+    mixture.save_pretrained(tmp_path)
+    adapter_config(tmp_path, LoraConfig(rank=2))
+    adapter_config(tmp_path, LoraConfig(rank=2, targets="o_proj"), served=True)
+    with pytest.raises(ConfigError, match=r"publish: got adapter .* down_proj, .* use merged"):
+        adapter_config(tmp_path, LoraConfig(rank=2), served=True)
 
 
 def test_what_cannot_be_exported_is_said(trained: Trained, tmp_path: Path) -> None:
