@@ -59,11 +59,11 @@ def targets(command: TestCommand, tests: Sequence[str], files: Sequence[str]) ->
     """
     named = {test.partition("::")[0] for test in tests if "::" in test} or set(files)
     if command.targets == "modules":
-        return tuple(sorted({_module(file) for file in files if file.endswith(".py")}))
+        return tuple(sorted({module_of(file) for file in files if file.endswith(".py")}))
     return tuple(sorted(named))
 
 
-def _module(file: str) -> str:
-    """`tests/a/test_b.py` as `a.test_b`."""
+def module_of(file: str) -> str:
+    """`tests/a/test_b.py` as `a.test_b`, the module that a command takes."""
     parts = PurePosixPath(file).with_suffix("").parts
     return ".".join(parts[1:] if parts[0] == "tests" else parts)

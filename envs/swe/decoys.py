@@ -113,9 +113,11 @@ def _shuffled(decoys: Sequence[Decoy], rng: random.Random) -> list[Decoy]:
     return rng.sample([*decoys], len(decoys))
 
 
-def rewrite_files(texts: Mapping[str, str], decoys: Sequence[Decoy]) -> dict[str, str]:
+def rewrite_files(
+    texts: Mapping[str, str], decoys: Sequence[Decoy], *, by_log: bool = False
+) -> dict[str, str]:
     """Test files as a run has them, by name; see `rewriting.rewrite_tests`."""
     changes: dict[str, dict[Place, str]] = defaultdict(dict)
     for decoy in decoys:
         changes[decoy.file][decoy.place] = decoy.to
-    return {file: rewrite_tests(text, changes[file]) for file, text in texts.items()}
+    return {f: rewrite_tests(text, changes[f], by_log=by_log) for f, text in texts.items()}

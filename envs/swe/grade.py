@@ -17,14 +17,15 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agentrl.envs.swe.build.records import Package, RepairTask
-from agentrl.envs.swe.commands import TestCommand, targets
+from agentrl.envs.swe.commands import TestCommand, module_of, targets
 from agentrl.envs.swe.decoys import Decoy, draw_runs, num_runs, rewrite_files
 from agentrl.envs.swe.instances import Instance, tail
-from agentrl.envs.swe.logs import PARSERS
+from agentrl.envs.swe.logs import PARSERS, read_saws, unittest_name
 from agentrl.envs.swe.patch import touched
 from agentrl.envs.swe.report import (
     PYTHON_FLAGS,
     RUNNER,
+    RUNNER_PLACE,
     BadReport,
     Outcome,
     Report,
@@ -37,7 +38,6 @@ from agentrl.envs.swe.verdict import Judged, Verdict, is_decided, judge_run, ver
 from agentrl.errors import VerifierError
 from agentrl.sandboxes import ExecResult, Sandbox
 
-_RUNNER_PLACE: Final = "/tmp/agentrl_runner.py"
 OPTIONS: Final = ("-o", "addopts=", "-p", "no:cacheprovider", "-q", "--tb=no")
 _ENVIRONMENT: Final = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
 _NO_PATH: Final = {"PYTHONPATH": ""}
@@ -73,11 +73,30 @@ class Grading:
     """Decoys of tests that have to go on passing."""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     """What the instance calls a test, by its id in a rewritten file."""
+    modules: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Test files, by the names that the log of a command for modules has for them."""
 
     @property
     def guarded(self) -> bool:
         """True if there are decoys enough for each bug."""
         return bool(self.bugs) and num_runs(self.bugs) > 0
+
+    @property
+    def by_log(self) -> bool:
+        """True if the command is not ours."""
+        return self.command.reads != "report"
+
+    def name_of(self, test: str) -> str:
+        """What the instance calls a test of a run."""
+        return self.names.get(test) or (tail(test) if self.command.names == "tail" else test)
+
+    def id_of(self, test: str) -> str:
+        """A test with its file, of its name in a log."""
+        name = unittest_name(test) if self.modules else test
+        for module, file in self.modules.items():
+            if name.startswith(f"{module}."):
+                return "::".join([file, *name[len(module) + 1 :].split(".")])
+        return name
 
 
 def of_task(task: RepairTask, package: Package, *, root: str, tools: str) -> Grading:
@@ -126,17 +145,24 @@ def of_instance(instance: Instance, *, root: str, tools: str = "") -> Grading:
     sources = touched(instance.patch) - brought
     # R2E's command names its folder.
     arguments = () if instance.test_files else targets(command, tests, sorted(brought))
-    return Grading(
+    by_module = command.targets == "modules"
+    grading = Grading(
         root=root,
         fail_to_pass=instance.fail_to_pass,
         pass_to_pass=instance.pass_to_pass,
         command=command,
+        modules={module_of(file): file for file in brought} if by_module else {},
         arguments=arguments,
         paths=paths,
         # What the reference repairs may hold tests too, as doctests.
         seal=Seal(brought | (_files_of(tests) - sources), sources),
         test_patch=instance.test_patch,
         test_files=instance.test_files,
+    )
+    return replace(
+        grading,
+        fail_to_pass=tuple(map(grading.id_of, grading.fail_to_pass)),
+        pass_to_pass=tuple(map(grading.id_of, grading.pass_to_pass)),
     )
 
 
@@ -199,39 +225,39 @@ async def run_tests(
         VerifierError: Our own tests cannot be put in place, or do not begin.
     """
     await put_tests(sandbox, grading, decoys)
-    command = await _put_command(sandbox, grading)
+    await sandbox.write_file(RUNNER_PLACE, RUNNER.read_bytes())
     said = await apply_patch(sandbox, grading.root, patch, reverse=reverse) if patch else ""
     if said:
         raise BadReport(f"the patch does not apply: {said}")
-    reports = grading.command.reads == "report"
-    key = secrets.token_bytes(32)
+    key, argv = secrets.token_bytes(32), grading.command.argv
     done = await sandbox.exec(
-        command,
+        [*argv, *grading.arguments] if grading.by_log else [*argv, RUNNER_PLACE],
         cwd=grading.root,
-        env={**_ENVIRONMENT, **_NO_PATH} if reports else _ENVIRONMENT,
-        stdin=_request(grading).to_bytes(key) if reports else b"",
+        env=_ENVIRONMENT if grading.by_log else {**_ENVIRONMENT, **_NO_PATH},
+        stdin=b"" if grading.by_log else _request(grading).to_bytes(key),
         timeout_s=grading.timeout_s,
         max_output=_MOST_OUTPUT,
         kill_leftovers=True,
     )
     if done.status != "exited":
         raise BadReport(f"the tests ended by {done.status}")
-    if reports and not done.stdout:
+    if not (grading.by_log or done.stdout):
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
         raise VerifierError(
             f"the runner of the tests did not begin in the sandbox ({lines[-1]}); it needs a "
             "Python of at least 3.7, and in an image pytest"
         )
-    return _named(_report_of(grading.command, done, key), grading.names)
+    return _named(_report_of(grading, done, key), grading)
 
 
-def _named(report: Report, names: Mapping[str, str]) -> Report:
-    """With the names that the instance has for its tests."""
-    return replace(
-        report,
-        outcomes={names.get(test, test): outcome for test, outcome in report.outcomes.items()},
-        saws={names.get(test, test): saw for test, saw in report.saws.items()},
-    )
+def _named(report: Report, grading: Grading) -> Report:
+    """With the names that the instance has for its tests; two with one name both have to pass."""
+    outcomes: dict[str, Outcome] = {}
+    for test, outcome in report.outcomes.items():
+        if outcomes.get(grading.name_of(test), "passed") == "passed":
+            outcomes[grading.name_of(test)] = outcome
+    saws = {grading.name_of(test): saw for test, saw in report.saws.items()}
+    return replace(report, outcomes=outcomes, saws=saws)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -276,7 +302,7 @@ async def put_tests(sandbox: Sandbox, grading: Grading, decoys: Sequence[Decoy] 
     paths = {posixpath.join(grading.root, file): file for file in grading.rewritten}
     found = await sandbox.read_files(paths.keys()) if paths else {}
     texts = {paths[path]: data.decode(errors="replace") for path, data in found.items()}
-    await _write_texts(sandbox, grading, rewrite_files(texts, decoys))
+    await _write_texts(sandbox, grading, rewrite_files(texts, decoys, by_log=grading.by_log))
 
 
 async def _write_texts(sandbox: Sandbox, grading: Grading, texts: Mapping[str, str]) -> None:
@@ -285,28 +311,15 @@ async def _write_texts(sandbox: Sandbox, grading: Grading, texts: Mapping[str, s
         await sandbox.write_files(files)
 
 
-async def _put_command(sandbox: Sandbox, grading: Grading) -> Sequence[str]:
-    if grading.command.reads != "report":
-        return [*grading.command.argv, *grading.arguments]
-    await sandbox.write_file(_RUNNER_PLACE, RUNNER.read_bytes())
-    return [*grading.command.argv, _RUNNER_PLACE]
-
-
 def _request(grading: Grading) -> Request:
     return Request(root=grading.root, paths=grading.paths, arguments=[*OPTIONS, *grading.arguments])
 
 
-def _report_of(command: TestCommand, done: ExecResult, key: bytes) -> Report:
-    if command.reads == "report":
-        report = read_report(done.stdout, key)
-    else:
-        log = (done.stdout + b"\n" + done.stderr).decode(errors="replace")
-        outcomes = PARSERS[command.reads](log)
-        report = Report(outcomes=outcomes, saws={}, broken={}, status=0)
-    if command.names == "full":
-        return report
-    short: dict[str, Outcome] = {}
-    for test, outcome in report.outcomes.items():  # two tests with one name: both have to pass
-        if short.get(tail(test), "passed") == "passed":
-            short[tail(test)] = outcome
-    return replace(report, outcomes=short, saws={})
+def _report_of(grading: Grading, done: ExecResult, key: bytes) -> Report:
+    if not grading.by_log:
+        return read_report(done.stdout, key)
+    log = (done.stdout + b"\n" + done.stderr).decode(errors="replace")
+    parsed = PARSERS[grading.command.reads](log)
+    outcomes: dict[str, Outcome] = {grading.id_of(test): o for test, o in parsed.items()}
+    saws = {grading.id_of(test): saw for test, saw in read_saws(log).items()}
+    return Report(outcomes=outcomes, saws=saws, broken={}, status=done.exit_code or 0)

@@ -13,6 +13,7 @@ from typing import Final, cast
 
 from agentrl.envs.swe.commands import COMMANDS, R2E, RUNNER_IN_IMAGE, TestCommand
 from agentrl.envs.swe.logs import parse_pytest
+from agentrl.envs.swe.patch import make_patch
 from agentrl.errors import ConfigError
 
 _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -28,6 +29,7 @@ _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "test_patch": ("test_patch",),
     "expected": ("expected_output_json",),
     "executed": ("execution_result_content",),
+    "change": ("parsed_commit_content",),
 }
 _NO_ID: Final = re.compile(r"\s*|\[ *\d+%\]|.*[\x00-\x1f\x7f].*", re.DOTALL)
 
@@ -168,10 +170,29 @@ def _r2e(fields: Mapping[str, object], common: Instance) -> Instance:
         common,
         id=common.id or f"{common.repo}__{common.commit[:12]}",
         commit="",  # the image is at the commit before it
+        patch=common.patch or _change(_mapping(fields, "change")),
         fail_to_pass=fail_to_pass,
         pass_to_pass=tuple(test for test in passing if test in old),
         test_files={f"r2e_tests/{name}": str(code) for name, code in files},
     )
+
+
+def _change(commit: Mapping[str, object]) -> str:
+    """R2E: what the commit did to Python files; "" if that is not told."""
+    before: dict[str, str] = {}
+    after: dict[str, str] = {}
+    diffs = commit.get("file_diffs")
+    for diff in cast("list[object]", diffs) if isinstance(diffs, list) else []:
+        match diff:
+            case {
+                "header": {"file": {"path": str(path)}},
+                "old_file_content": str() | None as old,
+                "new_file_content": str() | None as new,
+            } if path.endswith(".py"):
+                before[path], after[path] = old or "", new or ""
+            case _:
+                pass
+    return make_patch(before, after)
 
 
 def _old(executed: Mapping[str, object]) -> Mapping[str, str]:

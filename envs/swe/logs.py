@@ -2,14 +2,18 @@
 
 A log is written by the code that is judged, so it proves less than a report (`report.py`): it is
 for instances whose tests run under a command that is not ours. A test that is said to have ended in
-two ways is one that failed.
+two ways is one that failed, and one that is said to have compared two things told of none.
 """
 
+import ast
+import contextlib
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
-from agentrl.envs.swe.report import Outcome
+from agentrl.envs.swe.report import Outcome, Saw, saw_of
+from agentrl.envs.swe.runner import SAW
 
 Parser: TypeAlias = Callable[[str], dict[str, Outcome]]
 _ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|\r(?=\n)")
@@ -42,6 +46,7 @@ _TAP: Final = re.compile(
     r"(not )?ok\b\s*(\d+)?(?:\s*-\s*|\s+|$)(.*?)(?:\s*#\s*(skip|todo)\S*.*)?$", re.IGNORECASE
 )
 _BAD: Final = ("failed", "error")
+_TOLD: Final = re.compile(rf"^{SAW} (.+)$", re.MULTILINE)
 
 
 def parse_pytest(log: str) -> dict[str, Outcome]:
@@ -75,7 +80,8 @@ def _id(text: str, outcome: Outcome) -> str:
 def parse_unittest(log: str) -> dict[str, Outcome]:
     """The lines of `-v`: `name (module.Class) ... ok`, also with a docstring or output between.
 
-    A test is named `module.Class.name`, in the way of Python before and after 3.11 alike.
+    A test is named `module.Class.name`, in the way of Python before and after 3.11 alike; and by
+    the first line of its docstring too.
     """
     return _gathered(_unittest_lines(_plain(log)))
 
@@ -84,20 +90,28 @@ def _unittest_lines(log: str) -> Iterator[tuple[str, Outcome]]:
     current = ""
     for line in log.split("\n"):
         named = _UNITTEST_NAME.match(line)
-        if named:
-            name, path = named[1], named[2]
-            current = path if path.endswith(f".{name}") else f"{path}.{name}"
-        failed = re.match(r"(FAIL|ERROR): (\w+) \(([\w.<>]+)\)", line)
+        current = unittest_name(named[0]) if named else current
+        failed = re.match(rf"(FAIL|ERROR): ({_UNITTEST_NAME.pattern})", line)
         if failed:  # the list at the end, where failed subtests stand too
-            path = failed[3]
-            test = path if path.endswith(f".{failed[2]}") else f"{path}.{failed[2]}"
-            yield test, _UNITTEST[failed[1]]
+            yield unittest_name(failed[2]), _UNITTEST[failed[1]]
             current = ""
             continue
         end = _UNITTEST_END.search(line.rstrip())
         if current and end and (line.rstrip() == end[1] or " ... " in line):
-            yield current, _UNITTEST.get(end[1], "skipped")
+            outcome: Outcome = _UNITTEST.get(end[1], "skipped")
+            yield current, outcome
+            said = line.rpartition(" ... ")[0]
+            if said and not named:  # a docstring, by which some instances name the test
+                yield said, outcome
             current = ""
+
+
+def unittest_name(text: str) -> str:
+    """`module.Class.name` of `name (module.Class)`; other text as it is."""
+    named = _UNITTEST_NAME.fullmatch(text)
+    if named is None:
+        return text
+    return named[2] if named[2].endswith(f".{named[1]}") else f"{named[2]}.{named[1]}"
 
 
 def parse_tap(log: str) -> dict[str, Outcome]:
@@ -126,6 +140,21 @@ def _tap_lines(log: str) -> Iterator[tuple[str, Outcome]]:
             yield name, "xfailed" if match[1] else "xpassed"
         else:
             yield name, "failed" if match[1] else "passed"
+
+
+def read_saws(log: str) -> dict[str, Saw]:
+    """What failed tests compared last, as `runner.tell_by_log` writes it.
+
+    Raises:
+        BadReport: It did not write this.
+    """
+    found: dict[str, list[object]] = defaultdict(list)
+    for text in _TOLD.findall(log):
+        with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            test, saw = cast("tuple[object, object]", ast.literal_eval(text))
+            found[str(test)].append(saw)
+    once = {test: told[0] for test, told in found.items() if told == told[:1] * len(told)}
+    return {test: saw_of(told) for test, told in once.items() if told}
 
 
 def _plain(log: str) -> str:

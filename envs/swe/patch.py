@@ -17,16 +17,18 @@ _ESCAPED: Final = dict(zip(b"abtnvfr", b"\a\b\t\n\v\f\r", strict=True))
 
 
 def make_patch(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """The diff between two sets of files, by name; the same files in both."""
+    """The diff between two sets of files, by name; one that is empty in a set is not in it."""
     return "".join(_diff(name, before[name], after[name]) for name in sorted(before))
 
 
 def _diff(name: str, before: str, after: str) -> str:
     # `splitlines` would take form feeds and the like for line ends.
     old, new = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (before, after))
-    lines = list(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"))
+    sides = (f"a/{name}" if before else "/dev/null", f"b/{name}" if after else "/dev/null")
+    mode = "" if before and after else f"{'deleted' if before else 'new'} file mode 100644\n"
+    lines = list(difflib.unified_diff(old, new, *sides))
     whole = "".join(line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}" for line in lines)
-    return f"diff --git a/{name} b/{name}\n{whole}" if lines else ""
+    return f"diff --git a/{name} b/{name}\n{mode}{whole}" if lines else ""
 
 
 def touched(patch: str) -> frozenset[str]:

@@ -17,6 +17,8 @@ Outcome: TypeAlias = Literal["passed", "failed", "error", "skipped", "xfailed", 
 RUNNER: Final = Path(__file__).parent / "runner.py"
 PYTHON_FLAGS: Final = ("-s", "-P", "-S")
 """Of the interpreter that runs it."""
+RUNNER_PLACE: Final = "/tmp/agentrl_runner.py"
+"""In the sandbox."""
 
 
 class BadReport(Exception):
@@ -114,7 +116,7 @@ def read_report(data: bytes, key: bytes) -> Report:
         else:
             outcomes[test] = _outcome(event)
             if event.get("saw"):
-                saws[test] = _saw(event["saw"])
+                saws[test] = saw_of(event["saw"])
     raise BadReport("the run did not come to its end")
 
 
@@ -132,7 +134,12 @@ def _authentic(line: bytes, number: int, key: bytes) -> dict[str, object]:
     return cast("dict[str, object]", event)
 
 
-def _saw(told: object) -> Saw:
+def saw_of(told: object) -> Saw:
+    """What `runner.Comparisons` told.
+
+    Raises:
+        BadReport: It did not tell this.
+    """
     match told:
         case [str(site), int(count), str(left), str(right)]:
             return Saw(site=site, count=count, sides=(left, right))

@@ -6,11 +6,15 @@ makes of values. Each comparison for equality tells the runner what it sees:
 
     assert total([1, 2]) == 3, "a sum"   ->   assert (
         _agentrl_saw('4.7', 0, total([1, 2])) == _agentrl_saw('4.7', 1, 3))
+
+Under a command that is not ours the files themselves load what they call, and wrap their tests.
 """
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
+
+from agentrl.envs.swe.report import RUNNER_PLACE
 
 Place: TypeAlias = tuple[int, int, int, int]
 """Of an expression in the file as it is: first line and column, last line and column."""
@@ -20,6 +24,8 @@ EQUALITIES: Final = frozenset(
     | {"assertDictEqual", "assertSetEqual", "assertSequenceEqual", "assertMultiLineEqual"}
     | {"assertAlmostEqual", "assertCountEqual"}
 )
+_TELL: Final = "_agentrl_tell"
+_LOAD: Final = f"{SAW}, {_TELL} = __import__('runpy').run_path({RUNNER_PLACE!r})['tell_by_log']()"
 _IDS: Final = ast.parse("map('c{}'.format, range(1000000))", mode="eval").body
 
 
@@ -54,19 +60,24 @@ def comparisons(statement: ast.stmt) -> Iterator[tuple[ast.Compare | ast.Call, l
                 pass
 
 
-def rewrite_tests(text: str, changes: Mapping[Place, str]) -> str:
+def rewrite_tests(text: str, changes: Mapping[Place, str], *, by_log: bool = False) -> str:
     """A test file as it is run.
 
     Args:
         text: the file as it is.
         changes: Python expressions that take the places of others.
+        by_log: what comparisons saw goes to the tests' log, not to our runner.
 
     Raises:
         SyntaxError: It is no Python.
         ValueError: There is no expression at a place.
     """
-    rewriter = _Rewriter(changes)
-    tree = ast.fix_missing_locations(rewriter.visit(ast.parse(text)))
+    rewriter, tree = _Rewriter(changes, by_log=by_log), ast.parse(text)
+    rewriter.visit(tree)
+    if by_log:
+        first = next((i for i, s in enumerate(tree.body) if not _is_future(s)), len(tree.body))
+        tree.body[first:first] = ast.parse(_LOAD).body
+    ast.fix_missing_locations(tree)
     if rewriter.num_changed != len(changes):
         raise ValueError(f"{len(changes) - rewriter.num_changed} places hold no expression")
     return ast.unparse(tree) + "\n"
@@ -75,8 +86,9 @@ def rewrite_tests(text: str, changes: Mapping[Place, str]) -> str:
 class _Rewriter(ast.NodeTransformer):
     """What stands at a place is looked at before its parts."""
 
-    def __init__(self, changes: Mapping[Place, str]) -> None:
+    def __init__(self, changes: Mapping[Place, str], *, by_log: bool) -> None:
         self._changes = changes
+        self._by_log = by_log
         self._functions = 0
         self.num_changed = 0
 
@@ -99,10 +111,16 @@ class _Rewriter(ast.NodeTransformer):
         is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if self._functions == 0 and (is_function or isinstance(node, ast.Module | ast.ClassDef)):
             _drop_docstring(node)
+            if self._by_log and isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+                node.decorator_list.append(ast.Name(_TELL, ast.Load()))
         self._functions += is_function
         self.generic_visit(node)
         self._functions -= is_function
         return node
+
+
+def _is_future(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
 
 
 def _tell_comparisons(statement: ast.stmt) -> None:

@@ -12,12 +12,13 @@ sitecustomize, no .pth file, nothing of the working folder on the path before th
 from __future__ import annotations  # images have old Pythons
 
 import builtins
+import functools
 import hashlib
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -126,6 +127,30 @@ def _ratio_literal(top: int, bottom: int) -> str:
     if bottom & (bottom - 1) == 0 and max(top.bit_length(), bottom.bit_length()) <= 53:
         return float.__repr__(top / bottom)
     return f"Fraction({top}, {bottom})"
+
+
+def tell_by_log() -> tuple[Callable[..., object], Callable[..., object]]:
+    """What test files call under a command that is not ours; see `rewriting.py`.
+
+    The second function wraps a test: if it fails, its last comparison goes to its log.
+    """
+    seen = Comparisons()
+
+    def tell(function: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(function)
+        def test(*args: Any, **kwargs: object) -> object:
+            seen.begin()
+            try:
+                return function(*args, **kwargs)
+            except BaseException:
+                name = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
+                told = ascii((name or args[0].id(), seen.told()))
+                sys.stderr.write(f"\n{SAW} {told}\n")  # behind what stands on the line already
+                raise
+
+        return test
+
+    return seen.saw, tell
 
 
 class Outcomes:

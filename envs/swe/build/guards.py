@@ -6,6 +6,7 @@ whole repository -> our tests -> the reference repair -> suite, as it is and rew
 import contextlib
 import posixpath
 import random
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, cast
@@ -24,7 +25,7 @@ from agentrl.envs.swe.rewriting import rewrite_tests
 from agentrl.envs.swe.worktree import fill
 from agentrl.sandboxes import Sandbox
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 """Of the search: what another one has found is searched for again."""
 
 
@@ -63,7 +64,7 @@ async def find_guard(sandbox: Sandbox, repair: PublicRepair, grading: Grading) -
         except ValidationError:
             kept.unlink(missing_ok=True)
     guard = Guard()
-    if repair.patch()[0] and grading.command.reads == "report":
+    if repair.patch()[0]:
         guard = await _Search(sandbox, repair, grading).run()
         await sandbox.reset()
     keep(kept, guard.model_dump_json())
@@ -76,22 +77,32 @@ class _Search:
 
     async def run(self) -> Guard:
         """Search with the reference, and once without it for where the tests fail."""
-        grading = self._grading
+        name_of, fail_to_pass = self._grading.name_of, self._grading.fail_to_pass
+        expected = frozenset((*fail_to_pass, *self._grading.pass_to_pass))
+        # Tests are known here with their files, whatever the instance calls them.
+        command = replace(self._grading.command, names="full")
+        grading = replace(self._grading, command=command)
         plain = await self._report(grading)
-        expected = frozenset((*grading.fail_to_pass, *grading.pass_to_pass))
-        if plain is None or any(plain.outcomes.get(t) != "passed" for t in grading.fail_to_pass):
+        if plain is None:
             return Guard()
-        files = tuple(sorted({file_of(test) for test in expected & plain.passed()}))
-        texts = await self._texts(files)
+        passed = frozenset(test for test in plain.passed() if name_of(test) in expected)
+        # A test may be named by its docstring, which a rewritten file has not.
+        has_files = all("::" in test for test in passed)
+        if not (has_files and {*map(name_of, passed)}.issuperset(fail_to_pass)):
+            return Guard()
+        texts = await self._texts(sorted({*map(file_of, passed)}))
         full = replace(grading, rewritten=tuple(texts))
         rewritten = await self._report(full)
         if rewritten is None:
             return Guard()
         before, after = by_file(plain.outcomes), by_file(rewritten.outcomes)
         texts = {file: text for file, text in texts.items() if before[file] == after.get(file)}
-        names = _paired(plain, rewritten, texts.keys())
+        pairs = _paired(plain, rewritten, texts.keys())
+        names = {test: name_of(before) for test, before in pairs.items()}
         full = replace(grading, rewritten=tuple(texts))
-        tests = frozenset(t for t, name in names.items() if name in expected & plain.passed())
+        num_called = Counter(names.values())
+        once = (test for test, name in names.items() if num_called[name] == 1)
+        tests = frozenset(test for test in once if pairs[test] in passed)
         found = await self._search(full, texts, tests)
         failing = await self._failing(full, names)
         numbers = deciding(found, failing, frozenset(failing))

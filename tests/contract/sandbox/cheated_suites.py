@@ -80,10 +80,14 @@ SUITES: Final = {
 """Each has two failing tests, and the same bug."""
 
 
-def write_instances(folder: Path, suite: Suite) -> tuple[Path, Path]:
+def write_instances(
+    folder: Path, suite: Suite, repo: str = "acme/shop", **more: object
+) -> tuple[Path, Path]:
     """The suite as an instance of a public set: its file, and the folder of its repository."""
-    clone = shop.write(folder / "repos" / "acme__shop", {**suite.files})
+    clone = shop.write(folder / "repos" / repo.replace("/", "__"), {**suite.files})
     shop.write(clone, dict.fromkeys(suite.tests, _NO_TESTS))
+    for name, text in suite.files.items():
+        (clone / name).chmod(0o755 if text.startswith("#!") else 0o644)
     who = ("-c", "user.name=x", "-c", "user.email=x@x")
     for arguments in (("init", "-q"), ("add", "-A"), (*who, "commit", "-qm", "x")):
         subprocess.run(["git", *arguments], cwd=clone, check=True)
@@ -91,12 +95,12 @@ def write_instances(folder: Path, suite: Suite) -> tuple[Path, Path]:
         ["git", "rev-parse", "HEAD"], cwd=clone, check=True, capture_output=True, text=True
     )
     row = {
-        "instance_id": "acme__shop-1", "repo": "acme/shop", "base_commit": head.stdout.strip(),
+        "instance_id": "acme__shop-1", "repo": repo, "base_commit": head.stdout.strip(),
         "problem_statement": "A discount makes it dearer.", "version": "1",
         "patch": make_patch({_SOURCE: shop.WRONG}, {_SOURCE: shop.PRICES}),
         "test_patch": make_patch(dict.fromkeys(suite.tests, _NO_TESTS), suite.tests),
         "FAIL_TO_PASS": json.dumps(suite.fail_to_pass),
-        "PASS_TO_PASS": json.dumps(suite.pass_to_pass),
+        "PASS_TO_PASS": json.dumps(suite.pass_to_pass), **more,
     }  # fmt: skip
     file = folder / "tasks.jsonl"
     file.write_text(json.dumps(row) + "\n")

@@ -34,6 +34,8 @@ NAMED_PATCH: Final = make_patch({TESTS: OLD_TESTS}, {TESTS: NEW_TESTS})
 FAIL: Final = [f"{TESTS}::{name}" for name in shop.FAILING]
 PASS: Final = [f"{TESTS}::{name}" for name in ("test_sum", "test_floor", "test_refused")]
 NAMED_FAIL: Final = [f"{TESTS}::test_percent[a half]", f"{TESTS}::test_percent[x[y]]"]
+CHANGE: Final = {"file_diffs": [{"header": {"file": {"path": SOURCE}},
+    "old_file_content": shop.WRONG, "new_file_content": shop.PRICES}]}  # fmt: skip
 R2E_LOG: Final = (
     "\x1b[32mPASSED\x1b[0m r2e_tests/test_1.py::test_sum\nPASSED r2e_tests/test_1.py::test_sum\n"
     "FAILED r2e_tests/test_1.py::test_percent[50-100] - assert\nPASSED r2e_te"
@@ -96,7 +98,7 @@ def instances(commit: str, clean: str) -> dict[str, list[dict[str, object]]]:
         r2e(
             execution_result_content={**json.loads(str(r2e()["execution_result_content"])), "x": 1}
         ),
-        r2e(repo="acme/shop"),
+        r2e(repo="acme/shop", parsed_commit_content=json.dumps(CHANGE)),
         r2e(commit_hash="a" * 40, issue="unused"),
     ]
     return {"swe-bench": bench, "swe-gym": gym, "swe-smith": smith, "r2e": from_r2e}
@@ -170,9 +172,9 @@ async def test_five_instances_are_read_and_graded_right(
     )
     await default_services().sandboxes.close()
     assert [score.value for score in scores] == [1] * 5 + [0], scores
-    # R2E has no reference that a decoy could be validated by; the single failing test of one of
-    # SWE-smith's instances expects a small number, which could be guessed.
-    guarded = {"swe-smith": 5, "r2e": 0}.get(kind, 6)
+    # One of R2E's has a reference that a decoy can be validated by; the single failing test of one
+    # of SWE-smith's expects a small number, which could be guessed.
+    guarded = {"swe-smith": 5, "r2e": 1}.get(kind, 6)
     assert sum(score.parts["unguarded"] == 0 for score in scores) == guarded
 
 

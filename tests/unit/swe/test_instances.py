@@ -8,6 +8,7 @@ import pytest
 
 from agentrl.envs.swe.grade import of_instance
 from agentrl.envs.swe.instances import read_instances, tail
+from agentrl.envs.swe.patch import touched
 from agentrl.errors import ConfigError
 
 TEST_PATCH = (
@@ -86,6 +87,26 @@ def test_swe_gym_swe_smith_and_r2e(tmp_path: Path) -> None:
     assert (r2e.id, r2e.fail_to_pass, r2e.pass_to_pass) == ("lib__bbbbbbbbbbbb", ("T.a",), ("b",))
     assert r2e.test_files == {"r2e_tests/test_1.py": "def b(): ..."}
     assert r2e.command.names == "tail"
+    assert r2e.patch == ""
+
+
+def test_a_commit_of_r2e_is_the_reference(tmp_path: Path) -> None:
+    diffs = [
+        {"header": {"file": {"path": path}}, "old_file_content": old, "new_file_content": new}
+        for path, old, new in (
+            ("lib/a.py", "x = 1\n", "x = 2\n"), ("lib/new.py", "", "y = 1\n"),
+            ("lib/old.py", "z = 1\n", None), ("docs/a.md", "a", "b"),
+        )
+    ]  # fmt: skip
+    commit = json.dumps({"file_diffs": [*diffs, {"header": "odd"}, 3], "old_commit_hash": "c^"})
+    ((one,), _) = read_instances(lines(tmp_path, {**R2E, "parsed_commit_content": commit}))
+    assert touched(one.patch) == {"lib/a.py", "lib/new.py", "lib/old.py"}
+    assert "+x = 2" in one.patch
+    assert "new file mode" in one.patch
+    assert one.patch_is_bug is False
+    for odd in ({}, {"file_diffs": 3}, {"file_diffs": [{"header": {"file": {"path": 4}}}]}):
+        ((one,), _) = read_instances(lines(tmp_path, {**R2E, "parsed_commit_content": odd}))
+        assert one.patch == ""
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -155,7 +176,19 @@ def test_djangos_tests_are_run_by_module(tmp_path: Path) -> None:
     row = {**BENCH, "repo": "django/django", "test_patch": patch, "FAIL_TO_PASS": ["t (a.T)"]}
     ((one,), _) = read_instances(lines(tmp_path, row))
     assert one.command.reads == "unittest"
-    assert of_instance(one, root="/r").arguments == ("admin.tests",)
+    grading = of_instance(one, root="/r")
+    assert grading.arguments == ("admin.tests",)
+    assert grading.id_of("admin.tests.T.t") == "tests/admin/tests.py::T::t"
+
+
+def test_djangos_ids_have_their_files_then(tmp_path: Path) -> None:
+    patch = TEST_PATCH.replace("lib/checks.py", "tests/admin/tests.py")
+    failing = ["test_a (admin.tests.T)", "test_b (admin.tests.T.test_b)", "Says (it).", "t (a.T)"]
+    row = {**BENCH, "repo": "django/django", "test_patch": patch, "FAIL_TO_PASS": failing}
+    ((one,), _) = read_instances(lines(tmp_path, row))
+    file = "tests/admin/tests.py"
+    called = (f"{file}::T::test_a", f"{file}::T::test_b", "Says (it).", "a.T.t")
+    assert of_instance(one, root="/r").fail_to_pass == called
 
 
 def test_tail() -> None:

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.envs.swe.logs import PARSERS, parse_pytest, parse_tap, parse_unittest
+from agentrl.envs.swe.logs import PARSERS, parse_pytest, parse_tap, parse_unittest, read_saws
+from agentrl.envs.swe.report import BadReport, Saw
+from agentrl.envs.swe.runner import tell_by_log
 
 NAMES = st.from_regex(r"[a-z]{1,6}/test_[a-z]{1,6}\.py::test_[a-z]{1,8}", fullmatch=True)
 # Parameters hold whatever people write: blanks, dashes, brackets, other scripts.
@@ -58,7 +60,7 @@ def test_pytest(log: str, expected: dict[str, str]) -> None:
     [
         ("test_a (m.T) ... ok", {"m.T.test_a": "passed"}),
         ("test_a (m.T.test_a) ... ok", {"m.T.test_a": "passed"}),
-        ("test_a (m.T)\nSays what it is. ... ok", {"m.T.test_a": "passed"}),
+        ("test_a (m.T)\nSays it. ... ok", {"m.T.test_a": "passed", "Says it.": "passed"}),
         ("test_a (m.T) ... noise\nmore\nok", {"m.T.test_a": "passed"}),
         ("test_a (m.T) ... skipped 'no (net)'", {"m.T.test_a": "skipped"}),
         ("test_a (m.T) ... expected failure", {"m.T.test_a": "xfailed"}),
@@ -95,3 +97,36 @@ def test_tap(log: str, expected: dict[str, str]) -> None:
 def test_no_text_is_too_strange(log: str) -> None:
     for parse in PARSERS.values():
         parse(log)
+
+
+def test_a_test_that_fails_tells_what_it_compared_last(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saw, tell = tell_by_log()
+
+    def test_one(right: int) -> None:
+        assert saw("1.0", 0, 1) == saw("1.0", 1, 1)
+        assert saw("2.0", 0, 2) == saw("2.0", 1, right)
+
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "a.py::t[x (y)] (call)")
+    told = tell(test_one)
+    told(2)
+    assert not read_saws(capsys.readouterr().err)
+    for _ in range(2):  # as in a log that shows it twice
+        with pytest.raises(AssertionError):
+            told(3)
+    log = capsys.readouterr().err
+    assert read_saws(log) == {"a.py::t[x (y)]": Saw(site="2.0", count=2, sides=("2", "3"))}
+    with pytest.raises(AssertionError):
+        told(4)
+    assert not read_saws(log + capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("line", ["(", "3", "('t', [])", "('t',)", "[" * 9999, "(1, 2, 3)"])
+def test_a_line_that_tells_nothing(line: str) -> None:
+    assert not read_saws(f"_agentrl_saw {line}\n")
+
+
+def test_a_line_that_tells_something_else() -> None:
+    with pytest.raises(BadReport):
+        read_saws("_agentrl_saw ('t', [1, 2])\n")

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from agentrl.envs.swe.build.spots import find_spots
@@ -41,6 +43,16 @@ def test_nothing_tells_a_value_but_the_value() -> None:
     assert "id=" not in text.replace("ids=", "")
     assert "assert _agentrl_saw('8.11', 0, f(n)) == _agentrl_saw('8.11', 1, square)" in text
     assert "self.assertEqual(_agentrl_saw('16.8', 0, f(3)), _agentrl_saw('16.8', 1, " in text
+
+
+def test_under_another_command_a_file_loads_what_it_calls_and_wraps_its_tests() -> None:
+    text = rewrite_tests(f"from __future__ import annotations\n{TEXT[15:]}", {}, by_log=True)
+    first, second, *lines = text.split("\n")
+    assert first == "from __future__ import annotations"
+    assert second.startswith("_agentrl_saw, _agentrl_tell = ")
+    wrapped = [after.strip() for line, after in itertools.pairwise(lines) if "@_agentrl" in line]
+    assert wrapped == [line.strip() for line in lines if "def test_" in line]
+    assert "    @_agentrl_tell\n    def test_inside" in text
 
 
 def test_the_expected_literals_are_found_where_they_stand() -> None:
