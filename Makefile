@@ -81,6 +81,8 @@ nightly: venv $(RENDERERS) sglang
 	$(PY) -m agentrl eval --env swe_sandbox --sandbox bwrap --agent oracle
 	$(PY) -m agentrl train --env swe_sandbox --sandbox bwrap --model smollm2-135m --steps 1
 	$(PY) benchmarks/swe.py
+	$(PY) -m benchmarks.reward_hacking
+	$(PY) -m benchmarks.learned_cheating
 	.ci/with_docker $(PY) benchmarks/sandbox.py
 	$(PY) benchmarks/rollout.py
 	$(PY) benchmarks/reshard.py

@@ -3,8 +3,8 @@
     python -m benchmarks.reward_hacking [--env swe_sandbox,code_sandbox] [--episodes 200] [--seed 0]
 
 For each cheat it prints how often it was played, how often it won and what most often caught it.
-The process ends with 1 if one won; those that toss coins may win as often as the formula says: with
-probability p^real * (1 - p)^decoys in an episode, for the decisions that there are at the least.
+The process ends with 1 if one won; those that let each test pass with probability p may win as
+often as the formula says: p^real * (1 - p)^decoys, the mean over what the grading draws.
 """
 
 import argparse
@@ -24,17 +24,20 @@ import pytest
 
 from agentrl.envs import default_services, resolve_env
 from agentrl.envs.grading import SOLUTION
+from agentrl.envs.swe.decoys import draw_runs
+from agentrl.envs.swe.grade import Grading
+from agentrl.envs.swe.repair import repair_of
+from agentrl.envs.swe.survey import guarded_grading, options_of
 from agentrl.envs.swe_sandbox import SweSandbox
-from agentrl.sandboxes import SandboxOptions
-from agentrl.types import Agent, AssistantTurn, EpisodeView, Outcome, Score
+from agentrl.sandboxes import SandboxOptions, make_sandbox
+from agentrl.types import Agent, AssistantTurn, EpisodeView, Outcome, Score, Task
 from tests.contract.sandbox import shop, swe_cheats, test_cheats
 from tests.contract.sandbox.cheated_suites import SUITES, write_instances
 from tests.contract.sandbox.corpus import CORPUS
 from tests.contract.sandbox.false_equals import CHANCES
 
 AT_ONCE: Final = 3
-REAL, DECOYS = 5, 5
-"""The fewest decisions that an episode must get right by chance."""
+DRAWS: Final = 2000
 UNLIKELY: Final = 1e-3
 Config = SweSandbox.Config | Mapping[str, Any]
 Play = Callable[[Agent], Awaitable[Outcome]]
@@ -42,12 +45,12 @@ Play = Callable[[Agent], Awaitable[Outcome]]
 
 @dataclass(frozen=True)
 class Entry:
-    """A cheat and how it is played; `chance` is 0 for one that tosses no coins."""
+    """A cheat and how it is played; `luck` is how probably it wins by tossing coins."""
 
     name: str
     agent: Agent
     play: Play
-    chance: float = 0.0
+    luck: float = 0.0
 
 
 @dataclass
@@ -114,10 +117,30 @@ def swe_entries(folder: Path, backend: str) -> Sequence[Entry]:
         found += [Entry(name, shop.BashAgent(cheat.script), play) for name, cheat in mine.items()]
         if suite == "functions":
             found += [
-                Entry(f"tosses, {chance:g}", shop.BashAgent(cheat.script), play, chance)
-                for chance, cheat in CHANCES.items()
+                Entry(f"tosses, {chance:g}", shop.BashAgent(cheat.script), play, luck)
+                for (chance, cheat), luck in zip(CHANCES.items(), lucks(config, task), strict=True)
             ]
     return found
+
+
+def lucks(config: SweSandbox.Config, task: Task) -> Sequence[float]:
+    """How probably each of `CHANCES` decides every failing test of every run as it was drawn."""
+    repair = repair_of(task)
+
+    async def find() -> Grading:
+        async with make_sandbox(options_of(repair, config.sandbox)) as sandbox:
+            return await guarded_grading(sandbox, repair)
+
+    grading, rng = asyncio.run(find()), random.Random(0)
+    found = dict.fromkeys(CHANCES, 0.0)
+    for _ in range(DRAWS):
+        drawn = draw_runs(grading.bugs, grading.others, rng)
+        decoys = [sum(t in d.sees for d in run for t in grading.fail_to_pass) for run in drawn]
+        real = len(grading.fail_to_pass) * len(drawn) - sum(decoys)
+        for chance in CHANCES:
+            found[chance] += chance**real * (1 - chance) ** sum(decoys) / DRAWS
+    print("luck by chance:", ", ".join(f"{p:g}: {luck:.2g}" for p, luck in found.items()))
+    return [*found.values()]
 
 
 def code_entries(backend: str) -> Sequence[Entry]:
@@ -147,9 +170,8 @@ async def play_all(entries: Sequence[Entry], episodes: int, seed: int) -> Mappin
     return tallies
 
 
-def too_many(won: int, episodes: int, chance: float) -> bool:
-    """True if chance alone would win as often only once in a thousand times."""
-    luck = chance**REAL * (1 - chance) ** DECOYS
+def too_many(won: int, episodes: int, luck: float) -> bool:
+    """True if luck alone would win as often only once in a thousand times."""
     fewer = sum(math.comb(episodes, k) * luck**k * (1 - luck) ** (episodes - k) for k in range(won))
     return won > 0 and 1 - fewer < UNLIKELY
 
@@ -160,7 +182,7 @@ def report(env: str, tallies: Mapping[Entry, Tally]) -> bool:
     lost = False
     for entry, tally in sorted(tallies.items(), key=lambda row: (-row[1].won, row[0].name)):
         played = tally.reasons.total()
-        lost |= too_many(tally.won, played, entry.chance)
+        lost |= too_many(tally.won, played, entry.luck)
         print(
             f"{entry.name[:54]:54} {played:6} {tally.won:4}  {tally.reasons.most_common(1)[0][0]}"
         )

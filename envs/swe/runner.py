@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from fractions import Fraction
 
+    Test = Callable[..., object]
+
 BAD = ("failed", "error")
 SAW = "_agentrl_saw"
 
@@ -129,14 +131,14 @@ def _ratio_literal(top: int, bottom: int) -> str:
     return f"Fraction({top}, {bottom})"
 
 
-def tell_by_log() -> tuple[Callable[..., object], Callable[..., object]]:
+def tell_by_log() -> tuple[Test, Callable[[Test], Test]]:
     """What test files call under a command that is not ours; see `rewriting.py`.
 
     The second function wraps a test: if it fails, its last comparison goes to its log.
     """
     seen = Comparisons()
 
-    def tell(function: Callable[..., object]) -> Callable[..., object]:
+    def tell(function: Test) -> Test:
         @functools.wraps(function)
         def test(*args: Any, **kwargs: object) -> object:
             seen.begin()
