@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -136,14 +136,19 @@ def measure(name: str) -> Found | str:
     )
 
 
+def make_config(name: str) -> PreTrainedConfig:
+    """The small configuration of an architecture, without dropout."""
+    kind, settings = ARCHITECTURES[name]
+    plain = AutoConfig.for_model(kind)
+    known = {key: value for key, value in NO_DROPOUT.items() if hasattr(plain, key)}
+    return AutoConfig.for_model(kind, **{**COMMON, **known, **settings})
+
+
 def make_model(name: str) -> PreTrainedModel:
     """Random weights that are large enough for attention to matter."""
-    kind, settings = ARCHITECTURES[name]
     torch.manual_seed(0)
     with quiet():
-        plain = AutoConfig.for_model(kind)
-        known = {key: value for key, value in NO_DROPOUT.items() if hasattr(plain, key)}
-        config = AutoConfig.for_model(kind, **{**COMMON, **known, **settings})
+        config = make_config(name)
         kinds: Any = AutoModelForCausalLM
         model: PreTrainedModel = kinds.from_config(config, dtype=torch.float32)
     with torch.no_grad():

@@ -64,6 +64,20 @@ def experts_per_token(folder: Path) -> int:
     return number
 
 
+def check_chosen(folder: Path) -> None:
+    """Raise ConfigError for a mixture whose tokens go to more experts than there are."""
+    settings = cast("dict[str, object]", read_json(folder / "config.json"))
+    most, chosen = (
+        max(expert_counts(settings), default=0),
+        max(_numbers(settings, _CHOSEN), default=0),
+    )
+    if 0 < most < chosen:
+        raise ConfigError(
+            f"{folder / 'config.json'}: a token goes to {chosen} experts, but a layer has {most}; "
+            "download all files again, or correct the config"
+        )
+
+
 def _numbers(settings: Mapping[str, object], key: re.Pattern[str]) -> Iterator[int]:
     for name, value in settings.items():
         if isinstance(value, Mapping):

@@ -13,6 +13,7 @@ from agentrl.engine import WeightSource
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import experts_per_token
 from agentrl.engine.local.engine import LocalEngine
+from agentrl.engine.local.models.check import check_files
 from agentrl.engine.local.models.files import read_json
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
@@ -96,8 +97,10 @@ def sglang_start(
 ) -> SglangStart:
     """Start a server for the model, its log in `logs` or the cache, or take those that run.
 
-    One whose adapters are `trained` gets room for them.
+    One whose adapters are `trained` gets room for them. Raises ConfigError for files that are not
+    whole: a server may fill what they lack with random numbers.
     """
+    check_files(folder)
     engine_config, transport = config.engine, make_transport(config.engine.sglang.transport)
     if trained and config.trainer.lora.rank and config.trainer.lora.publish == "adapter":
         adapter = adapter_config(folder, config.trainer.lora, served=True)

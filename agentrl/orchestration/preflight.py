@@ -3,15 +3,20 @@
 from pathlib import Path
 
 from agentrl.engine.local.models.check import check_files
+from agentrl.engine.local.outline import check_outline
 from agentrl.orchestration.plan import Plan
-from agentrl.orchestration.sampling import checked_codec
+from agentrl.orchestration.sampling import checked_codec, context_length, make_limits
 from agentrl.trainer.model import refuse_dropout
 
 
 def check_trained(plan: Plan, folder: Path) -> None:
     """Raise ConfigError for files that are not whole, or not the model of this run."""
     checked_codec(plan, folder)
-    refuse_dropout(check_files(folder))
+    longest = context_length(plan.config, folder)
+    make_limits(plan.config, longest)
+    outline = check_files(folder)
+    refuse_dropout(outline)
+    check_outline(outline, longest)
     lora = plan.config.trainer.lora
     if lora.rank:
         from agentrl.trainer.lora import adapter_config

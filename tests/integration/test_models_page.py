@@ -1,11 +1,29 @@
 """The table of docs/models.md is what its command makes, and a few rows of it are made again."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (parts of transformers are not typed)
+
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from agentrl.engine.local.models.quiet import quiet
+from agentrl.engine.local.outline import check_outline
+from agentrl.errors import ConfigError
 from benchmarks.architectures import ARCHITECTURES
-from benchmarks.models import HEADER, MAX_GAP, Found, measure, table_line, write_table
+from benchmarks.models import (
+    HEADER,
+    MAX_GAP,
+    Found,
+    make_config,
+    measure,
+    table_line,
+    write_table,
+)
 from tests.one_thread import one_thread
 
 __all__ = ["one_thread"]
@@ -43,6 +61,28 @@ def test_a_row_is_made_again(name: str) -> None:
         assert columns(line)[3:] == columns(table_line(name, found))[3:]
     else:
         assert columns(line)[1] == found
+
+
+FEW = ("gemma2", "gpt_oss", "llama", "llama4_text", "mpt", "phimoe", "stablelm", "zamba2")
+
+
+@pytest.mark.parametrize("names", [FEW, pytest.param(ARCHITECTURES, marks=pytest.mark.nightly)])
+@pytest.mark.timeout(300)
+def test_a_dry_run_says_what_the_start_check_does(names: Collection[str]) -> None:
+    """Of models whose code, and not only numbers, is refused."""
+    said: dict[str, str] = {}
+    kinds: Any = AutoModelForCausalLM
+    for name in names:
+        with quiet(), torch.device("meta"):
+            model = kinds.from_config(make_config(name), attn_implementation="eager")
+        try:
+            check_outline(model, longest=128)
+        except ConfigError as error:
+            said[name] = str(error)
+    lines = [columns(line) for line in page_lines()]
+    refused = {name: why for name, why, trainer, *_ in lines if name in names and not trainer}
+    assert said == {n: why for n, why in refused.items() if "otherwise than the model's" not in why}
+    assert len(said) >= 4
 
 
 def test_the_table_of_a_page_is_replaced(tmp_path: Path) -> None:

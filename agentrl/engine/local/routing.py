@@ -25,19 +25,22 @@ from transformers import PreTrainedModel
 from agentrl.engine.experts import expert_counts
 from agentrl.errors import ConfigError
 
+_CHOICES = frozenset(
+    getattr(owner, name)
+    for owner in (torch, Tensor)
+    for name in ("argmax", "argsort", "kthvalue", "multinomial", "sort", "topk")
+)
+
 
 def mixtures(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The blocks that hold experts, by name in the order of the layers; none in a dense model.
+    """The blocks that hold experts, by name in the order of the layers; none in a dense model."""
+    return dict(_blocks(model, "", expert_counts(model.config.to_dict())))
 
-    Raises ConfigError for a mixture whose experts are held in a way that is not known.
-    """
+
+def experts_of(model: PreTrainedModel, block: nn.Module) -> list[nn.Module]:
+    """The modules of a block of `mixtures` that hold its experts."""
     counts = expert_counts(model.config.to_dict())
-    found = dict(_blocks(model, "", counts))
-    if counts and not found:
-        plain: list[object] = [model.get_input_embeddings()]
-        plain.append(model.get_output_embeddings())  # type: ignore[no-untyped-call]  # transformers'
-        _refuse_hidden(model, plain, counts)
-    return found
+    return [child for name, child in block.named_children() if _holds_experts(name, child, counts)]
 
 
 @contextmanager
@@ -46,10 +49,14 @@ def routed(
 ) -> Generator[list[Tensor]]:
     """Send tokens to `experts`, [N, chosen] for each block, or note those that are chosen.
 
-    Gives those of the last pass, in the order of `mixtures`. A block that chooses experts in a way
+    Gives those of the last pass, in the order of `mixtures`. A model that chooses experts in a way
     that is not known raises ConfigError.
     """
     found = mixtures(model)
+    if not found:
+        with _NoChoice(model):
+            yield []
+        return
     noted = [torch.empty(0)] * len(found)
     num_experts = min(expert_counts(model.config.to_dict()), default=1)
     before = [block.__dict__.get("forward") for block in found.values()]
@@ -68,18 +75,6 @@ def routed(
     silent = [name for name, chosen in zip(found, noted, strict=True) if not len(chosen)]
     if 0 < len(silent) < len(found):
         raise ConfigError(_unknown(silent[0], found[silent[0]], "outside of its own pass"))
-
-
-def _refuse_hidden(model: nn.Module, plain: Sequence[object], counts: frozenset[int]) -> None:
-    """A model may have no experts in spite of its settings; one with a row for each has them.
-
-    `plain` are modules whose rows are known to be other things.
-    """
-    for name, module in model.named_modules():
-        own = module.parameters(recurse=False)
-        rows = {len(parameter) for parameter in own if parameter.ndim > 1}
-        if rows & counts and not any(module is other for other in plain):
-            raise ConfigError(_unknown(name, module, "in no block that is known"))
 
 
 def _unknown(name: str, module: nn.Module, how: str) -> str:
@@ -124,6 +119,25 @@ def _book(name: str, block: nn.Module, noted: list[Tensor], layer: int, choice: 
     if choice.chosen is None:
         raise ConfigError(_unknown(name, block, "without torch.topk"))
     noted[layer] = choice.chosen
+
+
+class _NoChoice(TorchFunctionMode):
+    """A model in which no experts were found may choose nothing by scores: it would have some."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = model
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _CHOICES and args and args[0].is_floating_point():
+            raise ConfigError(_unknown("the model", self._model, "in no block that is known"))
+        return func(*args, **(kwargs or {}))
 
 
 class _Choice(TorchFunctionMode):

@@ -176,12 +176,17 @@ def test_another_way_to_choose_is_refused_by_name(
         scores(model)
 
 
-@pytest.mark.parametrize("kind", ["doge", "qwen3_moe", "granitemoehybrid"])
+@pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe", "granitemoehybrid"])
 def test_a_dense_model_is_left_alone(kind: str) -> None:
-    """Though its settings speak of experts."""
+    """Though its settings speak of experts, of as many as some matrices have rows."""
     settings: dict[str, dict[str, object]] = {
-        "doge": {},
-        "qwen3_moe": {"num_experts": 8, "mlp_only_layers": [0, 1]},
+        "qwen2_moe": {"num_experts": 48, "mlp_only_layers": [0, 1]},
+        "qwen3_moe": {
+            "num_experts": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "mlp_only_layers": [0, 1],
+        },
         "granitemoehybrid": {
             "num_local_experts": 0,
             "layer_types": ["attention"] * LAYERS,
@@ -192,6 +197,7 @@ def test_a_dense_model_is_left_alone(kind: str) -> None:
         forwards = {id(m): m.forward for m in model.modules()}
         with routed(model) as noted:
             assert {id(m): m.forward for m in model.modules()} == forwards
+            model(input_ids=torch.arange(9)[None])
         assert noted == []
 
 

@@ -24,12 +24,16 @@ from transformers import (
 )
 
 from agentrl.cli.dispatch import main
+from agentrl.config.load import Loaded
 from agentrl.engine.local.engine import LocalEngine
+from agentrl.engine.local.models.check import check_files
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.engine.local.reward import reward
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.jobs import evaluate, train
+from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.sampling import context_length
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.export import export_hf
@@ -223,6 +227,13 @@ def test_an_index_must_agree_with_its_files(
         ({"num_attention_heads": 0}, "transformers can make no model"),
         ({"hidden_act": "unheard"}, "unheard"),
         ({"hidden_size": "wide"}, "hidden_size"),
+        ({"num_hidden_layers": 100_000}, "num_hidden_layers is 100000, but the files have 21 tens"),
+        ({"text_config": {"n_layers": 10**30}}, "n_layers is 1e+30, but the files have 21 tensors"),
+        ({"hidden_size": 10**9}, "hidden_size is 1e+09, but no tensor in the files has more than"),
+        ({"vocab_size": 10**9}, "vocab_size is 1e+09, but no tensor"),
+        ({"head_dim": 10**9}, "head_dim is 1e+09, but no tensor"),
+        ({"num_experts": 10**9}, "num_experts is 1e+09, but no tensor in the files has a side of"),
+        ({"partial_rotary_factor": 1e9}, "partial_rotary_factor is 1e+09, but it is a share"),
     ],
 )
 def test_a_dry_run_refuses_what_the_config_says(
@@ -240,6 +251,55 @@ def test_a_dry_run_refuses_what_the_config_says(
     assert says in said
     assert "Traceback" not in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_a_mixture_that_sends_a_token_to_more_experts_than_it_has_is_refused(
+    folder: Callable[[str], Path],
+) -> None:
+    mixture = folder("mixtral")
+    configure(mixture, num_experts_per_tok=3)
+    load_model(mixture)
+    configure(mixture, num_experts_per_tok=4)
+    assert "a token goes to 4 experts, but a layer has 3" in refused(mixture)
+    assert "a token goes to 4 experts, but a layer has 3" in refused(mixture, check_files)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", "", '{"temperature": "hot"}', '{"max_length": []}'])
+def test_a_generation_config_with_which_nothing_is_loaded_is_refused_at_once(
+    content: str, folder: Callable[[str], Path]
+) -> None:
+    """Or nothing is wrong with it: a dry run and a run say the same."""
+    whole = folder("llama")
+    (whole / "generation_config.json").write_text(content)
+    assert refusal(whole, check_files) == refusal(whole, load_model)
+
+
+def refusal(folder: Path, check: Callable[[Path], object]) -> str | None:
+    try:
+        check(folder)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def evaluated(loaded: Loaded[RunConfig]) -> object:
+    return evaluate(loaded.config)
+
+
+def trained(loaded: Loaded[RunConfig]) -> object:
+    return train(loaded)
+
+
+@pytest.mark.parametrize("job", [evaluated, trained])
+def test_files_are_looked_at_before_a_server_is_asked(
+    job: Callable[[Loaded[RunConfig]], object], folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    damaged = folder("llama")
+    rewrite(damaged, without(UP))
+    flags = ["--env", "calculator", "--model", str(damaged), "--engine", "sglang"]
+    flags += ["--runs-dir", str(tmp_path), "--rollout.max-turn-tokens", "4"]
+    flags += ["--engine.sglang.url", "http://127.0.0.1:9", "--rollout.max-context-tokens", "200"]
+    assert f"(missing: {UP})" in refused(damaged, lambda _: job(load_run_config(flags=flags)))
 
 
 def test_what_a_config_says_of_passes_does_not_matter(

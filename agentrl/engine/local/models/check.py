@@ -8,6 +8,7 @@ know, and says so in a report. Here it loads tensors without numbers, and the re
 # pyright: reportUnknownArgumentType=false
 # (parts of torch, safetensors and transformers are not typed)
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping
@@ -24,11 +25,13 @@ from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers import __version__ as transformers_version
 
+from agentrl.engine.experts import check_chosen
 from agentrl.engine.local.models.files import read_json, weight_files, weight_map
 from agentrl.engine.local.models.quiet import quiet
 from agentrl.errors import ConfigError
@@ -43,6 +46,12 @@ _SHAPE = (
     "vocab_size",
 )
 """What engine and trainer read of a config."""
+_LAYERS = re.compile(r"^(?:num_hidden_layers|num_layers|n_layers?)$")
+_EXPERTS = re.compile(r"(?:^|_)experts$")
+_SIDES = re.compile(
+    r"(?<!window)(?<!chunk)(?<!block)_(?:size|dim|heads|rank)$|^(?:n_embd|n_heads?|n_inner|d_\w+)$"
+)
+_SHARES = re.compile(r"^(?:partial_rotary_factor|rotary_pct)$")
 _EXPERT = re.compile(r"(?P<stack>.*\.experts)\.(?P<number>\d+)\.(?P<leaf>.*)")
 _SHOWN = 3
 """Names of tensors in a sentence."""
@@ -101,13 +110,17 @@ def check_files(folder: Path, auto: Any = AutoModelForCausalLM) -> PreTrainedMod
     Raises ConfigError, with the names, for tensors that are missing, unexpected, of another shape
     or no plain floating-point numbers, and for a config of which no model can be made.
     """
+    raw = _read_raw(folder)
+    stored = stored_tensors(folder)
+    _check_sizes(folder, raw, stored)
+    check_chosen(folder)
+    _check_generation(folder)
     settings = read_settings(folder)
     if type(settings) not in auto._model_mapping:
         raise ConfigError(
             f"{folder}: {settings.model_type!r} is the model_type of no model that "
             f"{auto.__name__} knows; give the folder of a causal language model"
         )
-    stored = stored_tensors(folder)
     _check_experts(folder, stored)
     empty = {name: torch.empty(each.shape, device="meta") for name, each in stored.items()}
     with quiet(), library_errors(folder):
@@ -137,6 +150,19 @@ def check_files(folder: Path, auto: Any = AutoModelForCausalLM) -> PreTrainedMod
 
 def read_settings(folder: Path) -> PreTrainedConfig:
     """The folder's config; raises ConfigError if it is none of a plain model."""
+    _read_raw(folder)
+    with quiet(), library_errors(folder):
+        settings: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        # What else a pass gives back is nothing that is asked for here; it stops saving, too.
+        settings.return_dict = True
+        settings.output_attentions = settings.output_hidden_states = False
+        return settings
+
+
+def _read_raw(folder: Path) -> object:
+    """The content of `config.json`, of a known model whose weights are plain."""
     path = folder / "config.json"
     raw = read_json(path)
     kind = cast("dict[str, object]", raw).get("model_type") if isinstance(raw, dict) else None
@@ -154,14 +180,29 @@ def read_settings(folder: Path) -> PreTrainedConfig:
                 "trained nor sampled with exactly; use the model's plain weights, or save them "
                 "dequantized"
             )
-    with quiet(), library_errors(folder):
-        settings: PreTrainedConfig = AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-        # What else a pass gives back is nothing that is asked for here; it stops saving, too.
-        settings.return_dict = True
-        settings.output_attentions = settings.output_hidden_states = False
-        return settings
+    return raw
+
+
+def _check_sizes(folder: Path, raw: object, stored: Mapping[str, Stored]) -> None:
+    """Raise ConfigError for sizes that the files cannot have; to build such a model takes forever.
+
+    A layer has one tensor at least, a router a row for each expert, and no side of a tensor is
+    longer than it has numbers.
+    """
+    largest = max((math.prod(each.shape) for each in stored.values()), default=0)
+    longest = max((side for each in stored.values() for side in each.shape), default=0)
+    for key, value in _settings_of(raw):
+        for pattern, most, why in (
+            (_LAYERS, len(stored), f"the files have {len(stored):,} tensors"),
+            (_EXPERTS, longest, f"no tensor in the files has a side of more than {longest:,}"),
+            (_SIDES, largest, f"no tensor in the files has more than {largest:,} numbers"),
+            (_SHARES, 1, "it is a share"),
+        ):
+            if isinstance(value, int | float) and value > most and pattern.search(key):
+                raise ConfigError(
+                    f"{folder / 'config.json'}: {key} is {value:g}, but {why}; download all files "
+                    "again, or correct the config"
+                )
 
 
 def stored_tensors(folder: Path) -> Mapping[str, Stored]:
@@ -216,6 +257,16 @@ def refuse_tensors(folder: Path, faults: Mapping[str, Collection[str]]) -> None:
             f"{folder}: its weights are not those of the model that its config.json describes "
             f"({'; '.join(said)}); download all files again, or correct the config"
         )
+
+
+def _check_generation(folder: Path) -> None:
+    """Raise ConfigError for a `generation_config.json` with which no model is loaded."""
+    path = folder / "generation_config.json"
+    if path.exists():
+        if not isinstance(read_json(path), dict):
+            raise ConfigError(f"{path} is no JSON object; download it again, or remove it")
+        with quiet(), library_errors(folder):
+            GenerationConfig.from_pretrained(folder)
 
 
 def _settings_of(raw: object) -> Iterator[tuple[str, object]]:
