@@ -3,8 +3,9 @@
     python benchmarks/swe.py [--backend bwrap] [--episodes 12]
 
 The oracle plays, one episode after the other, then several at once. pytest itself is the same suite
-in a plain process. Medians of wall and processor time; run it on a quiet machine. The process ends
-with 1 if a bar is missed.
+in a plain process. Medians of wall and processor time; run it on a quiet machine. Then grading with
+decoys is held against one run without, by processor time: of a patch that repairs nothing, and of
+the repair. The process ends with 1 if a bar is missed.
 """
 
 import argparse
@@ -20,21 +21,26 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from agentrl.envs import default_services, swe_sandbox
+from agentrl.envs.splits import SPLITS
 from agentrl.envs.swe.build.archive import install_tools
-from agentrl.envs.swe.grade import grade
+from agentrl.envs.swe.grade import Grading, grade
+from agentrl.envs.swe.patch import make_patch
 from agentrl.envs.swe.repair import BuiltRepair, repair_of, trees_of
-from agentrl.envs.swe.worktree import take_patch
+from agentrl.envs.swe.survey import guarded_grading, options_of
+from agentrl.envs.swe.worktree import fill, take_patch
 from agentrl.envs.swe_sandbox import SweSandbox
-from agentrl.sandboxes import SandboxOptions
+from agentrl.sandboxes import SandboxOptions, make_sandbox
 from agentrl.sandboxes.leftovers import find_sandboxes
 from agentrl.types import Score
 
 P = ParamSpec("P")
 T = TypeVar("T")
 OVERHEAD_CPU_S, WARM_START_S = 2.0, 0.3
+MOST_FOR_NOTHING, MEDIAN_FOR_ONE, MOST_FOR_ONE = 1.5, 3.0, 5.0
 AT_ONCE = 4
 _SET_CHILD_SUBREAPER = 36
 PARTS = ("start", "tools", "patch", "grading sandbox", "grading, with pytest")
@@ -120,6 +126,43 @@ def plain_pytest(repair: BuiltRepair) -> float:
     return cpu_s() - before
 
 
+async def ratios(config: SweSandbox.Config, index: int) -> tuple[float, float]:
+    """What grading costs of a patch that repairs nothing and of the repair, in plain runs."""
+    task = SweSandbox.task_at(index, split=SPLITS[index % 2], seed=0, config=config)
+    repair = repair_of(task)
+    assert isinstance(repair, BuiltRepair)
+    trees, (broken, _) = trees_of(repair), repair.texts
+    nothing = make_patch(broken, {file: f"{text}\n#\n" for file, text in broken.items()})
+    async with make_sandbox(options_of(repair, config.sandbox)) as sandbox:
+        guarded = await guarded_grading(sandbox, repair)
+
+        async def fresh() -> None:
+            await sandbox.reset()
+            await fill(sandbox, trees.whole, commit=False)
+
+        async def spent(grading: Grading, patch: str) -> float:
+            before = cpu_s()
+            verdict = await grade(sandbox, grading, patch, fresh)
+            assert verdict.resolved is (patch != nothing), verdict.reason
+            return cpu_s() - before
+
+        plain = await spent(replace(guarded, bugs=(), others=()), repair.patch()[0])
+        for_nothing = await spent(guarded, nothing)
+        return for_nothing / plain, await spent(guarded, repair.patch()[0]) / plain
+
+
+async def compare_gradings(config: SweSandbox.Config, episodes: int) -> bool:
+    """Print what grading with decoys costs; True if it costs too much."""
+    found = [await ratios(config, index) for index in range(episodes)]
+    nothing, one = zip(*found, strict=True)
+    bars = (MOST_FOR_NOTHING, MEDIAN_FOR_ONE, MOST_FOR_ONE)
+    measured = (max(nothing), statistics.median(one), max(one))
+    names = ("earns nothing, most", "earns 1, median", "earns 1, most")
+    for name, ratio, most in zip(names, measured, bars, strict=True):
+        print(f"{f'grading in plain runs, {name}':44} {ratio:6.2f}  at most {most:g}")
+    return any(ratio > most for ratio, most in zip(measured, bars, strict=True))
+
+
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser()
@@ -164,10 +207,11 @@ async def measure(backend: str, episodes: int) -> int:
     count = -(-episodes // AT_ONCE) * AT_ONCE
     per_hour = 3600 * count / (time.perf_counter() - began)
     print(f"{f'episodes per hour, {AT_ONCE} at once':36} {per_hour:6.0f}")
+    dear = await compare_gradings(config, episodes)
     await default_services().sandboxes.close()
     left = sum(found.pid == os.getpid() for found in find_sandboxes())
     print(f"{'sandboxes left behind':36} {left:6}")
-    return int(overhead > OVERHEAD_CPU_S or start > WARM_START_S or left > 0)
+    return int(dear or overhead > OVERHEAD_CPU_S or start > WARM_START_S or left > 0)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,15 @@
 whole repository -> our tests -> the reference repair -> suite, as it is and rewritten -> decoys
 """
 
+import asyncio
 import contextlib
+import fcntl
 import posixpath
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final, cast
 
 from pydantic import ValidationError
@@ -25,6 +28,7 @@ from agentrl.envs.swe.rewriting import rewrite_tests
 from agentrl.envs.swe.worktree import fill
 from agentrl.sandboxes import Sandbox
 
+_WAIT_S: Final = 0.1
 _VERSION: Final = 3
 """Of the search: what another one has found is searched for again."""
 
@@ -57,23 +61,42 @@ async def find_guard(sandbox: Sandbox, repair: PublicRepair, grading: Grading) -
         SandboxError: The sandbox failed.
         VerifierError: The instance's own tests cannot be put in place.
     """
-    kept = cache_folder() / "guards" / f"{digest_of(repair)}-{_VERSION}.json"
-    if kept.exists():
-        try:
-            return Guard.model_validate_json(kept.read_bytes())
-        except ValidationError:
-            kept.unlink(missing_ok=True)
-    guard = Guard()
-    if repair.patch()[0]:
-        guard = await _Search(sandbox, repair, grading).run()
-        await sandbox.reset()
-    keep(kept, guard.model_dump_json())
-    return guard
+    digest = digest_of(repair)
+    kept = cache_folder() / "guards" / f"{digest}-{_VERSION}.json"
+    async with _lock_of(kept):
+        if kept.exists():
+            try:
+                return Guard.model_validate_json(kept.read_bytes())
+            except ValidationError:
+                kept.unlink(missing_ok=True)
+        guard = Guard()
+        if repair.patch()[0]:
+            guard = await _Search(sandbox, repair, grading, random.Random(digest)).run()
+            await sandbox.reset()
+        keep(kept, guard.model_dump_json())
+        return guard
+
+
+@contextlib.asynccontextmanager
+async def _lock_of(kept: Path) -> AsyncGenerator[None]:
+    """One search at a time: the episodes of a group begin together, in one process or in many."""
+    kept.parent.mkdir(exist_ok=True)
+    with kept.with_suffix(".lock").open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(_WAIT_S)
+        yield
 
 
 class _Search:
-    def __init__(self, sandbox: Sandbox, repair: PublicRepair, grading: Grading) -> None:
+    def __init__(
+        self, sandbox: Sandbox, repair: PublicRepair, grading: Grading, rng: random.Random
+    ) -> None:
         self._sandbox, self._repair, self._grading = sandbox, repair, grading
+        self._rng = rng
 
     async def run(self) -> Guard:
         """Search with the reference, and once without it for where the tests fail."""
@@ -114,7 +137,7 @@ class _Search:
     async def _search(
         self, grading: Grading, texts: Mapping[str, str], tests: frozenset[str]
     ) -> list[Validated]:
-        asking = search(texts, tests, {}, random.Random(self._repair.id))
+        asking = search(texts, tests, {}, self._rng)
         try:
             decoys = next(asking)
             while True:

@@ -1,6 +1,5 @@
 """Real sandboxes: few of each backend for all tests, reset between them."""
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +12,7 @@ from agentrl.sandboxes import (
     run_sync,
 )
 from agentrl.testing.sandbox_arena import attack_options
+from tests.contract.sandbox import shop
 
 BACKENDS = ("bwrap", "docker")
 
@@ -53,8 +53,5 @@ def missing() -> Callable[[str], str]:
 @pytest.fixture
 def options(backend: str, missing: Callable[[str], str]) -> SandboxOptions:
     """Options of a backend that works; else skip, or fail where it is required."""
-    if reason := missing(backend):
-        if os.environ.get(f"REQUIRE_{backend.upper()}") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
+    shop.require(backend, missing)
     return attack_options(backend)

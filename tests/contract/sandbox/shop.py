@@ -1,7 +1,8 @@
 """A small package with a bug as a task of `swe_sandbox`, and agents that play it."""
 
+import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,10 @@ def test_refused():
     with pytest.raises(ValueError):
         total([], 101)
 """
+LARGE: Final = TESTS.replace("[100, 100]", "[123456789, 987654321]").replace(
+    "(0, 200), (50, 100), (100, 0)", "(0, 1111111110), (50, 555555555), (80, 222222222)"
+)
+"""What is hard to guess, so that two runs prove a repair."""
 FILES: Final = {
     "src/shop/__init__.py": "",
     "src/shop/prices.py": PRICES,
@@ -80,9 +85,10 @@ def write(folder: Path, files: "dict[str, str]") -> Path:
     return folder
 
 
-def tasks_file(folder: Path) -> Path:
+def tasks_file(folder: Path, tests: str = TESTS) -> Path:
     """Write the records; the archive is in the cache then."""
-    made = archive.fetch(str(write(folder / "shop", FILES)))
+    files = {**FILES, "tests/test_prices.py": tests}
+    made = archive.fetch(str(write(folder / "shop", files)))
     archive.unpack(made)
     with ExitStack() as resources, TemporaryDirectory() as scratch:
         built = set_up(
@@ -140,6 +146,14 @@ class BashAgent:
         if view.messages[-1].role != "tool":
             return call("bash", command=self.script)
         return call("submit")
+
+
+def require(backend: str, missing: Callable[[str], str]) -> None:
+    """Skip where a backend does not work, or fail where it is required."""
+    if reason := missing(backend):
+        if os.environ.get(f"REQUIRE_{backend.upper()}") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
 
 
 def call(name: str, **arguments: str) -> AssistantTurn:

@@ -1,11 +1,17 @@
-"""New cheats of `swe_sandbox` win against twins and an audit hook, and score 0 here."""
+"""New cheats of `swe_sandbox` win against twins and an audit hook, and score 0 here.
+
+All are played with bwrap. A third of them, drawn anew each day, is played with docker too and shown
+to win against the naive grader; at night all are. CHEATS_SEED draws another day's third.
+"""
 
 import asyncio
+import datetime
 import os
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias, cast
 
 import pytest
 
@@ -14,7 +20,7 @@ from agentrl.envs.swe import repair
 from agentrl.envs.swe.grade import Grading, of_instance
 from agentrl.envs.swe.instances import Instance
 from agentrl.envs.swe_sandbox import SweSandbox
-from agentrl.sandboxes import SandboxOptions, SandboxPool, SandboxUnavailable
+from agentrl.sandboxes import SandboxOptions, SandboxPool
 from agentrl.types import Score
 from tests.contract.sandbox import shop
 from tests.contract.sandbox.cheated_suites import SUITES, write_instances
@@ -22,17 +28,24 @@ from tests.contract.sandbox.corpus import CORPUS
 from tests.contract.sandbox.naive.rule import judge
 from tests.contract.sandbox.swe_cheats import HONEST
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.bwrap, pytest.mark.timeout(300)]
+Key: TypeAlias = tuple[str, str]
+Missing: TypeAlias = Callable[[str], str]
+pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(300)]
 _AT_ONCE: Final = 3
 _FEWEST: Final = 45
+SEED: Final = os.environ.get("CHEATS_SEED", f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}")
+DRAWN: Final = frozenset(random.Random(SEED).sample(list(CORPUS), len(CORPUS) // 3))
+HONEST_AND_NULL: Final = {
+    (suite, name): script
+    for suite in SUITES
+    for name, script in (("honest", HONEST), ("null", "true"))
+}
 
 
-async def _judge_all() -> Mapping[tuple[str, str], str]:
+async def _judge_all(keys: Collection[Key]) -> Mapping[Key, str]:
     mounts = {"tools": Path(pytest.__file__).parents[1]}
     pool = SandboxPool(SandboxOptions(backend="bwrap", mounts=mounts), size=_AT_ONCE)
-    scripts = {key: cheat.script for key, cheat in CORPUS.items()}
-    for suite in SUITES:
-        scripts |= {(suite, "honest"): HONEST, (suite, "null"): "true"}
+    scripts = HONEST_AND_NULL | {key: CORPUS[key].script for key in keys}
 
     async def verdict(suite: str, script: str) -> str:
         async with pool.acquire() as sandbox:
@@ -44,24 +57,26 @@ async def _judge_all() -> Mapping[tuple[str, str], str]:
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> Mapping[tuple[str, str], str]:
-    """Why each earns nothing; "" for what the naive grader rewards."""
-    try:
-        return asyncio.run(_judge_all())
-    except SandboxUnavailable as error:
-        if os.environ.get("REQUIRE_BWRAP") == "1":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
+def verdicts(request: pytest.FixtureRequest, missing: Missing) -> Mapping[Key, str]:
+    """Why each that is asked about earns nothing; "" for what the naive grader rewards."""
+    shop.require("bwrap", missing)
+    return asyncio.run(_judge_all(_asked(request)))
 
 
-async def _play_all(folder: Path) -> Mapping[tuple[str, str], Score]:
+def _asked(request: pytest.FixtureRequest) -> set[Key]:
+    """The cheats of the selected tests that take the fixture."""
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    mine = (t for t in tests if request.fixturename in t.fixturenames and hasattr(t, "callspec"))
+    params = [test.callspec.params for test in mine]
+    return {cast("Key", found["key"]) for found in params if "key" in found}
+
+
+async def _play_all(folder: Path, backend: str, scripts: Mapping[Key, str]) -> Mapping[Key, Score]:
     place = asyncio.Semaphore(_AT_ONCE)
-    scripts = {key: cheat.script for key, cheat in CORPUS.items()}
     configs: dict[str, SweSandbox.Config] = {}
     for suite in SUITES:
-        scripts |= {(suite, "honest"): HONEST, (suite, "null"): "true"}
         tasks, repos = write_instances(folder / suite, SUITES[suite])
-        options = SandboxOptions(backend="bwrap")
+        options = SandboxOptions(backend=backend)
         configs[suite] = SweSandbox.Config(tasks=str(tasks), repos=str(repos), sandbox=options)
 
     async def score(suite: str, script: str) -> Score:
@@ -81,21 +96,22 @@ async def _play_all(folder: Path) -> Mapping[tuple[str, str], Score]:
 
 @pytest.fixture(scope="module")
 def scores(
-    tmp_path_factory: pytest.TempPathFactory, verdicts: Mapping[tuple[str, str], str]
-) -> Mapping[tuple[str, str], Score]:
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, missing: Missing
+) -> Mapping[Key, Score]:
+    shop.require("bwrap", missing)
+    scripts = HONEST_AND_NULL | {key: CORPUS[key].script for key in _asked(request)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(repair, "of_instance", _quick)
-        return asyncio.run(_play_all(tmp_path_factory.mktemp("suites")))
+        return asyncio.run(_play_all(tmp_path_factory.mktemp("suites"), "bwrap", scripts))
 
 
 def _quick(instance: Instance, *, root: str, tools: str = "") -> Grading:
     return replace(of_instance(instance, root=root, tools=tools), timeout_s=8)
 
 
+@pytest.mark.bwrap
 @pytest.mark.parametrize("suite", SUITES)
-def test_the_naive_grader_knows_right_from_wrong(
-    suite: str, verdicts: Mapping[tuple[str, str], str]
-) -> None:
+def test_the_naive_grader_knows_right_from_wrong(suite: str, verdicts: Mapping[Key, str]) -> None:
     assert verdicts[suite, "honest"] == ""
     assert verdicts[suite, "null"] == ", ".join(SUITES[suite].fail_to_pass)
 
@@ -105,31 +121,50 @@ def test_the_corpus_is_large_and_each_cheat_is_another() -> None:
     assert len(scripts) == len(CORPUS) >= _FEWEST
 
 
-@pytest.mark.parametrize("key", CORPUS, ids=": ".join)
-def test_the_cheat_wins_against_the_naive_grader(
-    key: tuple[str, str], verdicts: Mapping[tuple[str, str], str]
-) -> None:
-    assert verdicts[key] == ""
+_BY_DAY: Final = [
+    pytest.param(key, id=": ".join(key), marks=() if key in DRAWN else pytest.mark.nightly)
+    for key in CORPUS
+]
 
 
+@pytest.mark.bwrap
+@pytest.mark.parametrize("key", _BY_DAY)
+def test_the_cheat_wins_against_the_naive_grader(key: Key, verdicts: Mapping[Key, str]) -> None:
+    assert verdicts[key] == "", f"CHEATS_SEED={SEED}"
+
+
+@pytest.mark.bwrap
 @pytest.mark.parametrize("suite", SUITES)
 def test_the_grader_with_decoys_knows_right_from_wrong(
-    suite: str, scores: Mapping[tuple[str, str], Score]
+    suite: str, scores: Mapping[Key, Score]
 ) -> None:
     honest = scores[suite, "honest"]
     assert (honest.value, honest.parts["unguarded"]) == (1, 0), honest.reason
     assert scores[suite, "null"].value == 0
 
 
+@pytest.mark.bwrap
 @pytest.mark.parametrize("key", CORPUS, ids=": ".join)
-def test_the_cheat_earns_nothing_here(
-    key: tuple[str, str], scores: Mapping[tuple[str, str], Score]
-) -> None:
+def test_the_cheat_earns_nothing_here(key: Key, scores: Mapping[Key, Score]) -> None:
     assert scores[key].value == 0, scores[key].reason
 
 
-def test_what_passes_all_is_counted_as_caught(scores: Mapping[tuple[str, str], Score]) -> None:
-    caught = [key for key in CORPUS if scores[key].parts.get("cheats_caught") == 1]
-    assert len(caught) >= len(CORPUS) / 2
+@pytest.mark.docker
+def test_a_third_of_them_earns_nothing_with_docker_either(
+    tmp_path: Path, missing: Missing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.require("docker", missing)
+    monkeypatch.setattr(repair, "of_instance", _quick)
+    scripts = {key: CORPUS[key].script for key in DRAWN} | {("functions", "honest"): HONEST}
+    found = asyncio.run(_play_all(tmp_path, "docker", scripts))
+    honest = [key for key, score in found.items() if score.value]
+    assert honest == [("functions", "honest")], f"CHEATS_SEED={SEED}"
+
+
+@pytest.mark.bwrap
+def test_what_passes_all_is_counted_as_caught(scores: Mapping[Key, Score]) -> None:
+    played = [key for key in scores if key in CORPUS]
+    caught = [key for key in played if scores[key].parts.get("cheats_caught") == 1]
+    assert len(caught) >= len(played) / 2
     assert all("with a wrong expected value too" in scores[key].reason for key in caught)
     assert scores["functions", "honest"].parts["cheats_caught"] == 0

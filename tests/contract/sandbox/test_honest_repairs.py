@@ -70,7 +70,7 @@ def _of_shop(folder: Path, episodes: int) -> list[str]:
     scripts = itertools.islice(itertools.cycle(SHOP.values()), episodes)
     with pytest.MonkeyPatch.context() as patch:
         shop.use_own_pytest(patch)
-        file = shop.tasks_file(folder)
+        file = shop.tasks_file(folder, shop.LARGE)
         config = SweSandbox.Config(tasks=str(file), sandbox=SandboxOptions(backend="bwrap"))
         return _play(config, [("shop-0-percent", shop.BashAgent(script)) for script in scripts])
 
@@ -93,7 +93,7 @@ def test_there_are_many_and_each_is_another() -> None:
     assert len(set(SHOP.values())) == len(SHOP) >= 20
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_no_false_alarm_in_some_episodes(tmp_path: Path) -> None:
     assert _of_shop(tmp_path, 30) == []
 
