@@ -33,7 +33,6 @@ class Request:
     """The working folder, in the sandbox."""
     paths: Sequence[str]
     """Import path behind the standard library's."""
-    runner: Literal["pytest", "unittest"] = "pytest"
     arguments: Sequence[str] = ()
     watch: Sequence[str] = ()
     """The builder's watching plugin and its arguments; see `build/watcher.py`."""
@@ -44,7 +43,6 @@ class Request:
             "key": key.hex(),
             "root": self.root,
             "paths": [*self.paths],
-            "runner": self.runner,
             "arguments": [*self.arguments],
             "watch": [*self.watch],
         }

@@ -231,48 +231,6 @@ def run_pytest(
     return finish(outcomes, status, write)
 
 
-def run_unittest(arguments: Sequence[str], write: Callable[[dict[str, object]], None]) -> int:
-    """Run unittest's discovery, or the named modules, in this process; 0 if all passed."""
-    import unittest
-
-    outcomes = Outcomes(write)
-
-    class Result(unittest.TestResult):
-        def startTest(self, test: unittest.TestCase) -> None:
-            super().startTest(test)
-            outcomes.open()
-            outcomes.add(test.id(), "passed")
-
-        def stopTest(self, test: unittest.TestCase) -> None:
-            super().stopTest(test)
-            outcomes.close(test.id())
-
-        def addFailure(self, test: unittest.TestCase, err: object) -> None:
-            outcomes.add(test.id(), "failed")
-
-        def addError(self, test: unittest.TestCase, err: object) -> None:
-            outcomes.add(test.id(), "error")
-
-        def addSkip(self, test: unittest.TestCase, reason: str) -> None:
-            outcomes.add(test.id(), "skipped")
-
-        def addExpectedFailure(self, test: unittest.TestCase, err: object) -> None:
-            outcomes.add(test.id(), "xfailed")
-
-        def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
-            outcomes.add(test.id(), "xpassed")
-
-        def addSubTest(self, test: unittest.TestCase, subtest: object, err: object) -> None:
-            if err is not None:
-                outcomes.add(test.id(), "failed")
-
-    loader = unittest.TestLoader()
-    suite = loader.loadTestsFromNames([*arguments]) if arguments else loader.discover(".")
-    result = suite.run(Result())
-    status = int(bool(loader.errors) or not result.wasSuccessful())
-    return finish(outcomes, status, write)
-
-
 def finish(outcomes: Outcomes, status: int, write: Callable[[dict[str, object]], None]) -> int:
     """The last line: a report without it is of a run that did not come to its end."""
     write({"event": "end", "tests": outcomes.num_tests, "status": status})
@@ -287,7 +245,7 @@ def main() -> int:
     # Behind the standard library, and pytest before the package: neither can be replaced by a file.
     # Before an image's own packages: among them is the package without the patch.
     place = next((i for i, path in enumerate(sys.path) if "-packages" in path), len(sys.path))
-    if place < len(sys.path) and request["runner"] == "pytest":
+    if place < len(sys.path):
         __import__("pytest")  # now, before the package is in reach
     write({"event": "begin"})  # from here on, what goes wrong may be the package's doing
     sys.path[place:place] = request["paths"]
@@ -295,8 +253,6 @@ def main() -> int:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     # What runs now finds nothing of this script by its name.
     sys.modules["__main__"] = type(sys)("__main__")
-    if request["runner"] == "unittest":
-        return run_unittest(request["arguments"], write)
     return run_pytest(request["arguments"], write, watch_plugins(request["watch"], write))
 
 
