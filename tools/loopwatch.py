@@ -36,7 +36,7 @@ class LoopWatch:
 
     async def __aenter__(self) -> Self:
         self._loop_thread = threading.get_ident()
-        self._schedule = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        self._schedule = _schedule()
         self._beat(asyncio.get_running_loop())
         self._watcher = threading.Thread(target=self._watch, name="agentrl-loopwatch", daemon=True)
         self._watcher.start()
@@ -61,28 +61,29 @@ class LoopWatch:
     def _watch(self) -> None:
         pace_s = self.limit_s / 4
         clock = time.pthread_getcpuclockid(self._loop_thread)
-        reported_s, before = 0.0, _Look((), 0.0, time.monotonic())
+        own = _schedule()
+        reported_s, before = 0.0, _Look((), 0.0, time.monotonic(), self._queued_s(), _queued_s(own))
         seen_s, queued_s = self._beat_s, self._queued_s()
         while not self._done.wait(pace_s):
             stack = _stack(self._loop_thread)
-            now = _Look(stack, time.clock_gettime(clock), time.monotonic())
+            cpu_s, time_s = time.clock_gettime(clock), time.monotonic()
+            now = _Look(stack, cpu_s, time_s, self._queued_s(), _queued_s(own))
             beat_s = self._beat_s
             if beat_s != seen_s:
                 seen_s, queued_s = beat_s, self._queued_s()
-            late_s = now.time_s - beat_s - (self._queued_s() - queued_s)
+            late_s = now.time_s - beat_s - (now.queued_s - queued_s)
             if late_s > self.limit_s and beat_s != reported_s:
-                holder = now.lasting(before) or now.computing(before, longer_than_s=2 * pace_s)
+                holder = now.lasting(before, longer_than_s=pace_s / 8) or now.computing(
+                    before, longer_than_s=2 * pace_s
+                )
                 if holder is not None:
                     reported_s = beat_s
                     self._report(late_s, holder)
             before = now
 
     def _queued_s(self) -> float:
-        """How long the thread has been ready without a processor; 0 where Linux does not say."""
-        try:
-            return int(self._schedule.read_text().split()[1]) / 1e9
-        except (OSError, IndexError, ValueError):
-            return 0.0
+        """How long the loop's thread has been ready without a processor."""
+        return _queued_s(self._schedule)
 
     def _report(self, late_s: float, holder: FrameType) -> None:
         self.num_stalls += 1
@@ -105,20 +106,43 @@ class _Look:
     cpu_s: float
     """Processor time that the thread has used."""
     time_s: float
+    queued_s: float
+    """How long the thread has been ready without a processor."""
+    unseen_s: float
+    """How long the thread that looks has."""
 
-    def lasting(self, before: "_Look") -> FrameType | None:
+    def lasting(self, before: "_Look", *, longer_than_s: float) -> FrameType | None:
         """The innermost call that has lasted since `before`, unless it is the loop's own.
 
         A loop that is late without one has much to do or gets no processor: nobody is to blame.
         """
+        if self.time_s - before.time_s - (self.queued_s - before.queued_s) <= longer_than_s:
+            return None
         pairs = zip(self.stack, before.stack, strict=False)
         both = [pair[0] for pair in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs)]
         return both[-1] if both and not _is_of_the_loop(both[-1]) else None
 
     def computing(self, before: "_Look", *, longer_than_s: float) -> FrameType | None:
-        """The innermost call, if the thread computed for so long and let nobody look."""
-        computed = self.cpu_s - before.cpu_s > longer_than_s
-        return self.stack[-1] if computed and self.stack else None
+        """The innermost call, if the thread computed for so long and let nobody look.
+
+        While nobody looked for want of a processor, nobody was kept from it.
+        """
+        hidden_s = self.cpu_s - before.cpu_s - (self.unseen_s - before.unseen_s)
+        guilty = hidden_s > longer_than_s and self.stack and not _is_of_the_loop(self.stack[-1])
+        return self.stack[-1] if guilty else None
+
+
+def _schedule() -> Path:
+    """Where Linux says how the running thread was scheduled."""
+    return Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+
+
+def _queued_s(schedule: Path) -> float:
+    """How long a thread has been ready without a processor; 0 where Linux does not say."""
+    try:
+        return int(schedule.read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _is_of_the_loop(frame: FrameType) -> bool:

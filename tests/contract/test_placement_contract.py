@@ -198,14 +198,19 @@ async def test_a_loop_that_stands_still_names_who_held_it(
 
 
 async def test_a_busy_loop_is_nobodys_fault() -> None:
-    async def little() -> None:
-        for _ in range(1000):
-            await asyncio.sleep(0)
+    """Many small things in one round of the loop leave its timers waiting."""
 
-    async with LoopWatch(limit_s=0.05) as watch:
-        # A clock that never comes: many small things that leave the loop's timers waiting.
-        watch._beat_s = time.monotonic() - 1.0  # pyright: ignore[reportPrivateUsage]
-        await asyncio.gather(*(little() for _ in range(50)))
+    def little() -> None:
+        sum(range(2000))
+
+    loop, began = asyncio.get_running_loop(), time.thread_time()
+    async with LoopWatch(limit_s=0.2) as watch:
+        beat_s = watch._beat_s  # pyright: ignore[reportPrivateUsage]
+        for _ in range(30_000):
+            loop.call_soon(little)
+        await asyncio.sleep(0)
+        assert watch._beat_s - beat_s < 1e-9  # pyright: ignore[reportPrivateUsage]
+    assert time.thread_time() - began > 0.4
     assert watch.num_stalls == 0
 
 

@@ -106,9 +106,10 @@ async def test_waiting_for_what_is_scarce_is_no_time_of_the_episode(codec: Codec
                 inside -= 1
 
         async def setup(self) -> None:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
 
-    limits = Limits(turn_tokens=64, context_tokens=512, wall_s=0.3, setup_s=0.15)
+    # Together they wait for longer than one may take.
+    limits = Limits(turn_tokens=64, context_tokens=512, wall_s=0.6, setup_s=0.6)
     episodes = await play(codec, jobs(8, Scarce), limits=limits)
     assert [episode.outcome for episode in episodes] == [Score(value=1.0)] * 16
 
@@ -328,7 +329,7 @@ async def test_what_the_wall_clock_cuts_off_keeps_its_rewards(codec: Codec) -> N
             await asyncio.sleep(60)
             return "never"
 
-    limits = Limits(turn_tokens=64, context_tokens=512, wall_s=0.2, setup_s=5.0)
+    limits = Limits(turn_tokens=64, context_tokens=512, wall_s=0.8, setup_s=5.0)
     [episode, _] = await play(codec, jobs(1, Slow), limits=limits)
     assert episode.stop is EpisodeStop.WALL_TIME
     assert episode.reward == 0.5
@@ -381,18 +382,22 @@ async def test_an_episode_without_a_score_never_enters_a_batch(codec: Codec) -> 
 
 
 async def test_cancelling_ends_everything(codec: Codec) -> None:
+    begun: list[str] = []
     closed: list[str] = []
 
     class Waits(Calculator):
         async def setup(self) -> None:
             self.resources.callback(lambda: closed.append(self.task.id))
+            begun.append(self.task.id)
 
         async def reply(self, text: str) -> None:
             await asyncio.sleep(60)
 
     collector = Collector(engine=engine(codec), codec=codec, settings=settings())
     work = asyncio.create_task(collector.collect(jobs(3, Waits), group_size=2, seed=0, step=1))
-    await asyncio.sleep(0.5)
+    async with asyncio.timeout(30):
+        while len(begun) < 6:  # noqa: ASYNC110  # another task sets them up
+            await asyncio.sleep(0.01)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work

@@ -112,7 +112,7 @@ async def test_many_calls_over_two_workers(pool: WorkerPool) -> None:
 async def test_waiting_is_not_running() -> None:
     async with bare_pool(1, "single") as pool:
         await pool.call(abs, 1, timeout_s=GENEROUS_S)
-        await asyncio.gather(*(pool.call(time.sleep, 0.1, timeout_s=0.25) for _ in range(5)))
+        await asyncio.gather(*(pool.call(time.sleep, 0.2, timeout_s=0.8) for _ in range(6)))
 
 
 async def test_queue_limit_gives_the_place_up() -> None:

@@ -50,18 +50,18 @@ def test_everything_else_is_an_error_for_the_model(expression: str) -> None:
     "expression", ["9**9**9", "2**600", "(2**500)*(2**500)", "9**99999999999", "-9**9**9"]
 )
 def test_what_could_be_large_is_not_begun(expression: str) -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     with pytest.raises(TooCostly):
         evaluate(expression, max_bits=512)
-    assert time.perf_counter() - start < 0.1
+    assert time.thread_time() - start < 0.1
 
 
 @given(st.text(alphabet="0123456789+-*/%(). ", max_size=MAX_CHARS))
 def test_bounded_evaluation_is_total_and_quick(expression: str) -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     with contextlib.suppress(ToolError, TooCostly):
         assert len(evaluate(expression, max_bits=512)) < 400
-    assert time.perf_counter() - start < 0.1
+    assert time.thread_time() - start < 0.1
 
 
 @given(st.integers(-999, 999), st.integers(-999, 999), st.sampled_from("+-*"))

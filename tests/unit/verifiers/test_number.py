@@ -188,7 +188,7 @@ def test_total_and_agrees_with_python_where_it_accepts(text: str) -> None:
     "text", ["1e9999", "9" * 1000, "1" + ",000" * 249, "1/" + "3" * 998, "1e1000", "1," * 5000]
 )
 def test_worst_texts_are_cheap(text: str) -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in range(20):
         accepts(text, 42, 1e-300)
-    assert time.perf_counter() - start < 0.5
+    assert time.thread_time() - start < 0.5
