@@ -230,7 +230,8 @@ async def test_ids_are_looked_for_once(
 ) -> None:
     file = tmp_path / "tasks.jsonl"
     # Only the reference makes the new test's import possible.
-    row = swe_bench(str(clones.rows["swe-bench"][0]["base_commit"]), version=str(tmp_path))
+    commit = str(clones.rows["swe-bench"][0]["base_commit"])
+    row = swe_bench(commit, PASS_TO_PASS=json.dumps(PASS[:2]))  # no other has just these
     file.write_text(json.dumps({"instance_id": str(tmp_path), **row}))
     config = SweSandbox.Config(
         tasks=str(file), repos=str(clones.folder), sandbox=SandboxOptions(backend="bwrap")
