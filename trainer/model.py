@@ -101,7 +101,7 @@ def _dropouts(settings: Mapping[str, object]) -> dict[str, float]:
         for key, value in settings.items()
         if any(part in key for part in ("dropout", "_pdrop", "jitter"))
         and isinstance(value, int | float)
-        and value > 0
+        and not value <= 0  # also what is no number
     }
 
 

@@ -234,6 +234,7 @@ def test_an_index_must_agree_with_its_files(
         ({"head_dim": 10**9}, "head_dim is 1e+09, but no tensor"),
         ({"num_experts": 10**9}, "num_experts is 1e+09, but no tensor in the files has a side of"),
         ({"partial_rotary_factor": 1e9}, "partial_rotary_factor is 1e+09, but it is a share"),
+        ({"max_position_embeddings": 10**30}, "max_position_embeddings is 1e+30, but places are"),
     ],
 )
 def test_a_dry_run_refuses_what_the_config_says(
@@ -341,6 +342,13 @@ def test_what_only_training_makes_a_difference_to_is_refused_by_its_setting(
     configure(noisy, router_jitter_noise=1e-5)
     with pytest.raises(ConfigError, match="set router_jitter_noise to 0"):
         refuse_dropout(load_model(noisy))
+
+
+def test_a_dropout_that_is_no_number_is_one(folder: Callable[[str], Path]) -> None:
+    noisy = folder("llama")
+    configure(noisy, attention_dropout=float("nan"))
+    with pytest.raises(ConfigError, match="set attention_dropout to 0"):
+        refuse_dropout(check_files(noisy))
 
 
 @pytest.mark.parametrize("turns", [0.0, float("nan")])

@@ -52,6 +52,7 @@ _SIDES = re.compile(
     r"(?<!window)(?<!chunk)(?<!block)_(?:size|dim|heads|rank)$|^(?:n_embd|n_heads?|n_inner|d_\w+)$"
 )
 _SHARES = re.compile(r"^(?:partial_rotary_factor|rotary_pct)$")
+_POSITIONS = re.compile(r"^(?:\w*max_position_embeddings|n_positions|max_seq_len\w*)$")
 _EXPERT = re.compile(r"(?P<stack>.*\.experts)\.(?P<number>\d+)\.(?P<leaf>.*)")
 _SHOWN = 3
 """Names of tensors in a sentence."""
@@ -197,6 +198,7 @@ def _check_sizes(folder: Path, raw: object, stored: Mapping[str, Stored]) -> Non
             (_EXPERTS, longest, f"no tensor in the files has a side of more than {longest:,}"),
             (_SIDES, largest, f"no tensor in the files has more than {largest:,} numbers"),
             (_SHARES, 1, "it is a share"),
+            (_POSITIONS, 2**31, "places are told apart up to 2,147,483,648"),
         ):
             if isinstance(value, int | float) and value > most and pattern.search(key):
                 raise ConfigError(
