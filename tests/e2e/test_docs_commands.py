@@ -58,7 +58,7 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     for name in ("examples", "benchmarks", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "2"}
+    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
     for command in commands(page):
         if command in ELSEWHERE:
             continue

@@ -1,5 +1,6 @@
 """Two real steps of a real language model, from its package to the last metric."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,17 +10,16 @@ import orjson
 import pytest
 
 AGENTRL = Path(sys.executable).with_name("agentrl")
-CACHE = Path.home() / ".cache" / "agentrl"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_smollm2_takes_two_steps(tmp_path: Path) -> None:
-    flags = ["--env", "calculator", "--model", "smollm2-135m", "--steps", "2", "--threads", "2"]
+    flags = ["--env", "calculator", "--model", "smollm2-135m", "--steps", "2", "--threads", "1"]
     flags += ["--tasks-per-step", "2", "--group-size", "2", "--rollout.max-turn-tokens", "32"]
     done = subprocess.run(
         [AGENTRL, "train", *flags, "--name", "real", "--runs-dir", tmp_path],
-        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "AGENTRL_CACHE": str(CACHE)},
+        env={**os.environ, "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         timeout=580,
