@@ -1,0 +1,182 @@
+"""Parts of a run that keep a log of what is done with them: a real collector, and no weights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
+from agentrl.engine.protocol import WeightSource
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.envs import EnvServices
+from agentrl.envs.calculator import Calculator
+from agentrl.orchestration.bind import NO_OBJECTS, JobMaker, bind_envs
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.load import load_run_config
+from agentrl.orchestration.parts import Parts
+from agentrl.orchestration.sampling import make_collector
+from agentrl.orchestration.started import nothing
+from agentrl.rollout import Codec, Collected
+from agentrl.tokens import Tokenizer
+from agentrl.trainer.stats import GapAlarm, StepStats, Suspect
+from agentrl.types import Batch
+
+STATS = StepStats(
+    step=1,
+    loss=0.5,
+    grad_norm=1.0,
+    lr=1e-3,
+    entropy=0.1,
+    episode_probability=0.5,
+    num_trained=4,
+    num_verified=4,
+    skipped=None,
+    seconds=0.0,
+    ratio_mean=1.0,
+    ratio_deviation_mean=0.0,
+    ratio_deviation_max=0.0,
+    clip_fraction=0.0,
+    kl=0.0,
+    gap_mean=0.0,
+    gap_max=0.0,
+)
+
+
+def alarm(*, final: bool) -> StepStats:
+    """An update that was refused for its gap."""
+    suspect = Suspect(episode=0, segment=0, token=3, policy=-1.0, behavior=-4.0)
+    raised = GapAlarm(reason="the gap is 3", worst=(suspect,), number=3, final=final)
+    return replace(STATS, skipped="the gap is 3", alarm=raised)
+
+
+class Log(list[str]):
+    """What was done, in order."""
+
+
+class LoggedEngine(ScriptedEngine):
+    """Lets the expert of `calculator` play."""
+
+    def __init__(self, codec: Codec, log: Log) -> None:
+        renderer = codec.renderer(Calculator().tool_schemas)
+        super().__init__(Calculator.expert(), renderer, vocab_size=768)
+        self.log = log
+
+    async def pause(self) -> None:
+        self.log.append("pause")
+        await super().pause()
+
+    async def resume(self) -> None:
+        self.log.append("resume")
+        await super().resume()
+
+    async def update_weights(self, weights: WeightSource, version: int) -> None:
+        self.log.append(f"publish {version}")
+        await super().update_weights(weights, version)
+
+    async def release_memory(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> None:
+        self.log.append(f"engine gives up {' '.join(tags)}")
+        await super().release_memory(tags)
+
+    async def resume_memory(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> None:
+        self.log.append(f"engine takes {' '.join(tags)}")
+        await super().resume_memory(tags)
+
+
+@dataclass
+class LoggedTrainer:
+    """Answers each update with the next of `answers`, the last of them for ever."""
+
+    log: Log
+    answers: list[StepStats | Exception] = field(default_factory=lambda: [STATS])
+    batches: list[Batch] = field(default_factory=list[Batch])
+    has_changed: bool = False
+
+    def update(self, batch: Batch) -> StepStats:
+        self.log.append("update")
+        self.batches.append(batch)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        self.has_changed = True
+        return answer
+
+    def with_values(self, batch: Batch) -> Batch:
+        self.log.append("values")
+        return replace(batch, values_N=np.zeros(batch.num_tokens, dtype=np.float32))
+
+    def weights(self) -> WeightSource:
+        return cast("WeightSource", None)
+
+    def release_memory(self) -> None:
+        self.log.append("trainer gives up")
+
+    def reclaim_memory(self) -> None:
+        self.log.append("trainer takes")
+
+    def close(self) -> None:
+        self.log.append("trainer closed")
+
+
+@dataclass
+class LoggedStore:
+    """Keeps in memory what a run leaves; a checkpoint is a step and a version."""
+
+    log: Log
+    directory: Any = None
+    metrics: dict[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
+    events: list[tuple[str, dict[str, object]]] = field(
+        default_factory=list[tuple[str, dict[str, object]]]
+    )
+    saved: tuple[int, int] = (0, 0)
+
+    def episodes_file(self, step: int) -> Path:
+        return Path(f"step-{step}.parquet")
+
+    def write_step(self, step: int, metrics: Mapping[str, float], collected: Collected) -> None:
+        self.log.append(f"written {step}")
+        self.metrics[step] = metrics
+
+    def write_eval(self, step: int, collected: Collected) -> None:
+        self.log.append(f"evaluated {step}")
+
+    def event(self, kind: str, **fields: object) -> None:
+        self.events.append((kind, fields))
+
+    def save(self, trainer: object, step: int, version: int, metrics: object) -> None:
+        self.log.append(f"saved {step}")
+        self.saved = step, version
+
+    def restore(self, trainer: object, steps: int) -> tuple[int, int]:
+        return self.saved
+
+    def close(self) -> None:
+        self.log.append("store closed")
+
+
+def configuration(*flags: str) -> RunConfig:
+    """Two tasks and two episodes of each in a step."""
+    few = ["--tasks-per-step", "2", "--group-size", "2", "--steps", "3", "--eval.tasks", "2"]
+    return load_run_config(flags=["--env", "calculator", "--model", "tiny", *few, *flags]).config
+
+
+def make_parts(folder: Path, log: Log, trainer: LoggedTrainer, config: RunConfig) -> Parts:
+    """The parts of a run around an engine and a trainer that keep a log."""
+    codec, services = Codec(Tokenizer.load(folder)), EnvServices()
+    envs = bind_envs(config, NO_OBJECTS)
+    engine = LoggedEngine(codec, log)
+
+    return Parts(
+        config=config,
+        envs=envs,
+        tool_names=["calculator"],
+        codec=codec,
+        services=services,
+        engine=engine,
+        begin=nothing,
+        trainer=cast("Any", trainer),
+        jobs=JobMaker(envs, services=services, tokenizer=codec.tokenizer, seed=config.seed),
+        collector=make_collector(engine, codec, config, config.rollout.temperature),
+        eval_collector=make_collector(engine, codec, config, config.eval.temperature),
+    )

@@ -1,0 +1,174 @@
+"""The order of a step: what waits for what, which version is served, and what a failure leaves."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from agentrl.errors import ConfigError, RunError
+from agentrl.orchestration.controller import Controller, StepResult
+from agentrl.orchestration.display import Silent
+from agentrl.orchestration.parts import Parts
+from agentrl.orchestration.stopping import GivenUp, Stopping
+from agentrl.rollout import TaskRef
+from agentrl.types import Batch
+from tests.unit.orchestration.stand_ins import (
+    STATS,
+    Log,
+    LoggedStore,
+    LoggedTrainer,
+    alarm,
+    configuration,
+    make_parts,
+)
+
+REFS = [TaskRef(env=0, index=0), TaskRef(env=0, index=1)]
+
+
+class Bench:
+    """A controller with the parts that it works with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = Log()
+        self.trainer = LoggedTrainer(self.log)
+        self.store = LoggedStore(self.log)
+        self.stopping = Stopping()
+        self.parts: Parts | None = None
+
+    def controller(self, *flags: str, estimator: Any = None) -> Controller:
+        self.parts = make_parts(self.folder, self.log, self.trainer, configuration(*flags))
+        return Controller(
+            parts=self.parts,
+            store=cast("Any", self.store),
+            display=Silent(),
+            stopping=self.stopping,
+            estimator=estimator,
+        )
+
+
+@pytest.fixture
+def bench(tiny_folder: Path) -> Iterator[Bench]:
+    bench = Bench(tiny_folder)
+    yield bench
+    if bench.parts is not None:
+        bench.parts.services.close()
+
+
+async def served(bench: Bench) -> int | None:
+    assert bench.parts is not None
+    return (await bench.parts.engine.health()).version
+
+
+async def test_the_engine_stands_still_while_the_weights_change(bench: Bench) -> None:
+    controller = bench.controller()
+    result = await controller.step(1, REFS)
+    assert bench.log == ["pause", "update", "publish 1", "resume", "written 1"]
+    assert isinstance(result, StepResult)
+    assert bench.store.metrics[1]["reward"] == 1.0
+    assert bench.trainer.batches[0].num_rows == 4
+    await controller.step(2, REFS)
+    assert controller.version == await served(bench) == 2
+
+
+async def test_what_changed_nothing_is_not_published(bench: Bench) -> None:
+    bench.trainer.answers = [replace(STATS, skipped="all rewards are equal"), STATS]
+    controller = bench.controller()
+    await controller.step(1, REFS)
+    assert bench.log == ["pause", "update", "resume", "written 1"]
+    assert controller.version == await served(bench) == 0
+    assert [kind for kind, _ in bench.store.events] == ["nothing_trained"]
+    await controller.step(2, REFS)
+    assert controller.version == await served(bench) == 1
+
+
+async def test_after_a_failed_update_the_engine_goes_on(bench: Bench) -> None:
+    bench.trainer.answers = [RunError("the loss is not finite")]
+    with pytest.raises(RunError, match="not finite"):
+        await bench.controller().step(1, REFS)
+    assert bench.log == ["pause", "update", "resume"]
+    assert not bench.store.metrics
+
+
+async def test_on_one_device_one_of_both_has_the_memory(bench: Bench) -> None:
+    controller = bench.controller("--engine.share-device")
+    await controller.step(1, REFS)
+    assert bench.log == [
+        *("pause", "engine gives up weights kv_cache cuda_graph", "trainer takes", "update"),
+        *("trainer gives up", "engine takes weights", "publish 1"),
+        *("engine takes kv_cache cuda_graph", "resume", "written 1"),
+    ]
+
+
+async def test_a_base_that_nobody_would_bring_again_stays(bench: Bench) -> None:
+    bench.trainer.answers = [replace(STATS, skipped="all rewards are equal"), STATS]
+    lora = ("--trainer.lora.rank", "4", "--trainer.lora.publish", "adapter")
+    controller = bench.controller("--engine.share-device", *lora)
+    await controller.step(1, REFS)
+    assert bench.log == [
+        *("pause", "engine gives up kv_cache cuda_graph", "trainer takes", "update"),
+        *("trainer gives up", "engine takes kv_cache cuda_graph", "resume", "written 1"),
+    ]
+    bench.log.clear()
+    await controller.step(2, REFS)
+    assert "publish 1" in bench.log
+    assert "engine takes weights" not in bench.log
+
+
+async def test_an_estimator_of_ones_own_says_what_is_trained(bench: Bench) -> None:
+    def estimate(batch: Batch) -> NDArray[np.float32]:
+        return np.where(batch.mask_N, 7.0, 0.0).astype(np.float32)
+
+    await bench.controller(estimator=estimate).step(1, REFS)
+    batch = bench.trainer.batches[0]
+    assert batch.advantages_N is not None
+    assert set(batch.advantages_N[batch.mask_N]) == {7.0}
+
+
+async def test_one_that_needs_a_critic_gets_values(bench: Bench) -> None:
+    class Needy:
+        needs_critic = True
+
+        def __call__(self, batch: Batch) -> NDArray[np.float32]:
+            assert batch.values_N is not None
+            return batch.values_N
+
+    with pytest.raises(ConfigError, match="needs a critic"):
+        bench.controller(estimator=Needy())
+    await bench.controller("--trainer.algorithm", "ppo", estimator=Needy()).step(1, REFS)
+    assert bench.log[:2] == ["values", "pause"]
+
+
+async def test_an_alarm_is_told_and_the_last_one_ends_the_run(bench: Bench) -> None:
+    bench.trainer.answers = [alarm(final=False), alarm(final=True)]
+    controller = bench.controller()
+    await controller.step(1, REFS)
+    kind, fields = bench.store.events[0]
+    assert (kind, fields["step"]) == ("gap_alarm", 1)
+    assert "step-1.parquet" in str(fields["worst"])
+    with pytest.raises(RunError, match="the gap is 3"):
+        await controller.step(2, REFS)
+    assert controller.version == 0
+    assert list(bench.store.metrics) == [1, 2]  # the step that ended it can be read
+
+
+async def test_evaluations_are_due_by_the_number_of_the_step(bench: Bench) -> None:
+    controller = bench.controller("--eval.every", "2")
+    first, second = [await controller.step(n, REFS) for n in (1, 2)]
+    assert first.eval is None
+    assert second.eval is not None
+    assert bench.store.metrics[2]["eval/reward"] == 1.0
+    assert bench.log.index("evaluated 2") == bench.log.index("written 2") - 1
+
+
+async def test_a_stopped_run_begins_no_update_that_would_take_too_long(bench: Bench) -> None:
+    controller = bench.controller()
+    bench.stopping.number = 15  # its deadline is long past
+    with pytest.raises(GivenUp):
+        await controller.step(1, REFS)
+    assert not bench.log
+    assert not bench.trainer.has_changed

@@ -1,0 +1,158 @@
+"""`Run` around parts that keep a log: steps, checkpoints, resumption, and how it is wired."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from agentrl.errors import ConfigError, RunError
+from agentrl.orchestration import assembly
+from agentrl.orchestration.assembly import Assembly
+from agentrl.orchestration.controller import Controller
+from agentrl.orchestration.load import load_run_config
+from agentrl.orchestration.run import Run
+from agentrl.runs import RunDirectory
+from tests.unit.orchestration.stand_ins import (
+    STATS,
+    Log,
+    LoggedStore,
+    LoggedTrainer,
+    make_parts,
+)
+
+FEW = ["--tasks-per-step", "2", "--group-size", "2", "--eval.tasks", "2"]
+MakeRun = Callable[..., Run]
+
+
+class Wiring:
+    """Puts a run together as `assemble` does, from parts that keep a log."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = Log()
+        self.trainer = LoggedTrainer(self.log)
+        self.store = LoggedStore(self.log)
+
+    def __call__(
+        self, plan: Any, directory: RunDirectory, runner: Any, journal: Any, *rest: Any
+    ) -> Assembly:
+        _, stopping, estimator = rest
+        self.store.directory = directory
+        parts = make_parts(self.folder, self.log, self.trainer, plan.config)
+        controller = Controller(
+            parts=parts,
+            store=cast("Any", self.store),
+            display=journal,
+            stopping=stopping,
+            estimator=estimator,
+        )
+        return Assembly(
+            parts=parts,
+            store=cast("Any", self.store),
+            controller=controller,
+            base_model=self.folder,
+        )
+
+
+@pytest.fixture
+def wiring(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Wiring:
+    wiring = Wiring(tiny_folder)
+    monkeypatch.setattr(assembly, "assemble", wiring)
+    return wiring
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    def make(*flags: str, **given: Any) -> Run:
+        where = ["--runs-dir", str(given.pop("root", tmp_path)), "--name", "one"]
+        start = ["--env", "calculator", "--model", "tiny", *FEW, *where, *flags]
+        return Run(load_run_config(flags=start), **given)
+
+    return make
+
+
+def kinds(tmp_path: Path) -> list[str]:
+    lines = (tmp_path / "one" / "events.jsonl").read_text().splitlines()
+    return [json.loads(line)["event"] for line in lines]
+
+
+def test_steps_are_done_as_they_are_asked_for(wiring: Wiring, make_run: MakeRun) -> None:
+    with make_run("--steps", "3", "--checkpoint.every", "2") as run:
+        assert (run.step, wiring.log) == (0, [])
+        steps = iter(run)
+        assert next(steps).step == run.step == 1
+        assert wiring.log.count("update") == 1
+        assert [step.step for step in steps] == [2, 3]
+        written = [line for line in wiring.log if line.startswith("saved")]
+        assert written == ["saved 2", "saved 3"]  # when due, and at the end
+        assert wiring.store.saved == (3, 3)
+    assert wiring.log[-2:] == ["trainer closed", "store closed"]
+
+
+def test_a_resumed_run_serves_what_it_had_published(
+    wiring: Wiring, make_run: MakeRun, tmp_path: Path
+) -> None:
+    with make_run("--steps", "2") as run:
+        first = [step.collected.episodes[0].task.id for step in run]
+    wiring.log.clear()
+    with make_run("--steps", "4", resume=True) as run:
+        assert run.step == 2
+        assert wiring.log == ["publish 2"]
+        later = [step.collected.episodes[0].task.id for step in run]
+    assert wiring.store.saved == (4, 4)
+    assert kinds(tmp_path).count("resume") == 1
+    with make_run("--steps", "4", root=tmp_path / "whole") as run:
+        assert [step.collected.episodes[0].task.id for step in run] == [*first, *later]
+
+
+def test_what_a_run_was_given_reaches_its_controller(wiring: Wiring, make_run: MakeRun) -> None:
+    asked: list[int] = []
+
+    def estimate(batch: Any) -> Any:
+        asked.append(batch.num_rows)
+        return batch.mask_N.astype("float32")
+
+    with make_run("--steps", "1", estimator=estimate) as run:
+        list(run)
+        assert run.evaluate().episodes == 2
+    assert asked == [4]
+    assert "evaluated 1" in wiring.log
+
+
+def test_a_failed_step_leaves_the_checkpoint_before_it(
+    wiring: Wiring, make_run: MakeRun, tmp_path: Path
+) -> None:
+    wiring.trainer.answers = [STATS, RunError("the loss is not finite")]
+    run = make_run("--steps", "3", "--checkpoint.every", "1")
+    with pytest.raises(RunError, match="not finite"), run:
+        list(run)
+    assert wiring.store.saved == (1, 1)
+    assert wiring.log[-2:] == ["trainer closed", "store closed"]
+    assert kinds(tmp_path)[-1] == "stopped"
+
+
+def test_a_run_that_cannot_be_wired_leaves_no_directory(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ConfigError("no such model")
+
+    monkeypatch.setattr(assembly, "assemble", fail)
+    with pytest.raises(ConfigError, match="no such model"), make_run("--steps", "1"):
+        pass
+    assert not (tmp_path / "one" / "config.toml").exists()
+
+
+def test_ctrl_c_between_steps_keeps_the_last_one(wiring: Wiring, make_run: MakeRun) -> None:
+    def interrupt_behind(run: Run, last: int) -> None:
+        with run:
+            for step in run:
+                if step.step == last:
+                    raise KeyboardInterrupt
+
+    run = make_run("--steps", "9", "--checkpoint.every", "100")
+    with pytest.raises(KeyboardInterrupt, match="step 2 is kept; go on with"):
+        interrupt_behind(run, 2)
+    assert wiring.store.saved == (2, 2)
