@@ -11,7 +11,9 @@ from agentrl.envs.swe.report import Outcome, Saw
 
 _MOST_TOLD: Final = 3
 _CLOSE: Final = 1e-5
-"""A test for nearness lets different programs give values that differ by so much."""
+_TINY: Final = 1e-7
+"""A test for nearness lets different programs give values that differ by so much: of the value,
+and near zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +78,17 @@ def is_same(one: str, other: str) -> bool:
         return True
     try:
         return _is_near(ast.literal_eval(one), ast.literal_eval(other))
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError):
         return False
 
 
 def _is_near(one: object, other: object) -> bool:
     match one, other:
         case float() | int(), float() | int():
-            return math.isclose(one, other, rel_tol=_CLOSE) and float in (type(one), type(other))
+            # Above that a float is a whole number always, and written like one.
+            exact = float not in (type(one), type(other)) and abs(one) < 1 << 53
+            near = math.isclose(one, other, rel_tol=_CLOSE, abs_tol=_TINY)
+            return one == other if exact else near
         case (list() | tuple(), list() | tuple()):
             left, right = cast("Sequence[object]", one), cast("Sequence[object]", other)
             same = isinstance(one, list) is isinstance(other, list) and len(left) == len(right)
@@ -93,6 +98,10 @@ def _is_near(one: object, other: object) -> bool:
             after = cast("Mapping[object, object]", other)
             same = before.keys() == after.keys()
             return same and all(_is_near(before[key], after[key]) for key in before)
+        case set(), set():
+            members, rest = cast("set[object]", one), cast("set[object]", other)
+            same = len(members) == len(rest)
+            return same and all(any(_is_near(a, b) for b in rest) for a in members)
         case _:
             return one == other
 
