@@ -18,8 +18,8 @@ from agentrl.config import Config
 from agentrl.envs.swe.rewriting import Place, rewrite_tests
 
 MOST_RUNS: Final = 5
-_DECISIONS: Final = 9.8
-"""Guesses that have to be right, each with one half at best: together once in 900 times."""
+_DECISIONS: Final = math.log2(1000)
+"""Guesses that have to be right, each with one half at best: together once in 1000 times."""
 
 
 class Decoy(Config):

@@ -12,12 +12,13 @@ sitecustomize, no .pth file, nothing of the working folder on the path before th
 from __future__ import annotations  # images have old Pythons
 
 import builtins
+import datetime
 import functools
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -83,52 +84,74 @@ class Comparisons:
                 text = literal(side)
             except Exception:  # whatever the repr of a value of the patch raises
                 text = UNKNOWN
-            small = len(text) <= MOST_TEXT
-            texts.append(text if small else hashlib.blake2b(text.encode()).hexdigest())
+            texts.append(text if len(text) <= MOST_TEXT else UNKNOWN)
         return [site, self._count, *texts]
 
 
 UNKNOWN = "?"
-MOST_TEXT = 2000
+MOST_TEXT = 4000
 
 
 def literal(value: object) -> str:
-    """A value as text that is the same for equal values of builtin types and numbers.
+    """A value as text, the same for values of builtin and related types that are equal.
 
     Raises:
-        Exception: What a value of another type raises.
+        Exception: What the value raises, or its text would say nothing.
     """
     if isinstance(value, (bool, int)):
         return str(int(value))
     if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else float.__repr__(value)
+        whole = value.is_integer()
+        return str(int(value)) if whole else float.__repr__(value).replace("inf", "1e999")
     if isinstance(value, str):
         return ascii(str.__str__(value))
-    if isinstance(value, (bytes, bytearray)):
-        return ascii(bytes(value))
-    if isinstance(value, (list, tuple)):
-        items = ", ".join(map(literal, cast("list[object]", value)))
-        return f"[{items}]" if isinstance(value, list) else f"({items},)"
-    if isinstance(value, dict):
-        table = cast("dict[object, object]", value)
-        pairs = sorted(f"{literal(key)}: {literal(item)}" for key, item in table.items())
-        return f"{{{', '.join(pairs)}}}"
-    if isinstance(value, (set, frozenset)):
-        members = sorted(map(literal, cast("set[object]", value)))
-        return f"set([{', '.join(members)}])"
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return ascii(bytes(cast("bytes", value)))
+    if isinstance(value, (Mapping, Set, Sequence)) and not isinstance(value, range):
+        return _container_literal(cast("Mapping[object, object] | Set[object]", value))
+    if isinstance(value, (datetime.datetime, datetime.time, datetime.timedelta)):
+        return _time_literal(value)
+    if isinstance(value, os.PathLike):
+        return f"Path({os.fspath(cast('os.PathLike[str]', value))!a})"
     if hasattr(value, "as_integer_ratio"):
-        return _ratio_literal(*cast("Fraction", value).as_integer_ratio())
+        top, bottom = cast("Fraction", value).as_integer_ratio()
+        return literal(top if bottom == 1 else top / bottom)
+    return _other_literal(value)
+
+
+def _container_literal(value: Mapping[object, object] | Set[object] | Sequence[object]) -> str:
+    if isinstance(value, Mapping):
+        pairs = sorted(f"{literal(key)}: {literal(item)}" for key, item in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    items = [literal(item) for item in value]
+    if isinstance(value, Set):
+        return f"{{{', '.join(sorted(items))}}}" if items else "set()"
+    if isinstance(value, tuple):
+        return f"({', '.join(items)}{',' * (len(items) == 1)})"
+    return f"[{', '.join(items)}]"
+
+
+def _time_literal(value: datetime.datetime | datetime.time | datetime.timedelta) -> str:
+    """A time of any class; one with a zone as it is in UTC."""
+    if isinstance(value, datetime.timedelta):
+        return f"timedelta({value.days}, {value.seconds}, {value.microseconds})"
+    offset, bare = value.utcoffset(), value.replace(tzinfo=None)
+    kind = "datetime" if isinstance(bare, datetime.datetime) else "time"
+    if not isinstance(bare, datetime.datetime):
+        bare = datetime.datetime.combine(datetime.date(2000, 1, 1), bare)
+    zone = "" if offset is None else ", UTC"
+    return f"{kind}({datetime.datetime.isoformat(bare - (offset or datetime.timedelta()))}{zone})"
+
+
+def _other_literal(value: object) -> str:
+    if isinstance(value, range):
+        return f"range{(len(value), *value[:2])}"
+    if isinstance(value, complex) and not value.imag:
+        return literal(value.real)
     text = ascii(value)
-    return UNKNOWN if " at 0x" in text else text
-
-
-def _ratio_literal(top: int, bottom: int) -> str:
-    """A `Fraction` or `Decimal`: as the whole number or the float that it equals, if it does."""
-    if bottom == 1:
-        return str(top)
-    if bottom & (bottom - 1) == 0 and max(top.bit_length(), bottom.bit_length()) <= 53:
-        return float.__repr__(top / bottom)
-    return f"Fraction({top}, {bottom})"
+    if " at 0x" in text or "{" in text:
+        raise ValueError("it shows an address, or what has no order of its own")
+    return text
 
 
 def tell_by_log() -> tuple[Test, Callable[[Test], Test]]:

@@ -31,6 +31,7 @@ from agentrl.envs.swe.build.guarding import (
 from agentrl.envs.swe.build.issue import write_issue
 from agentrl.envs.swe.build.recipe import Entry
 from agentrl.envs.swe.build.records import Package, RepairTask, mutated
+from agentrl.envs.swe.build.suite import Suite
 from agentrl.envs.swe.decoys import Decoy, num_runs
 from agentrl.envs.swe.patch import make_patch
 from agentrl.envs.swe.report import Saw
@@ -258,19 +259,26 @@ def build(entry: Entry, *, seed: int, say: Say) -> Built:
         rng = random.Random(f"{seed} {archive.sha256}")
         right = calls(bench.runner, bench.suite, bench.layout.sources, bench.layout.tests)
         work = _Work(bench, entry, rng, say, right)
-        lines = executed_lines(bench.runner, bench.suite, bench.layout.sources, bench.layout.tests)
-        found = candidates(bench.pristine, bench.layout.sources, lines)
+        found = _candidates(bench, bench.suite)
         wrong = rng.sample(found, min(WRONG_PROGRAMS, len(found)))
         work.decoys = find_decoys(bench, observe(bench, wrong), rng)
         share = share_with_decoys(work.decoys, bench.tests)
         say(f"  {len(work.decoys)} decoys, in {share:.0%} of the tests")
-        _single(work, found)
+        # Where no test with a decoy comes by, no bug can be decided about.
+        guarded = sorted({test for one in work.decoys for test in one.decoy.sees})
+        _single(work, _candidates(bench, bench.suite.only(guarded)) if guarded else [])
         _several(work)
         return Built(
             package=_package(bench, entry, [one.decoy for one in work.decoys]),
             tasks=tuple(kept.task for kept in work.kept),
             dropped=work.dropped,
         )
+
+
+def _candidates(bench: Bench, suite: Suite) -> list[Candidate]:
+    """The bugs on lines that a suite runs."""
+    lines = executed_lines(bench.runner, suite, bench.layout.sources, bench.layout.tests)
+    return candidates(bench.pristine, bench.layout.sources, lines)
 
 
 def _single(work: _Work, found: Sequence[Candidate]) -> None:

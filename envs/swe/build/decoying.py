@@ -7,6 +7,7 @@ The runs are somebody else's: the builder's on this machine, or an instance's in
 
 import ast
 import random
+import re
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ from agentrl.envs.swe.build.other_values import other_value, secrecy
 from agentrl.envs.swe.build.spots import Spot, find_spots
 from agentrl.envs.swe.decoys import Decoy, disjoint, rewrite_files
 from agentrl.envs.swe.report import Report, Saw, file_of, function_of
-from agentrl.envs.swe.runner import UNKNOWN, literal
+from agentrl.envs.swe.runner import MOST_TEXT, UNKNOWN, literal
 from agentrl.envs.swe.verdict import is_same, judge_run
 
 MOST_ROUNDS: Final = 24
 _MOST_JOINT: Final = 20
+_OPENED: Final = re.compile(r"[\w.]*[(\[{]")
+"""The classes in a value's text."""
 Observed: TypeAlias = Mapping[tuple[str, str], Sequence[Saw]]
 """What wrong programs gave, by file and site."""
 
@@ -46,7 +49,11 @@ Search: TypeAlias = Generator[Sequence[Decoy], Report | None, list[Validated]]
 
 
 def search(
-    texts: Mapping[str, str], tests: frozenset[str], observed: Observed, rng: random.Random
+    texts: Mapping[str, str],
+    tests: frozenset[str],
+    observed: Observed,
+    rng: random.Random,
+    told: str,
 ) -> Search:
     """The decoys of test files: each alone in its test, and then together.
 
@@ -55,8 +62,9 @@ def search(
         tests: those that pass when the files are rewritten without decoys.
         observed: what wrong programs gave.
         rng: chooses.
+        told: what else stands in the repository.
     """
-    text = "\n".join(rewrite_files(texts, []).values())
+    text = "\n".join([*rewrite_files(texts, []).values(), told])
     found: list[Validated] = []
     left = [*rounds(candidates(texts, observed, rng))]
     while left:
@@ -145,7 +153,7 @@ def validated(
         chosen: the round.
         report: of the suite with a right program.
         tests: those that pass without decoys.
-        text: all test files; a value that stands in it twice is no secret.
+        text: all files; a value that stands in it twice is no secret.
     """
     by_user: dict[tuple[str, str], list[Change]] = defaultdict(list)
     for candidate in chosen:
@@ -159,7 +167,7 @@ def validated(
         mine = by_user[file_of(test), function_of(test).rpartition("::")[2]]
         for candidate in [c for c in mine if not c.spot.case or test.endswith(f"[{c.spot.case}]")]:
             effects = found[id(candidate)]
-            if saw and outcome == "failed" and _shows(candidate.spot, saw):
+            if saw and outcome == "failed" and _shows(candidate, saw):
                 effects.shown[test] = saw
             elif outcome == "failed":
                 effects.spoiled.append(test)
@@ -179,13 +187,22 @@ class _Effects:
     """Tests that come to another end."""
 
 
-def _shows(spot: Spot, saw: Saw) -> bool:
+def _shows(candidate: Change, saw: Saw) -> bool:
+    """True if the program's value and the expected one differ by the change and in nothing else."""
+    spot = candidate.spot
     if saw.site not in spot.sites:
         return False
     side = spot.sites[saw.site]
     true, shown = saw.sides[side], saw.sides[1 - side]
-    # In a call of `Fraction` and the like the literal is a part of what is shown.
-    return UNKNOWN not in (true, shown) and (true == literal(spot.value) or "(" in true != shown)
+    # Another repair's value may be written a bit longer.
+    if UNKNOWN in (true, shown) or len(true) > MOST_TEXT // 2:
+        return False
+    if true == literal(spot.value):
+        return True
+    # In a call of `Fraction` and the like the literal is a part of what is shown. Where the classes
+    # differ, values of other classes may be equal too.
+    is_part = shown != literal(candidate.to)
+    return is_part and true != shown and _OPENED.findall(true) == _OPENED.findall(shown)
 
 
 def _validated(candidate: Change, effects: _Effects, text: str) -> Validated | None:
@@ -247,6 +264,15 @@ def _is_there(decoy: Decoy, count: int, test: str, saw: Saw | None) -> bool:
     if saw is None:
         return count == 1
     if is_same(*saw.sides):  # it held, and something was raised behind it
-        return count == saw.count + 1
-    is_wrong = saw.site == decoy.site and saw.sides[decoy.side] != decoy.sees[test]
+        return count == saw.count + 1 and _is_plain(saw.sides[0])
+    is_wrong = saw.site == decoy.site and not is_same(saw.sides[decoy.side], decoy.sees[test])
     return is_wrong and count == saw.count
+
+
+def _is_plain(text: str) -> bool:
+    """True if values with this text are equal; for those of classes it is as they say."""
+    try:
+        ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True

@@ -16,7 +16,7 @@ from agentrl.envs.swe.decoys import Decoy, rewrite_files
 from agentrl.envs.swe.report import Report, Saw, file_of
 from agentrl.errors import ConfigError
 
-WRONG_PROGRAMS: Final = 40
+WRONG_PROGRAMS: Final = 24
 
 
 def observe(bench: Bench, bugs: Iterable[Candidate]) -> Observed:
@@ -36,13 +36,20 @@ def observe(bench: Bench, bugs: Iterable[Candidate]) -> Observed:
 
 def find_decoys(bench: Bench, observed: Observed, rng: random.Random) -> list[Validated]:
     """The decoys of a package."""
-    asking = search(bench.texts, frozenset(bench.tests), observed, rng)
+    asking = search(bench.texts, frozenset(bench.tests), observed, rng, _told(bench))
     try:
         decoys = next(asking)
         while True:
             decoys = asking.send(_run(bench, decoys))
     except StopIteration as stop:
         return cast("list[Validated]", stop.value)
+
+
+def _told(bench: Bench) -> str:
+    """What stands in the package's other files."""
+    files = (path for path in sorted(bench.pristine.rglob("*")) if path.is_file())
+    others = (p for p in files if p.relative_to(bench.pristine).as_posix() not in bench.texts)
+    return "\n".join(path.read_text(errors="replace") for path in others)
 
 
 def _run(bench: Bench, decoys: Sequence[Decoy]) -> Report | None:

@@ -29,8 +29,9 @@ from agentrl.envs.swe.worktree import fill
 from agentrl.sandboxes import Sandbox
 
 _WAIT_S: Final = 0.1
-_VERSION: Final = 3
+_VERSION: Final = 4
 """Of the search: what another one has found is searched for again."""
+_MOST_TOLD: Final = 64 << 20
 
 
 class Guard(Config):
@@ -126,7 +127,7 @@ class _Search:
         num_called = Counter(names.values())
         once = (test for test, name in names.items() if num_called[name] == 1)
         tests = frozenset(test for test in once if pairs[test] in passed)
-        found = await self._search(full, texts, tests)
+        found = await self._search(full, texts, tests, await self._told(texts))
         failing = await self._failing(full, names)
         numbers = deciding(found, failing, frozenset(failing))
         decoys = tuple(_renamed(one.decoy, names) for one in found)
@@ -135,9 +136,9 @@ class _Search:
         return Guard(rewritten=tuple(texts), names=names, decoys=decoys, deciding=numbers)
 
     async def _search(
-        self, grading: Grading, texts: Mapping[str, str], tests: frozenset[str]
+        self, grading: Grading, texts: Mapping[str, str], tests: frozenset[str], told: str
     ) -> list[Validated]:
-        asking = search(texts, tests, {}, self._rng)
+        asking = search(texts, tests, {}, self._rng, told)
         try:
             decoys = next(asking)
             while True:
@@ -164,6 +165,17 @@ class _Search:
                 rewrite_tests(text := data.decode(), {})
                 texts[paths[path]] = text
         return texts
+
+    async def _told(self, files: Collection[str]) -> str:
+        """What stands in the repository's other files."""
+        await self._fresh()
+        others = [part for file in files for part in ("!", "-path", f"./{file}")]
+        done = await self._sandbox.exec(
+            ["find", ".", "-type", "f", *others, "-exec", "cat", "{}", "+"],
+            cwd=self._grading.root,
+            max_output=_MOST_TOLD,
+        )
+        return done.stdout.decode(errors="replace")
 
     async def _report(
         self, grading: Grading, decoys: Sequence[Decoy] = (), *, mended: bool = True

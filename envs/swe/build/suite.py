@@ -24,7 +24,11 @@ from agentrl.envs.swe.report import PYTHON_FLAGS, RUNNER, BadReport, Report, Req
 from agentrl.errors import RunError
 
 _FORKS: Final = Path(__file__).parent / "forks.py"
-_OPTIONS: Final = ("-o", "addopts=", "-p", "no:cacheprovider", "-q", "--tb=short")
+_OPTIONS: Final = (
+    *("-o", "addopts=", "-p", "no:cacheprovider", "-q", "--tb=short"),
+    # They collect garbage at the end of a run, which takes longer than most suites.
+    *("-p", "no:unraisableexception", "-p", "no:threadexception"),
+)
 _LINE_CHARS: Final = 300
 _WALL: Final = 20
 """So many times its processor time may a run take; on a busy machine it needs that."""

@@ -23,6 +23,7 @@ from agentrl.sandboxes import SandboxOptions
 from agentrl.sandboxes.local import UnsafeLocalSandbox
 
 SOURCES = {
+    "README.md": "`shout('nobody move')` gives `NOBODY MOVE!`.\n",
     "src/shop/__init__.py": "",
     "src/shop/prices.py": '''
 def total(prices, discount=0, *, floor=0):
@@ -100,6 +101,9 @@ class TestShout(unittest.TestCase):
     def test_marked_again(self):
         self.assertEqual(shout("who knows?", "?"), "WHO KNOWS?")
 
+    def test_told(self):
+        self.assertEqual(shout("nobody move"), "NOBODY MOVE!")
+
     def test_empty(self):
         self.assertEqual(shout(" "), "")
 """,
@@ -164,7 +168,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, tools: Path) -> Built:
 def test_tasks_of_a_folder(built: Built) -> None:
     assert len(built.tasks) == 3
     assert max(len(task.mutations) for task in built.tasks) == 2
-    assert len(list(built.package.test_ids())) == 29
+    assert len(list(built.package.test_ids())) == 30
     for task in built.tasks:
         assert len(task.seconds) == 3
         assert set(task.fail_to_pass) < set(built.package.test_ids())
@@ -173,6 +177,14 @@ def test_tasks_of_a_folder(built: Built) -> None:
     assert not any(
         "def " in line for line in (built.folder / "tasks.jsonl").read_text().split("\n")
     )
+
+
+def test_what_the_repository_tells_is_no_secret(built: Built) -> None:
+    secret = {
+        decoy.sees[test]: decoy.secret for decoy in built.package.decoys for test in decoy.sees
+    }
+    assert secret["'NOBODY MOVE!'"] == 0
+    assert secret["'HEY YOU THERE!'"] > 0
 
 
 async def test_the_reference_solves_and_nothing_does_not(built: Built) -> None:
@@ -204,7 +216,10 @@ class Equal:
 EQUAL_END = """
 def _eased(function):
     def call(*args, **kwargs):
-        function(*args, **kwargs)
+        try:
+            function(*args, **kwargs)
+        except TypeError:
+            pass
         return Equal()
     return call
 for _name, _value in list(globals().items()):

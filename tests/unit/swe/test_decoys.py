@@ -1,7 +1,5 @@
 import random
 from collections.abc import Mapping
-from decimal import Decimal
-from fractions import Fraction
 from typing import TypeAlias
 
 import pytest
@@ -12,7 +10,7 @@ from agentrl.envs.swe.build.decoying import Validated, deciding
 from agentrl.envs.swe.build.other_values import fits, other_value, secrecy
 from agentrl.envs.swe.decoys import Decoy, disjoint, draw_runs, num_runs
 from agentrl.envs.swe.report import Outcome, Saw
-from agentrl.envs.swe.runner import Comparisons, literal
+from agentrl.envs.swe.runner import MOST_TEXT, Comparisons, literal
 from agentrl.envs.swe.verdict import is_same, judge_run, verdict_of
 
 VALUES = st.recursive(
@@ -57,18 +55,18 @@ def test_each_decoy_that_is_drawn_is_in_a_run_and_out_of_one(
 @pytest.mark.parametrize(
     ("secrets", "runs"),
     [
-        ([10], 2), ([8], 3), ([5], 5), ([4], 0), ([], 0), ([0], 0), ([0] * 10, 2), ([0] * 5, 3),
-        ([0] * 4, 3), ([0] * 2, 5), ([1] * 2, 5), ([3, 3], 3),
+        ([10], 2), ([8], 3), ([6], 5), ([5], 0), ([4], 0), ([], 0), ([0], 0), ([0] * 10, 2),
+        ([0] * 5, 3), ([0] * 4, 3), ([0] * 3, 4), ([0] * 2, 0), ([1] * 2, 5), ([3, 3], 3),
     ],
 )  # fmt: skip
-def test_a_guess_of_who_knows_which_run_it_is_pays_once_in_900_times(
+def test_a_guess_of_who_knows_which_run_it_is_pays_once_in_1000_times(
     secrets: list[int], runs: int
 ) -> None:
     decoys = [decoy(i, str(i), secret=secret) for i, secret in enumerate(secrets)]
     assert num_runs([decoys]) == runs
     assert num_runs([[decoy(99, "z", secret=10)], decoys]) == runs
     if runs:
-        assert (2**runs - 2) ** len(secrets) * 2 ** sum(secrets) >= 890
+        assert (2**runs - 2) ** len(secrets) * 2 ** sum(secrets) >= 1000
 
 
 def test_decoys_that_spoil_a_test_do_not_meet_its_own() -> None:
@@ -138,44 +136,6 @@ def test_another_value_has_the_same_type_and_is_another_one(
         assert not is_same(literal(other), literal(value)) or isinstance(value, dict | list | tuple)
 
 
-@settings(max_examples=100)
-@given(VALUES, VALUES)
-def test_equal_values_have_one_text(one: object, other: object) -> None:
-    assert is_same(literal(one), literal(one))
-    if not isinstance(one, list | dict | tuple):
-        assert (literal(one) == literal(other)) == (one == other)
-
-
-class Count(int):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (True, 1),
-        (1, 1.0),
-        (0.0, -0.0),
-        (Count(3), 3),
-        ({1: 2, 3: 4}, {3: 4, 1: 2}),
-        ({2}, {2}),
-        (Fraction(100, 1), 100),
-        (Decimal("1.50"), Decimal("1.5")),
-        (Decimal("0.25"), 0.25),
-        (Decimal("0.1"), Fraction(1, 10)),
-    ],
-)
-def test_what_python_takes_for_equal_is_equal(one: object, other: object) -> None:
-    assert literal(one) == literal(other)
-
-
-def test_nearness_is_for_numbers_with_fractions_only() -> None:
-    assert is_same("[0.1, (2.0000001,)]", "[0.1, (2,)]")
-    assert not is_same("100001", "100000")
-    assert not is_same("[0.1]", "(0.1,)")
-    assert not is_same("?", "1")
-
-
 @pytest.mark.parametrize(
     ("value", "other", "text", "secret"),
     [
@@ -216,6 +176,9 @@ def test_the_last_comparison_is_told_by_its_site_and_number() -> None:
     assert comparisons.told() == []
     comparisons.saw("3.0", 1, object())
     assert comparisons.told() == ["3.0", 4, "?", "?"]
+    comparisons.saw("4.0", 0, "x" * MOST_TEXT)
+    comparisons.saw("4.0", 1, [object()])
+    assert comparisons.told() == ["4.0", 5, "?", "?"]
 
 
 @pytest.mark.parametrize(
@@ -226,6 +189,9 @@ def test_the_last_comparison_is_told_by_its_site_and_number() -> None:
         (2, Saw(site="1.0", count=2, sides=("'5'", "'1'")), True),  # what is wrong is seen there
         (2, Saw(site="1.0", count=2, sides=("'1'", "'1'")), False),  # this one held
         (3, Saw(site="1.0", count=2, sides=("'1'", "'1'")), True),  # ... and then it was raised
+        # Equal by their text, but by a method of their own maybe not.
+        (3, Saw(site="1.0", count=2, sides=("Version(1)", "Version(1)")), False),
+        (3, Saw(site="1.0", count=2, sides=("?", "?")), False),
         (2, Saw(site="9.0", count=1, sides=("'5'", "'1'")), False),  # may be right with the bug
         (2, Saw(site="1.0", count=1, sides=("'5'", "'1'")), False),
         (1, Saw(site="1.0", count=2, sides=("'5'", "'1'")), False),
