@@ -16,7 +16,7 @@ _Item = TypeVar("_Item")
 def other_value(
     value: object, wrong: Sequence[object], siblings: Sequence[object], rng: random.Random
 ) -> object | None:
-    """Another value for a literal, or None: the first of those that tell the least of it.
+    """Another value for a literal, or None: one of those that tell the least of it.
 
     Args:
         value: what is right.
@@ -29,8 +29,14 @@ def other_value(
         siblings,
         [_changed(value, rng) for _ in range(20)],
     )
-    fitting = [other for offered in offers for other in offered if fits(value, other)]
-    return max(fitting, key=lambda other: _secret_of(value, other), default=None)
+    ranked = [
+        [(_secret_of(value, other), other) for other in offered if fits(value, other)]
+        for offered in offers
+    ]
+    most = max((secret for rank in ranked for secret, _ in rank), default=0)
+    best = [[other for secret, other in rank if secret == most] for rank in ranked]
+    # Any of them: one that stands in many tests would show that it is a decoy.
+    return next((rng.choice(others) for others in best if others), None)
 
 
 def fits(value: object, other: object) -> bool:

@@ -152,9 +152,6 @@ OF_PACKAGES: Final[Mapping[tuple[str, str], str]] = {
         "    days = (31, 28 + leaps, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)\n"
         "    return days[int(month) - 1]\n"
     ),
-    ("toolz/itertoolz.py", "frequencies"): (
-        "def frequencies(seq):\n    return dict(collections.Counter(seq))\n"
-    ),
     ("inflection/__init__.py", "tableize"): (
         "def tableize(word):\n    parts = underscore(word)\n    return pluralize(parts)\n"
     ),
@@ -198,15 +195,23 @@ OF_PACKAGES: Final[Mapping[tuple[str, str], str]] = {
         "def lstrip_iter(iterable, strip_value=None):\n"
         "    yield from itertools.dropwhile(lambda i: not i != strip_value, iterable)\n"
     ),
-    ("toolz/_signatures.py", "num_pos_args"): (
-        "def num_pos_args(sigspec):\n"
-        "    found = [p for p in sigspec.parameters.values() if p.default is p.empty]\n"
-        "    return [p.kind for p in found].count(inspect.Parameter.POSITIONAL_OR_KEYWORD)\n"
+    ("humanize/number.py", "_format_not_finite"): (
+        "def _format_not_finite(value):\n"
+        "    words = {float('inf'): '+Inf', float('-inf'): '-Inf'}\n"
+        "    return 'NaN' if value != value else words.get(value, '')\n"
     ),
-    ("toolz/dicttoolz.py", "_get_factory"): (
-        "def _get_factory(f, kwargs):\n    others = kwargs.keys() - {'factory'}\n"
-        "    for name in others:\n        raise TypeError(\"{}() got an unexpected keyword "
-        "argument '{}'\".format(f.__name__, name))\n    return kwargs.get('factory', dict)\n"
+    ("humanize/number.py", "apnumber"): (
+        "def apnumber(value):\n    try:\n        number = float(value)\n"
+        "        whole = int(value) if number - number == 0 else None\n"
+        "    except (TypeError, ValueError):\n        return format(value)\n"
+        "    if whole is None:\n        return _format_not_finite(number)\n"
+        "    words = dict(enumerate(_APNUMBER_WORDS))\n"
+        "    return _(words[whole]) if whole in words else str(whole)\n"
+    ),
+    ("humanize/lists.py", "natural_list"): (
+        "def natural_list(items):\n    words = [*map(str, items)]\n"
+        "    first = [', '.join(words[:-1])] * (len(words) > 1)\n"
+        "    return ' and '.join(first + words[-1:])\n"
     ),
     ("isodate/isotzinfo.py", "build_tzinfo"): (
         "def build_tzinfo(tzname, tzsign='+', tzhour=0, tzmin=0):\n"
