@@ -17,7 +17,7 @@ from pydantic import Field
 from agentrl.config import Config
 from agentrl.envs.swe.rewriting import Place, rewrite_tests
 
-MOST_RUNS: Final = 5
+MOST_RUNS: Final = 6
 _DECISIONS: Final = math.log2(1000)
 """Guesses that have to be right, each with one half at best: together once in 1000 times."""
 

@@ -86,7 +86,8 @@ def _is_near(one: object, other: object) -> bool:
     match one, other:
         case float() | int(), float() | int():
             # Above that a float is a whole number always, and written like one.
-            exact = float not in (type(one), type(other)) and abs(one) < 1 << 53
+            are_ints = float not in (type(one), type(other))
+            exact = are_ints and min(abs(one), abs(other)) < 1 << 53
             near = math.isclose(one, other, rel_tol=_CLOSE, abs_tol=_TINY)
             return one == other if exact else near
         case (list() | tuple(), list() | tuple()):

@@ -8,8 +8,8 @@ from typing import Final, TypeVar, cast
 from agentrl.envs.swe.runner import literal
 
 _MOST_SECRET: Final = 10
-_NEAR: Final = 1e-3
-"""Numbers that differ by less may both pass a test for nearness."""
+_NEAR: Final = 1000
+"""Numbers that differ by less than this part of them may both pass a test for nearness."""
 _Item = TypeVar("_Item")
 
 
@@ -44,7 +44,8 @@ def fits(value: object, other: object) -> bool:
     if _shape(value) != _shape(other) or literal(value) == literal(other):
         return False
     if isinstance(value, int | float) and isinstance(other, int | float):
-        return isinstance(value, int) or abs(value - other) > _NEAR * max(abs(value), abs(other))
+        exact = isinstance(value, int) and min(abs(value), abs(other)) < 1 << 53
+        return exact or abs(value - other) * _NEAR > max(abs(value), abs(other))
     return True
 
 

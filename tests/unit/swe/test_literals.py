@@ -9,7 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -91,21 +91,18 @@ _VALUES = st.recursive(
 )
 
 
-def related(value: object, draw: st.DataObject) -> object:
+def related(value: Any, draw: st.DataObject) -> object:
     """An equal value of other types, through and through."""
-    match value:
-        case list():
-            value = [related(item, draw) for item in value]
-        case tuple():
-            value = tuple(related(item, draw) for item in value)
-        case dict():
-            value = {key: related(item, draw) for key, item in value.items()}
-        case _:
-            pass
-    ways = _WAYS.get(type(value), ())
-    if isinstance(value, float) and math.isinf(value):
+    kind = cast("Any", type(value))
+    same: Any = value
+    if kind.__name__ in ("list", "tuple"):
+        same = kind(related(item, draw) for item in value)
+    elif kind is dict:
+        same = {key: related(item, draw) for key, item in value.items()}
+    ways: Sequence[Callable[[Any], object]] = _WAYS.get(kind, ())
+    if kind is float and math.isinf(value):
         ways = (complex,)
-    return draw.draw(st.sampled_from([lambda v: v, *ways]))(value)
+    return draw.draw(st.sampled_from([lambda same: same, *ways]))(same)
 
 
 @settings(max_examples=60)
