@@ -45,20 +45,16 @@ PATIENCE = 2
 """A slow or a shared machine may take so many times as long."""
 # Each page can be read once, so what a summary loses is lost.
 FLAGS = {"calculator": [], "number_guess": [], "long_haul": ["--max-turns", "12"]}
-LARGE_STEPS = [*("--steps", "50"), *("--tasks-per-step", "32"), *("--trainer.beta2", "0.95")]
+LARGE_STEPS = [
+    *("--steps", "50", "--tasks-per-step", "32", "--group-size", "8", "--trainer.beta2", "0.95")
+]
+GRPO = [*LARGE_STEPS, "--trainer.algorithm", "grpo"]
+PPO = [*LARGE_STEPS, "--trainer.algorithm", "ppo", "--trainer.critic.lr", "1e-3"]
 VARIANTS: dict[str, list[str]] = {
     "": [],
-    "grpo": [*LARGE_STEPS, "--trainer.algorithm", "grpo"],
-    "ppo": [*LARGE_STEPS, "--trainer.algorithm", "ppo", "--trainer.critic.lr", "1e-3"],
-    "lora": [
-        *LARGE_STEPS,
-        "--trainer.algorithm",
-        "grpo",
-        "--trainer.lora.rank",
-        "16",
-        "--lr",
-        "5e-3",
-    ],
+    "grpo": [*GRPO, "--lr", "8e-4"],
+    "ppo": [*PPO, "--lr", "8e-4"],
+    "lora": [*GRPO, "--trainer.lora.rank", "16", "--lr", "5e-3"],
 }
 SUMMARISE = ["--context", "summarise", "--context.at", "96"]
 CONTEXTS = {

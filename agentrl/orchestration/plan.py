@@ -192,12 +192,15 @@ ENV_PRESETS: Mapping[str, Mapping[str, object]] = {
 
 PAIR_PRESETS: Mapping[tuple[str, str], Mapping[str, object]] = {
     # Its policy soon succeeds nearly always. Then groups learn from the rare failures alone, whose
-    # gradients are large and few; each success says the same, a little, in every step.
+    # gradients are large and few; each success says the same, a little, in every step. Without a
+    # baseline a group need not be large, and steps of few tasks forget how to copy the others.
     ("tiny", "calculator"): {
         "steps": 40,
         "trainer.algorithm": "reinforce",
         "trainer.beta2": 0.99,
-        "rollout.tasks_per_step": 16,
+        "trainer.lr": 6e-4,
+        "rollout.tasks_per_step": 64,
+        "rollout.group_size": 2,
         # What the warm start copies wrong is wrong in all episodes of a group, and stays so.
         # Smaller batches copy a few in a hundred wrongly to the end, and some seeds take longer.
         "warm_start.updates": 900,
