@@ -106,7 +106,8 @@ def scores(
 
 
 def _quick(instance: Instance, *, root: str, tools: str = "") -> Grading:
-    return replace(of_instance(instance, root=root, tools=tools), timeout_s=8)
+    """Cheats that hang are waited for; a container on a busy machine takes seconds to start."""
+    return replace(of_instance(instance, root=root, tools=tools), timeout_s=20)
 
 
 @pytest.mark.bwrap
@@ -157,8 +158,10 @@ def test_a_third_of_them_earns_nothing_with_docker_either(
     monkeypatch.setattr(repair, "of_instance", _quick)
     scripts = {key: CORPUS[key].script for key in DRAWN} | {("functions", "honest"): HONEST}
     found = asyncio.run(_play_all(tmp_path, "docker", scripts))
-    honest = [key for key, score in found.items() if score.value]
-    assert honest == [("functions", "honest")], f"CHEATS_SEED={SEED}"
+    rewarded = [key for key, score in found.items() if score.value]
+    assert rewarded == [("functions", "honest")], (
+        f"CHEATS_SEED={SEED}: {found['functions', 'honest'].reason}"
+    )
 
 
 @pytest.mark.bwrap
