@@ -21,6 +21,7 @@ from gymnasium.utils.env_checker import check_env
 
 from agentrl.config import Config
 from agentrl.envs.agents import EchoAgent, NullAgent, RandomAgent
+from agentrl.envs.declaration import declaration
 from agentrl.envs.splits import SPLITS
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.errors import ConfigError, EpisodeError
@@ -31,6 +32,8 @@ from agentrl.types import Agent, Invalid, Message, Outcome, Score, Task, ToolSch
 
 _NUM_MADE = 64
 """So many tasks of a split are compared with the other's, where they are made one by one."""
+_WORKER_S = 60.0
+"""So long a process for isolated tools may take to start."""
 _GYMNASIUM_FAILURES = (AssertionError, Warning, EpisodeError, gymnasium.error.Error)
 
 
@@ -121,6 +124,7 @@ def check_env_class(
 async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[CheckRow]:
     here = Path.cwd()
     null = await _play_all(env, NullAgent(), tasks)
+    await _start_tool_worker(env)
     before = _census()
     random = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
     again = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
@@ -271,6 +275,12 @@ async def _reset_row(env: ToolEnv, task: Task) -> CheckRow:
         return CheckRow(name="reset twice", ok=False, detail=str(error))
     detail = "the same beginning" if same else "the second beginning differs from the first"
     return CheckRow(name="reset twice", ok=same, detail=detail)
+
+
+async def _start_tool_worker(env: ToolEnv) -> None:
+    """Let the process that isolated tools share, which outlives episodes, be there before."""
+    if any(tool.isolated for tool in declaration(type(env)).tools.values()):
+        await env.services.tool_pool.call(int, timeout_s=_WORKER_S)
 
 
 def _census() -> dict[str, int]:

@@ -72,7 +72,8 @@ def assemble(
     """Prepare the model, load it, and wire engine, trainer and store."""
     for line in long_prompts(plan):
         journal.warn(line)
-    base_model = prepare_model(plan, journal, runner)
+    is_trained = any(directory.checkpoints.glob("step-*"))
+    base_model = prepare_model(plan, journal, runner, is_trained=is_trained)
     show_adapters(plan, base_model, journal)
     parts = build_parts(plan, base_model, directory.path / "engine")
     with ExitStack() as undo:

@@ -34,8 +34,11 @@ _TOLD = 5
 """How often a warm start says how far it is."""
 
 
-def prepare_model(plan: Plan, display: Display, runner: Runner) -> Path:
-    """The folder of the run's model; `tiny` is warm-started where the environments have experts."""
+def prepare_model(plan: Plan, display: Display, runner: Runner, *, is_trained: bool) -> Path:
+    """The folder of the run's model; `tiny` is warm-started where the environments have experts.
+
+    `is_trained`: a checkpoint takes the place of its weights.
+    """
     folder = resolve_model(plan.config.model, seed=plan.config.seed)
     engine = plan.config.engine
     if engine.samples_with == "sglang" and not engine.sglang.urls:
@@ -43,10 +46,11 @@ def prepare_model(plan: Plan, display: Display, runner: Runner) -> Path:
     if plan.config.model != TINY:
         return folder
     if any(env.expert is None for env in plan.envs):
-        display.warn(
-            "the tiny model starts from random weights, since not every environment has an "
-            "`expert` to learn the format from: give it one, or choose another --model"
-        )
+        if not is_trained:
+            display.warn(
+                "the tiny model starts from random weights, since not every environment has an "
+                "`expert` to learn the format from: give it one, or choose another --model"
+            )
         return folder
     return runner.run(_warm_tiny(plan, folder, display))
 

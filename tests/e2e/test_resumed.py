@@ -58,7 +58,9 @@ def test_flags_of_a_resume_are_kept_and_named(
 ) -> None:
     assert main(["train", "--resume", "run", "--steps", "3", "--lr", "5e-5"]) == 0
     said = "resumed run after step 2; with steps: 2 -> 3 (--steps), trainer.lr: 0.0001 -> 5e-05"
-    assert said in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert said in shown
+    assert "random weights" not in shown
     assert card(runs, 2) == ("0.0001", "nothing")
     assert main(["train", "--resume", "run", "--steps", "4"]) == 0
     assert "trainer.lr: 5e-05 (--lr after step 2)" in capsys.readouterr().out

@@ -11,9 +11,10 @@ from numpy.random import Generator
 from agentrl.cli.dispatch import main
 from agentrl.envs import EchoAgent, NullAgent, ToolEnv, resolve_env
 from agentrl.envs.check import check_env_class
+from agentrl.envs.services import default_services
 from agentrl.tokens import Tokenizer
 from agentrl.tools import tool
-from agentrl.types import Agent, AssistantTurn, EpisodeView, Task
+from agentrl.types import Agent, AssistantTurn, EpisodeView, Task, ToolCall
 
 
 class Sound(ToolEnv):
@@ -40,6 +41,16 @@ def test_an_environment_without_expert_or_tokenizer_is_fine() -> None:
     assert "characters" in "\n".join(report.lines())
 
 
+def test_the_process_of_isolated_tools_is_no_leak() -> None:
+    default_services.cache_clear()  # its processes have not started
+    try:
+        report = check_env_class(Isolated, num_tasks=2)
+    finally:
+        default_services().close()
+        default_services.cache_clear()
+    assert report.ok, report.lines()
+
+
 def test_a_prompt_that_the_models_limits_do_not_hold_is_a_fault(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -57,6 +68,30 @@ class Timely(Sound):
     async def now(self) -> float:
         """Look at the clock."""
         return time.perf_counter()
+
+
+class Isolated(Sound):
+    """Its tool works in a process that serves all episodes."""
+
+    @tool(isolated=True)
+    @staticmethod
+    def double(number: int) -> int:
+        """Double a number.
+
+        Args:
+            number: it.
+        """
+        return 2 * number
+
+    @classmethod
+    def expert(cls) -> "type[Isolated]":
+        return cls
+
+    @staticmethod
+    def act(view: EpisodeView) -> AssistantTurn:
+        if view.messages[-1].role == "tool":
+            return AssistantTurn(text="yes")
+        return AssistantTurn(calls=(ToolCall(name="double", arguments={"number": 2}),))
 
 
 class Leaky(Sound):
