@@ -5,9 +5,10 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 RENDERERS := benchmarks/.renderers
 MATRIX := benchmarks/.matrix.jsonl
+LEARNING := tests/e2e/test_learning.py
 HERE := "not sglang and not sandbox and not ranks and not nightly"
 
-.PHONY: venv demo test tests runs sandboxes ranks sglang unit lint types layers integration nightly clean
+.PHONY: venv demo test tests runs learning sandboxes ranks sglang unit lint types layers integration nightly clean
 
 venv: $(STAMP)
 
@@ -35,15 +36,18 @@ layers: venv
 unit: venv
 	$(PY) -m pytest tests/unit -q
 
-# Most tests keep one core busy, so whole runs and types are checked beside them.
+# Most tests keep one core busy, so whole runs are made beside them, and types are checked there.
 test: lint layers
-	$(MAKE) --no-print-directory -j3 types runs tests
+	$(MAKE) --no-print-directory -j3 learning runs tests
 
 tests: venv
 	$(PY) -m pytest -m $(HERE) --ignore=tests/e2e --durations=25
 
 runs: venv
-	$(PY) -m pytest -m $(HERE) tests/e2e --durations=25
+	$(PY) -m pytest -m $(HERE) tests/e2e --ignore=$(LEARNING) --durations=25
+
+learning: types
+	$(PY) -m pytest -m $(HERE) $(LEARNING)
 
 sandboxes: venv
 	.ci/with_docker $(PY) -m pytest -m "sandbox and not nightly"
