@@ -50,10 +50,10 @@ learning: types
 	$(PY) -m pytest -m $(HERE) $(LEARNING)
 
 sandboxes: venv
-	.ci/with_docker $(PY) -m pytest -m "sandbox and not nightly"
+	.ci/with_docker $(PY) -m pytest -m "sandbox and not nightly" --durations=25
 
 ranks: venv
-	$(PY) -m pytest -m "ranks and not nightly"
+	$(PY) -m pytest -m "ranks and not nightly" --durations=15
 
 sglang: venv
 	$(PY) -m agentrl engine install sglang --cpu
@@ -67,7 +67,7 @@ $(RENDERERS): benchmarks/requirements.txt $(STAMP)
 nightly: venv $(RENDERERS) sglang
 	REQUIRE_SGLANG=1 $(PY) -m pytest -m "sglang and nightly"
 	$(PY) -m pytest -m "nightly and not sglang and not sandbox"
-	REQUIRE_BWRAP=1 $(PY) -m pytest -m "nightly and sandbox"
+	.ci/with_docker $(PY) -m pytest -m "nightly and sandbox"
 	$(PY) benchmarks/learning_matrix.py $(MATRIX) --env calculator
 	$(PY) benchmarks/learning_matrix.py $(MATRIX) --env number_guess --cells 8
 	$(PY) benchmarks/learning_matrix.py $(MATRIX) --env long_haul --cells 8

@@ -1,7 +1,8 @@
 """New cheats of `swe_sandbox` win against twins and an audit hook, and score 0 here.
 
-All are played with bwrap. A third of them, drawn anew each day, is played with docker too and shown
-to win against the naive grader; at night all are. CHEATS_SEED draws another day's third.
+All are played with bwrap. A third of them, drawn anew each day, is shown to win against the naive
+grader, at night all are; six of the third are played with docker too, at night the whole third.
+CHEATS_SEED draws another day's third.
 """
 
 import asyncio
@@ -151,12 +152,14 @@ def test_the_cheat_earns_nothing_here(key: Key, scores: Mapping[Key, Score]) -> 
 
 
 @pytest.mark.docker
+@pytest.mark.parametrize("most", [6, pytest.param(len(DRAWN), marks=pytest.mark.nightly)])
 def test_a_third_of_them_earns_nothing_with_docker_either(
-    tmp_path: Path, missing: Missing, monkeypatch: pytest.MonkeyPatch
+    most: int, tmp_path: Path, missing: Missing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.require("docker", missing)
     monkeypatch.setattr(repair, "of_instance", _quick)
-    scripts = {key: CORPUS[key].script for key in DRAWN} | {("functions", "honest"): HONEST}
+    drawn = random.Random(SEED).sample(sorted(DRAWN), most)
+    scripts = {key: CORPUS[key].script for key in drawn} | {("functions", "honest"): HONEST}
     found = asyncio.run(_play_all(tmp_path, "docker", scripts))
     rewarded = [key for key, score in found.items() if score.value]
     assert rewarded == [("functions", "honest")], (
