@@ -101,6 +101,8 @@ def _machine() -> dict[str, object]:
 
 def _torch() -> dict[str, object]:
     """Ask torch in a child process: importing a broken installation may kill the importer."""
+    if importlib.util.find_spec("torch") is None:
+        return {"error": f"not installed: {pip_line('torch')}"}
     try:
         done = subprocess.run(
             [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=60, check=False

@@ -1,4 +1,6 @@
+import importlib.util
 import json
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import cast
 
@@ -31,6 +33,16 @@ def test_a_broken_torch_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     report = examine()
     assert report["torch"] == {"error": "ModuleNotFoundError: No module named 'no_such_torch'"}
     assert "No module named" in render(report)
+
+
+def test_a_missing_torch_is_shown_with_its_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+
+    def find_other(name: str) -> ModuleSpec | None:
+        return None if name == "torch" else found(name)
+
+    monkeypatch.setattr("importlib.util.find_spec", find_other)
+    assert examine()["torch"] == {"error": "not installed: pip install 'agentrl[train]'"}
 
 
 def _program(path: Path, text: str) -> str:
