@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from agentrl.envs.swe.build.other_values import other_value, secrecy
-from agentrl.envs.swe.build.spots import Spot, find_spots
+from agentrl.envs.swe.build.spots import Spot, find_spots, is_literal
 from agentrl.envs.swe.decoys import Decoy, disjoint, rewrite_files
 from agentrl.envs.swe.report import Report, Saw, file_of, function_of
 from agentrl.envs.swe.runner import MOST_TEXT, UNKNOWN, literal
@@ -264,15 +264,7 @@ def _is_there(decoy: Decoy, count: int, test: str, saw: Saw | None) -> bool:
     if saw is None:
         return count == 1
     if is_same(*saw.sides):  # it held, and something was raised behind it
-        return count == saw.count + 1 and _is_plain(saw.sides[0])
+        # Values of classes are as equal as these say, whatever their text.
+        return count == saw.count + 1 and is_literal(saw.sides[0])
     is_wrong = saw.site == decoy.site and not is_same(saw.sides[decoy.side], decoy.sees[test])
     return is_wrong and count == saw.count
-
-
-def _is_plain(text: str) -> bool:
-    """True if values with this text are equal; for those of classes it is as they say."""
-    try:
-        ast.literal_eval(text)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return True

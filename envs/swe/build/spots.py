@@ -131,7 +131,7 @@ def _literals(source: Origin, names: Names, depth: int) -> Iterator[Origin]:
     node = source.node
     if depth > _DEEPEST or _has_limits(node):
         return
-    if _is_literal(node):
+    if is_literal(node):
         yield source
     elif isinstance(node, ast.Name):
         for other in names.get(node.id, ()):
@@ -163,7 +163,8 @@ def _has_limits(node: ast.expr) -> bool:
     return plain is not None and (len(node.args) > plain or bool(node.keywords))
 
 
-def _is_literal(node: ast.expr) -> bool:
+def is_literal(node: ast.expr | str) -> bool:
+    """True for the code of a value of builtin types."""
     try:
         ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -272,7 +273,7 @@ def _value_of(row: ast.expr) -> ast.expr | None:
 
 
 def _parameter_names(node: ast.expr) -> Sequence[str]:
-    if not _is_literal(node):
+    if not is_literal(node):
         return []
     value: object = ast.literal_eval(node)
     if isinstance(value, str):
