@@ -1,12 +1,16 @@
 """Bad input: one clear sentence and exit code 2, before torch is even imported."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+
+from tests.golden import check_golden
 
 MODULES = {
     "no_import.py": "import not_there_at_all\n\nclass MyEnv: ...\n",
@@ -137,8 +141,12 @@ json.dump(found, sys.stdout)
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str, bool]]:
-    folder = tmp_path_factory.mktemp("bad")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bad")
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path) -> dict[str, tuple[int, str, str, bool]]:
     for name, text in MODULES.items():
         (folder / name).write_text(text)
     model = folder / "untemplated"
@@ -177,3 +185,11 @@ def test_bad_input_is_said_in_one_sentence(
     for words in CASES[name].said:
         assert words in err
     assert not torch_loaded
+
+
+def test_the_sentences_are_those_of_the_golden(
+    answers: dict[str, tuple[int, str, str, bool]], folder: Path
+) -> None:
+    said = {name: answer[2].replace(str(folder), "FOLDER") for name, answer in answers.items()}
+    said["disk full"] = re.sub(r"got \S+ .B", "got SOME", said["disk full"])
+    check_golden("errors", said)

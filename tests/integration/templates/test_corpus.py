@@ -1,5 +1,7 @@
 """Every template of the corpus: its verdicts, and its ids against transformers' own."""
 
+import hashlib
+import json
 from collections.abc import Iterable
 from functools import cache
 
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 
 from agentrl.tokens import Renderer, Results
 from agentrl.tokens.conformance import Report, examine
-from agentrl.types import AssistantTurn, Message, ToolSchema
+from agentrl.types import AssistantTurn, Message, ToolCall, ToolSchema
+from tests.golden import check_golden
 from tests.integration.templates.conversations import (
     TOOLS,
     Played,
@@ -68,6 +71,15 @@ def each(names: Iterable[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("name", cases)
 
 
+LOOKUP = ToolCall(id="call_0", name="lookup", arguments={"query": "naïve", "limit": 3})
+ONE_CHAT = [
+    Message(role="system", content="Be short."),
+    Message(role="user", content="Zähle bis drei: <b>1</b>, 日本語 🙂"),
+    Message(role="assistant", tool_calls=(LOOKUP,)),
+    Message(role="tool", content='{"a": [1, null]}', tool_call_id="call_0", name="lookup"),
+    Message(role="assistant", content="One, two,  three."),
+    Message(role="user", content="  Again?\n"),
+]
 pytestmark = pytest.mark.timeout(300)  # the first one loads the tokenizers
 few = settings(
     max_examples=20,
@@ -145,6 +157,19 @@ def test_ids_are_those_of_transformers_wherever_the_template_only_appends(name: 
 
     run()
     assert sum(p.turns for p in played) >= 20
+
+
+@each(sources())
+def test_ids_are_those_of_the_golden(name: str) -> None:
+    use = "tools" if name in EXACT else "user"
+    renderer = renderer_of(name, use)
+    ids = renderer.prompt(ONE_CHAT[:2])
+    for at in (2, 4):
+        turn = ONE_CHAT[at]
+        said = AssistantTurn(text=turn.content, calls=turn.tool_calls)
+        ids += renderer.assistant(said) + renderer.observation(ONE_CHAT[at + 1 : at + 2])
+    digest = hashlib.blake2b(json.dumps(ids).encode(), digest_size=8).hexdigest()
+    check_golden("template_ids", {name: f"{len(ids)} {digest}"}, part=True)
 
 
 @each(EXACT)
