@@ -66,6 +66,7 @@ class WarmStartConfig(Config):
 
     updates: int = Field(default=200, ge=1, description="Most optimizer steps.")
     batch: int = Field(default=32, ge=1, description="Demonstrations per optimizer step.")
+    passes: int = Field(default=1, ge=1, description="How often each demonstration is trained on.")
     lr: float = Field(default=3e-3, gt=0, description="Learning rate.")
     warmup_steps: int = Field(default=10, ge=0, description="Steps until the rate is reached.")
     smoothing: float = Field(

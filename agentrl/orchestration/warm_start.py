@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import orjson
 
 from agentrl.engine.config import SglangConfig
@@ -32,6 +33,8 @@ from agentrl.types import Batch, Episode, Score
 
 _TOLD = 5
 """How often a warm start says how far it is."""
+_DEALT_AT_ONCE = 100
+"""Batches of demonstrations that are shuffled among each other where there are several passes."""
 
 
 def prepare_model(plan: Plan, display: Display, runner: Runner, *, is_trained: bool) -> Path:
@@ -119,10 +122,13 @@ async def warm_start(parts: Parts) -> AsyncIterator[tuple[int, SupervisedStats]]
 
 
 class Demonstrations:
-    """Batches of the experts' episodes."""
+    """Batches of the experts' episodes, which come back in another order in each pass."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._passes = parts.config.warm_start.passes
+        self._dealt: list[Sequence[Episode]] = []
+        """The batches of the next updates, the next one at the end."""
         self._seed = derive_seed(parts.config.seed, "demonstrations")
         self._collectors = [self._collector(env) for env in parts.envs]
         self._stream = task_stream(
@@ -133,14 +139,31 @@ class Demonstrations:
 
     async def batch(self, update: int) -> Batch:
         """The batch of one update."""
+        if self._passes == 1:
+            return make_batch(await self.new(update), temperature=1.0)
+        if not self._dealt:
+            await self._deal(update)
+        return make_batch(self._dealt.pop(), temperature=1.0)
+
+    async def new(self, update: int) -> list[Episode]:
+        """A batch of demonstrations that have not been seen."""
         refs = next(self._stream)
-        episodes = [
+        return [
             episode
             for i, collector in enumerate(self._collectors)
             if (mine := [ref for ref in refs if ref.env == i])
             for episode in await self._play(collector, mine, update)
         ]
-        return make_batch(episodes, temperature=1.0)
+
+    async def _deal(self, update: int) -> None:
+        """Play the demonstrations of the next updates and shuffle them once for each pass."""
+        played = [e for at in range(_DEALT_AT_ONCE) for e in await self.new(update + at)]
+        shuffle = np.random.default_rng(derive_seed(self._seed, "order", update))
+        for _ in range(self._passes):
+            order = shuffle.permutation(len(played))
+            parts = np.array_split(order, _DEALT_AT_ONCE)
+            self._dealt += [[played[i] for i in part] for part in parts if len(part)]
+        self._dealt.reverse()
 
     async def _play(
         self, collector: Collector, refs: Sequence[TaskRef], update: int
@@ -196,7 +219,7 @@ async def _cache_key(parts: Parts) -> str:
     digest.update(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS))
     for name, tensor in parts.trainer.weights().named_tensors():
         digest.update(name.encode() + tensor.detach().float().numpy().tobytes())
-    batch = await Demonstrations(parts).batch(0)
+    batch = make_batch(await Demonstrations(parts).new(0), temperature=1.0)
     digest.update(batch.ids_N.tobytes() + batch.mask_N.tobytes())
     return f"{Path(parts.envs[0].name.split(':')[0]).stem}-{digest.hexdigest()}"
 
