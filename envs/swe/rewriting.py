@@ -7,7 +7,7 @@ makes of values. Each comparison for equality tells the runner what it sees:
     assert total([1, 2]) == 3, "a sum"   ->   assert (
         _agentrl_saw('4.7', 0, total([1, 2])) == _agentrl_saw('4.7', 1, 3))
 
-Under a command that is not ours the files themselves load what they call, and wrap their tests.
+Under a command that is not ours the files themselves load what they call, and say what failed.
 """
 
 import ast
@@ -18,12 +18,15 @@ from agentrl.envs.swe.report import RUNNER_PLACE
 
 Place: TypeAlias = tuple[int, int, int, int]
 """Of an expression in the file as it is: first line and column, last line and column."""
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 SAW: Final = "_agentrl_saw"
 EQUALITIES: Final = frozenset(
     {"assertEqual", "assertEquals", "assertIs", "assertListEqual", "assertTupleEqual"}
     | {"assertDictEqual", "assertSetEqual", "assertSequenceEqual", "assertMultiLineEqual"}
     | {"assertAlmostEqual", "assertCountEqual"}
 )
+_NO_SIDES: Final = frozenset({"msg", "places", "delta", "seq_type", None})
+"""Their keywords that compare nothing."""
 _TELL: Final = "_agentrl_tell"
 _LOAD: Final = f"{SAW}, {_TELL} = __import__('runpy').run_path({RUNNER_PLACE!r})['tell_by_log']()"
 _IDS: Final = ast.parse("map('c{}'.format, range(1000000))", mode="eval").body
@@ -47,8 +50,11 @@ def comparisons(statement: ast.stmt) -> Iterator[tuple[ast.Compare | ast.Call, l
         case ast.Assert(test=test):
             tests = [test]
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name)) as call) if name in EQUALITIES:
-            if len(call.args) > 1 and not any(isinstance(a, ast.Starred) for a in call.args[:2]):
-                yield call, call.args[:2]
+            named = [keyword for keyword in call.keywords if keyword.arg not in _NO_SIDES]
+            named.sort(key=lambda keyword: str(keyword.arg))
+            sides = [*call.args, *(keyword.value for keyword in named)][:2]
+            if len(sides) == 2 and not any(isinstance(side, ast.Starred) for side in sides):
+                yield call, sides
             return
         case _:
             return
@@ -104,19 +110,37 @@ class _Rewriter(ast.NodeTransformer):
             node.msg = None
         if isinstance(node, ast.Call):
             _drop_words(node)
+        if isinstance(node, ast.With) and self._by_log:
+            _tell_subtest(node)
         return self._visit_parts(node)
 
     def _visit_parts(self, node: ast.AST) -> ast.AST:
         # A function within a test is what a test asks about, and its docstring may be.
-        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        is_function = isinstance(node, Function)
         if self._functions == 0 and (is_function or isinstance(node, ast.Module | ast.ClassDef)):
             _drop_docstring(node)
-            if self._by_log and isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
-                node.decorator_list.append(ast.Name(_TELL, ast.Load()))
+            if self._by_log and isinstance(node, Function) and node.name.startswith("test"):
+                case = [ast.Name(a.arg, ast.Load()) for a in node.args.args[:1]]
+                node.body = [ast.With([_teller(case)], node.body)]
         self._functions += is_function
         self.generic_visit(node)
         self._functions -= is_function
         return node
+
+
+def _teller(case: Sequence[ast.expr], *more: ast.keyword) -> ast.withitem:
+    """What tells of a failure inside."""
+    return ast.withitem(ast.Call(ast.Name(_TELL, ast.Load()), args=[*case], keywords=[*more]))
+
+
+def _tell_subtest(node: ast.With) -> None:
+    """What fails within a subtest goes no further than that."""
+    match node.items[-1].context_expr:
+        case ast.Call(func=ast.Attribute(value=case, attr="subTest")):
+            inside = ast.keyword("inside", ast.Constant(value=True))
+            node.items.append(_teller([case], inside))
+        case _:
+            pass
 
 
 def _is_future(statement: ast.stmt) -> bool:
@@ -130,6 +154,7 @@ def _tell_comparisons(statement: ast.stmt) -> None:
             node.left, node.comparators = told[0], told[1:]
         else:
             node.args[:2] = told
+            node.keywords = [k for k in node.keywords if k.arg in _NO_SIDES]
 
 
 def _told(site: str, side: int, value: ast.expr) -> ast.expr:

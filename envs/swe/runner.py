@@ -13,18 +13,16 @@ from __future__ import annotations  # images have old Pythons
 
 import builtins
 import datetime
-import functools
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from fractions import Fraction
-
-    Test = Callable[..., object]
 
 BAD = ("failed", "error")
 SAW = "_agentrl_saw"
@@ -154,26 +152,25 @@ def _other_literal(value: object) -> str:
     return text
 
 
-def tell_by_log() -> tuple[Test, Callable[[Test], Test]]:
+def tell_by_log() -> tuple[Callable[..., object], Callable[..., AbstractContextManager[None]]]:
     """What test files call under a command that is not ours; see `rewriting.py`.
 
-    The second function wraps a test: if it fails, its last comparison goes to its log.
+    Within the second, a test or a subtest stands: if it fails, what it compared last goes to the
+    test's log.
     """
     seen = Comparisons()
 
-    def tell(function: Test) -> Test:
-        @functools.wraps(function)
-        def test(*args: Any, **kwargs: object) -> object:
+    @contextmanager
+    def tell(case: object = None, *, inside: bool = False) -> Generator[None, None, None]:
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0] or str(case)
+        if not inside:
             seen.begin()
-            try:
-                return function(*args, **kwargs)
-            except BaseException:
-                name = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
-                told = ascii((name or args[0].id(), seen.told()))
-                sys.stderr.write(f"\n{SAW} {told}\n")  # behind what stands on the line already
-                raise
-
-        return test
+        try:
+            yield
+        except BaseException:
+            # Behind what stands on the line already.
+            sys.stderr.write(f"\n{SAW} {(test, seen.told())!a}\n")
+            raise
 
     return seen.saw, tell
 
@@ -184,6 +181,7 @@ class Outcomes:
     def __init__(self, write: Callable[[dict[str, object]], None]) -> None:
         self._write = write
         self._worst: dict[str, str] = {}
+        self._saw: list[object] = []
         self._comparisons = Comparisons()
         setattr(builtins, SAW, self._comparisons.saw)
         self.num_tests = 0
@@ -196,7 +194,8 @@ class Outcomes:
         """One phase of a test; a failure is never forgotten, a skip only for a failure."""
         before = self._worst.get(test, "passed")
         if before not in BAD and outcome != "passed":
-            self._worst[test] = outcome
+            # Now: a test goes on behind a subtest that failed.
+            self._worst[test], self._saw = outcome, self._comparisons.told()
         else:
             self._worst.setdefault(test, before)
 
@@ -204,7 +203,7 @@ class Outcomes:
         """The test is over."""
         self.num_tests += 1
         outcome = self._worst.pop(test, "error")
-        saw = self._comparisons.told() if outcome == "failed" else []
+        saw = self._saw if outcome == "failed" else []
         self._write({"event": "test", "id": test, "outcome": outcome, "saw": saw})
 
 

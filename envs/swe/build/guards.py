@@ -6,10 +6,11 @@ whole repository -> our tests -> the reference repair -> suite, as it is and rew
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import posixpath
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, cast
@@ -29,7 +30,7 @@ from agentrl.envs.swe.worktree import fill
 from agentrl.sandboxes import Sandbox
 
 _WAIT_S: Final = 0.1
-_VERSION: Final = 4
+_VERSION: Final = 5
 """Of the search: what another one has found is searched for again."""
 _MOST_TOLD: Final = 64 << 20
 
@@ -101,20 +102,21 @@ class _Search:
 
     async def run(self) -> Guard:
         """Search with the reference, and once without it for where the tests fail."""
-        name_of, fail_to_pass = self._grading.name_of, self._grading.fail_to_pass
-        expected = frozenset((*fail_to_pass, *self._grading.pass_to_pass))
+        expected = frozenset((*self._grading.fail_to_pass, *self._grading.pass_to_pass))
         # Tests are known here with their files, whatever the instance calls them.
         command = replace(self._grading.command, names="full")
         grading = replace(self._grading, command=command)
         plain = await self._report(grading)
         if plain is None:
             return Guard()
-        passed = frozenset(test for test in plain.passed() if name_of(test) in expected)
-        # A test may be named by its docstring, which a rewritten file has not.
-        has_files = all("::" in test for test in passed)
-        if not (has_files and {*map(name_of, passed)}.issuperset(fail_to_pass)):
+        texts = await self._texts(sorted({file_of(t) for t in plain.passed() if "::" in t}))
+        called = _called(plain, texts.values(), expected, self._grading.name_of)
+        passed = plain.passed() & called.keys()
+        # What is left has a name that no rewritten file gives it.
+        named = {called[test] for test in passed}
+        whole = named == {self._grading.name_of(test) for test in plain.passed()} & expected
+        if not (whole and named.issuperset(self._grading.fail_to_pass)):
             return Guard()
-        texts = await self._texts(sorted({*map(file_of, passed)}))
         full = replace(grading, rewritten=tuple(texts))
         rewritten = await self._report(full)
         if rewritten is None:
@@ -122,7 +124,10 @@ class _Search:
         before, after = by_file(plain.outcomes), by_file(rewritten.outcomes)
         texts = {file: text for file, text in texts.items() if before[file] == after.get(file)}
         pairs = _paired(plain, rewritten, texts.keys())
-        names = {test: name_of(before) for test, before in pairs.items()}
+        names = {
+            test: called.get(before) or self._grading.name_of(before)
+            for test, before in pairs.items()
+        }
         full = replace(grading, rewritten=tuple(texts))
         num_called = Counter(names.values())
         once = (test for test, name in names.items() if num_called[name] == 1)
@@ -190,6 +195,30 @@ class _Search:
     async def _fresh(self) -> None:
         await self._sandbox.reset()
         await fill(self._sandbox, trees_of(self._repair).whole, commit=False)
+
+
+def _called(
+    plain: Report,
+    texts: Collection[str],
+    expected: Collection[str],
+    name_of: Callable[[str], str],
+) -> dict[str, str]:
+    """What an instance calls the tests that it expects: some by their docstrings' first lines.
+
+    A log has such a line behind the test's name; here it counts if it can be no other test's.
+    """
+    told, num_of = "\n".join(texts), Counter(map(_function_in, plain.outcomes))
+    tests = (test for test in plain.outcomes if "::" in test)
+    found = {test: name_of(test) for test in tests if name_of(test) in expected}
+    for test, said in itertools.pairwise(plain.outcomes):
+        is_alone = told.count(said) == num_of[_function_in(test)] == 1
+        if "::" in test and "::" not in said and said in expected and is_alone:
+            found[test] = said
+    return found
+
+
+def _function_in(test: str) -> str:
+    return test.rpartition("::")[2]
 
 
 def _paired(plain: Report, rewritten: Report, files: Collection[str]) -> dict[str, str]:

@@ -1,19 +1,18 @@
 """Where a test file says what it expects: the literals that comparisons for equality go by.
 
 A literal may stand in the comparison, in a case of `parametrize`, in a list that a loop goes over,
-or in a constant of the function or the file.
+in a constant of the function or the file, or in the call of a helper that compares.
 """
 
 import ast
 import itertools
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, cast
 
-from agentrl.envs.swe.rewriting import Place, comparisons, place_of, site_of
+from agentrl.envs.swe.rewriting import Function, Place, comparisons, place_of, site_of
 
-Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Names: TypeAlias = Mapping[str, Sequence["Origin"]]
 _PURE: Final = frozenset(
     {"approx", "Fraction", "Decimal", "datetime", "date", "time", "timedelta", "set", "frozenset"}
@@ -21,6 +20,8 @@ _PURE: Final = frozenset(
 )
 """What they make is given by their arguments, whatever the code under test does."""
 _DEEPEST: Final = 4
+_MOST_HELPERS: Final = 2
+"""So many of them may call each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ def find_spots(file: str, text: str) -> list[Spot]:
     """
     tree = ast.parse(text)
     constants = _constants(tree.body)
+    helpers = _helpers(ast.walk(tree))
     found: dict[Place, Spot] = {}
     users: dict[Place, set[str]] = defaultdict(set)
     values: dict[str, list[object]] = defaultdict(list)
@@ -65,11 +67,13 @@ def find_spots(file: str, text: str) -> list[Spot]:
             **_locals(function, constants),
             **_cases(marks, constants),
         }
-        for place in _used([function, *marks], constants):
+        nested = {**helpers, **_helpers(itertools.islice(ast.walk(function), 1, None))}
+        scopes = [*_scopes(function, names, nested, constants)]
+        for place in _used([*dict(scopes), *marks], constants):
             users[place].add(name)
         alone = sum(map(_is_parametrize, marks)) == 1
-        for spot in _spots_in(file, name, function, names):
-            values[name].append(spot.value)
+        for spot in itertools.chain.from_iterable(_spots_in(file, *scope) for scope in scopes):
+            values[min(spot.users)].append(spot.value)
             known = found.get(spot.place, spot)
             case = spot.case if alone and known.case == spot.case else ""
             found[spot.place] = replace(spot, sites={**known.sites, **spot.sites}, case=case)
@@ -77,7 +81,7 @@ def find_spots(file: str, text: str) -> list[Spot]:
         replace(
             spot,
             users=frozenset(users[spot.place]),
-            siblings=tuple(v for name in sorted(spot.users) for v in values[name]),
+            siblings=tuple(values[min(spot.users)]),
         )
         for spot in found.values()
     ]
@@ -100,11 +104,50 @@ def _functions(
     for child in node.body:
         if isinstance(child, ast.ClassDef):
             yield from _functions(child, (*marks, *child.decorator_list))
-        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+        elif isinstance(child, Function):
             yield child.name, child, (*marks, *child.decorator_list)
 
 
-def _spots_in(file: str, name: str, function: Function, names: Names) -> Iterator[Spot]:
+def _helpers(nodes: Iterable[ast.AST]) -> dict[str, Function]:
+    """Functions that tests may call, by names that only one has."""
+    found = [node for node in nodes if isinstance(node, Function)]
+    num_of = Counter(function.name for function in found)
+    return {function.name: function for function in found if num_of[function.name] == 1}
+
+
+def _scopes(
+    function: Function,
+    names: Names,
+    helpers: Mapping[str, Function],
+    constants: Names,
+    depth: int = 0,
+) -> Iterator[tuple[Function, Names]]:
+    """A function and the helpers that it calls, each with what its names stand for."""
+    yield function, names
+    for node in ast.walk(function) if depth < _MOST_HELPERS else ():
+        match node:
+            case ast.Call(
+                func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name)
+            ) if name in helpers:
+                given = {
+                    parameter: [*_literals(Origin(value), names, 0)]
+                    for parameter, value in _arguments(node, helpers[name])
+                }
+                known = {**constants, **given}
+                inside = {**known, **_locals(helpers[name], known)}
+                yield from _scopes(helpers[name], inside, helpers, constants, depth + 1)
+            case _:
+                pass
+
+
+def _arguments(call: ast.Call, helper: Function) -> Iterator[tuple[str, ast.expr]]:
+    parameters = [a.arg for a in helper.args.args if a.arg not in ("self", "cls")]
+    plain = itertools.takewhile(lambda value: not isinstance(value, ast.Starred), call.args)
+    yield from zip(parameters, plain, strict=False)
+    yield from ((keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg)
+
+
+def _spots_in(file: str, function: Function, names: Names) -> Iterator[Spot]:
     for node in ast.walk(function):
         if not isinstance(node, ast.stmt):
             continue
@@ -119,7 +162,7 @@ def _spots_in(file: str, name: str, function: Function, names: Names) -> Iterato
                         place=place_of(source.node),
                         value=ast.literal_eval(source.node),
                         sites={site_of(comparison): 1 - expected},
-                        users=frozenset({name}),
+                        users=frozenset({function.name}),
                         case=source.case,
                     )
                 if sources:

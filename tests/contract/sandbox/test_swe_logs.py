@@ -23,7 +23,7 @@ from tests.contract.sandbox.swe_cheats import HONEST
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.bwrap, pytest.mark.timeout(180)]
 
-_RUNTESTS: Final = """#!/usr/bin/env python3
+RUNTESTS: Final = """#!/usr/bin/env python3
 import os, sys, unittest
 here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [here, here + "/../src"]
@@ -64,7 +64,7 @@ def _django(suite: Suite) -> Suite:
     passing = tuple(test for test in suite.pass_to_pass if "test_words" not in test)
     return replace(
         suite,
-        files={**suite.files, "tests/runtests.py": _RUNTESTS},
+        files={**suite.files, "tests/runtests.py": RUNTESTS},
         fail_to_pass=called((*suite.fail_to_pass,)),
         pass_to_pass=called(passing),
     )

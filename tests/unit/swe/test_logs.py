@@ -104,12 +104,13 @@ def test_a_test_that_fails_tells_what_it_compared_last(
 ) -> None:
     saw, tell = tell_by_log()
 
-    def test_one(right: int) -> None:
-        assert saw("1.0", 0, 1) == saw("1.0", 1, 1)
-        assert saw("2.0", 0, 2) == saw("2.0", 1, right)
+    def told(right: int) -> None:
+        with tell():
+            assert saw("1.0", 0, 1) == saw("1.0", 1, 1)
+            with tell(inside=True):
+                assert saw("2.0", 0, 2) == saw("2.0", 1, right)
 
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "a.py::t[x (y)] (call)")
-    told = tell(test_one)
     told(2)
     assert not read_saws(capsys.readouterr().err)
     for _ in range(2):  # as in a log that shows it twice

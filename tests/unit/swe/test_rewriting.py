@@ -50,9 +50,9 @@ def test_under_another_command_a_file_loads_what_it_calls_and_wraps_its_tests() 
     first, second, *lines = text.split("\n")
     assert first == "from __future__ import annotations"
     assert second.startswith("_agentrl_saw, _agentrl_tell = ")
-    wrapped = [after.strip() for line, after in itertools.pairwise(lines) if "@_agentrl" in line]
-    assert wrapped == [line.strip() for line in lines if "def test_" in line]
-    assert "    @_agentrl_tell\n    def test_inside" in text
+    inside = [line.strip() for line, after in itertools.pairwise(lines) if "with _agent" in after]
+    assert inside == [line.strip() for line in lines if "def test_" in line]
+    assert "        with _agentrl_tell(self):\n\n            def g" in text
 
 
 def test_the_expected_literals_are_found_where_they_stand() -> None:
@@ -85,3 +85,65 @@ def test_a_changed_literal_is_all_that_differs(number: int) -> None:
 def test_a_place_without_an_expression_is_an_error() -> None:
     with pytest.raises(ValueError, match="1 places"):
         rewrite_tests(TEXT, {(1, 2, 3, 4): "5"})
+
+
+HELPED = """
+BIG = "const"
+def check(text, *, expected):
+    assert f(text) == expected
+def both(a, expected):
+    check(a, expected=expected)
+    assert g(a) == "own"
+class TestX(TestCase):
+    def same(self, got, want=None):
+        self.assertEqual(got, want)
+    def test_keywords(self):
+        self.assertEqual(second=6, first=f(1), msg="word")
+        self.assertListEqual(f(1), list2=[1])
+        self.assertEqual(f(1), **{"second": 3})
+    def test_method(self):
+        self.same(want=BIG, got=f(3))
+    def test_nested(self):
+        def near(x, y):
+            assert h(x) == y
+        near(1, 44)
+        near(*[1], 45)
+def test_two():
+    both("u", "U")
+@pytest.mark.parametrize("a, b", [(1, 100), (2, 200)])
+def test_cases(a, b):
+    check(a, expected=b)
+"""
+
+
+def test_keywords_and_what_helpers_are_called_with_are_expected_too() -> None:
+    found = {s.value if s.value != [1] else "[1]": s for s in find_spots("t.py", HELPED)}
+    cases = {value: (dict(spot.sites), spot.users, spot.case) for value, spot in found.items()}
+    assert cases == {
+        6: ({"12.8": 0}, {"test_keywords"}, ""),
+        "[1]": ({"13.8": 0}, {"test_keywords"}, ""),
+        "const": ({"10.8": 0}, {"test_method"}, ""),
+        44: ({"19.19": 0}, {"test_nested"}, ""),
+        "U": ({"4.11": 0}, {"test_two"}, ""),
+        "own": ({"7.11": 0}, {"both", "test_two"}, ""),
+        100: ({"4.11": 0}, {"test_cases"}, "c0"),
+        200: ({"4.11": 0}, {"test_cases"}, "c1"),
+    }
+    assert set(found[100].siblings) == {"U", 100, 200}
+
+
+def test_a_comparison_by_keywords_tells_both_sides_in_their_order() -> None:
+    text = rewrite_tests(HELPED, {})
+    told = "_agentrl_saw('12.8', 0, f(1)), _agentrl_saw('12.8', 1, 6)"
+    assert f"self.assertEqual({told})\n" in text
+    assert "self.assertEqual(f(1), **{'second': 3})" in text
+
+
+def test_what_fails_within_a_subtest_is_told_there() -> None:
+    case = (
+        "class T:\n    async def test(self):\n        with self.subTest(a=1):\n            pass\n"
+    )
+    assert "with self.subTest(a=1):" in rewrite_tests(case, {})
+    text = rewrite_tests(case, {}, by_log=True)
+    assert "with self.subTest(a=1), _agentrl_tell(self, inside=True):" in text
+    assert "async def test(self):\n        with _agentrl_tell(self):" in text
