@@ -9,7 +9,8 @@ from agentrl.envs.swe.runner import literal
 
 _MOST_SECRET: Final = 10
 _NEAR: Final = 1000
-"""Numbers that differ by less than this part of them may both pass a test for nearness."""
+"""Numbers that differ by less than this part of them may both pass a test for nearness; near zero
+by less than the square of that."""
 _Item = TypeVar("_Item")
 
 
@@ -45,7 +46,7 @@ def fits(value: object, other: object) -> bool:
         return False
     if isinstance(value, int | float) and isinstance(other, int | float):
         exact = isinstance(value, int) and min(abs(value), abs(other)) < 1 << 53
-        return exact or abs(value - other) * _NEAR > max(abs(value), abs(other))
+        return exact or abs(value - other) * _NEAR > max(abs(value), abs(other), 1 / _NEAR)
     return True
 
 

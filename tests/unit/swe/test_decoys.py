@@ -160,6 +160,8 @@ def test_what_can_be_guessed_by_who_sees_the_decoy(
 def test_numbers_that_a_test_for_nearness_takes_for_one_are_no_decoys() -> None:
     assert not fits(1.0, 1.0001)
     assert fits(1.0, 1.1)
+    assert not fits(0.0, 6e-8)
+    assert fits(0.0, 0.1)
     assert not fits(1, 1.0)
     assert not fits("word", "two words")
 
