@@ -118,7 +118,7 @@ def test_cases(a, b):
 
 def test_keywords_and_what_helpers_are_called_with_are_expected_too() -> None:
     found = {s.value if s.value != [1] else "[1]": s for s in find_spots("t.py", HELPED)}
-    cases = {value: (dict(spot.sites), spot.users, spot.case) for value, spot in found.items()}
+    cases = {value: (dict(s.sites), {*s.users}, s.case) for value, s in found.items()}
     assert cases == {
         6: ({"12.8": 0}, {"test_keywords"}, ""),
         "[1]": ({"13.8": 0}, {"test_keywords"}, ""),
