@@ -11,11 +11,12 @@ from pathlib import Path
 
 from agentrl.config.anchor import anchored_reference
 from agentrl.config.load import Loaded
+from agentrl.config.seams import reference_of
 from agentrl.envs import ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.orchestration import jobs
 from agentrl.orchestration.bind import Objects
-from agentrl.orchestration.config import SHORT_NAMES, RunConfig
+from agentrl.orchestration.config import SEAMS, SHORT_NAMES, RunConfig
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.layers import load_resumed
 from agentrl.orchestration.load import load_run_config
@@ -23,7 +24,6 @@ from agentrl.orchestration.run import Run as PlannedRun
 from agentrl.orchestration.run import RunResult
 from agentrl.runs import RunDirectory
 from agentrl.types import Episode
-from agentrl.verifiers import Verifier
 
 EnvLike = str | type[ToolEnv]
 """A short name, a reference, or a class."""
@@ -32,7 +32,6 @@ EnvLike = str | type[ToolEnv]
 def train(
     env: EnvLike,
     *,
-    verifier: str | Verifier | None = None,
     resume: bool = False,
     accept_changes: bool = False,
     **keys: object,
@@ -41,31 +40,29 @@ def train(
 
     Args:
         env: the environment.
-        verifier: scores the episodes instead of the environment's own verifier.
         resume: go on with the run called `name`, with its own configuration and `keys` on top.
         accept_changes: resume although the tasks are not those that the run was trained on.
         keys: any key of the configuration by its short name (`steps=50`, `lr=1e-3`), or a section
-            as a mapping (`trainer={"clip": {"high": 0.28}}`).
+            as a mapping (`trainer={"clip": {"high": 0.28}}`). `verifier` and `estimator` may be
+            objects too.
 
     Raises:
         ConfigError: something given is wrong; nothing has been loaded yet.
         RunError: the run cannot go on.
     """
-    loaded, objects = _loaded(env, verifier, keys, resume=resume)
+    loaded, objects = _loaded(env, keys, resume=resume)
     return jobs.train(loaded, objects=objects, resume=resume, accept_changes=accept_changes)
 
 
-def evaluate(env: EnvLike, *, verifier: str | Verifier | None = None, **keys: object) -> EvalResult:
+def evaluate(env: EnvLike, **keys: object) -> EvalResult:
     """Play held-out tasks; arguments as for `train`."""
-    loaded, objects = _loaded(env, verifier, keys)
+    loaded, objects = _loaded(env, keys)
     return jobs.evaluate(loaded.config, objects=objects)[0]
 
 
-def play(
-    env: EnvLike, *, verifier: str | Verifier | None = None, **keys: object
-) -> Sequence[Episode]:
+def play(env: EnvLike, **keys: object) -> Sequence[Episode]:
     """Play tasks and return the episodes; arguments as for `train`."""
-    loaded, objects = _loaded(env, verifier, keys)
+    loaded, objects = _loaded(env, keys)
     return jobs.evaluate(loaded.config, objects=objects)[1].episodes
 
 
@@ -76,31 +73,27 @@ class Run(PlannedRun):
         self,
         env: EnvLike,
         *,
-        verifier: str | Verifier | None = None,
         resume: bool = False,
         accept_changes: bool = False,
         **keys: object,
     ) -> None:
-        loaded, objects = _loaded(env, verifier, keys, resume=resume)
+        loaded, objects = _loaded(env, keys, resume=resume)
         super().__init__(loaded, objects=objects, resume=resume, accept_changes=accept_changes)
 
 
 def _loaded(
     env: EnvLike,
-    verifier: str | Verifier | None,
     keys: dict[str, object],
     *,
     resume: bool = False,
 ) -> tuple[Loaded[RunConfig], Objects]:
     """Split what was given into values for the configuration and objects beside it."""
-    envs = {} if isinstance(env, str) else {env.__name__: env}
     name = env if isinstance(env, str) else env.__name__
+    given: dict[str, object] = {} if isinstance(env, str) else {name: env}
     values = _dotted(keys)
-    objects = Objects(envs=envs)
-    if isinstance(verifier, str):
-        values["verifier"] = verifier
-    elif verifier is not None:
-        objects = Objects(envs=envs, verifier=verifier)
+    for key in SEAMS & values.keys():
+        values[key] = _as_text(values[key], given)
+    objects = Objects(given=given)
     if resume:
         return _resumed(name, values, objects), objects
     return load_run_config(keywords={"env": [{"name": name}]} | values, objects=objects), objects
@@ -120,6 +113,18 @@ def _resumed(env: str, values: dict[str, object], objects: Objects) -> Loaded[Ru
             "to keep it, so start a new run instead"
         )
     return loaded
+
+
+def _as_text(value: object, given: dict[str, object]) -> object:
+    """What the configuration has for a value; an object is kept beside it."""
+    if value is None or isinstance(value, str):
+        return value
+    text = reference_of(value)
+    number = 2
+    while given.get(text, value) is not value:
+        text, number = f"{text.partition(' ')[0].rstrip('>')} {number}>", number + 1
+    given[text] = value
+    return text
 
 
 def _dotted(keys: dict[str, object]) -> dict[str, object]:

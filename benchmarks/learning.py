@@ -29,10 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.orchestration import jobs
-from agentrl.orchestration.controller import Estimator, make_estimator
+from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.intervals import Interval
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.run import Run
+from agentrl.trainer.algorithms.estimators import Estimator, make_estimator
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 
@@ -100,8 +101,11 @@ def learn(
     if beside is not None:
         flags += ["--steps", str(len(beside.success) // 3)]
     loaded = load_run_config(flags=flags)
-    estimator = None if beside is None else permuted(loaded.config.trainer, seed)
-    with Run(loaded, estimator=estimator) as run:
+    objects = NO_OBJECTS
+    if beside is not None:
+        objects = Objects(given={"<permuted>": permuted(loaded.config.trainer, seed)})
+        loaded = load_run_config(flags=[*flags, "--estimator", "<permuted>"], objects=objects)
+    with Run(loaded, objects=objects) as run:
         warm = run.evaluate().pass_at[1] if beside is None else beside.warm
         success = [step.metrics["success"] for step in run]
         final = run.evaluate().pass_at[1]

@@ -8,17 +8,24 @@ from agentrl.places import place_of
 
 
 class user_code:
-    """Turn an exception of the user's code into an EnvironmentFault that says where it came from.
+    """Turn an exception of the user's code into a `fault` that says where it came from.
 
     Errors of agentrl keep their meaning. A ToolError is for the model to see, which only a tool can
     arrange; elsewhere it is a fault like any other. `sys.exit()` in a tool is one too, and so is a
     cancellation that nobody asked for.
     """
 
-    __slots__ = ("_shows_tool_errors", "_what")
+    __slots__ = ("_fault", "_shows_tool_errors", "_what")
 
-    def __init__(self, what: str, *, shows_tool_errors: bool = False) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        shows_tool_errors: bool = False,
+        fault: type[AgentrlError] = EnvironmentFault,
+    ) -> None:
         self._what = what
+        self._fault = fault
         self._shows_tool_errors = shows_tool_errors
 
     def __enter__(self) -> None:
@@ -34,7 +41,7 @@ class user_code:
             return
         if not self._keeps_meaning(error):
             what = f"{self._what} raised {type(error).__name__}: {error}"
-            raise EnvironmentFault(what + place_of(error)) from error
+            raise self._fault(what + place_of(error)) from error
 
     def _keeps_meaning(self, error: BaseException) -> bool:
         if isinstance(error, ToolError):

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from agentrl.config import Config
+from agentrl.config.anchor import Reference
 from agentrl.errors import ConfigError
 
 
@@ -101,6 +102,11 @@ class TrainerConfig(Config):
         default="grpo",
         description="how rewards become advantages; grpo: within a group; reinforce: as they are; "
         "ppo: by a critic",
+    )
+    estimator: Reference | None = Field(
+        default=None,
+        description="estimator of advantages instead of the algorithm's: grpo, reinforce, gae, "
+        "pkg.mod:Name or path/file.py:Name",
     )
     scale_by_std: bool = Field(
         default=True,

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.errors import RunError
+from agentrl.trainer.algorithms.estimators import advantages_fault
 from agentrl.trainer.algorithms.kl import k3
 from agentrl.trainer.algorithms.policy_loss import policy_loss, supervised_loss
 from agentrl.trainer.config import TrainerConfig
@@ -125,15 +126,6 @@ def _checked_advantages(batch: Batch) -> NDArray[np.float32]:
     advantages_N = batch.advantages_N
     if advantages_N is None:
         raise RunError("the batch has no advantages; call an advantage estimator before the update")
-    if len(advantages_N) != batch.num_tokens:
-        raise RunError(
-            f"the batch has {len(advantages_N)} advantages for {batch.num_tokens} tokens; give "
-            "each token one, 0 where it is not trained"
-        )
-    if not np.isfinite(advantages_N).all():
-        token = int(np.flatnonzero(~np.isfinite(advantages_N))[0])
-        raise RunError(
-            f"the advantage of token {token} of the batch is {advantages_N[token]}, expected a "
-            "finite number; check the rewards and the advantage estimator"
-        )
+    if fault := advantages_fault(advantages_N, batch):
+        raise RunError(f"the advantage estimator {fault}")
     return advantages_N

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.loops import Runner
-from agentrl.orchestration.controller import Controller, Estimator
+from agentrl.orchestration.controller import Controller
 from agentrl.orchestration.display import Display
 from agentrl.orchestration.fingerprints import Fingerprints
 from agentrl.orchestration.journal import Journal
@@ -17,6 +17,7 @@ from agentrl.orchestration.stopping import Stopping
 from agentrl.orchestration.store import RunStore
 from agentrl.orchestration.warm_start import prepare_model
 from agentrl.runs import RunDirectory
+from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.trainer.checkpoint import random_states, set_random_states
 from agentrl.trainer.lora import adapter_reach
 
@@ -67,12 +68,12 @@ def assemble(
     journal: Journal,
     prints: Fingerprints,
     stopping: Stopping,
-    estimator: Estimator | None,
 ) -> Assembly:
     """Prepare the model, load it, and wire engine, trainer and store."""
     for line in long_prompts(plan):
         journal.warn(line)
     is_trained = any(directory.checkpoints.glob("step-*"))
+    settings = plan.config.trainer
     base_model = prepare_model(plan, journal, runner, is_trained=is_trained)
     show_adapters(plan, base_model, journal)
     parts = build_parts(plan, base_model, directory.path / "engine")
@@ -88,7 +89,11 @@ def assemble(
         )
         undo.callback(store.close)
         controller = Controller(
-            parts=parts, store=store, display=journal, stopping=stopping, estimator=estimator
+            parts=parts,
+            store=store,
+            display=journal,
+            stopping=stopping,
+            estimator=make_estimator(settings, plan.objects.get(settings.estimator)),
         )
         undo.pop_all()
     return Assembly(parts=parts, store=store, controller=controller, base_model=base_model)

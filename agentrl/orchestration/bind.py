@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -67,12 +68,16 @@ class BoundEnv:
 class Objects:
     """What a caller in Python gives as objects, where a configuration has names."""
 
-    envs: Mapping[str, type[ToolEnv]] = field(default_factory=dict[str, type[ToolEnv]])
-    verifier: Verifier | None = None
+    given: Mapping[str, object] = field(default_factory=dict[str, object])
+    """By the text that stands for it in the configuration."""
 
     def env_class(self, name: str) -> type[ToolEnv]:
         """The class that a configuration's name stands for."""
-        return self.envs[name] if name in self.envs else resolve_env(name)
+        return resolve_env(cast("type[ToolEnv]", self.given.get(name, name)))
+
+    def get(self, text: str | None) -> object:
+        """The object that a text stands for; None if it stands for none."""
+        return self.given.get(text or "")
 
 
 NO_OBJECTS = Objects()
@@ -86,9 +91,9 @@ def bind_envs(config: RunConfig, objects: Objects) -> tuple[BoundEnv, ...]:
     """
     if not config.env:
         raise ConfigError("no environment is given: pass --env NAME or an [[env]] table")
-    verifier = objects.verifier
+    verifier = None
     if config.verifier is not None:
-        verifier = resolve_verifier(config.verifier)
+        verifier = resolve_verifier(objects.get(config.verifier) or config.verifier)
     context = resolve_context(config.context)
     names_by_label: dict[str, set[str]] = {}
     for entry in config.env:

@@ -117,10 +117,14 @@ class RunConfig(Config):
     )
 
 
+SEAMS = frozenset({"verifier", "trainer.estimator"})
+"""The keys that name what users bring; in Python they take the object itself too."""
+
 SHORT_NAMES: Mapping[str, str] = {
     "model": "model",
     "env": "env",
     "verifier": "verifier",
+    "estimator": "trainer.estimator",
     "steps": "steps",
     "seed": "seed",
     "name": "name",

@@ -9,12 +9,8 @@ trainer's.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-
-import numpy as np
-from numpy.typing import NDArray
 
 from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
 from agentrl.errors import ConfigError, RunError
@@ -30,17 +26,9 @@ from agentrl.orchestration.reports import (
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.orchestration.store import RunStore
 from agentrl.rollout import Collected, TaskRef, episode_metrics, make_batch
-from agentrl.trainer.algorithms.advantage import group_advantages, token_advantages
-from agentrl.trainer.algorithms.gae import Gae
-from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.algorithms.estimators import CheckedEstimator
 from agentrl.trainer.stats import GapAlarm, StepStats, SupervisedStats
 from agentrl.types import Batch
-
-Estimator = Callable[[Batch], NDArray[np.float32]]
-"""Turns a batch's rewards into one advantage per token, [N].
-
-One that reads the critic's values says so by an attribute `needs_critic = True`.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +41,6 @@ class StepResult:
     collected: Collected
     stats: StepStats
     eval: EvalResult | None = None
-
-
-def grpo(batch: Batch, *, scale_by_std: bool = True) -> NDArray[np.float32]:
-    """Group-relative advantages of whole episodes, spread over their trained tokens."""
-    advantages_E = group_advantages(batch.rewards_E, batch.group_E, scale_by_std=scale_by_std)
-    return token_advantages(batch, advantages_E)
-
-
-def reinforce(batch: Batch) -> NDArray[np.float32]:
-    """The rewards themselves, spread over their episodes' trained tokens: no baseline."""
-    return token_advantages(batch, batch.rewards_E)
-
-
-def make_estimator(config: TrainerConfig) -> Estimator:
-    """The estimator of the configured algorithm."""
-    if config.algorithm == "reinforce":
-        return reinforce
-    if config.algorithm == "grpo":
-        return partial(grpo, scale_by_std=config.scale_by_std)
-    critic = config.critic
-    return Gae(discount=critic.discount, decay=critic.decay, scale_by_std=config.scale_by_std)
 
 
 def stat_numbers(stats: SupervisedStats) -> dict[str, float]:
@@ -94,7 +61,7 @@ class Controller:
         store: RunStore,
         display: Display,
         stopping: Stopping,
-        estimator: Estimator | None = None,
+        estimator: CheckedEstimator,
     ) -> None:
         self._stopping = stopping
         self._update_s = 0.0
@@ -106,13 +73,7 @@ class Controller:
         """Tasks that were left out."""
         self.version = 0
         """The policy version that the engine serves: +1 for each published update."""
-        self._estimator = estimator or make_estimator(parts.config.trainer)
-        self._needs_critic = bool(getattr(self._estimator, "needs_critic", False))
-        if self._needs_critic and parts.config.trainer.algorithm != "ppo":
-            raise ConfigError(
-                "the estimator needs a critic, but trainer.algorithm is "
-                f"{parts.config.trainer.algorithm}; set it to ppo"
-            )
+        self._estimator = estimator
 
     async def step(self, number: int, refs: Sequence[TaskRef]) -> StepResult:
         """One optimizer step: collect, update, publish, write down.
@@ -217,7 +178,7 @@ class Controller:
     def _batch(self, collected: Collected) -> Batch:
         temperature = self._parts.config.rollout.temperature
         batch = make_batch(collected.episodes, temperature=temperature)
-        if self._needs_critic:
+        if self._estimator.needs_critic:
             batch = self._parts.trainer.with_values(batch)
         return replace(batch, advantages_N=self._estimator(batch))
 

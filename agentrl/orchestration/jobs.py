@@ -1,7 +1,6 @@
 """The jobs of the command line and of the Python API, each from a loaded configuration."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from agentrl.config.load import Loaded
 from agentrl.engine.local.models.resolve import resolve_model, resolve_tokenizer
@@ -16,9 +15,6 @@ from agentrl.orchestration.run import Run, RunResult
 from agentrl.rollout import Collected
 from agentrl.types import Episode
 
-if TYPE_CHECKING:
-    from agentrl.orchestration.controller import Estimator
-
 
 def train(
     loaded: Loaded[RunConfig],
@@ -26,7 +22,6 @@ def train(
     objects: Objects = NO_OBJECTS,
     resume: bool = False,
     display: Display | None = None,
-    estimator: "Estimator | None" = None,
     accept_changes: bool = False,
 ) -> RunResult:
     """Train to the end of `config.steps` and export the model."""
@@ -35,7 +30,6 @@ def train(
         objects=objects,
         resume=resume,
         display=display,
-        estimator=estimator,
         accept_changes=accept_changes,
     )
     with run:

@@ -15,6 +15,7 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.runs import check_disk, check_new_run
 from agentrl.sandboxes import SandboxOptions, check_backend
 from agentrl.tokens.formats import FORMATS
+from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.trainer.config import LoraConfig, check_heads
 from agentrl.types import Message
 
@@ -29,6 +30,7 @@ class Plan:
     config: RunConfig
     envs: tuple[BoundEnv, ...]
     tool_names: tuple[str, ...]
+    objects: Objects
 
     def to_json(self) -> dict[str, object]:
         """What `--dry-run` prints."""
@@ -61,8 +63,11 @@ def make_plan(
     if train and not resume:
         check_new_run(Path(config.runs_dir), config.name)
     check_disk(Path(config.runs_dir), FREE_BYTES_NEEDED)
+    if train:
+        make_estimator(config.trainer, objects.get(config.trainer.estimator))
     names = [name for env in envs for name in _try_environment(env, config, train)]
-    return Plan(config=config, envs=envs, tool_names=tuple(dict.fromkeys(names)))
+    tool_names = tuple(dict.fromkeys(names))
+    return Plan(config=config, envs=envs, tool_names=tool_names, objects=objects)
 
 
 def _check_combinations(config: RunConfig) -> None:

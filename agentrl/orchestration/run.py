@@ -33,7 +33,7 @@ from agentrl.terminated import Terminated
 
 if TYPE_CHECKING:
     from agentrl.orchestration.assembly import Assembly
-    from agentrl.orchestration.controller import Estimator, StepResult
+    from agentrl.orchestration.controller import StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +61,15 @@ class Run:
         objects: Objects = NO_OBJECTS,
         resume: bool = False,
         display: Display | None = None,
-        estimator: "Estimator | None" = None,
         accept_changes: bool = False,
     ) -> None:
         """Nothing is loaded before the `with` block begins.
 
         Args:
             loaded: the configuration with the origins of its values.
-            objects: environments and a verifier given as objects.
+            objects: what is given as objects, where the configuration has names.
             resume: go on with the run called `config.name`.
             display: shows the run.
-            estimator: turns a batch into advantages per token instead of GRPO.
             accept_changes: resume although tasks have changed.
         """
         self.config = loaded.config
@@ -79,7 +77,6 @@ class Run:
         self._objects = objects
         self._loaded = loaded
         self._resume = resume
-        self._estimator = estimator
         self._accepts_changes = accept_changes
         self._last: StepResult | None = None
         self._last_eval: EvalResult | None = None
@@ -113,7 +110,6 @@ class Run:
                     self._journal,
                     self._prints,
                     self._stopping,
-                    self._estimator,
                 )
                 undo.callback(self._assembly.close, self._runner)
                 if self._resume:

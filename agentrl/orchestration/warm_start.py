@@ -92,6 +92,7 @@ def supervised_plan(plan: Plan) -> Plan:
             "warmup_steps": warm.warmup_steps,
             "schedule": "linear",
             "algorithm": "grpo",  # a critic would have nothing to learn from
+            "estimator": None,
         }
     )
     # The experts sample, so no server is started for it.

@@ -41,6 +41,7 @@ MODULES = {
         "    def __init__(self):\n        pass\n"
     ),
     "rules.py": "class NoScore: ...\n",
+    "parts.py": "def halves(batch):\n    return batch.rewards_E / 2\n",
     "broken.toml": "steps = = 3\n",
     "typo.toml": "[trainer.clip]\nhihg = 0.3\n",
 }
@@ -54,6 +55,17 @@ class Case:
 
 
 CASES = {
+    "unknown estimator": Case([*CALCULATOR, "--estimator", "grop"], ["did you mean grpo?"]),
+    "no such estimator": Case(
+        [*CALCULATOR, "--estimator", "parts.py:halfs"], ["parts.py has no halfs", "halves?"]
+    ),
+    "advantages per episode": Case(
+        [*CALCULATOR, "--estimator", "parts.py:halves"],
+        ["estimator parts.py:halves gave an array of float64 of shape (4,), expected a float32"],
+    ),
+    "an object of another process": Case(
+        [*CALCULATOR, "--estimator", "<lambda>"], ["estimator <lambda> was an object in Python"]
+    ),
     "unknown flag": Case([*CALCULATOR, "--trainer.lrr", "1"], ["--trainer.lrr", "trainer.lr"]),
     "unknown key": Case(["typo.toml", *CALCULATOR], ["trainer.clip.hihg", "did you mean high"]),
     "not TOML": Case(["broken.toml"], ["broken.toml", "line 1"]),

@@ -53,8 +53,10 @@ class Expert:
 
 
 def evaluated(env: type[ToolEnv], verifier: Verifier | None = None) -> EvalResult:
-    objects = Objects(envs={"env": env}, verifier=verifier)
+    given = {"env": env} | ({} if verifier is None else {"<it>": verifier})
+    objects = Objects(given=given)
     values = {"env": [{"name": "env"}], "eval.tasks": 10}
+    values |= {} if verifier is None else {"verifier": "<it>"}
     config = load_run_config(keywords=values, objects=objects).config
     return jobs.evaluate(config, objects=objects, agent="oracle")[0]
 

@@ -16,6 +16,7 @@ def test_the_short_names_are_frozen() -> None:
         "engine",
         "engine-url",
         "env",
+        "estimator",
         "eval-every",
         "group-size",
         "lr",

@@ -15,6 +15,7 @@ from agentrl.orchestration.display import Silent
 from agentrl.orchestration.parts import Parts
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.rollout import TaskRef
+from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.types import Batch
 from tests.unit.orchestration.stand_ins import (
     STATS,
@@ -47,7 +48,7 @@ class Bench:
             store=cast("Any", self.store),
             display=Silent(),
             stopping=self.stopping,
-            estimator=estimator,
+            estimator=make_estimator(self.parts.config.trainer, estimator),
         )
 
 

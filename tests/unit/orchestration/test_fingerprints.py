@@ -24,7 +24,7 @@ def digest_of(tasks: Sequence[Task]) -> str:
 
 
 def prints_of(env: type[ToolEnv]) -> Mapping[str, str]:
-    objects = Objects(envs={env.__name__: env})
+    objects = Objects(given={env.__name__: env})
     loaded = load_run_config(flags=["--env", env.__name__], objects=objects)
     return take_fingerprints(make_plan(loaded.config, objects)).data
 

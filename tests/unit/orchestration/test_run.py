@@ -10,10 +10,12 @@ import pytest
 from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration import assembly
 from agentrl.orchestration.assembly import Assembly
+from agentrl.orchestration.bind import Objects
 from agentrl.orchestration.controller import Controller
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.run import Run
 from agentrl.runs import RunDirectory
+from agentrl.trainer.algorithms.estimators import make_estimator
 from tests.unit.orchestration.stand_ins import (
     STATS,
     Log,
@@ -38,7 +40,7 @@ class Wiring:
     def __call__(
         self, plan: Any, directory: RunDirectory, runner: Any, journal: Any, *rest: Any
     ) -> Assembly:
-        _, stopping, estimator = rest
+        _, stopping = rest
         self.store.directory = directory
         parts = make_parts(self.folder, self.log, self.trainer, plan.config)
         controller = Controller(
@@ -46,7 +48,9 @@ class Wiring:
             store=cast("Any", self.store),
             display=journal,
             stopping=stopping,
-            estimator=estimator,
+            estimator=make_estimator(
+                plan.config.trainer, plan.objects.get(plan.config.trainer.estimator)
+            ),
         )
         return Assembly(
             parts=parts,
@@ -114,10 +118,11 @@ def test_what_a_run_was_given_reaches_its_controller(wiring: Wiring, make_run: M
         asked.append(batch.num_rows)
         return batch.mask_N.astype("float32")
 
-    with make_run("--steps", "1", estimator=estimate) as run:
+    objects = Objects(given={"<estimate>": estimate})
+    with make_run("--steps", "1", "--estimator", "<estimate>", objects=objects) as run:
         list(run)
         assert run.evaluate().episodes == 2
-    assert asked == [4]
+    assert asked == [5, 5, 4]  # the made-up batch twice
     assert "evaluated 1" in wiring.log
 
 

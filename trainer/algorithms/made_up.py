@@ -1,0 +1,37 @@
+"""A small batch that nobody sampled, on which what users bring is tried before a run begins."""
+
+import numpy as np
+
+from agentrl.types import Batch
+
+
+def made_up_batch(*, with_values: bool = False) -> Batch:
+    """Four episodes of two tasks, the last of them in two segments; rewards differ within a task.
+
+    Each segment has a token of the prompt, two trained ones and one of the environment between
+    them. The values of a critic are there only `with_values`.
+    """
+    rows, tokens = 5, 20
+    mask_N = np.tile([False, True, False, True], rows)
+    return Batch(
+        ids_N=np.arange(tokens, dtype=np.int32),
+        mask_N=mask_N,
+        logprobs_N=np.where(mask_N, -0.5, 0.0).astype(np.float32),
+        sources_N=np.tile(np.array([0, 1, 2, 1], dtype=np.int8), rows),
+        turns_N=np.tile(np.array([0, 0, 0, 1], dtype=np.int16), rows),
+        versions_N=np.zeros(tokens, dtype=np.int32),
+        marks_N=np.zeros(tokens, dtype=np.uint32),
+        offsets_R1=np.arange(0, tokens + 1, 4),
+        episode_R=np.array([0, 1, 2, 3, 3], dtype=np.int32),
+        weights_R=np.ones(rows, dtype=np.float32),
+        digests_R=(b"",) * rows,
+        appends_A=np.zeros(0, dtype=np.int32),
+        append_offsets_R1=np.zeros(rows + 1, dtype=np.int64),
+        episode_ids=("made-up-0", "made-up-1", "made-up-2", "made-up-3"),
+        group_E=np.array([0, 0, 1, 1], dtype=np.int32),
+        rewards_E=np.array([1.0, 0.0, 0.25, 1.0]),
+        temperature=1.0,
+        turn_rewards_U=np.array([0.0, 1.0, 0.0, 0.0, 0.25, 0.0, 0.5, 0.5]),
+        turn_offsets_E1=np.arange(0, 9, 2),
+        values_N=np.where(mask_N, 0.5, 0.0).astype(np.float32) if with_values else None,
+    )
