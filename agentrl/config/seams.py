@@ -57,8 +57,8 @@ class Seam:
             entry = installed[ref]
             return load_reference(f"{entry.module}:{entry.attr}", f"{self.what} {ref} =")
         raise ConfigError(
-            f"{self.what} {ref} is unknown, {nearest(ref, (*self.built_in, *installed))}; "
-            "your own is written pkg.mod:Name or path/file.py:Name"
+            f"{self.what} {ref} is unknown (your own is written pkg.mod:Name or "
+            f"path/file.py:Name), {nearest(ref, (*self.built_in, *installed))}"
         )
 
     def label(self, ref: object) -> str:

@@ -40,8 +40,9 @@ def test_what_a_reference_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("ref", "said"),
     [
-        ("dcit", "widget dcit is unknown, did you mean dict?; your own is written pkg.mod:Name"),
-        ("", "widget  is unknown, there is decoder, dict; your own is written"),
+        ("dcit", "widget dcit is unknown (your own is written pkg.mod:Name or path/file.py:Name),"),
+        ("dcit", "did you mean dict?"),
+        ("", "there is decoder, dict"),
         ("json:dmups", "widget json:dmups does not exist: json has no dmups, did you mean dumps?"),
         ("nowhere.py:x", "widget nowhere.py:x cannot be imported: there is no file"),
         ("<lambda>", "widget <lambda> was an object in Python that no reference finds: give it"),
