@@ -26,6 +26,7 @@ from agentrl.envs.splits import SPLITS
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.errors import ConfigError, EpisodeError
 from agentrl.loops import run
+from agentrl.one_line import one_line
 from agentrl.tokens import Renderer, Tokenizer
 from agentrl.tools import user_code
 from agentrl.types import Agent, Invalid, Message, Outcome, Score, Task, ToolSchema
@@ -61,10 +62,11 @@ class CheckReport:
         return all(row.ok for row in self.rows)
 
     def lines(self) -> list[str]:
-        """The table as plain text, a line for each row."""
+        """The table as plain text, a line for each row, which a long detail does not fit in."""
         width = max(len(row.name) for row in self.rows)
         return [
-            f"{'ok  ' if row.ok else 'FAIL'} {row.name:<{width}}  {row.detail}" for row in self.rows
+            f"{'ok  ' if row.ok else 'FAIL'} {row.name:<{width}}  {one_line(row.detail)}"
+            for row in self.rows
         ]
 
 
@@ -350,5 +352,5 @@ def _gym_row(env: ToolEnv) -> CheckRow:
         try:
             check_env(env, skip_render_check=True)
         except _GYMNASIUM_FAILURES as error:
-            return CheckRow(name="gymnasium", ok=False, detail=str(error).splitlines()[0])
+            return CheckRow(name="gymnasium", ok=False, detail=str(error) or repr(error))
     return CheckRow(name="gymnasium", ok=True, detail="check_env passes")

@@ -16,6 +16,7 @@ import psutil
 from agentrl.cli.command import Arguments, Command, JsonOption, print_json
 from agentrl.config.plain import as_mapping
 from agentrl.extras import TRAIN, pip_line
+from agentrl.one_line import one_line
 from agentrl.runs.disk import free_bytes
 from agentrl.sandboxes import run_sync, survey
 
@@ -70,7 +71,7 @@ def render(report: Mapping[str, Mapping[str, object]]) -> str:
     lines: list[str] = []
     for section, facts in report.items():
         lines.append(section)
-        lines += [f"  {name:13} {_shown(fact)}" for name, fact in facts.items()]
+        lines += [f"  {name:13} {one_line(_shown(fact))}" for name, fact in facts.items()]
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from agentrl.cli.command import Arguments, Command
 from agentrl.cli.env_check import SHORT, EnvFlags, load_env
 from agentrl.config import Config
 from agentrl.envs import ToolEnv
+from agentrl.one_line import one_line
 from agentrl.types import AssistantTurn, Invalid, Json, Message, Task, ToolCall, ToolSchema
 
 _HELP = "Write TOOL ARGUMENT, TOOL {JSON}, or text that begins with > to answer without a tool."
@@ -47,10 +48,12 @@ async def _play(env: ToolEnv, task: Task, options: PlayOptions) -> int:
     finally:
         env.services.close()
     if isinstance(outcome, Invalid):
-        print(f"invalid: {outcome.reason}")
+        print(f"invalid: {one_line(outcome.reason)}")
         return 1
     parts = "".join(f", {name} {value:g}" for name, value in outcome.parts.items())
-    print(f"score {outcome.value:g}{parts}{f': {outcome.reason}' if outcome.reason else ''}")
+    print(
+        f"score {outcome.value:g}{parts}{f': {one_line(outcome.reason)}' if outcome.reason else ''}"
+    )
     return 0
 
 

@@ -9,6 +9,7 @@ from agentrl.envs.swe.build.records import TASKS
 from agentrl.envs.swe.repair import read_repairs
 from agentrl.envs.swe.survey import survey
 from agentrl.errors import ConfigError
+from agentrl.one_line import one_line
 from agentrl.sandboxes import SandboxOptions, run_sync
 
 
@@ -36,7 +37,7 @@ def _run(options: TasksOptions, arguments: Arguments) -> int:
         print_json({"guarded": guarded, "unguarded": bare, "bad": problems})
     else:
         for problem in problems:
-            print(f"bad        {problem}")
+            print(f"bad        {one_line(problem)}")
         for name in bare:
             print(f"unguarded  {name}")
         print(f"{guarded} guarded, {len(bare)} unguarded, {len(problems)} bad")

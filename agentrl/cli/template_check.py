@@ -12,6 +12,7 @@ from pydantic import Field
 
 from agentrl.cli.command import Arguments, Command, JsonOption, print_json
 from agentrl.errors import ConfigError
+from agentrl.one_line import one_line
 from agentrl.tokens import Renderer, Tokenizer, ToolFormat, choose_format
 from agentrl.tokens.conformance import Report, examine
 from agentrl.tokens.tokenizer import read_template
@@ -74,7 +75,7 @@ def render(name: str, about: str, reports: dict[str, Report]) -> str:
     refused = [row for row in tools if row.action == "refuse"]
     names = {row.name for row in refused}
     rows = [*(row for row in text if row.name not in names), *refused] if refused else tools
-    lines += [f"{row.action or 'ok':6}  {row.name}: {row.detail}" for row in rows]
+    lines += [f"{row.action or 'ok':6}  {row.name}: {one_line(row.detail)}" for row in rows]
     for use, report in reports.items():
         lines.append(f"{name}, {use}: {report.verdict}" + _advice(use, report))
     return "\n".join(lines)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 
 from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
 from agentrl.errors import ConfigError, RunError
+from agentrl.one_line import one_line
 from agentrl.orchestration.display import Display
 from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.parts import Parts
@@ -172,7 +173,7 @@ class Controller:
         new = {p.task: str(p) for p in collected.too_long if p.task not in self._too_long}
         if new:
             self._too_long |= new.keys()
-            self._display.warn(f"step {number}: left out: {next(iter(new.values()))}")
+            self._display.warn(f"step {number}: left out: {one_line(next(iter(new.values())))}")
             self._store.event("prompt_too_long", step=number, tasks=[*new.values()])
 
     def _batch(self, collected: Collected) -> Batch:
@@ -189,7 +190,7 @@ class Controller:
             self._show_alarm(stats.alarm, collected, number)
         elif stats.skipped:
             lines = why_untrained(collected)
-            shown = "\n  ".join([*lines[:3], "... all of them are in events.jsonl"])
+            shown = "\n  ".join([*map(one_line, lines[:3]), "... all of them are in events.jsonl"])
             self._display.warn(f"step {number} changed nothing ({stats.skipped}):\n  {shown}")
             self._store.event("nothing_trained", step=number, reason=stats.skipped, episodes=lines)
         return stats

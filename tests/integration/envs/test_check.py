@@ -1,4 +1,5 @@
 import asyncio
+import json
 import os
 import random
 import time
@@ -269,3 +270,27 @@ def test_an_interrupted_check_closes_its_episode(hook: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         check_env_class(Held, num_tasks=1)
     assert closed == ["closed"]
+
+
+class Talkative(Sound):
+    """What it raises has lines, colours and no end; `splits` and agents meet it."""
+
+    def score(self, answer: Any) -> float:
+        raise ValueError("first\r\n\x1b[31msecond\u2028third\n" * 100)
+
+
+class Silent(Sound):
+    def setup(self) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("name", ["Talkative", "Silent"])
+def test_a_row_is_a_line_whatever_was_raised(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "check", f"{__file__}:{name}", "--tasks", "1"]) == 1
+    lines = capsys.readouterr().out.removesuffix("\n").split("\n")
+    assert all(line.startswith(("ok   ", "FAIL ")) for line in lines[:-1])
+    assert all(line.isprintable() and len(line) < 300 for line in lines)
+    assert any(f"in {'score' if name == 'Talkative' else 'setup'})" in line for line in lines)
+    assert main(["env", "check", f"{__file__}:{name}", "--tasks", "1", "--json"]) == 1
+    rows = {row["name"]: row["detail"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows["null agent"].count("third") == (100 if name == "Talkative" else 0)
