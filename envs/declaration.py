@@ -1,7 +1,6 @@
 """What an environment class declares, checked before anything runs."""
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,13 @@ from agentrl.envs.tasks import GeneratedTasks, Tasks, TaskSource, listed_tasks
 from agentrl.errors import ConfigError
 from agentrl.tools import ToolSpec, tool_spec, tools_of, unique_tools, user_code
 from agentrl.types import Task
-from agentrl.verifiers import Verifier, resolve_verifier, success_at
+from agentrl.verifiers import (
+    Verifier,
+    check_success_at,
+    resolve_verifier,
+    score_range,
+    success_at,
+)
 
 if TYPE_CHECKING:
     from agentrl.envs.toolenv import ToolEnv
@@ -82,9 +87,9 @@ def _success_at(cls: "type[ToolEnv]", verifier: Verifier | None) -> float | None
     declared = cast("object", cls.success_at)
     if declared is None:
         return success_at(verifier)
-    if isinstance(declared, int | float) and math.isfinite(declared):
-        return float(declared)
-    raise ConfigError(f"{cls.__name__}.success_at is {declared!r}, expected a finite number")
+    # A range of its own is for the class's own score; None stands for what is passed in later.
+    scores = score_range(cls if verifier is None else verifier)
+    return check_success_at(declared, scores, cls.__name__)
 
 
 def _check_init(cls: "type[ToolEnv]") -> None:

@@ -65,6 +65,8 @@ class ToolEnv(GymSide):
     """Scores by task and answer alone; an object or a reference."""
     success_at: float | None = None
     """The least score that is a success; None: the verifier says, else 1 is one and 0 is none."""
+    score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    """Where `success_at` lies; for a class whose own `score` gives other values."""
     isolation: Literal["none", "process"] = "none"
     """"process": each episode is played in a process of its own."""
     tool_timeout_s: float = 30.0

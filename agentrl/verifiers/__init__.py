@@ -17,6 +17,8 @@ from agentrl.verifiers.protocol import (
     PlainVerifier,
     Verdict,
     Verifier,
+    check_success_at,
+    score_range,
     success_at,
 )
 from agentrl.verifiers.resolve import resolve_verifier
@@ -37,7 +39,9 @@ __all__ = [
     "Rubric",
     "Verdict",
     "Verifier",
+    "check_success_at",
     "resolve_verifier",
+    "score_range",
     "score_with",
     "success_at",
 ]

@@ -87,14 +87,15 @@ def score_range(verifier: object) -> tuple[float, float]:
     if declared is _UNIT:
         return _UNIT
     match declared:
-        case (numbers.Real() as low, numbers.Real() as high):
-            if math.isfinite(low) and math.isfinite(high) and low < high:
-                return float(low), float(high)
+        case (first, second):
+            low, high = _as_float(first), _as_float(second)
+            if low < high:
+                return low, high
         case _:
             pass
+    who = name_of(verifier) if isinstance(verifier, type) else f"verifier {name_of(verifier)}"
     raise ConfigError(
-        f"verifier {name_of(verifier)} declares score_range {declared!r}; expected two finite "
-        "numbers, the smaller first"
+        f"{who} declares score_range {declared!r}; expected two finite numbers, the smaller first"
     )
 
 
@@ -107,11 +108,32 @@ def success_at(verifier: object) -> float | None:
     declared: object = getattr(verifier, "success_at", None)
     if declared is None:
         return None
-    low, high = score_range(verifier)
-    least = float(declared) if isinstance(declared, numbers.Real) else math.nan
-    if not low < least <= high:
-        raise ConfigError(
-            f"verifier {name_of(verifier)} declares success_at {declared!r}; expected a number "
-            f"above {low:g} and at most {high:g}, as its score_range says"
-        )
-    return least
+    who = f"verifier {name_of(verifier)}"
+    return check_success_at(declared, score_range(verifier), who)
+
+
+def check_success_at(declared: object, scores: tuple[float, float], who: str) -> float:
+    """The threshold that `who` declares for scores of a range.
+
+    Raises:
+        ConfigError: it is no number that tells some of them from others.
+    """
+    low, high = scores
+    least = _as_float(declared)
+    if low < least <= high:
+        return least
+    raise ConfigError(
+        f"{who} declares success_at {declared!r}; expected a number above {low:g} and at most "
+        f"{high:g}, as its score_range says"
+    )
+
+
+def _as_float(declared: object) -> float:
+    """A finite number; NaN for anything else."""
+    if not isinstance(declared, numbers.Real) or declared is True or declared is False:
+        return math.nan
+    try:
+        number = float(declared)
+    except OverflowError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan

@@ -1,6 +1,7 @@
 """What counts as a success: by the score alone, by the environment, by the verifier."""
 
 import math
+import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.load import load_run_config
 from agentrl.rollout.metrics import successes
 from agentrl.types import Agent, AssistantTurn, EpisodeView, Score, Task
-from agentrl.verifiers import ExactNumber, LengthPenalty, Rubric, Verifier
+from agentrl.verifiers import ExactNumber, LengthPenalty, Rubric, Verifier, resolve_verifier
 
 TASKS = [Task(prompt=f"Say {n}", answer=n) for n in range(10)]
 
@@ -86,23 +87,42 @@ def test_environment_or_verifier_says_what_a_success_is(
     assert result.success == result.metrics["success"] == pytest.approx(success)
 
 
-@pytest.mark.parametrize("threshold", [0.0, 1.5, math.nan, "much"])
-def test_a_threshold_outside_the_range_is_refused(threshold: Any) -> None:
+NO_THRESHOLDS = [0, 0.0, -0.5, 1.5, 3, 10**400, math.nan, math.inf, True, "0.5", [0.5]]
+
+
+@pytest.mark.parametrize("threshold", NO_THRESHOLDS)
+def test_a_threshold_that_no_score_can_reach_or_miss_is_refused(threshold: Any) -> None:
     class Odd(Share):
         success_at = threshold
 
-    with pytest.raises(
-        ConfigError, match=r"success_at .*; expected a number above 0 and at most 1"
-    ):
-        evaluated(Says, Odd())
+    class OwnScore(Says):
+        success_at = threshold
+
+    class ByVerifier(ToolEnv):
+        tasks = ({"prompt": "x"},)
+        verifier = Share()
+        success_at = threshold
+
+    expected = f"declares success_at {threshold!r}; expected a number above 0 and at most 1"
+    for refused in (Odd(), Rubric(only=(Share(), 1.0), success_at=threshold)):
+        with pytest.raises(ConfigError, match=re.escape(expected)):
+            resolve_verifier(refused)
+    for env in (OwnScore, ByVerifier):
+        with pytest.raises(ConfigError, match=re.escape(f"{env.__name__} {expected}")):
+            env()
 
 
-def test_an_environments_threshold_is_a_number() -> None:
-    class Odd(Says):
-        success_at: Any = "much"
+def test_a_threshold_lies_in_the_range_that_is_declared() -> None:
+    class Wide(Says):
+        score_range = (-1, 5)
+        success_at = 3
 
-    with pytest.raises(ConfigError, match=r"Odd\.success_at is 'much', expected a finite number"):
-        Odd()
+    class Wider(Wide):
+        success_at = 5.5
+
+    assert Wide().success_at == 3.0
+    with pytest.raises(ConfigError, match="expected a number above -1 and at most 5"):
+        Wider()
 
 
 @given(st.lists(st.sampled_from([0.0, 0.2, 0.1 + 0.2, 1.0, 1.0 - 1e-12]), min_size=1))
