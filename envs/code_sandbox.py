@@ -1,6 +1,7 @@
 """`code_sandbox`: write a program that passes hidden tests."""
 
 import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from agentrl.config.anchor import PathText
 from agentrl.envs.code_tasks import draw, make
 from agentrl.envs.grading import SOLUTION, check_tests, share_passed
 from agentrl.envs.sandboxed import SandboxConfig, SandboxEnv
-from agentrl.envs.splits import require_split, split_of
+from agentrl.envs.splits import SPLITS, require_split, split_of
 from agentrl.envs.tasks import read_tasks
 from agentrl.errors import ConfigError
 from agentrl.sandboxes import FileAccessError
@@ -40,6 +41,11 @@ class CodeSandbox(BashTool, WriteFileTool, SandboxEnv):
             default=40.0, gt=0, le=80.0, description="seconds of all tests together"
         )
 
+        @functools.cached_property
+        def tasks_by_split(self) -> Mapping[str, Sequence[Task]]:
+            """Those of the file, read once for all that is played with these parameters."""
+            return _read_splits(Path(self.tasks))
+
     hook_timeout_s = 120.0
     """More than `grading_s` may be: what the policy's code does is scored."""
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -52,7 +58,8 @@ class CodeSandbox(BashTool, WriteFileTool, SandboxEnv):
         """A task that belongs to the split: of the file, or a new one."""
         require_split(split)
         if config.tasks:
-            tasks = tasks_of(config.tasks, split)
+            if not (tasks := config.tasks_by_split[split]):
+                raise ConfigError(f"no task in {config.tasks} belongs to the split {split}")
             return tasks[int(rng.integers(len(tasks)))]
         family, k, program = draw(rng)
         while split_of("code_sandbox", family.words, k) != split:
@@ -82,15 +89,12 @@ class CodeSandbox(BashTool, WriteFileTool, SandboxEnv):
         return _Expert()
 
 
-@functools.cache
-def tasks_of(file: str, split: str) -> tuple[Task, ...]:
-    """The tasks of a file that belong to a split, by their content."""
-    tasks = read_tasks(Path(file))
-    for task in tasks:
+def _read_splits(file: Path) -> dict[str, list[Task]]:
+    """The tasks of a file by the splits that they belong to by their content."""
+    found: dict[str, list[Task]] = {split: [] for split in SPLITS}
+    for task in read_tasks(file):
         check_tests(task.answer, f"task {task.id} of {file}")
-    found = tuple(task for task in tasks if split_of("code_sandbox", task.id) == split)
-    if not found:
-        raise ConfigError(f"none of the {len(tasks)} tasks in {file} belongs to the split {split}")
+        found[split_of("code_sandbox", task.id)].append(task)
     return found
 
 

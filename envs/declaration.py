@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from agentrl.config import Config
 from agentrl.config.nearest import nearest
-from agentrl.envs.tasks import GeneratedTasks, Tasks, TaskSource, listed_tasks
+from agentrl.envs.tasks import GeneratedTasks, Tasks, TaskSource, declared_tasks, listed_tasks
 from agentrl.errors import ConfigError
 from agentrl.tools import ToolSpec, tool_spec, tools_of, unique_tools, user_code
 from agentrl.types import Task
@@ -56,6 +56,23 @@ def declaration(cls: "type[ToolEnv]") -> Declaration:
     return found
 
 
+def refresh_declaration(cls: "type[ToolEnv]") -> None:
+    """Check the class, and read the file of its verifier again.
+
+    Raises:
+        ConfigError: As `declaration`.
+    """
+    found = declaration(cls)
+    if isinstance(cls.verifier, str):
+        verifier = _own_verifier(cls)
+        found = replace(found, verifier=verifier, success_at=_success_at(cls, verifier))
+        type.__setattr__(cls, "_declaration", found)
+
+
+def _own_verifier(cls: "type[ToolEnv]") -> Verifier | None:
+    return None if cls.verifier is None else resolve_verifier(cls.verifier, _folder(cls))
+
+
 def _declare(cls: "type[ToolEnv]") -> Declaration:
     name = cls.__name__
     _check_init(cls)
@@ -70,7 +87,7 @@ def _declare(cls: "type[ToolEnv]") -> Declaration:
         raise ConfigError(f"{name}.isolation is {cls.isolation!r}, expected 'none' or 'process'")
     if not callable(cls.context):
         raise ConfigError(f"{name}.context is {cls.context!r}, expected a context policy")
-    verifier = None if cls.verifier is None else resolve_verifier(cls.verifier, _folder(cls))
+    verifier = _own_verifier(cls)
     return Declaration(
         verifier=verifier,
         success_at=_success_at(cls, verifier),
@@ -130,8 +147,8 @@ def _source(cls: "type[ToolEnv]") -> Callable[[Config], TaskSource]:
     found += [name for name in ("make_task", "list_tasks") if hasattr(cls, name)]
     match found:
         case ["tasks"]:
-            listed = listed_tasks(cast("Tasks", cls.tasks), folder)
-            return lambda _: listed
+            current = declared_tasks(cast("Tasks", cls.tasks), folder)
+            return lambda _: current()
         case ["list_tasks"]:
             list_tasks = cast("Callable[[Config], Tasks]", getattr(cls, "list_tasks"))  # noqa: B009
             return lambda config: listed_tasks(_listed(list_tasks, config), folder)

@@ -4,7 +4,7 @@ from typing import Final
 
 from agentrl.config.nearest import nearest
 from agentrl.config.references import load_reference
-from agentrl.envs.declaration import declaration
+from agentrl.envs.declaration import refresh_declaration
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.errors import ConfigError
 
@@ -18,7 +18,7 @@ BUILT_IN: Final = {
 
 
 def resolve_env(ref: str | type[ToolEnv]) -> type[ToolEnv]:
-    """The class that `ref` is or names, checked.
+    """The class that `ref` is or names, checked and by what its files hold now.
 
     Args:
         ref: a class, a built-in name, `pkg.mod:Name` or `path/file.py:Name`.
@@ -29,7 +29,7 @@ def resolve_env(ref: str | type[ToolEnv]) -> type[ToolEnv]:
     found = _load(ref) if isinstance(ref, str) else ref
     if not (isinstance(found, type) and issubclass(found, ToolEnv)):
         raise ConfigError(f"environment {ref} is no subclass of ToolEnv; name a class that is")
-    declaration(found)
+    refresh_declaration(found)
     return found
 
 

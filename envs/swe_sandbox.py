@@ -4,6 +4,8 @@ import asyncio
 import functools
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -18,13 +20,14 @@ from agentrl.envs.swe.repair import (
     BuiltRepair,
     PublicRepair,
     Repair,
-    read_repairs,
+    known_repairs,
     repair_of,
     trees_of,
 )
 from agentrl.envs.swe.survey import guarded_grading, options_of, problem_of, survey
 from agentrl.envs.swe.verdict import Verdict
 from agentrl.envs.swe.worktree import NoPatch, fill, take_patch
+from agentrl.envs.tasks import Stamp, stamp_of
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandboxes import SandboxOptions, run_sync
 from agentrl.sandboxes.docker import engine
@@ -95,13 +98,13 @@ class SweSandbox(
             ConfigError: A line cannot be read, an archive cannot be had, or an image is to be built
                 and may not.
         """
-        place = {
+        place: dict[str, Any] = {
             "file": config.tasks or str(TASKS),
             "repos": config.repos,
             "place": config.image_root,
             "skip_bad": config.skip_bad,
         }
-        found = _fetched(**place)
+        found = _fetch(stamp_of(Path(place["file"])), **place)
         _build_images(found, build=config.build_images)
         if config.skip_bad or config.guarded_only:
             found = _worth_having(found, config)
@@ -171,9 +174,10 @@ class SweSandbox(
 
 
 @functools.lru_cache(maxsize=8)
-def _fetched(file: str, repos: str, place: str, skip_bad: bool) -> Sequence[Repair]:
+def _fetch(_: Stamp, file: str, repos: str, place: str, skip_bad: bool) -> Sequence[Repair]:
     """The tasks of a file, once all archives and test tools that they need are in the cache."""
-    found, problems = read_repairs(file, repos, place, skip_bad)
+    known_repairs.cache_clear()  # of the file as it was
+    found, problems = known_repairs(file, repos, place, skip_bad)
     for problem in problems:
         _log.warning("left out: %s", problem)
     built = [repair for repair in found.values() if isinstance(repair, BuiltRepair)]

@@ -1,5 +1,6 @@
 """Where an environment's tasks come from: generated one by one, or a sequence, or a JSONL file."""
 
+import functools
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ Tasks: TypeAlias = TaskList | Mapping[str, TaskList]
 """One list is the split "train"; a mapping names the list of each split."""
 
 MakeTask: TypeAlias = Callable[[np.random.Generator, str], Task]
+Stamp: TypeAlias = tuple[int, ...] | None
 _KEYS = ("prompt", "answer", "data", "id")
 
 
@@ -96,6 +98,35 @@ def listed_tasks(tasks: Tasks, folder: Path) -> ListedTasks:
     """
     splits = tasks if isinstance(tasks, Mapping) else {"train": tasks}
     return ListedTasks({split: _read(split, listed, folder) for split, listed in splits.items()})
+
+
+def declared_tasks(tasks: Tasks, folder: Path) -> Callable[[], ListedTasks]:
+    """Gives what a class declares as `tasks`, read again when one of the files has changed.
+
+    Raises:
+        ConfigError: As `listed_tasks`, at once.
+    """
+    lists = tasks.values() if isinstance(tasks, Mapping) else [tasks]
+    files = [folder / listed for listed in lists if isinstance(listed, str | Path)]
+
+    @functools.lru_cache(maxsize=1)
+    def read(_: tuple[Stamp, ...]) -> ListedTasks:
+        return listed_tasks(tasks, folder)
+
+    def current() -> ListedTasks:
+        return read(tuple(map(stamp_of, files)))
+
+    current()
+    return current
+
+
+def stamp_of(file: Path) -> Stamp:
+    """What is another after each change of a file; None if there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _read(split: str, tasks: TaskList, folder: Path) -> tuple[Task, ...]:

@@ -23,7 +23,7 @@ from agentrl.envs.play import Play, check_text
 from agentrl.envs.remote import RemotePlay
 from agentrl.envs.resources import Resources
 from agentrl.envs.services import EnvServices, default_services
-from agentrl.envs.tasks import Tasks
+from agentrl.envs.tasks import Tasks, TaskSource
 from agentrl.envs.transition import Transition
 from agentrl.errors import ConfigError, EpisodeError
 from agentrl.tools import TextTokenizer
@@ -194,21 +194,31 @@ class ToolEnv(GymSide):
     # Tasks belong to the class.
 
     @classmethod
+    def task_source(cls, config: BaseConfig | None = None) -> TaskSource:
+        """Its tasks as they are now; a source stays as it is when a file changes."""
+        return task_source(cls, config or cls.Config())
+
+    @classmethod
     def num_tasks(cls, split: str, config: BaseConfig | None = None) -> int | None:
         """How many different tasks a split has; None: no end."""
-        return task_source(cls, config or cls.Config()).num_tasks(split)
+        return cls.task_source(config).num_tasks(split)
 
     @classmethod
     def listed_tasks(cls, split: str, config: BaseConfig | None = None) -> Sequence[Task] | None:
         """All tasks of a split in the order of their list; None: no end."""
-        return task_source(cls, config or cls.Config()).listed(split)
+        return cls.task_source(config).listed(split)
 
     @classmethod
     def task_at(
         cls, index: int, *, split: str, seed: int, config: BaseConfig | None = None
     ) -> Task:
         """The task at `index`: the same arguments give the same task, in every process."""
-        return task_source(cls, config or cls.Config()).task(index, split, seed)
+        return cls.task_source(config).task(index, split, seed)
+
+    def keep_declaration(self, other: "ToolEnv") -> None:
+        """Go by what the class declared when `other` was made with the same arguments."""
+        self._declared = other._declared
+        self._verifier, self.success_at = other._verifier, other.success_at
 
     # The typed core: what the agent loop calls.
 

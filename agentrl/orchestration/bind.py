@@ -10,6 +10,7 @@ from agentrl.config import Config
 from agentrl.config.load import parse_params
 from agentrl.envs import EnvServices, ToolEnv, resolve_env
 from agentrl.envs.context import ContextPolicy, resolve_context
+from agentrl.envs.tasks import TaskSource
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import EnvEntry, RunConfig
 from agentrl.rollout import EnvSource, Job, TaskRef, derive_seed
@@ -33,12 +34,15 @@ class BoundEnv:
     """None: the environment's own."""
     prototype: ToolEnv
     """An instance that plays no episode; it knows the tools."""
+    tasks: TaskSource
+    """As their files were when the run began."""
 
     def make(self, services: EnvServices, tokenizer: Tokenizer | None) -> ToolEnv:
         """A fresh instance."""
         env = self.env_class(
             self.config, verifier=self.verifier, tokenizer=tokenizer, services=services
         )
+        env.keep_declaration(self.prototype)
         if self.max_turns is not None:
             env.max_turns = self.max_turns
         if self.context is not None:
@@ -53,15 +57,15 @@ class BoundEnv:
 
     def task(self, index: int, split: str, seed: int) -> Task:
         """Task number `index` of a split."""
-        return self.env_class.task_at(index, split=split, seed=seed, config=self.config)
+        return self.tasks.task(index, split, seed)
 
     def listed_tasks(self, split: str) -> Sequence[Task] | None:
         """All tasks of a split, where they have an end."""
-        return self.env_class.listed_tasks(split, self.config)
+        return self.tasks.listed(split)
 
     def source(self, split: str = "train") -> EnvSource:
         """What the task sampler needs to know."""
-        return EnvSource(weight=self.weight, num_tasks=self.env_class.num_tasks(split, self.config))
+        return EnvSource(weight=self.weight, num_tasks=self.tasks.num_tasks(split))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,7 @@ def _bind(
         env_class=env_class,
         config=config,
         prototype=prototype,
+        tasks=env_class.task_source(config),
         weight=entry.weight,
         verifier=verifier,
         max_turns=max_turns,

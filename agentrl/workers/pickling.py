@@ -39,26 +39,26 @@ def dumps(value: object) -> bytes:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped base
     """cloudpickle with two rules of ours.
 
-    What a module loaded by `load_file` holds is named by its file, which the other process loads
-    once; what only this process could import goes by value.
+    What a module loaded by `load_file` holds is named by its file and what that held, which the
+    other process loads once; what only this process could import goes by value.
     """
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, FunctionType | type):
-            path = getattr(sys.modules.get(obj.__module__), "__agentrl_file__", None)
-            if path is not None and _is_reachable(obj):
-                return attribute_of_file, (path, obj.__qualname__)
+            file = getattr(sys.modules.get(obj.__module__), "__agentrl_file__", None)
+            if file is not None and _is_reachable(obj):
+                return attribute_of_file, (*file, obj.__qualname__)
             if not is_importable(obj.__module__):
                 _send_by_value(obj.__module__)
         return super().reducer_override(obj)
 
 
-def attribute_of_file(path: str, qualname: str) -> object:
-    """What `qualname` is in the file `path`, which is loaded if it is not yet."""
+def attribute_of_file(path: str, source: bytes, qualname: str) -> object:
+    """What `qualname` is in the file `path` as it was, which is loaded if it is not yet."""
     # Imported here because it brings pydantic, which few workers need.
-    from agentrl.config.references import load_file
+    from agentrl.config.source_files import load_source
 
-    found: object = load_file(Path(path), f"{path}:{qualname}")
+    found: object = load_source(Path(path), source, f"{path}:{qualname}")
     for name in qualname.split("."):
         found = getattr(found, name)
     return found

@@ -183,11 +183,12 @@ def trees_of(repair: Repair) -> Trees:
     return repair.trees()
 
 
-@functools.lru_cache(maxsize=8)
-def read_repairs(
-    file: str, repos: str, place: str, skip_bad: bool
-) -> tuple[Mapping[str, Repair], tuple[str, ...]]:
-    """The tasks of a file by id, and a sentence for each that was left out.
+Repairs: TypeAlias = tuple[Mapping[str, Repair], tuple[str, ...]]
+"""The tasks of a file by id, and a sentence for each that was left out."""
+
+
+def read_repairs(file: str, repos: str, place: str, skip_bad: bool) -> Repairs:
+    """The tasks that a file holds now.
 
     Args:
         file: records of `agentrl tasks build`, or public instances as JSONL or Parquet.
@@ -209,7 +210,13 @@ def read_repairs(
 
 def repair_of(task: Task) -> Repair:
     """What a task of `swe_sandbox` stands for: its data says where it was read from."""
-    return read_repairs(**task.data)[0][task.id]
+    return known_repairs(**task.data)[0][task.id]
+
+
+@functools.lru_cache(maxsize=8)
+def known_repairs(file: str, repos: str, place: str, skip_bad: bool) -> Repairs:
+    """What was read when the tasks were listed: episodes go on with it if the file changes."""
+    return read_repairs(file, repos, place, skip_bad)
 
 
 def _holds_records(path: Path) -> bool:

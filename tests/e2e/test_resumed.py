@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -128,13 +127,6 @@ def fail(*_: object) -> None:
     raise ZeroDivisionError
 
 
-def unload(env: Path) -> None:
-    """Let the next command read the file again, as a process of its own would."""
-    for name, module in list(sys.modules.items()):
-        if getattr(module, "__agentrl_file__", None) == str(env):
-            del sys.modules[name]
-
-
 def test_tasks_that_changed_are_refused_or_accepted_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,7 +143,6 @@ def test_tasks_that_changed_are_refused_or_accepted_for_good(
     (tmp_path / "train.jsonl").unlink()
     (tmp_path / "moved.jsonl").write_text('{"prompt":"a"}\n\n{ "prompt": "b" }\n')
     env.write_text(LISTED.replace("train.jsonl", "moved.jsonl"))
-    unload(env)
     assert main(["train", "--resume", "run", "--steps", "2"]) == 0
     name, run = "env Listed", str(tmp_path / "runs" / "run")
     warning = f"warning: the file of the class Listed of {name} is another than before step 1\n"
@@ -159,7 +150,6 @@ def test_tasks_that_changed_are_refused_or_accepted_for_good(
 
     write_tasks(tmp_path / "moved.jsonl", "a", "B")
     write_tasks(tmp_path / "heldout.jsonl", "d")  # is not used
-    unload(env)
     monkeypatch.chdir("/")  # from wherever
     for more in ([], ["--dry-run"]):
         assert main(["train", "--resume", run, "--steps", "3", *more]) == 2

@@ -1,17 +1,19 @@
 """References to user code, and what each kind of mistake is answered with."""
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl.config.nearest import nearest
 from agentrl.config.references import load_reference
 from agentrl.errors import ConfigError
+from agentrl.workers import pickling
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +52,52 @@ def test_file_is_loaded_once_whatever_it_is_called(here: Path) -> None:
     assert load_reference(f"{here}/sub/../sub/rules.py:Mine", "x") is first
     assert isinstance(first, type)
     assert sys.modules[first.__module__].Mine is first
+
+
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=6), st.booleans())
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_is_loaded_as_it_is_now(here: Path, values: list[int], beside: bool) -> None:
+    """Other text of the same length in the same second, in the file itself or in a neighbour."""
+    changed = here / ("rules_beside.py" if beside else "rules.py")
+    if beside:
+        (here / "rules.py").write_text("from rules_beside import rule\nclass Mine: pass\n")
+    loaded: dict[int, object] = {}
+    for value in values:
+        changed.write_text(f"def rule(): return {value}\nclass Mine: pass\n")
+        found = load_reference("rules.py:rule", "x")
+        assert callable(found)
+        assert found() == value
+        mine = load_reference("rules.py:Mine", "x")
+        assert isinstance(mine, type)
+        assert vars(sys.modules[mine.__module__])["rule"] is found
+        loaded[value] = found
+    assert all(callable(rule) and rule() == value for value, rule in loaded.items())
+    assert not list((here / "__pycache__").glob("rules.*")) if not beside else True
+
+
+def test_a_neighbour_without_the_name_is_read_again(here: Path) -> None:
+    (here / "late_one.py").write_text("OTHER = 1\n")
+    (here / "env.py").write_text("from late_one import VALUE\n")
+    assert "cannot import name 'VALUE'" in message("env.py:VALUE")
+    (here / "late_one.py").write_text("VALUE = 1\n")
+    assert load_reference("env.py:VALUE", "x") == 1
+    (here / "two.py").write_text("from late_one import VALUE\n")
+    (here / "late_one.py").write_text("VALUE = 2\n")
+    assert [load_reference(f"{name}.py:VALUE", "x") for name in ("env", "two", "env")] == [2, 2, 2]
+
+
+def test_what_was_loaded_travels_as_it_was(here: Path) -> None:
+    (here / "rules.py").write_text("def rule(): return 1\n")
+    old = load_reference("rules.py:rule", "x")
+    (here / "rules.py").write_text("def rule(): return 2\n")
+    new = load_reference("rules.py:rule", "x")
+    data = pickling.dumps([old, new])
+    (here / "rules.py").write_text("def rule(): return 3\n")
+    code = "import pickle, sys; print([f() for f in pickle.load(sys.stdin.buffer)])"
+    run = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)
+    assert run.stdout == b"[1, 2]\n"
+    assert [rule() for rule in pickle.loads(data)] == [1, 2]
+    assert pickle.loads(data)[0] is old
 
 
 def test_same_file_names_in_two_folders_are_two_modules(here: Path) -> None:

@@ -1,0 +1,164 @@
+"""Python files of users as modules: one for each content that a file has had.
+
+    env.py, its path and content ─▶ agentrl_file_env_1f...   imports rules.py, its neighbour
+    env.py, changed              ─▶ agentrl_file_env_9c...
+
+What was loaded stays what it was, and a load after a change gives another module: in a notebook the
+next job goes by what is on disk. The name is the same in every process, so that another process can
+load what is pickled by it.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from agentrl.errors import ConfigError
+from agentrl.places import short_path
+
+_PREFIX: Final = "agentrl_file_"
+_NEIGHBOURS: Final = "__agentrl_neighbours__"
+_neighbours: Final[dict[str, tuple[Path, bytes]]] = {}
+"""Modules that loaded files have imported from beside them: the file, and what it was then."""
+
+
+def load_file(path: Path, subject: str) -> ModuleType:
+    """The module of what is in the file `path` now; `subject` starts each message.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be imported.
+    """
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise ConfigError(f"{subject} cannot be imported: there is no file {path}")
+    if path.suffix != ".py":
+        raise ConfigError(f"{subject} cannot be imported: {path} is not a Python file")
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(import_message(subject, error, path)) from error
+    _forget_changed_neighbours(path.parent)
+    return load_source(path, source, subject)
+
+
+def load_source(path: Path, source: bytes, subject: str) -> ModuleType:
+    """The module of the file `path` when it held `source`, loaded at the first call.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    name = _module_name(path, source)
+    module = sys.modules.get(name)
+    if module is not None and _has_its_neighbours(module):
+        return module
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # as for every .py
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # its neighbours can be imported, as for a script
+    # For whoever pickles what is in it.
+    vars(module).update({"__agentrl_file__": (str(path), source), _NEIGHBOURS: {}})
+    before = set(sys.modules)
+    sys.modules[name] = module
+    loaded = False
+    try:
+        # Not by its loader, which may take bytecode of another version from the same second.
+        exec(compile(source, str(path), "exec"), vars(module))
+        loaded = True
+    except (Exception, SystemExit) as error:
+        raise ConfigError(import_message(subject, error, path)) from error
+    finally:
+        vars(module)[_NEIGHBOURS] = _note_neighbours(before, path.parent)
+        if not loaded:
+            del sys.modules[name]
+    _pickle_by_value(module)
+    return module
+
+
+def _module_name(path: Path, source: bytes) -> str:
+    digest = hashlib.blake2b(str(path).encode() + b"\0" + source, digest_size=6).hexdigest()
+    stem = "".join(c if c.isalnum() else "_" for c in path.stem)
+    return f"{_PREFIX}{stem}_{digest}"
+
+
+def _note_neighbours(before: set[str], folder: Path) -> dict[str, ModuleType]:
+    """Remember which modules in `folder` are new since `before`; all that are known there."""
+    for name, module in list(sys.modules.items()):
+        file = Path(getattr(module, "__file__", None) or "")
+        if name not in before and _is_neighbour(name, file, folder):
+            _neighbours[name] = (file, _read_or_nothing(file))
+    return {
+        name: sys.modules[name]
+        for name, (file, _) in _neighbours.items()
+        if file.is_relative_to(folder) and name in sys.modules
+    }
+
+
+def _is_neighbour(name: str, file: Path, folder: Path) -> bool:
+    ours = name.partition(".")[0] == "agentrl" or name.startswith(_PREFIX)
+    written = file.suffix == ".py" and "site-packages" not in file.parts
+    return written and not ours and file.is_relative_to(folder)
+
+
+def _has_its_neighbours(module: ModuleType) -> bool:
+    known: dict[str, ModuleType] = vars(module).get(_NEIGHBOURS, {})
+    return all(sys.modules.get(name) is neighbour for name, neighbour in known.items())
+
+
+def _forget_changed_neighbours(folder: Path) -> None:
+    """If one has changed, let all be imported again: they may import each other."""
+    importlib.invalidate_caches()
+    known = {n: found for n, found in _neighbours.items() if found[0].is_relative_to(folder)}
+    if all(_read_or_nothing(file) == source for file, source in known.values()):
+        return
+    for name, (file, _) in known.items():
+        sys.modules.pop(name, None)
+        del _neighbours[name]
+        with contextlib.suppress(OSError):  # it tells versions of one second apart by size alone
+            Path(importlib.util.cache_from_source(str(file))).unlink()
+
+
+def _read_or_nothing(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
+def _pickle_by_value(module: ModuleType) -> None:
+    """Let cloudpickle, where it is in use, send the module's functions with their code."""
+    cloudpickle = sys.modules.get("cloudpickle")
+    if cloudpickle is not None:
+        cloudpickle.register_pickle_by_value(module)
+
+
+def import_message(subject: str, error: BaseException, path: Path | None) -> str:
+    """The last line of the traceback and the place in the user's code."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    cause = f"{type(error).__name__}: {text}".rstrip(": ")
+    place = _place(error, path)
+    return f"{subject} cannot be imported: {' '.join(cause.split())}" + (
+        f" ({place[0]}, line {place[1]})" if place else ""
+    )
+
+
+def _place(error: BaseException, path: Path | None) -> tuple[str, int] | None:
+    """The file and line to blame: the last frame in `path`, else the last outside importlib."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return short_path(error.filename), error.lineno
+    found = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if name == str(path) or (path is None and _is_user_code(name)):
+            found = (short_path(name), traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return found
+
+
+def _is_user_code(filename: str) -> bool:
+    return "importlib" not in filename and Path(filename).parent != Path(__file__).parent
