@@ -9,8 +9,8 @@ take.
 
 import math
 import numbers
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from typing_extensions import TypeIs
 
@@ -86,13 +86,10 @@ def score_range(verifier: object) -> tuple[float, float]:
     declared: object = getattr(verifier, "score_range", _UNIT)
     if declared is _UNIT:
         return _UNIT
-    match declared:
-        case (first, second):
-            low, high = _as_float(first), _as_float(second)
-            if low < high:
-                return low, high
-        case _:
-            pass
+    found = cast("Sequence[object]", declared) if isinstance(declared, Sequence) else ()
+    low, high = map(_as_float, found) if len(found) == 2 else (math.nan, math.nan)
+    if low < high:
+        return low, high
     who = name_of(verifier) if isinstance(verifier, type) else f"verifier {name_of(verifier)}"
     raise ConfigError(
         f"{who} declares score_range {declared!r}; expected two finite numbers, the smaller first"
