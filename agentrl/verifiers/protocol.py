@@ -127,7 +127,7 @@ def check_success_at(declared: object, scores: tuple[float, float], who: str) ->
 
 def _as_float(declared: object) -> float:
     """A finite number; NaN for anything else."""
-    if not isinstance(declared, numbers.Real) or declared is True or declared is False:
+    if isinstance(declared, bool) or not isinstance(declared, numbers.Real):
         return math.nan
     try:
         number = float(declared)

@@ -115,7 +115,7 @@ def test_a_threshold_that_no_score_can_reach_or_miss_is_refused(threshold: Any) 
 def test_a_threshold_lies_in_the_range_that_is_declared() -> None:
     class Wide(Says):
         score_range = (-1, 5)
-        success_at = 3
+        success_at: float | None = 3
 
     class Wider(Wide):
         success_at = 5.5
