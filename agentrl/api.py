@@ -43,8 +43,8 @@ def train(
         resume: go on with the run called `name`, with its own configuration and `keys` on top.
         accept_changes: resume although the tasks are not those that the run was trained on.
         keys: any key of the configuration by its short name (`steps=50`, `lr=1e-3`), or a section
-            as a mapping (`trainer={"clip": {"high": 0.28}}`). `verifier` and `estimator` may be
-            objects too.
+            as a mapping (`trainer={"clip": {"high": 0.28}}`). `verifier`, `estimator` and
+            `loss` may be objects too.
 
     Raises:
         ConfigError: something given is wrong; nothing has been loaded yet.

@@ -108,6 +108,10 @@ class TrainerConfig(Config):
         description="estimator of advantages instead of the algorithm's: grpo, reinforce, gae, "
         "pkg.mod:Name or path/file.py:Name",
     )
+    loss: Reference = Field(
+        default="clip",
+        description="policy loss: clip, pkg.mod:Name or path/file.py:Name",
+    )
     scale_by_std: bool = Field(
         default=True,
         description="divide advantages by their standard deviation: of the group (Dr. GRPO: "

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from agentrl.errors import RunError
 from agentrl.trainer.algorithms.estimators import advantages_fault
 from agentrl.trainer.algorithms.kl import k3
-from agentrl.trainer.algorithms.policy_loss import policy_loss, supervised_loss
+from agentrl.trainer.algorithms.losses import CheckedLoss, trained_tokens
+from agentrl.trainer.algorithms.policy_loss import supervised_loss
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.logprobs import policy_logprobs
 from agentrl.trainer.lora import adapters_off
@@ -64,30 +65,35 @@ class SupervisedObjective:
 
 
 class PolicyObjective:
-    """The clipped policy loss and the KL penalty; counts as it goes."""
+    """The policy loss and the KL penalty; counts as it goes."""
 
     def __init__(
-        self, batch: Batch, config: TrainerConfig, reference: PreTrainedModel | None
+        self,
+        batch: Batch,
+        policy_loss: CheckedLoss,
+        config: TrainerConfig,
+        reference: PreTrainedModel | None,
     ) -> None:
         self._batch = batch
         self._advantages_N = _checked_advantages(batch)
+        self._policy_loss = policy_loss
         self._config = config
         self._reference = reference
-        self.sums = np.zeros(2)
-
-    @property
-    def num_clipped(self) -> float:
-        """Tokens whose ratio left the clip range."""
-        return float(self.sums[0])
+        self.sums = np.zeros(1 + len(policy_loss.names))
 
     @property
     def kl_sum(self) -> float:
         """The k3 of all tokens, in nats."""
-        return float(self.sums[1])
+        return float(self.sums[0])
+
+    def statistics(self, num_tokens: int) -> dict[str, float]:
+        """Those of the loss, as means over so many tokens."""
+        means = self.sums[1:] / max(1, num_tokens)
+        return dict(zip(self._policy_loss.names, means.tolist(), strict=True))
 
     def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Rows with an advantage; with a KL penalty, all of them."""
-        if self._reference is not None:
+        """Rows with an advantage; all of them where loss or penalty act on the others too."""
+        if self._reference is not None or self._policy_loss.is_active_everywhere:
             return np.ones(len(rows), dtype=np.bool_)
         advantages = [self._advantages_N[self._batch.row(row)] for row in rows.tolist()]
         return np.array([a.any() for a in advantages], dtype=np.bool_)
@@ -95,26 +101,21 @@ class PolicyObjective:
     def loss(self, rows: PackedRows, scores_2K: Tensor) -> Tensor:
         """The micro-batch's sum."""
         logprobs_K = scores_2K[0]
-        weights_K = _like(rows.weights_K, logprobs_K)
-        result = policy_loss(
-            logprobs_K,
-            _like(self._batch.logprobs_N[rows.source_K], logprobs_K),
-            _like(self._advantages_N[rows.source_K], logprobs_K),
-            weights_K,
-            low=self._config.clip.low,
-            high=self._config.clip.high,
+        tokens = trained_tokens(
+            self._batch, rows.source_K, self._advantages_N, rows.weights_K, logprobs_K
         )
-        self.sums[0] += result.num_clipped
+        total, found = self._policy_loss(logprobs_K, tokens)
+        self.sums[1:] += found
         if self._reference is None:
-            return result.total
-        return result.total + self._config.kl.coef * self._penalty(rows, logprobs_K, weights_K)
+            return total
+        return total + self._config.kl.coef * self._penalty(rows, logprobs_K, tokens.weights_K)
 
     def _penalty(self, rows: PackedRows, logprobs_K: Tensor, weights_K: Tensor) -> Tensor:
         assert self._reference is not None
         with torch.no_grad(), adapters_off(self._reference):
             reference_K = policy_logprobs(self._reference, rows, self._batch.temperature)
         kl_K = k3(logprobs_K, reference_K)
-        self.sums[1] += float(kl_K.detach().sum())
+        self.sums[0] += float(kl_K.detach().sum())
         return (weights_K * kl_K).sum()
 
 

@@ -3,7 +3,8 @@
 Suffix: K trained tokens.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,12 +83,13 @@ class StepStats(SupervisedStats):
     ratio_deviation_mean: float
     """Mean |ratio - 1|."""
     ratio_deviation_max: float
-    clip_fraction: float
     kl: float
     """Mean k3 to the reference, in nats; 0 without a reference."""
     gap_mean: float
     """Mean |policy - behavior| in nats: the engine/trainer gap while training is on policy."""
     gap_max: float
+    loss_statistics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Those of the policy loss by name, means over the trained tokens."""
     value_loss: float | None = None
     """The critic's, a mean over the trained tokens; None without a critic."""
     value_explained: float | None = None

@@ -29,6 +29,7 @@ from agentrl.engine import WeightSource
 from agentrl.engine.local.demands import context_length
 from agentrl.errors import ConfigError, RunError
 from agentrl.tokens import verify_batch
+from agentrl.trainer.algorithms.losses import CheckedLoss, make_loss
 from agentrl.trainer.balance import micro_batches
 from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.trainer.config import TrainerConfig, check_heads
@@ -93,6 +94,7 @@ class Trainer:
         reference: PreTrainedModel | None = None,
         ranks: Ranks = SINGLE,
         folder: Path | None = None,
+        loss: CheckedLoss | None = None,
     ) -> None:
         """Prepare the model and make an optimizer for it.
 
@@ -104,6 +106,7 @@ class Trainer:
             reference: instead of a copy.
             ranks: which of how many processes this is.
             folder: where the weights of a model without any are read from.
+            loss: instead of the one that `config` names.
 
         Raises:
             ConfigError: the model cannot be trained faithfully.
@@ -113,6 +116,7 @@ class Trainer:
         heads = int(model.config.num_attention_heads)
         groups = int(getattr(model.config, "num_key_value_heads", None) or heads)
         check_heads(heads, groups, ranks.layout.sequence)
+        self.loss = loss or make_loss(config)
         self.critic = Critic(model, config, ranks) if config.algorithm == "ppo" else None
         self.adapter = add_adapters(model, config.lora) if config.lora.rank else None
         """What `adapter_config.json` holds, with LoRA."""
@@ -163,7 +167,7 @@ class Trainer:
         self._check_saving()
         started = time.perf_counter()
         num_verified = verify_batch(batch)
-        objective = PolicyObjective(batch, self.config, self._reference)
+        objective = PolicyObjective(batch, self.loss, self.config, self._reference)
         result = self._accumulate(batch, objective)
         ratios = ratio_stats(
             result.logprobs_N[result.used_N], batch.logprobs_N[result.used_N].astype(np.float64)
@@ -184,7 +188,7 @@ class Trainer:
             ratio_mean=ratios.mean,
             ratio_deviation_mean=ratios.deviation_mean,
             ratio_deviation_max=ratios.deviation_max,
-            clip_fraction=objective.num_clipped / max(1, num_used),
+            loss_statistics=objective.statistics(num_used),
             kl=objective.kl_sum / max(1, num_used),
             gap_mean=ratios.gap_mean,
             gap_max=ratios.gap_max,

@@ -117,7 +117,7 @@ class RunConfig(Config):
     )
 
 
-SEAMS = frozenset({"verifier", "trainer.estimator"})
+SEAMS = frozenset({"verifier", "trainer.estimator", "trainer.loss"})
 """The keys that name what users bring; in Python they take the object itself too."""
 
 SHORT_NAMES: Mapping[str, str] = {
@@ -125,6 +125,7 @@ SHORT_NAMES: Mapping[str, str] = {
     "env": "env",
     "verifier": "verifier",
     "estimator": "trainer.estimator",
+    "loss": "trainer.loss",
     "steps": "steps",
     "seed": "seed",
     "name": "name",

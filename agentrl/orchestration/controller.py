@@ -213,6 +213,7 @@ class Controller:
     ) -> dict[str, float]:
         metrics = episode_metrics(collected)
         metrics |= stat_numbers(stats)
+        metrics |= {f"loss/{name}": value for name, value in stats.loss_statistics.items()}
         metrics |= {"verified": stats.verified_share, **times}
         sampled = metrics.get("sampled_tokens", 0.0)
         metrics["tokens_per_s"] = sampled / times["rollout_s"] if times["rollout_s"] else 0.0

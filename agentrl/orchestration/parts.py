@@ -22,6 +22,7 @@ from agentrl.orchestration.sampling import (
 )
 from agentrl.orchestration.started import Begin, Started
 from agentrl.rollout import Codec, Collector
+from agentrl.trainer.algorithms.losses import make_loss
 from agentrl.trainer.device import resolve_device
 from agentrl.trainer.group import TrainerGroup
 from agentrl.trainer.lora import add_adapters
@@ -79,7 +80,7 @@ def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Par
         server = sglang_start(config, model_folder, codec.tokenizer, longest, logs, trained=True)
     # A server samples over all rows of the model's matrix, so the trainer has to as well.
     num_ids = codec.tokenizer.vocab_size if server is None else None
-    trainer, started = _trained(config, model_folder, server, longest, num_ids)
+    trainer, started = _trained(plan, model_folder, server, longest, num_ids)
     engine = started.engine
     sampling = with_codec(plan, codec, started)
     return Parts(
@@ -98,13 +99,14 @@ def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Par
 
 
 def _trained(
-    config: RunConfig,
+    plan: Plan,
     folder: Path,
     server: SglangStart | None,
     longest: int,
     num_ids: int | None,
 ) -> tuple[Trainer | TrainerGroup, Started]:
     """The trainer, and the engine that samples with its weights."""
+    config = plan.config
     settings, lora = config.trainer, config.trainer.lora
     dtype = lora.dtype if lora.rank else "float32"
     if settings.is_apart:
@@ -127,7 +129,12 @@ def _trained(
     ranks = Ranks(device=resolve_device(settings.device))
     model = load_model(folder, dtype=dtype, device=str(ranks.device), num_ids=num_ids)
     make_trainer = partial(
-        Trainer, config=settings, total_steps=config.steps, longest=longest, ranks=ranks
+        Trainer,
+        config=settings,
+        total_steps=config.steps,
+        longest=longest,
+        ranks=ranks,
+        loss=make_loss(settings, plan.objects.get(settings.loss)),
     )
     if server is None and lora.rank and lora.publish == "merged":
         # The engine's copy is made before the model gets adapters.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from agentrl.config.nearest import nearest
+from agentrl.config.seams import is_unnamed
 from agentrl.engine.local.models.files import read_json
 from agentrl.engine.local.models.resolve import check_model
 from agentrl.errors import ConfigError
@@ -16,7 +17,7 @@ from agentrl.runs import check_disk, check_new_run
 from agentrl.sandboxes import SandboxOptions, check_backend
 from agentrl.tokens.formats import FORMATS
 from agentrl.trainer.algorithms.estimators import make_estimator
-from agentrl.trainer.config import LoraConfig, check_heads
+from agentrl.trainer.config import LoraConfig, TrainerConfig, check_heads
 from agentrl.types import Message
 
 FREE_BYTES_NEEDED = 1 << 30
@@ -65,6 +66,7 @@ def make_plan(
     check_disk(Path(config.runs_dir), FREE_BYTES_NEEDED)
     if train:
         make_estimator(config.trainer, objects.get(config.trainer.estimator))
+        _check_loss(config.trainer, objects.get(config.trainer.loss))
     names = [name for env in envs for name in _try_environment(env, config, train)]
     tool_names = tuple(dict.fromkeys(names))
     return Plan(config=config, envs=envs, tool_names=tool_names, objects=objects)
@@ -135,6 +137,18 @@ def _check_ranks(config: RunConfig) -> None:
         from agentrl.trainer.device import resolve_device  # brings torch, and so takes seconds
 
         resolve_device(trainer.device, trainer.ranks - 1)
+
+
+def _check_loss(config: TrainerConfig, given: object) -> None:
+    if is_unnamed(config.loss) and config.is_apart:
+        raise ConfigError(
+            f"trainer.loss: got {config.loss}, an object that no reference finds, with processes "
+            "that load it by its reference; write it into a file and name path/file.py:Name"
+        )
+    if config.loss != TrainerConfig.model_fields["loss"].default:
+        from agentrl.trainer.algorithms.losses import make_loss  # brings torch
+
+        make_loss(config, given)
 
 
 def _try_environment(env: BoundEnv, config: RunConfig, train: bool) -> list[str]:

@@ -93,6 +93,7 @@ def supervised_plan(plan: Plan) -> Plan:
             "schedule": "linear",
             "algorithm": "grpo",  # a critic would have nothing to learn from
             "estimator": None,
+            "loss": "clip",
         }
     )
     # The experts sample, so no server is started for it.

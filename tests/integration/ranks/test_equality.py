@@ -3,6 +3,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch and transformers are typed in part only.
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,18 @@ from hypothesis import strategies as st
 from agentrl.trainer.config import LoraConfig
 from tests.integration.ranks.cases import CONFIG, ragged, reference, update
 from tests.integration.ranks.conftest import Group
+
+LOSS = f"{Path(__file__).parents[3]}/examples/extending/loss.py:truncated"
+
+
+def test_a_loss_of_one_s_own_is_found_by_each_rank(group: Group) -> None:
+    config = CONFIG.model_copy(update={"loss": LOSS})
+    batch = ragged([12, 3, 30, 7], seed=1)
+    [alone] = group(1).call(update, batch, config, torch.float64)
+    assert 0 < alone.stats.loss_statistics["cut"] < 1
+    for result in group(2).call(update, batch, config, torch.float64):
+        assert result.stats.loss == pytest.approx(alone.stats.loss, rel=1e-9)
+        assert result.stats.loss_statistics == pytest.approx(alone.stats.loss_statistics)
 
 
 @pytest.mark.parametrize("lora_rank", [0, 3])

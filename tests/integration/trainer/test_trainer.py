@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM
 from agentrl.errors import ConfigError, RecordMismatch, RunError
 from agentrl.tokens import TokenRecord, seal
 from agentrl.trainer import ClipConfig, KlConfig, RatioBandConfig, StepStats, TrainerConfig
+from agentrl.trainer.algorithms.losses import Statistics, TrainedTokens, make_loss
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Batch, StopReason
 from tests.unit.trainer.batches import (
@@ -86,6 +87,22 @@ def test_gradient_is_that_of_the_unsplit_batch(token_budget: int, order: tuple[i
     assert got.keys() == expected.keys()
     for name, grad in got.items():
         torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_a_loss_that_acts_on_idle_rows_gets_them() -> None:
+    def surprise(logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, Statistics]:
+        return (tokens.weights_K * logprobs_K).sum(), {"logprob": logprobs_K.sum()}
+
+    model = tiny_model()
+    batch = on_policy(model, random_segments((12, 9)), advantages=(0, 0))
+    config = TrainerConfig(loss="<surprise>")
+    stats = Trainer(model, config, total_steps=1, loss=make_loss(config, surprise)).update(batch)
+    assert stats.skipped is None
+    assert stats.grad_norm > 0
+    assert stats.loss_statistics["logprob"] == pytest.approx(-stats.entropy)
+    idle = Trainer(tiny_model(), TrainerConfig(), total_steps=1).update(batch)
+    assert idle.skipped == "every advantage is 0: within each group all rewards are equal"
+    assert idle.loss_statistics == {"clip_fraction": 0.0}
 
 
 def test_on_policy_update_reports_a_ratio_of_one_and_learns() -> None:
@@ -299,7 +316,7 @@ def test_batches_that_cannot_be_trained_on_are_refused() -> None:
         trainer.update(replace(batch, temperature=0.0))
     assert batch.advantages_N is not None
     batch.advantages_N[3] = float("nan")
-    with pytest.raises(RunError, match="advantage of token 3"):
+    with pytest.raises(RunError, match="gave nan for token 3"):
         trainer.update(batch)
 
 

@@ -19,6 +19,7 @@ def test_the_short_names_are_frozen() -> None:
         "estimator",
         "eval-every",
         "group-size",
+        "loss",
         "lr",
         "max-turns",
         "model",

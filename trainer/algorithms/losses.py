@@ -1,0 +1,211 @@
+"""Policy losses: from the logprobs of a micro-batch's trained tokens to a sum and statistics.
+
+Suffixes: K trained tokens of a micro-batch, N tokens of the batch, R rows.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# torch is typed in part only.
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.config.seams import Seam, check_function, instance_of
+from agentrl.errors import AgentrlError, ConfigError, RunError
+from agentrl.tools import user_code
+from agentrl.trainer.algorithms.made_up import made_up_batch
+from agentrl.trainer.algorithms.policy_loss import policy_loss
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.device import memory_errors
+from agentrl.types import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedTokens:
+    """What a loss is given beside the policy's logprobs; all of it aligned with them."""
+
+    behavior_K: Tensor
+    """The logprobs that they were sampled with."""
+    advantages_K: Tensor
+    weights_K: Tensor
+    """What each counts in the sum."""
+    row_K: Tensor
+    """The row of the batch that each is in; a row is never spread over micro-batches."""
+    source_K: NDArray[np.int64]
+    """Where in the flat arrays of the batch each is."""
+    batch: Batch
+
+
+Statistics = Mapping[str, float | Tensor]
+PolicyLoss = Callable[[Tensor, TrainedTokens], tuple[Tensor, Statistics]]
+"""Gives a sum over the tokens, which the trainer divides once by their number in the whole step.
+
+Each statistic is a sum too; `metrics.jsonl` has its mean over the step's tokens as `loss/NAME`.
+"""
+
+
+def clip(
+    logprobs_K: Tensor, tokens: TrainedTokens, *, low: float, high: float
+) -> tuple[Tensor, Statistics]:
+    """The clipped surrogate of PPO, `policy_loss`."""
+    result = policy_loss(
+        logprobs_K, tokens.behavior_K, tokens.advantages_K, tokens.weights_K, low=low, high=high
+    )
+    return result.total, {"clip_fraction": result.num_clipped}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedLoss:
+    """A loss that was tried; what it gives is checked each time."""
+
+    label: str
+    function: PolicyLoss
+    token_budget: int
+    names: tuple[str, ...] = ()
+    """Of its statistics."""
+    is_active_everywhere: bool = False
+    """True if it has a gradient where the advantage is 0 too."""
+
+    def __call__(self, logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, list[float]]:
+        """The sum, and the statistics in the order of `names`; raises RunError."""
+        total, found = self.measure(logprobs_K, tokens)
+        if tuple(sorted(found)) != self.names:
+            raise RunError(
+                f"{self.label} gave the statistics {_listed(found)}, expected the same names as "
+                f"at the start ({_listed(self.names)})"
+            )
+        return total, [found[name] for name in self.names]
+
+    def measure(self, logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, dict[str, float]]:
+        """The sum and its statistics; raises RunError if they are not what they have to be."""
+        with user_code(self.label, fault=RunError), memory_errors(self.token_budget):
+            result = cast("object", self.function(logprobs_K, tokens))
+        total, found = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
+        if not isinstance(total, Tensor) or total.ndim or not isinstance(found, Mapping):
+            raise RunError(
+                f"{self.label} gave {_shown(result)}, expected a scalar tensor and a mapping of "
+                "statistics"
+            )
+        if torch.is_grad_enabled() and not total.requires_grad:
+            raise RunError(f"{self.label} gave a sum without a gradient; compute it by logprobs_K")
+        with user_code(f"{self.label}: a statistic", fault=RunError):
+            return total, {str(name): float(_detached(value)) for name, value in found.items()}
+
+
+def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:
+    """The configured loss, tried on made-up tokens; `given` is it where it is an object.
+
+    Raises:
+        ConfigError: there is none, or what it gives is not what it has to be.
+    """
+    built_in = {"clip": partial(clip, low=config.clip.low, high=config.clip.high)}
+    seam = Seam("loss", built_in, "agentrl.losses")
+    label = seam.label(config.loss)
+    found = instance_of(seam.find(config.loss if given is None else given), label)
+    check_function(found, label, "logprobs_K", "tokens")
+    loss = CheckedLoss(
+        label=label, function=cast("PolicyLoss", found), token_budget=config.token_budget
+    )
+    try:
+        return _tried(loss, in_pieces=config.sequence_parallel > 1)
+    except AgentrlError as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(f"{said}; it was tried on made-up tokens") from error
+
+
+def trained_tokens(
+    batch: Batch,
+    source_K: NDArray[np.int64],
+    advantages_N: NDArray[np.float32],
+    weights_K: NDArray[np.float32],
+    like: Tensor,
+) -> TrainedTokens:
+    """What a loss is given, on the device and in the number format of its logprobs."""
+    row_K = np.searchsorted(batch.offsets_R1, source_K, side="right") - 1
+    return TrainedTokens(
+        behavior_K=torch.from_numpy(batch.logprobs_N[source_K]).to(like),
+        advantages_K=torch.from_numpy(advantages_N[source_K]).to(like),
+        weights_K=torch.from_numpy(weights_K).to(like),
+        row_K=torch.from_numpy(row_K).to(like.device),
+        source_K=source_K,
+        batch=batch,
+    )
+
+
+def _tried(loss: CheckedLoss, *, in_pieces: bool) -> CheckedLoss:
+    """The loss with what a trial tells of it; raises RunError if it is not additive."""
+    batch = made_up_batch()
+    all_K = np.flatnonzero(batch.mask_N)
+    advantages_N = np.where(batch.mask_N, np.linspace(-1, 2, batch.num_tokens), 0.0)
+    whole, gradient_K, names = _try_on(loss, batch, all_K, advantages_N)
+    nothing, _, _ = _try_on(loss, batch, all_K[:0], advantages_N)
+    row_K = np.searchsorted(batch.offsets_R1, all_K, side="right") - 1
+    rows = [_try_on(loss, batch, all_K[row_K == r], advantages_N)[0] for r in range(batch.num_rows)]
+    if nothing != 0 or not _is_close(sum(rows), whole):
+        raise RunError(
+            f"{loss.label} gives {whole:g} for {batch.num_rows} rows together, {sum(rows):g} for "
+            f"them one by one and {nothing:g} for no token: expected a sum over tokens, which the "
+            "trainer divides by their number"
+        )
+    tokens = [_try_on(loss, batch, np.array([k]), advantages_N)[0] for k in all_K]
+    if in_pieces and not _is_close(sum(tokens), whole):
+        raise RunError(f"{loss.label} needs whole rows: set trainer.sequence_parallel to 1")
+    if not torch.isfinite(gradient_K).all():
+        raise RunError(f"{loss.label} has a gradient that is not finite")
+    _, idle_K, _ = _try_on(loss, batch, all_K, np.zeros(batch.num_tokens))
+    return CheckedLoss(
+        label=loss.label,
+        function=loss.function,
+        token_budget=loss.token_budget,
+        names=names,
+        is_active_everywhere=bool(idle_K.any()),
+    )
+
+
+def _try_on(
+    loss: CheckedLoss,
+    batch: Batch,
+    source_K: NDArray[np.int64],
+    advantages_N: NDArray[np.float64],
+) -> tuple[float, Tensor, tuple[str, ...]]:
+    """The sum, its gradient by the logprobs, and the names of the statistics."""
+    moved_K = batch.logprobs_N[source_K] + np.linspace(-0.3, 0.3, batch.num_tokens)[source_K]
+    logprobs_K = torch.tensor(moved_K, dtype=torch.float32, requires_grad=True)
+    weights_K = np.ones(len(source_K), dtype=np.float32)
+    tokens = trained_tokens(
+        batch, source_K, advantages_N.astype(np.float32), weights_K, logprobs_K.detach()
+    )
+    with torch.enable_grad():
+        total, found = loss.measure(logprobs_K, tokens)
+        torch.autograd.backward(total)
+    assert logprobs_K.grad is not None
+    return float(total.detach()), logprobs_K.grad, tuple(sorted(found))
+
+
+def _detached(value: float | Tensor) -> float | Tensor:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _is_close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5)
+
+
+def _listed(names: object) -> str:
+    return ", ".join(map(str, cast("tuple[str, ...]", names))) or "none"
+
+
+def _shown(result: object) -> str:
+    if isinstance(result, Tensor):
+        return f"a tensor of shape {tuple(result.shape)} alone"
+    if isinstance(result, tuple) and result and isinstance(result[0], Tensor):
+        kinds = ", ".join(type(item).__name__ for item in cast("tuple[object, ...]", result))
+        return f"({kinds}), the first of shape {tuple(result[0].shape)}"
+    return f"a {type(result).__name__}"
