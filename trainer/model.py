@@ -87,7 +87,7 @@ def _find_dropouts(model: PreTrainedModel) -> dict[str, float]:
     modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
     for name, module in modules:
         own = {f"{name}.{key}": value for key, value in _dropouts(vars(module)).items()}
-        if isinstance(module, _DropoutNd) and module.p > 0:
+        if isinstance(module, _DropoutNd) and module.p != 0:
             own[f"{name}.p"] = module.p
         # What a pass reads of the config by itself.
         read = inspect.unwrap(type(module).forward).__code__.co_names
@@ -101,7 +101,7 @@ def _dropouts(settings: Mapping[str, object]) -> dict[str, float]:
         for key, value in settings.items()
         if any(part in key for part in ("dropout", "_pdrop", "jitter"))
         and isinstance(value, int | float)
-        and not value <= 0  # also what is no number
+        and value != 0  # also what is no number or below: torch takes neither
     }
 
 

@@ -4,6 +4,7 @@
 # safetensors and torch are typed in part only.
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,12 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 1,
     "max_position_embeddings": 256,
 }
+
+
+def rope(**parameters: object) -> dict[str, object]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **parameters}}
+
+
 UP = "model.layers.1.mlp.up_proj.weight"
 EXPERT = "model.layers.1.block_sparse_moe.experts"
 
@@ -224,7 +231,21 @@ def test_an_index_must_agree_with_its_files(
         ({"hidden_size": float("nan")}, "hidden_size"),
         ({"num_hidden_layers": 3}, "missing: model.layers.2"),
         ({"num_hidden_layers": 1}, "unexpected: model.layers.1"),
-        ({"num_attention_heads": 0}, "transformers can make no model"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, but it is expected to be at least"),
+        ({"num_attention_heads": "2"}, "'num_attention_heads' expected int, got str"),
+        ({"num_key_value_heads": -1}, "num_key_value_heads is -1, but it is expected to be at"),
+        ({"vocab_size": 0}, "has 768 ids, but the model knows 0"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps is -1e-06, but it is expected to be between 0"),
+        ({"layer_types": ["full_attention"]}, "must be equal to the number of `layer_types` (1)"),
+        ({"attention_dropout": -1}, "set attention_dropout to 0"),
+        (rope(rope_theta=0), "rope_parameters.rope_theta is 0, but it is expected to be a number"),
+        (rope(rope_theta=-1e4), "rope_theta is -10000, but it is expected to be a number above 0"),
+        (rope(rope_theta="1e4"), 'rope_theta is "1e4", but it is expected to be a number above 0'),
+        (rope(rope_theta=None), "rope_theta is null, but it is expected to be a number above 0"),
+        (rope(rope_theta=math.nan), "rope_theta is nan, but it is expected to be a number above"),
+        (rope(rope_type="linear", factor=0), "frequencies (inv_freq) that are not finite"),
+        (rope(rope_type="linear", factor=-2), '"factor": -2'),
+        (rope(rope_type="yarn", factor=0), "frequencies (inv_freq) that are not finite"),
         ({"hidden_act": "unheard"}, "unheard"),
         ({"hidden_size": "wide"}, "hidden_size"),
         ({"num_hidden_layers": 100_000}, "num_hidden_layers is 100000, but the files have 21 tens"),
@@ -351,11 +372,17 @@ def test_a_dropout_that_is_no_number_is_one(folder: Callable[[str], Path]) -> No
         refuse_dropout(check_files(noisy))
 
 
-@pytest.mark.parametrize("turns", [0.0, float("nan")])
-def test_a_config_without_numbers_is_refused(turns: float, folder: Callable[[str], Path]) -> None:
+def test_finite_weights_without_numbers_are_refused(folder: Callable[[str], Path]) -> None:
     empty = folder("llama")
-    configure(empty, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": turns})
+    rewrite(empty, lambda tensors: tensors[UP].fill_(3e38))
     assert "computes no numbers" in refused(empty, lambda it: LocalEngine(load_model(it)))
+
+
+def test_bases_and_bounds_of_other_settings_are_none(folder: Callable[[str], Path]) -> None:
+    """Zero where there is none of a thing, and a base that a model does without."""
+    whole = folder("llama")
+    configure(whole, rope_theta=None, shared_expert_size=0, q_lora_rank=0, other={"rope_theta": 7})
+    check_files(whole)
 
 
 def test_a_mixture_of_one_expert_is_served() -> None:

@@ -8,7 +8,6 @@ know, and says so in a report. Here it loads tensors without numbers, and the re
 # pyright: reportUnknownArgumentType=false
 # (parts of torch, safetensors and transformers are not typed)
 
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping
@@ -34,6 +33,7 @@ from transformers import __version__ as transformers_version
 from agentrl.engine.experts import check_chosen
 from agentrl.engine.local.models.files import read_json, weight_files, weight_map
 from agentrl.engine.local.models.quiet import quiet
+from agentrl.engine.local.models.settings import check_frequencies, check_numbers, settings_of
 from agentrl.errors import ConfigError
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -46,13 +46,6 @@ _SHAPE = (
     "vocab_size",
 )
 """What engine and trainer read of a config."""
-_LAYERS = re.compile(r"^(?:num_hidden_layers|num_layers|n_layers?)$")
-_EXPERTS = re.compile(r"(?:^|_)experts$")
-_SIDES = re.compile(
-    r"(?<!window)(?<!chunk)(?<!block)_(?:size|dim|heads|rank)$|^(?:n_embd|n_heads?|n_inner|d_\w+)$"
-)
-_SHARES = re.compile(r"^(?:partial_rotary_factor|rotary_pct)$")
-_POSITIONS = re.compile(r"^(?:\w*max_position_embeddings|n_positions|max_seq_len\w*)$")
 _EXPERT = re.compile(r"(?P<stack>.*\.experts)\.(?P<number>\d+)\.(?P<leaf>.*)")
 _SHOWN = 3
 """Names of tensors in a sentence."""
@@ -113,7 +106,8 @@ def check_files(folder: Path, auto: Any = AutoModelForCausalLM) -> PreTrainedMod
     """
     raw = _read_raw(folder)
     stored = stored_tensors(folder)
-    _check_sizes(folder, raw, stored)
+    shapes = [each.shape for each in stored.values()]
+    check_numbers(folder / "config.json", raw, shapes)
     check_chosen(folder)
     _check_generation(folder)
     settings = read_settings(folder)
@@ -140,6 +134,7 @@ def check_files(folder: Path, auto: Any = AutoModelForCausalLM) -> PreTrainedMod
             output_loading_info=True,
         )
     check_report(folder, report, not_plain=_not_plain(model, stored))
+    check_frequencies(folder, model)
     unknown = [key for key in _SHAPE if not isinstance(getattr(model.config, key, None), int)]
     if unknown:
         raise ConfigError(
@@ -172,8 +167,8 @@ def _read_raw(folder: Path) -> object:
             f"{path}: model_type {kind!r} is unknown to transformers {transformers_version}; "
             "choose another model, or install a version that knows it"
         )
-    for key, value in _settings_of(raw):
-        if key in _QUANTIZED and value:
+    for key, value in settings_of(raw):
+        if key.rpartition(".")[2] in _QUANTIZED and value:
             known = isinstance(value, dict)
             method = cast("dict[str, object]", value).get("quant_method") if known else value
             raise ConfigError(
@@ -182,29 +177,6 @@ def _read_raw(folder: Path) -> object:
                 "dequantized"
             )
     return raw
-
-
-def _check_sizes(folder: Path, raw: object, stored: Mapping[str, Stored]) -> None:
-    """Raise ConfigError for sizes that the files cannot have; to build such a model takes forever.
-
-    A layer has one tensor at least, a router a row for each expert, and no side of a tensor is
-    longer than it has numbers.
-    """
-    largest = max((math.prod(each.shape) for each in stored.values()), default=0)
-    longest = max((side for each in stored.values() for side in each.shape), default=0)
-    for key, value in _settings_of(raw):
-        for pattern, most, why in (
-            (_LAYERS, len(stored), f"the files have {len(stored):,} tensors"),
-            (_EXPERTS, longest, f"no tensor in the files has a side of more than {longest:,}"),
-            (_SIDES, largest, f"no tensor in the files has more than {largest:,} numbers"),
-            (_SHARES, 1, "it is a share"),
-            (_POSITIONS, 2**31, "places are told apart up to 2,147,483,648"),
-        ):
-            if isinstance(value, int | float) and value > most and pattern.search(key):
-                raise ConfigError(
-                    f"{folder / 'config.json'}: {key} is {value:g}, but {why}; download all files "
-                    "again, or correct the config"
-                )
 
 
 def stored_tensors(folder: Path) -> Mapping[str, Stored]:
@@ -269,14 +241,6 @@ def _check_generation(folder: Path) -> None:
             raise ConfigError(f"{path} is no JSON object; download it again, or remove it")
         with quiet(), library_errors(folder):
             GenerationConfig.from_pretrained(folder)
-
-
-def _settings_of(raw: object) -> Iterator[tuple[str, object]]:
-    """The settings of a config and of the configs in it, such as that of its text model."""
-    if isinstance(raw, dict):
-        for key, value in cast("dict[str, object]", raw).items():
-            yield key, value
-            yield from _settings_of(value)
 
 
 def _header(path: Path) -> Iterator[tuple[str, Stored]]:
