@@ -56,7 +56,8 @@ def num_runs(bugs: Sequence[Sequence[Decoy]]) -> int:
 
     def enough(runs: int, decoys: Sequence[Decoy]) -> bool:
         where = math.log2(_num_ways(runs))
-        return sum(where + decoy.secret for decoy in _chosen(decoys)) >= _DECISIONS
+        chosen = disjoint(sorted(decoys, key=lambda decoy: -decoy.secret))
+        return sum(where + decoy.secret for decoy in chosen) >= _DECISIONS
 
     for runs in range(2, MOST_RUNS + 1):
         if all(enough(runs, decoys) for decoys in bugs):
@@ -67,10 +68,6 @@ def num_runs(bugs: Sequence[Sequence[Decoy]]) -> int:
 def _num_ways(runs: int) -> int:
     """In how many ways a decoy can be in some of the runs and out of others."""
     return (1 << runs) - 2
-
-
-def _chosen(decoys: Sequence[Decoy]) -> list[Decoy]:
-    return disjoint(sorted(decoys, key=lambda decoy: -decoy.secret))
 
 
 def disjoint(decoys: Sequence[Decoy]) -> list[Decoy]:
@@ -99,9 +96,9 @@ def draw_runs(
     if not runs:
         return []
     # What is hard to guess first, and of each bug one before the second of any.
-    ranked = [sorted(_shuffled(decoys, rng), key=lambda d: -d.secret) for decoys in bugs]
+    ranked = [sorted(found, key=lambda d: (-d.secret, rng.random())) for found in bugs]
     turns = [decoy for turn in itertools.zip_longest(*ranked) for decoy in turn if decoy]
-    for decoy in disjoint([*turns, *_shuffled(others, rng)]):
+    for decoy in disjoint([*turns, *rng.sample([*others], len(others))]):
         drawn = rng.randint(1, _num_ways(len(runs)))
         for number, run in enumerate(runs):
             if drawn >> number & 1:
@@ -109,15 +106,20 @@ def draw_runs(
     return runs
 
 
-def _shuffled(decoys: Sequence[Decoy], rng: random.Random) -> list[Decoy]:
-    return rng.sample([*decoys], len(decoys))
-
-
 def rewrite_files(
     texts: Mapping[str, str], decoys: Sequence[Decoy], *, by_log: bool = False
 ) -> dict[str, str]:
-    """Test files as a run has them, by name; see `rewriting.rewrite_tests`."""
+    """Test files and what they read as a run has them, by name; see `rewriting.rewrite_tests`."""
     changes: dict[str, dict[Place, str]] = defaultdict(dict)
     for decoy in decoys:
         changes[decoy.file][decoy.place] = decoy.to
-    return {f: rewrite_tests(text, changes[f], by_log=by_log) for f, text in texts.items()}
+    made = {f: _replaced(text, changes[f]) for f, text in texts.items() if not f.endswith(".py")}
+    tests = {f: text for f, text in texts.items() if f not in made}
+    return made | {f: rewrite_tests(t, changes[f], by_log=by_log) for f, t in tests.items()}
+
+
+def _replaced(text: str, changes: Mapping[Place, str]) -> str:
+    """A file of data with other values; the columns of their places count from its beginning."""
+    for place in sorted(changes, reverse=True):
+        text = text[: place[1]] + changes[place] + text[place[3] :]
+    return text

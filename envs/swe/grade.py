@@ -66,7 +66,7 @@ class Grading:
     test_files: Mapping[str, str] = field(default_factory=dict[str, str])
     timeout_s: float = 300.0
     rewritten: tuple[str, ...] = ()
-    """Test files that run as `rewriting.py` makes them."""
+    """Test files that run as `rewriting.py` makes them, and what they read that has decoys."""
     bugs: tuple[tuple[Decoy, ...], ...] = ()
     """The decoys that decide about each bug; empty: nothing guards the task."""
     others: tuple[Decoy, ...] = ()
@@ -108,6 +108,7 @@ def of_task(task: RepairTask, package: Package, *, root: str, tools: str) -> Gra
         root: the package with the task's bugs and with its tests, in the sandbox.
         tools: what `install_tools` made, in the sandbox.
     """
+    files = {*package.tests, *(decoy.file for decoy in package.decoys)}
     return Grading(
         root=root,
         fail_to_pass=task.fail_to_pass,
@@ -120,7 +121,7 @@ def of_task(task: RepairTask, package: Package, *, root: str, tools: str) -> Gra
             [mutation.file for mutation in task.mutations],
         ),
         timeout_s=30 + 20 * package.seconds,
-        rewritten=tuple(file for file in package.tests if file not in package.as_they_are),
+        rewritten=tuple(sorted(files.difference(package.as_they_are))),
         bugs=tuple(tuple(package.decoys[i] for i in bug) for bug in task.deciding),
         others=package.decoys,
     )
@@ -155,7 +156,7 @@ def of_instance(instance: Instance, *, root: str, tools: str = "") -> Grading:
         arguments=arguments,
         paths=paths,
         # What the reference repairs may hold tests too, as doctests.
-        seal=Seal(brought | (_files_of(tests) - sources), sources),
+        seal=Seal(brought | ({file_of(test) for test in tests if "::" in test} - sources), sources),
         test_patch=instance.test_patch,
         test_files=instance.test_files,
     )
@@ -164,10 +165,6 @@ def of_instance(instance: Instance, *, root: str, tools: str = "") -> Grading:
         fail_to_pass=tuple(map(grading.id_of, grading.fail_to_pass)),
         pass_to_pass=tuple(map(grading.id_of, grading.pass_to_pass)),
     )
-
-
-def _files_of(tests: Sequence[str]) -> frozenset[str]:
-    return frozenset(file_of(test) for test in tests if "::" in test)
 
 
 async def grade(
@@ -230,11 +227,13 @@ async def run_tests(
     if said:
         raise BadReport(f"the patch does not apply: {said}")
     key, argv = secrets.token_bytes(32), grading.command.argv
+    arguments = [*OPTIONS, *grading.arguments]
+    request = Request(root=grading.root, paths=grading.paths, arguments=arguments)
     done = await sandbox.exec(
         [*argv, *grading.arguments] if grading.by_log else [*argv, RUNNER_PLACE],
         cwd=grading.root,
         env=_ENVIRONMENT if grading.by_log else {**_ENVIRONMENT, **_NO_PATH},
-        stdin=b"" if grading.by_log else _request(grading).to_bytes(key),
+        stdin=b"" if grading.by_log else request.to_bytes(key),
         timeout_s=grading.timeout_s,
         max_output=_MOST_OUTPUT,
         kill_leftovers=True,
@@ -309,10 +308,6 @@ async def _write_texts(sandbox: Sandbox, grading: Grading, texts: Mapping[str, s
     files = {posixpath.join(grading.root, name): text.encode() for name, text in texts.items()}
     if files:
         await sandbox.write_files(files)
-
-
-def _request(grading: Grading) -> Request:
-    return Request(root=grading.root, paths=grading.paths, arguments=[*OPTIONS, *grading.arguments])
 
 
 def _report_of(grading: Grading, done: ExecResult, key: bytes) -> Report:

@@ -156,7 +156,8 @@ def _r2e(fields: Mapping[str, object], common: Instance) -> Instance:
     expected = _mapping(fields, "expected")
     executed = _mapping(fields, "executed")
     passing = [test for test, outcome in expected.items() if outcome == "PASSED"]
-    old = {tail(test) for test, o in _old(executed).items() if o == "passed"}
+    log = parse_pytest(str(executed.get("old_commit_res_stdout", "")))
+    old = {tail(test) for test, outcome in log.items() if outcome == "passed"}
     names, codes = (executed.get(f"test_file_{key}", []) for key in ("names", "codes"))
     if not isinstance(names, list) or not isinstance(codes, list):
         raise _Unreadable("test_file_names and test_file_codes are no lists")
@@ -193,10 +194,6 @@ def _change(commit: Mapping[str, object]) -> str:
             case _:
                 pass
     return make_patch(before, after)
-
-
-def _old(executed: Mapping[str, object]) -> Mapping[str, str]:
-    return parse_pytest(str(executed.get("old_commit_res_stdout", "")))
 
 
 def tail(test: str) -> str:

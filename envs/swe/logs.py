@@ -45,6 +45,11 @@ _UNITTEST_END: Final = re.compile(
 _TAP: Final = re.compile(
     r"(not )?ok\b\s*(\d+)?(?:\s*-\s*|\s+|$)(.*?)(?:\s*#\s*(skip|todo)\S*.*)?$", re.IGNORECASE
 )
+_TAP_OUTCOMES: Final[Mapping[str, tuple[Outcome, Outcome]]] = {
+    "skip": ("skipped", "skipped"),
+    "todo": ("xpassed", "xfailed"),
+}
+"""Of `ok` and of `not ok`."""
 _BAD: Final = ("failed", "error")
 _TOLD: Final = re.compile(rf"^{SAW} (.+)$", re.MULTILINE)
 
@@ -134,12 +139,8 @@ def _tap_lines(log: str) -> Iterator[tuple[str, Outcome]]:
         number = int(match[2]) if match[2] else number + 1
         name = match[3].replace("\\#", "#").strip() or str(number)
         directive = (match[4] or "").lower()
-        if directive == "skip":
-            yield name, "skipped"
-        elif directive == "todo":
-            yield name, "xfailed" if match[1] else "xpassed"
-        else:
-            yield name, "failed" if match[1] else "passed"
+        outcomes = _TAP_OUTCOMES.get(directive, ("passed", "failed"))
+        yield name, outcomes[bool(match[1])]
 
 
 def read_saws(log: str) -> dict[str, Saw]:

@@ -125,7 +125,8 @@ class PublicRepair:
         """None is needed for a folder; a Dockerfile's is named by what stands in it."""
         if self.folder:
             return ""
-        return self.instance.image or f"agentrl-instance:{_digest(self.instance.dockerfile)}"
+        digest = hashlib.blake2b(self.instance.dockerfile.encode(), digest_size=8).hexdigest()
+        return self.instance.image or f"agentrl-instance:{digest}"
 
     @property
     def dockerfile(self) -> str:
@@ -239,10 +240,6 @@ def _public(instance: Instance, repos: str, place: str) -> Repair:
             "OWNER__NAME, by --env.repos"
         )
     return PublicRepair(instance=instance, folder=folder, place=place)
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _packed(root: Path, changed: Mapping[str, str], left_out: frozenset[str]) -> Tree:

@@ -9,7 +9,7 @@ import hmac
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast, get_args
 
@@ -39,14 +39,7 @@ class Request:
 
     def to_bytes(self, key: bytes) -> bytes:
         """One line for the runner's standard input."""
-        fields = {
-            "key": key.hex(),
-            "root": self.root,
-            "paths": [*self.paths],
-            "arguments": [*self.arguments],
-            "watch": [*self.watch],
-        }
-        return json.dumps(fields).encode() + b"\n"
+        return json.dumps({**asdict(self), "key": key.hex()}).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ Under a command that is not ours the files themselves load what they call, and s
 """
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -20,10 +21,8 @@ Place: TypeAlias = tuple[int, int, int, int]
 """Of an expression in the file as it is: first line and column, last line and column."""
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 SAW: Final = "_agentrl_saw"
-EQUALITIES: Final = frozenset(
-    {"assertEqual", "assertEquals", "assertIs", "assertListEqual", "assertTupleEqual"}
-    | {"assertDictEqual", "assertSetEqual", "assertSequenceEqual", "assertMultiLineEqual"}
-    | {"assertAlmostEqual", "assertCountEqual"}
+_EQUALITY: Final = re.compile(
+    "assert(Is|Equals?|(List|Tuple|Dict|Set|Sequence|MultiLine|Almost|Count)Equal)"
 )
 _NO_SIDES: Final = frozenset({"msg", "places", "delta", "seq_type", None})
 """Their keywords that compare nothing."""
@@ -49,11 +48,12 @@ def comparisons(statement: ast.stmt) -> Iterator[tuple[ast.Compare | ast.Call, l
             tests: Sequence[ast.expr] = parts
         case ast.Assert(test=test):
             tests = [test]
-        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name)) as call) if name in EQUALITIES:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name)) as call):
             named = [keyword for keyword in call.keywords if keyword.arg not in _NO_SIDES]
             named.sort(key=lambda keyword: str(keyword.arg))
             sides = [*call.args, *(keyword.value for keyword in named)][:2]
-            if len(sides) == 2 and not any(isinstance(side, ast.Starred) for side in sides):
+            is_whole = len(sides) == 2 and not any(isinstance(s, ast.Starred) for s in sides)
+            if _EQUALITY.fullmatch(name) and is_whole:
                 yield call, sides
             return
         case _:
@@ -81,7 +81,7 @@ def rewrite_tests(text: str, changes: Mapping[Place, str], *, by_log: bool = Fal
     rewriter, tree = _Rewriter(changes, by_log=by_log), ast.parse(text)
     rewriter.visit(tree)
     if by_log:
-        first = next((i for i, s in enumerate(tree.body) if not _is_future(s)), len(tree.body))
+        first = sum(getattr(node, "module", "") == "__future__" for node in tree.body)
         tree.body[first:first] = ast.parse(_LOAD).body
     ast.fix_missing_locations(tree)
     if rewriter.num_changed != len(changes):
@@ -110,7 +110,7 @@ class _Rewriter(ast.NodeTransformer):
             node.msg = None
         if isinstance(node, ast.Call):
             _drop_words(node)
-        if isinstance(node, ast.With) and self._by_log:
+        if self._by_log:
             _tell_subtest(node)
         return self._visit_parts(node)
 
@@ -133,23 +133,21 @@ def _teller(case: Sequence[ast.expr], *more: ast.keyword) -> ast.withitem:
     return ast.withitem(ast.Call(ast.Name(_TELL, ast.Load()), args=[*case], keywords=[*more]))
 
 
-def _tell_subtest(node: ast.With) -> None:
+def _tell_subtest(node: ast.AST) -> None:
     """What fails within a subtest goes no further than that."""
-    match node.items[-1].context_expr:
-        case ast.Call(func=ast.Attribute(value=case, attr="subTest")):
-            inside = ast.keyword("inside", ast.Constant(value=True))
-            node.items.append(_teller([case], inside))
+    match node:
+        case ast.With(items=[*_, ast.withitem(ast.Call(ast.Attribute(case, "subTest")))]):
+            node.items.append(_teller([case], ast.keyword("inside", ast.Constant(value=True))))
         case _:
             pass
 
 
-def _is_future(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
-
-
 def _tell_comparisons(statement: ast.stmt) -> None:
-    for node, (left, right) in comparisons(statement):
-        told = [_told(site_of(node), side, value) for side, value in enumerate((left, right))]
+    for node, sides in comparisons(statement):
+        told: list[ast.expr] = []
+        for side, value in enumerate(sides):
+            about = [ast.Constant(site_of(node)), ast.Constant(side), value]
+            told.append(ast.Call(ast.Name(SAW, ast.Load()), args=about, keywords=[]))
         if isinstance(node, ast.Compare):
             node.left, node.comparators = told[0], told[1:]
         else:
@@ -157,21 +155,15 @@ def _tell_comparisons(statement: ast.stmt) -> None:
             node.keywords = [k for k in node.keywords if k.arg in _NO_SIDES]
 
 
-def _told(site: str, side: int, value: ast.expr) -> ast.expr:
-    about = [ast.Constant(site), ast.Constant(side)]
-    return ast.Call(func=ast.Name(SAW, ast.Load()), args=[*about, value], keywords=[])
-
-
 def _drop_words(call: ast.Call) -> None:
     """Messages, and ids that a value or a hand has made; their number stays."""
     name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
-    if name in EQUALITIES:
-        call.keywords = [keyword for keyword in call.keywords if keyword.arg != "msg"]
+    is_equality = _EQUALITY.fullmatch(name)
+    word = "msg" if is_equality else {"param": "id", "parametrize": "ids"}.get(name)
+    call.keywords = [keyword for keyword in call.keywords if not word or keyword.arg != word]
+    if is_equality:
         del call.args[2 if name != "assertAlmostEqual" else 4 :]
-    elif name == "param":
-        call.keywords = [keyword for keyword in call.keywords if keyword.arg != "id"]
     elif name == "parametrize":
-        call.keywords = [keyword for keyword in call.keywords if keyword.arg != "ids"]
         call.keywords.append(ast.keyword(arg="ids", value=_IDS))
         del call.args[3:]
     elif name == "fixture":
@@ -184,8 +176,7 @@ def _number_params(call: ast.Call) -> None:
     params = named.get("params")
     if isinstance(params, ast.List | ast.Tuple):
         ids = ast.List([ast.Constant(f"c{i}") for i in range(len(params.elts))], ast.Load())
-        call.keywords = [keyword for keyword in call.keywords if keyword.arg != "ids"]
-        call.keywords.append(ast.keyword(arg="ids", value=ids))
+        call.keywords = [*(k for k in call.keywords if k.arg != "ids"), ast.keyword("ids", ids)]
 
 
 def _drop_docstring(node: ast.AST) -> None:

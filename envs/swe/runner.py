@@ -182,22 +182,16 @@ class Outcomes:
         self._write = write
         self._worst: dict[str, str] = {}
         self._saw: list[object] = []
-        self._comparisons = Comparisons()
-        setattr(builtins, SAW, self._comparisons.saw)
+        self.comparisons = Comparisons()
+        setattr(builtins, SAW, self.comparisons.saw)
         self.num_tests = 0
-
-    def open(self) -> None:
-        """A test begins."""
-        self._comparisons.begin()
 
     def add(self, test: str, outcome: str) -> None:
         """One phase of a test; a failure is never forgotten, a skip only for a failure."""
-        before = self._worst.get(test, "passed")
+        before = self._worst.setdefault(test, "passed")
         if before not in BAD and outcome != "passed":
             # Now: a test goes on behind a subtest that failed.
-            self._worst[test], self._saw = outcome, self._comparisons.told()
-        else:
-            self._worst.setdefault(test, before)
+            self._worst[test], self._saw = outcome, self.comparisons.told()
 
     def close(self, test: str) -> None:
         """The test is over."""
@@ -205,6 +199,10 @@ class Outcomes:
         outcome = self._worst.pop(test, "error")
         saw = self._saw if outcome == "failed" else []
         self._write({"event": "test", "id": test, "outcome": outcome, "saw": saw})
+
+    def finish(self, status: int) -> None:
+        """The last line: a report without it is of a run that did not come to its end."""
+        self._write({"event": "end", "tests": self.num_tests, "status": status})
 
 
 def watch_plugins(watch: Sequence[str], write: Callable[[dict[str, object]], None]) -> list[object]:
@@ -238,7 +236,7 @@ def run_pytest(
             outcomes.add(report.nodeid, kind)
 
         def pytest_runtest_logstart(self) -> None:
-            outcomes.open()
+            outcomes.comparisons.begin()
 
         @pytest.hookimpl(trylast=True)
         def pytest_runtest_logfinish(self, nodeid: str) -> None:
@@ -250,12 +248,7 @@ def run_pytest(
                 write({"event": "collect", "id": report.nodeid, "error": said[-1][:300]})
 
     status = int(pytest.main([*arguments], plugins=[Reporter(), *plugins]))
-    return finish(outcomes, status, write)
-
-
-def finish(outcomes: Outcomes, status: int, write: Callable[[dict[str, object]], None]) -> int:
-    """The last line: a report without it is of a run that did not come to its end."""
-    write({"event": "end", "tests": outcomes.num_tests, "status": status})
+    outcomes.finish(status)
     return status
 
 

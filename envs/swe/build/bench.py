@@ -1,5 +1,6 @@
 """A working copy of a package, in which bugs are planted and repaired one after the other."""
 
+import contextlib
 import itertools
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from agentrl.envs.swe.build.archive import Archive, install_tools, unpack
+from agentrl.envs.swe.build.data_files import MOST_BYTES, MOST_FILES, is_data
 from agentrl.envs.swe.build.layout import Layout, layout
 from agentrl.envs.swe.build.suite import Suite, SuiteRun, SuiteRunner
 from agentrl.envs.swe.report import Outcome, by_file, function_of
@@ -37,7 +39,7 @@ class Bench:
     layout: Layout
     suite: Suite
     texts: Mapping[str, str]
-    """The test files that run rewritten, as they are."""
+    """The test files that run rewritten, as they are, and what they read."""
     as_they_are: tuple[str, ...]
     """The test files that do not, for their tests notice."""
     tests: tuple[str, ...]
@@ -154,7 +156,19 @@ def _rewrite(name: str, suite: Suite) -> tuple[dict[str, str], tuple[str, ...]]:
     found = by_file(report.outcomes) if report else {}
     for file in [file for file in texts if found.get(file) != plain[file]]:
         write(suite.root / file, texts.pop(file).encode())
-    return texts, tuple(sorted(plain.keys() - texts.keys()))
+    return {**_data(suite.root, [*texts]), **texts}, tuple(sorted(plain.keys() - texts.keys()))
+
+
+def _data(root: Path, tests: Sequence[str]) -> dict[str, str]:
+    """What tests may read, in their folders."""
+    found: dict[str, str] = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        small = path.is_file() and path.stat().st_size < MOST_BYTES
+        if small and is_data(name, tests) and len(found) < MOST_FILES:
+            with contextlib.suppress(ValueError):
+                found[name] = path.read_bytes().decode()
+    return found
 
 
 def _run_alone(suite: Suite, hash_seed: int) -> SuiteRun:

@@ -6,6 +6,7 @@ The runs are somebody else's: the builder's on this machine, or an instance's in
 """
 
 import ast
+import itertools
 import random
 import re
 from collections import defaultdict
@@ -13,6 +14,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from agentrl.envs.swe.build.data_files import bare, find_data_spots, written_as
 from agentrl.envs.swe.build.other_values import other_value, secrecy
 from agentrl.envs.swe.build.spots import Spot, find_spots, is_literal
 from agentrl.envs.swe.decoys import Decoy, disjoint, rewrite_files
@@ -24,8 +26,8 @@ MOST_ROUNDS: Final = 24
 _MOST_JOINT: Final = 20
 _OPENED: Final = re.compile(r"[\w.]*[(\[{]")
 """The classes in a value's text."""
-Observed: TypeAlias = Mapping[tuple[str, str], Sequence[Saw]]
-"""What wrong programs gave, by file and site."""
+Observed: TypeAlias = Sequence[tuple[str, Saw]]
+"""What wrong programs gave, each with the test file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ def search(
     """The decoys of test files: each alone in its test, and then together.
 
     Args:
-        texts: the test files by name, as they are.
+        texts: the test files by name, as they are, and what they read.
         tests: those that pass when the files are rewritten without decoys.
         observed: what wrong programs gave.
         rng: chooses.
@@ -92,30 +94,29 @@ def candidates(texts: Mapping[str, str], observed: Observed, rng: random.Random)
     """A wrong value for each literal that has one.
 
     Args:
-        texts: the test files by name, as they are.
+        texts: the test files by name, as they are, and what they read.
         observed: what wrong programs gave.
         rng: chooses.
     """
     found: list[Change] = []
-    for file, text in texts.items():
-        for spot in find_spots(file, text):
-            wrong = [*_wrong_values(spot, observed)]
-            other = other_value(spot.value, wrong, spot.siblings, rng)
-            if other is not None:
-                found.append(Change(spot=spot, to=other))
+    tests = {file: text for file, text in texts.items() if file.endswith(".py")}
+    in_tests = itertools.chain.from_iterable(itertools.starmap(find_spots, tests.items()))
+    for spot in (*in_tests, *find_data_spots(texts, observed)):
+        wrong = [*_wrong_values(spot, observed)]
+        other = other_value(spot.value, wrong, spot.siblings, rng)
+        if other is not None and written_as(spot, other):
+            found.append(Change(spot=spot, to=other))
     rng.shuffle(found)
     return found
 
 
 def _wrong_values(spot: Spot, observed: Observed) -> Iterator[object]:
     right = literal(spot.value)
-    for site, side in spot.sites.items():
-        for saw in observed.get((spot.file, site), ()):
-            if saw.sides[1 - side] == right:
-                try:
-                    yield ast.literal_eval(saw.sides[side])
-                except (ValueError, SyntaxError, MemoryError, RecursionError):
-                    continue
+    for file, saw in observed:
+        side = spot.sites.get(saw.site)
+        is_here = side is not None and file == spot.test_file and saw.sides[1 - side] == right
+        if side is not None and is_here and is_literal(saw.sides[side]):
+            yield ast.literal_eval(saw.sides[side])
 
 
 def rounds(found: Sequence[Change]) -> Iterator[list[Change]]:
@@ -127,7 +128,7 @@ def rounds(found: Sequence[Change]) -> Iterator[list[Change]]:
         later: list[Change] = []
         for candidate in left:
             spot = candidate.spot
-            cases = [taken[spot.file, name] for name in spot.users]
+            cases = [taken[spot.test_file, name] for name in spot.users]
             if any(known & {spot.case, ""} if spot.case else known for known in cases):
                 later.append(candidate)
                 continue
@@ -141,7 +142,10 @@ def rounds(found: Sequence[Change]) -> Iterator[list[Change]]:
 
 def as_decoys(chosen: Sequence[Change]) -> list[Decoy]:
     """The candidates of a round as decoys of which nothing is known, to write the files by."""
-    return [Decoy(file=c.spot.file, place=c.spot.place, to=repr(c.to), sees={}) for c in chosen]
+    return [
+        Decoy(file=c.spot.file, place=c.spot.place, to=str(written_as(c.spot, c.to)), sees={})
+        for c in chosen
+    ]
 
 
 def validated(
@@ -158,7 +162,7 @@ def validated(
     by_user: dict[tuple[str, str], list[Change]] = defaultdict(list)
     for candidate in chosen:
         for name in candidate.spot.users:
-            by_user[candidate.spot.file, name].append(candidate)
+            by_user[candidate.spot.test_file, name].append(candidate)
     found = {id(candidate): _Effects({}, [], []) for candidate in chosen}
     for test in tests:
         outcome, saw = report.outcomes.get(test), report.saws.get(test)
@@ -197,6 +201,10 @@ def _shows(candidate: Change, saw: Saw) -> bool:
     # Another repair's value may be written a bit longer.
     if UNKNOWN in (true, shown) or len(true) > MOST_TEXT // 2:
         return False
+    if spot.written:  # the file may hold what the program is given too
+        new, old = bare(candidate.to), bare(spot.value)
+        is_only_that = true.replace(old, new) == shown or shown.replace(new, old) == true
+        return true != shown and is_only_that
     if true == literal(spot.value):
         return True
     # In a call of `Fraction` and the like the literal is a part of what is shown. Where the classes
@@ -215,12 +223,14 @@ def _validated(candidate: Change, effects: _Effects, text: str) -> Validated | N
     decoy = Decoy(
         file=spot.file,
         place=spot.place,
-        to=repr(candidate.to),
+        to=str(written_as(spot, candidate.to)),
         site=site,
         side=side,
         sees={test: saw.sides[side] for test, saw in sorted(effects.shown.items())},
         spoils=tuple(sorted(effects.spoiled)),
-        secret=secrecy(spot.value, candidate.to, text.replace(repr(spot.value), "", 1)),
+        secret=secrecy(
+            spot.value, candidate.to, text.replace(spot.written or repr(spot.value), "", 1)
+        ),
     )
     return Validated(decoy=decoy, counts={t: saw.count for t, saw in effects.shown.items()})
 
@@ -231,7 +241,9 @@ def misfits(decoys: Sequence[Decoy], report: Report, tests: Sequence[str]) -> li
     bad: list[Decoy] = []
     for test in (*judged.wrong, *judged.fooled):
         mine = [decoy for decoy in decoys if test in decoy.sees]
-        bad += mine or [decoy for decoy in decoys if decoy.file == file_of(test)]
+        # A file of data may be read by any test.
+        here = (d for d in decoys if d.file == file_of(test) or not d.file.endswith(".py"))
+        bad += mine or here
     return bad
 
 

@@ -4,7 +4,6 @@ some bugs, one after the other -> what wrong programs give -> decoys -> all of t
 """
 
 import random
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final, cast
 
@@ -21,7 +20,7 @@ WRONG_PROGRAMS: Final = 24
 
 def observe(bench: Bench, bugs: Iterable[Candidate]) -> Observed:
     """What wrong programs give where tests fail by them."""
-    seen: dict[tuple[str, str], list[Saw]] = defaultdict(list)
+    seen: list[tuple[str, Saw]] = []
     for bug in bugs:
         try:
             broken, _ = mutated(bench.pristine, [bug.mutation])
@@ -29,8 +28,7 @@ def observe(bench: Bench, bugs: Iterable[Candidate]) -> Observed:
             continue
         with bench.changed(broken):
             report = bench.runner.run(bench.suite).report
-        for test, saw in report.saws.items() if report else ():
-            seen[file_of(test), saw.site].append(saw)
+        seen += [(file_of(t), saw) for t, saw in report.saws.items()] if report else []
     return seen
 
 

@@ -10,7 +10,7 @@ import itertools
 import posixpath
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, cast
@@ -19,13 +19,13 @@ from pydantic import ValidationError
 
 from agentrl.config import Config
 from agentrl.envs.swe.build.archive import cache_folder
-from agentrl.envs.swe.build.decoying import Validated, deciding, search
-from agentrl.envs.swe.decoys import Decoy, num_runs
+from agentrl.envs.swe.build.data_files import MOST_BYTES, MOST_FILES, is_data
+from agentrl.envs.swe.build.decoying import Search, Validated, deciding, search
+from agentrl.envs.swe.decoys import Decoy, num_runs, rewrite_files
 from agentrl.envs.swe.grade import Grading, put_tests, run_tests
 from agentrl.envs.swe.ids import digest_of, keep
 from agentrl.envs.swe.repair import PublicRepair, trees_of
 from agentrl.envs.swe.report import BadReport, Report, Saw, by_file, file_of
-from agentrl.envs.swe.rewriting import rewrite_tests
 from agentrl.envs.swe.worktree import fill
 from agentrl.sandboxes import Sandbox
 
@@ -99,10 +99,10 @@ class _Search:
     ) -> None:
         self._sandbox, self._repair, self._grading = sandbox, repair, grading
         self._rng = rng
+        self._expected = frozenset((*grading.fail_to_pass, *grading.pass_to_pass))
 
     async def run(self) -> Guard:
         """Search with the reference, and once without it for where the tests fail."""
-        expected = frozenset((*self._grading.fail_to_pass, *self._grading.pass_to_pass))
         # Tests are known here with their files, whatever the instance calls them.
         command = replace(self._grading.command, names="full")
         grading = replace(self._grading, command=command)
@@ -110,40 +110,53 @@ class _Search:
         if plain is None:
             return Guard()
         texts = await self._texts(sorted({file_of(t) for t in plain.passed() if "::" in t}))
-        called = _called(plain, texts.values(), expected, self._grading.name_of)
-        passed = plain.passed() & called.keys()
-        # What is left has a name that no rewritten file gives it.
+        called = self._called(plain, texts.values())
+        passed = frozenset(t for t, name in called.items() if name in self._expected)
+        passed &= plain.passed()
         named = {called[test] for test in passed}
-        whole = named == {self._grading.name_of(test) for test in plain.passed()} & expected
-        if not (whole and named.issuperset(self._grading.fail_to_pass)):
+        # What is left has a name that no rewritten file gives it.
+        left = {self._grading.name_of(t) for t in plain.passed()} & self._expected - named
+        if left or not named.issuperset(self._grading.fail_to_pass):
             return Guard()
         full = replace(grading, rewritten=tuple(texts))
         rewritten = await self._report(full)
         if rewritten is None:
             return Guard()
         before, after = by_file(plain.outcomes), by_file(rewritten.outcomes)
-        texts = {file: text for file, text in texts.items() if before[file] == after.get(file)}
+        texts = {file: text for file, text in texts.items() if before.get(file) == after.get(file)}
         pairs = _paired(plain, rewritten, texts.keys())
-        names = {
-            test: called.get(before) or self._grading.name_of(before)
-            for test, before in pairs.items()
-        }
+        names = {test: called[before] for test, before in pairs.items()}
         full = replace(grading, rewritten=tuple(texts))
         num_called = Counter(names.values())
         once = (test for test, name in names.items() if num_called[name] == 1)
         tests = frozenset(test for test in once if pairs[test] in passed)
-        found = await self._search(full, texts, tests, await self._told(texts))
         failing = await self._failing(full, names)
+        observed = [(file_of(test), saw) for test, saw in failing.items() if saw]
+        read = {**texts, **await self._texts(await self._data(texts))}
+        asking = search(read, tests, observed, self._rng, await self._told(read))
+        found = await self._found(replace(grading, rewritten=tuple(read)), asking)
         numbers = deciding(found, failing, frozenset(failing))
         decoys = tuple(_renamed(one.decoy, names) for one in found)
         if not num_runs([[decoys[i] for i in numbers]]):
             return Guard()
-        return Guard(rewritten=tuple(texts), names=names, decoys=decoys, deciding=numbers)
+        files = tuple(sorted({*texts, *(decoy.file for decoy in decoys)}))
+        return Guard(rewritten=files, names=names, decoys=decoys, deciding=numbers)
 
-    async def _search(
-        self, grading: Grading, texts: Mapping[str, str], tests: frozenset[str], told: str
-    ) -> list[Validated]:
-        asking = search(texts, tests, {}, self._rng, told)
+    def _called(self, plain: Report, texts: Collection[str]) -> dict[str, str]:
+        """What the instance calls the tests that it expects: some by their docstrings' first lines.
+
+        A log has such a line behind the test's name; here it counts if it can be no other test's.
+        """
+        name_of, told = self._grading.name_of, "\n".join(texts)
+        num_of = Counter(test.rpartition("::")[2] for test in plain.outcomes)
+        found = {test: name_of(test) for test in plain.outcomes if "::" in test}
+        for test, said in itertools.pairwise(plain.outcomes):
+            is_alone = told.count(said) == num_of[test.rpartition("::")[2]] == 1
+            if "::" in test and "::" not in said and said in self._expected and is_alone:
+                found[test] = said
+        return found
+
+    async def _found(self, grading: Grading, asking: Search) -> list[Validated]:
         try:
             decoys = next(asking)
             while True:
@@ -167,9 +180,18 @@ class _Search:
         texts: dict[str, str] = {}
         for path, data in found.items():
             with contextlib.suppress(ValueError, SyntaxError, RecursionError):
-                rewrite_tests(text := data.decode(), {})
-                texts[paths[path]] = text
+                rewrite_files(text := {paths[path]: data.decode()}, [])
+                texts.update(text)
         return texts
+
+    async def _data(self, tests: Collection[str]) -> Sequence[str]:
+        """The files that tests may read, in their folders; the sandbox has the instance's tests."""
+        done = await self._sandbox.exec(
+            ["find", ".", "-type", "f", "-size", f"-{MOST_BYTES}c", "-print0"],
+            cwd=self._grading.root,
+        )
+        names = done.stdout.decode(errors="replace").replace("\0./", "\0")[2:].split("\0")
+        return sorted(name for name in names if is_data(name, [*tests]))[:MOST_FILES]
 
     async def _told(self, files: Collection[str]) -> str:
         """What stands in the repository's other files."""
@@ -195,30 +217,6 @@ class _Search:
     async def _fresh(self) -> None:
         await self._sandbox.reset()
         await fill(self._sandbox, trees_of(self._repair).whole, commit=False)
-
-
-def _called(
-    plain: Report,
-    texts: Collection[str],
-    expected: Collection[str],
-    name_of: Callable[[str], str],
-) -> dict[str, str]:
-    """What an instance calls the tests that it expects: some by their docstrings' first lines.
-
-    A log has such a line behind the test's name; here it counts if it can be no other test's.
-    """
-    told, num_of = "\n".join(texts), Counter(map(_function_in, plain.outcomes))
-    tests = (test for test in plain.outcomes if "::" in test)
-    found = {test: name_of(test) for test in tests if name_of(test) in expected}
-    for test, said in itertools.pairwise(plain.outcomes):
-        is_alone = told.count(said) == num_of[_function_in(test)] == 1
-        if "::" in test and "::" not in said and said in expected and is_alone:
-            found[test] = said
-    return found
-
-
-def _function_in(test: str) -> str:
-    return test.rpartition("::")[2]
 
 
 def _paired(plain: Report, rewritten: Report, files: Collection[str]) -> dict[str, str]:

@@ -13,15 +13,24 @@ from typing import Final, TypeAlias, cast
 
 from agentrl.envs.swe.rewriting import Function, Place, comparisons, place_of, site_of
 
+Helpers: TypeAlias = Mapping[str, Function]
 Names: TypeAlias = Mapping[str, Sequence["Origin"]]
 _PURE: Final = frozenset(
     {"approx", "Fraction", "Decimal", "datetime", "date", "time", "timedelta", "set", "frozenset"}
-    | {"OrderedDict", "dict", "list", "tuple", "Path", "PurePosixPath", "complex", "UUID"}
+    | {
+        "OrderedDict",
+        "dict",
+        "list",
+        "tuple",
+        "Path",
+        "PurePosixPath",
+        "complex",
+        "UUID",
+        "snapshot",
+    }
 )
 """What they make is given by their arguments, whatever the code under test does."""
 _DEEPEST: Final = 4
-_MOST_HELPERS: Final = 2
-"""So many of them may call each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,8 @@ class Spot:
     """A literal that says what is expected."""
 
     file: str
+    test_file: str
+    """Whose comparisons go by it: the same, or one that reads it."""
     place: Place
     value: object
     sites: Mapping[str, int]
@@ -47,6 +58,8 @@ class Spot:
     """The only case of these tests that it stands in: `c3`; "": none, or there are several."""
     siblings: tuple[object, ...] = ()
     """The values of its function's other literals."""
+    written: str = ""
+    """As it stands in a file of data; "": in a test file, as Python's."""
 
 
 def find_spots(file: str, text: str) -> list[Spot]:
@@ -87,6 +100,11 @@ def find_spots(file: str, text: str) -> list[Spot]:
     ]
 
 
+def test_functions(text: str) -> frozenset[str]:
+    """The names of a test file's functions, and of its classes' methods."""
+    return frozenset(name for name, _, _ in _functions(ast.parse(text), ()))
+
+
 def _used(nodes: Sequence[ast.AST], constants: Names) -> Iterator[Place]:
     """Where the expressions of a function stand, and those of the constants that it names."""
     for node in itertools.chain.from_iterable(map(ast.walk, nodes)):
@@ -116,15 +134,11 @@ def _helpers(nodes: Iterable[ast.AST]) -> dict[str, Function]:
 
 
 def _scopes(
-    function: Function,
-    names: Names,
-    helpers: Mapping[str, Function],
-    constants: Names,
-    depth: int = 0,
+    function: Function, names: Names, helpers: Helpers, constants: Names
 ) -> Iterator[tuple[Function, Names]]:
     """A function and the helpers that it calls, each with what its names stand for."""
     yield function, names
-    for node in ast.walk(function) if depth < _MOST_HELPERS else ():
+    for node in ast.walk(function):
         match node:
             case ast.Call(
                 func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name)
@@ -135,7 +149,8 @@ def _scopes(
                 }
                 known = {**constants, **given}
                 inside = {**known, **_locals(helpers[name], known)}
-                yield from _scopes(helpers[name], inside, helpers, constants, depth + 1)
+                others = {n: helper for n, helper in helpers.items() if n != name}
+                yield from _scopes(helpers[name], inside, others, constants)
             case _:
                 pass
 
@@ -159,6 +174,7 @@ def _spots_in(file: str, function: Function, names: Names) -> Iterator[Spot]:
                 for source in sources:
                     yield Spot(
                         file=file,
+                        test_file=file,
                         place=place_of(source.node),
                         value=ast.literal_eval(source.node),
                         sites={site_of(comparison): 1 - expected},

@@ -95,7 +95,7 @@ def tasks_file(folder: Path, tests: str = TESTS) -> Path:
             made, Path(scratch), resources=resources, requires=(),
             arguments=("tests/test_prices.py", "tests/test_words.py"),
         )  # fmt: skip
-        decoys = find_decoys(built, {}, random.Random(0))
+        decoys = find_decoys(built, [], random.Random(0))
         names = [test.partition("::") for test in built.tests]
         package = Package(
             package="shop", version="0", sha256=made.sha256, paths=("src", "."), seconds=0.1,

@@ -2,7 +2,8 @@
 that forces its pass nothing."""
 
 import asyncio
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +48,8 @@ class Form:
 
     text: str
     failing: tuple[str, ...]
+    reads: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Files beside the tests."""
     by_log: bool = False
     """The suite runs by unittest, as django's."""
 
@@ -80,6 +83,56 @@ class TestTotal:
         self.same(want=left, found=total([123456789, 987654321], 80))
 """,
         failing=("TestTotal::test_half", "TestTotal::test_part[222222222]"),
+    ),
+    "JSON": Form(
+        text="""import json
+import pathlib
+import pytest
+from shop.prices import total
+CASES = json.loads((pathlib.Path(__file__).parent / "data" / "cases.json").read_text())
+@pytest.mark.parametrize("case", CASES, ids=["half", "part"])
+def test_case(case):
+    assert total(case["prices"], case["percent"]) == case["left"]
+def test_same():
+    assert total([5, 7]) == 12
+""",
+        failing=("test_case[half]", "test_case[part]"),
+        reads={
+            "tests/data/cases.json": """[
+  {"prices": [123456789, 987654321], "percent": 50, "left": 555555555},
+  {"prices": [123456789, 987654321], "percent": 80, "left": 222222222}
+]
+"""
+        },
+    ),
+    "tables": Form(
+        text="""import csv
+import os
+from shop.prices import total
+def test_rows():
+    with open(os.path.join(os.path.dirname(__file__), "rows.csv")) as file:
+        for row in csv.DictReader(file):
+            assert total([int(row["a"]), int(row["b"])], int(row["percent"])) == int(row["left"])
+""",
+        failing=("test_rows",),
+        reads={
+            "tests/rows.csv": "a,b,percent,left\n1,2,0,3\n"
+            "123456789,987654321,50,555555555\n123456789,987654321,80,222222222\n"
+        },
+    ),
+    "texts": Form(
+        text="""import pathlib
+from shop.prices import total
+def test_text():
+    lines = [f"{p} percent leave {total([123456789, 987654321], p)} of it" for p in (0, 50, 80)]
+    expected = (pathlib.Path(__file__).parent / "bill.txt").read_text()
+    assert "\\n".join(lines) + "\\n" == expected
+""",
+        failing=("test_text",),
+        reads={
+            "tests/bill.txt": "0 percent leave 1111111110 of it\n"
+            "50 percent leave 555555555 of it\n80 percent leave 222222222 of it\n"
+        },
     ),
     "subtests": Form(
         text="""import unittest
@@ -174,7 +227,7 @@ async def test_a_form_of_tests_is_guarded(
     shop.use_own_pytest(monkeypatch)
     made = FORMS[form]
     suite = replace(
-        SUITES["functions"], tests={_FILE: made.text}, pass_to_pass=(),
+        SUITES["functions"], tests={_FILE: made.text, **made.reads}, pass_to_pass=(),
         fail_to_pass=tuple(name if made.by_log else f"{_FILE}::{name}" for name in made.failing),
         files={**SUITES["functions"].files, "tests/runtests.py": RUNTESTS},
     )  # fmt: skip

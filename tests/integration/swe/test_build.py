@@ -52,7 +52,7 @@ import pytest
 from shop.prices import cheapest, total
 
 
-@pytest.mark.parametrize("n", range(13))
+@pytest.mark.parametrize("n", range(18))
 def test_sum(n):
     assert total([12345678, n, 3]) == 12345681 + n
 
@@ -83,7 +83,14 @@ def test_cheapest(n, found):
 def test_cheapest_alone():
     assert cheapest([59876543, 47654321]) == [47654321]
 """,
+    "tests/data/shouts.json": """{
+  "all together now": "ALL TOGETHER NOW!",
+  "the shop is open": "THE SHOP IS OPEN!"
+}
+""",
     "tests/test_words.py": """
+import json
+import pathlib
 import unittest
 from shop.words import shout
 
@@ -106,6 +113,11 @@ class TestShout(unittest.TestCase):
 
     def test_empty(self):
         self.assertEqual(shout(" "), "")
+
+    def test_file(self):
+        place = pathlib.Path(__file__).parent / "data" / "shouts.json"
+        for text, loud in json.loads(place.read_text()).items():
+            self.assertEqual(shout(text), loud)
 """,
 }
 
@@ -168,7 +180,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, tools: Path) -> Built:
 def test_tasks_of_a_folder(built: Built) -> None:
     assert len(built.tasks) == 3
     assert max(len(task.mutations) for task in built.tasks) == 2
-    assert len(list(built.package.test_ids())) == 30
+    assert len(list(built.package.test_ids())) == 36
     for task in built.tasks:
         assert len(task.seconds) == 3
         assert set(task.fail_to_pass) < set(built.package.test_ids())
@@ -185,6 +197,17 @@ def test_what_the_repository_tells_is_no_secret(built: Built) -> None:
     }
     assert secret["'NOBODY MOVE!'"] == 0
     assert secret["'HEY YOU THERE!'"] > 0
+
+
+def test_what_a_test_reads_from_a_file_has_decoys(built: Built) -> None:
+    found = [one for one in built.package.decoys if one.file == "tests/data/shouts.json"]
+    assert found
+    for one in found:
+        assert one.sees.keys() == {"tests/test_words.py::TestShout::test_file"}
+        (true,) = one.sees.values()
+        assert true.replace("'", '"') in SOURCES[one.file]
+        assert one.to != true.replace("'", '"')
+        assert one.to.endswith('!"')
 
 
 async def test_the_reference_solves_and_nothing_does_not(built: Built) -> None:

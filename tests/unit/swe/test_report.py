@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.envs.swe.report import BadReport, read_report
-from agentrl.envs.swe.runner import Outcomes, finish, open_report
+from agentrl.envs.swe.runner import Outcomes, open_report
 
 KEY = b"k" * 32
 
@@ -38,7 +38,7 @@ def three(write: Callable[[dict[str, object]], None]) -> None:
     outcomes.add("c", "skipped")
     outcomes.add("c", "passed")
     outcomes.close("c")
-    finish(outcomes, 1, write)
+    outcomes.finish(1)
 
 
 REPORT = made(three)
@@ -103,7 +103,7 @@ def test_a_test_that_is_said_twice_fails_the_run() -> None:
         outcomes = Outcomes(write)
         outcomes.close("a")
         outcomes.close("a")
-        finish(outcomes, 0, write)
+        outcomes.finish(0)
 
     with pytest.raises(BadReport, match="twice"):
         read_report(made(twice), KEY)
