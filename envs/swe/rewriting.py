@@ -157,7 +157,7 @@ def _tell_comparisons(statement: ast.stmt) -> None:
 
 def _drop_words(call: ast.Call) -> None:
     """Messages, and ids that a value or a hand has made; their number stays."""
-    name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
+    name = str(getattr(call.func, "attr", None) or getattr(call.func, "id", ""))
     is_equality = _EQUALITY.fullmatch(name)
     word = "msg" if is_equality else {"param": "id", "parametrize": "ids"}.get(name)
     call.keywords = [keyword for keyword in call.keywords if not word or keyword.arg != word]
