@@ -1,9 +1,9 @@
 """`bash` and `python` that keep their state from call to call.
 
 What a session needs of its shell or interpreter (`shell`, `interpreter`) cannot be redefined by
-what runs there; if it is broken in spite of that, the call ends at once and the session with it.
-What a session prints is what its code wants to print: nothing that decides a reward may depend on
-it.
+what runs there; if it is broken in spite of that, the call ends at once and the session with it,
+and what it cannot begin is run in a new one. What a session prints is what its code wants to print:
+nothing that decides a reward may depend on it.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Session:
         self._busy = False
         self._closed = False
         self.began_anew = False
-        """The last call found that the session had ended since the one before."""
+        """The last call ran in a new shell: the one before had ended or could begin nothing."""
 
     @property
     def is_running(self) -> bool:
@@ -61,7 +61,8 @@ class Session:
 
         Standard error is part of standard output. After a timeout the code is interrupted, and what
         does not hear that is killed. If the session itself does not give up, it ends; then, and
-        when the code ends it or breaks it, the next call finds a new one. `timeout_s` is as for
+        when the code ends it, the next call finds a new one. If what an earlier call did keeps the
+        shell from beginning the code, it runs in a new one (`began_anew`). `timeout_s` is as for
         `Sandbox.exec`.
 
         Raises:
@@ -74,19 +75,28 @@ class Session:
         self._busy = True
         done = False
         try:
-            ended = await self._started()
-            started = time.monotonic()
-            assert self._process is not None
-            lines, marks = _CALLS[self.kind](code)
-            self._process.write(lines)
-            output = self._output = Output(marks, self._limits.output_bytes)
-            result = await self._finish(output, ended, started, self._limits.timeout(timeout_s))
+            limit_s = self._limits.timeout(timeout_s)
+            result = await self._call(code, limit_s)
+            output, timed_out = self._output, result.status == "timeout"
+            if output is not None and output.ended and not output.begun and not timed_out:
+                # What an earlier call did (`set -r`) lets the shell begin nothing more.
+                result = await self._call(code, limit_s)
+                self.began_anew = True
             done = True
             return result
         finally:
             self._busy = False
             if not done:
                 await asyncio.shield(self._end())
+
+    async def _call(self, code: str, timeout_s: float) -> ExecResult:
+        ended = await self._started()
+        started = time.monotonic()
+        assert self._process is not None
+        lines, marks = _CALLS[self.kind](code)
+        self._process.write(lines)
+        output = self._output = Output(marks, self._limits.output_bytes)
+        return await self._finish(output, ended, started, timeout_s)
 
     async def interrupt(self) -> None:
         """Send SIGINT to what runs."""

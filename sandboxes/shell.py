@@ -32,13 +32,15 @@ FIRST: Final = f"set +H +o history; shopt -s execfail; {_QUIET}\n".encode()
 # A null command that redirects its standard input would be a process of its own, so it is another.
 # `.` reads the code and not `eval`: then `exit` and `&` announce nothing, as in a script. Its
 # redirections make what `exec` does to the first three descriptors last as long as the call.
-# Errexit would take the last line for a failure; POSIXLY_CORRECT keeps it until the next call.
+# Errexit would take the last line for a failure; POSIXLY_CORRECT keeps it until the next call. With
+# the option -t the shell would end behind the line that the code ran in.
 _CALL: Final = r"""
-\. /dev/fd/37 37<<'BEGIN' </dev/null >&2 2>&1; 2>&1 37<"/END:$?" || 2>&1 37</END: || QUIET
-\set +o posix "${POSIXLY_CORRECT:+-}${POSIXLY_CORRECT:-+e}"; 37</BEGIN || _=
+\. /dev/fd/37 37<<'BEGIN' </dev/null >&2 2>&1; 2>&1 37<"/END:$?" || 2>&1 37</END: || QUIET; \set +t
+[[ ${POSIXLY_CORRECT-} != e ]] || \set -e; \set +o posix; 37</BEGIN || _=
 CODE
 BEGIN
-2>&1 37</END:130. || 2>&1 37</END: || POSIXLY_CORRECT=${-//[^e]}; \set +e
+2>&1 37</END:130. || 2>&1 37</END: || POSIXLY_CORRECT=${-//[^e]}
+\set +e
 (:) LAST
 """.lstrip()
 

@@ -37,6 +37,12 @@ LASTING: Final = (
     "PROMPT_COMMAND=(true 'sleep 90'); PS0='$(sleep 90)'; PS1=$PS0; PS2=$PS0",
     "TMOUT=1",
     "readonly POSIXLY_CORRECT",
+    "readonly POSIXLY_CORRECT=x",
+    "set -o posix; readonly POSIXLY_CORRECT",
+    "declare -i POSIXLY_CORRECT",
+    "set -t",
+    "set -t\necho more\necho lines",
+    "alias [[=x",
     "readonly IFS PS1 PS4 REPLY _",
     "trap 'printf x' ERR RETURN DEBUG",
     "trap 'false' EXIT INT TERM HUP",
@@ -63,8 +69,8 @@ ENDING: Final = (
     "exec true",
     "exec bash",
     "kill -9 $$",
-    "set -t",
     "set -r",
+    "enable -n .",
     "enable -n . set",
     "ulimit -n 4",
     "shopt -s extdebug; trap false DEBUG",
@@ -72,8 +78,17 @@ ENDING: Final = (
     "for i in {3..255}; do eval \"exec $i>&-\"; done",
 )  # fmt: skip
 """Code that ends or breaks the shell, at once or for the next call."""
-MIXED: Final = [code for code in LASTING if not code.startswith(("set -e", "readonly POSIX"))]
+MIXED: Final = [c for c in LASTING if not c.startswith("set -e") and "POSIXLY_CORRECT" not in c]
 """Code that lasts beside any other; what fails behind `set -e` ends the shell, as it should."""
+WORDS: Final = (
+    *("set", "-t", "-e", "-r", "+e", "-x", "-u", "-o", "posix", "--", "shopt", "-s", "extdebug"),
+    *("enable", "-n", ".", "[[", "builtin", "readonly", "declare", "-i", "unset", "<<E", "PS0="),
+    *("POSIXLY_CORRECT", "POSIXLY_CORRECT=x", "IFS=e", "TMOUT=1", "BASH_ARGV0=x", "alias"),
+    *("set=x", ".=x", "trap", "DEBUG", "EXIT", "exec", "exit", "return", "false", "echo"),
+    *(">&-", "2>&-", "37>x", "{", "}", "(", ")", "if", "then", "fi", "!", "&", "|", "&&", ";"),
+    *("\n", "'", '"', "$("),
+)
+"""Random code is made of these; nothing in it takes time."""
 PROBE: Final = "/bin/echo ok $kept"
 
 
@@ -100,10 +115,27 @@ def _check_shell(sandbox: SyncSandbox, before: list[str], ending: str, at_once: 
     if not ending:
         assert b"ok 7\n" in result.stdout, said
         assert result.exit_code == 0, said
-    elif b"ok" not in result.stdout:
-        assert result.exit_code != 0
+    else:
+        _check_lost(session, said)
+    session.close()
+    assert time.monotonic() - began < AT_ONCE_S
+
+
+def _check_lost(session: SyncSession, said: str) -> None:
+    """The probe ran, in the old shell or in a new one; or it says that the next call will."""
+    if "ok" not in said.split():
         assert said.endswith("The bash session ended; the next call begins a new one.]")
         assert session.run(PROBE, timeout_s=60).stdout == b"ok\n"
+
+
+@settings(max_examples=25)
+@given(st.lists(st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join), max_size=3))
+def _check_random_code(sandbox: SyncSandbox, calls: list[str]) -> None:
+    session = sandbox.session()
+    began = time.monotonic()
+    for code in ("kept=7", *calls):
+        session.run(code, timeout_s=60)
+    _check_lost(session, shown(session.run(PROBE, timeout_s=60), 60, _sync(session)))
     session.close()
     assert time.monotonic() - began < AT_ONCE_S
 
@@ -112,6 +144,21 @@ def _check_shell(sandbox: SyncSandbox, before: list[str], ending: str, at_once: 
 def test_random_code_before_a_command() -> None:
     with SyncSandbox(attack_options("bwrap")) as sandbox:
         _check_shell(sandbox)
+        _check_random_code(sandbox)
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize("breaking", ["set -r", "enable -n .", "ulimit -n 4"])
+def test_what_a_broken_shell_cannot_begin_runs_in_a_new_one(breaking: str) -> None:
+    with SyncSandbox(attack_options("bwrap")) as sandbox:
+        session = sandbox.session()
+        session.run(f"kept=7; {breaking}", timeout_s=60)
+        result = session.run("echo once >>/tmp/times; cat /tmp/times", timeout_s=60)
+        said = "once\n[The bash session had ended; this ran in a new one.]"
+        assert shown(result, 60, _sync(session)) == said
+        assert session.run(PROBE, timeout_s=60).stdout == b"ok\n"
+        assert not _sync(session).began_anew
+        session.close()
 
 
 async def test_a_shell_keeps_what_its_session_needs(
