@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from agentrl.api import Run, evaluate, play, train
     from agentrl.envs import ToolEnv
     from agentrl.orchestration.load import load_run_config
+    from agentrl.orchestration.observers import Observer
 
-__all__ = ["Run", "ToolEnv", "evaluate", "load_run_config", "play", "train"]
+__all__ = ["Observer", "Run", "ToolEnv", "evaluate", "load_run_config", "play", "train"]
 
 _HOMES = {
+    "Observer": "agentrl.orchestration.observers",
     "Run": "agentrl.api",
     "ToolEnv": "agentrl.envs",
     "evaluate": "agentrl.api",

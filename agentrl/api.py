@@ -11,6 +11,7 @@ from pathlib import Path
 
 from agentrl.config.anchor import anchored_reference
 from agentrl.config.load import Loaded
+from agentrl.config.plain import as_list
 from agentrl.config.seams import reference_of
 from agentrl.envs import ToolEnv
 from agentrl.errors import ConfigError
@@ -43,8 +44,8 @@ def train(
         resume: go on with the run called `name`, with its own configuration and `keys` on top.
         accept_changes: resume although the tasks are not those that the run was trained on.
         keys: any key of the configuration by its short name (`steps=50`, `lr=1e-3`), or a section
-            as a mapping (`trainer={"clip": {"high": 0.28}}`). `verifier`, `estimator` and
-            `loss` may be objects too.
+            as a mapping (`trainer={"clip": {"high": 0.28}}`). `verifier`, `estimator`,
+            `loss` and the items of `observers` may be objects too.
 
     Raises:
         ConfigError: something given is wrong; nothing has been loaded yet.
@@ -92,7 +93,9 @@ def _loaded(
     given: dict[str, object] = {} if isinstance(env, str) else {name: env}
     values = _dotted(keys)
     for key in SEAMS & values.keys():
-        values[key] = _as_text(values[key], given)
+        parts = as_list(values[key])
+        texts = None if parts is None else [_as_text(part, given) for part in parts]
+        values[key] = _as_text(values[key], given) if texts is None else texts
     objects = Objects(given=given)
     if resume:
         return _resumed(name, values, objects), objects

@@ -1,6 +1,6 @@
 """Tools: `@tool`, their schemas, how their calls run and what the model gets to see."""
 
-from agentrl.tools.boundary import user_code
+from agentrl.boundary import user_code
 from agentrl.tools.declare import ToolSpec, tool, tool_spec, tools_of, unique_tools
 from agentrl.tools.loopwatch import LoopWatch
 from agentrl.tools.results import TextTokenizer, result_text, truncate_middle

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from agentrl.cli.lines import Eta, step_line
-from agentrl.orchestration.display import ROUTINE, Display
+from agentrl.orchestration.observers import ROUTINE, Observer
 
 
-def make_display(name: str, total: int, stream: TextIO | None = None) -> Display:
+def make_display(name: str, total: int, stream: TextIO | None = None) -> Observer:
     """The display that fits a stream: live on a terminal, else plain.
 
     Args:
@@ -26,7 +26,7 @@ def make_display(name: str, total: int, stream: TextIO | None = None) -> Display
     return PlainDisplay(total, out)
 
 
-class PlainDisplay:
+class PlainDisplay(Observer):
     """One line per step and nothing that only a terminal understands."""
 
     def __init__(
@@ -58,9 +58,6 @@ class PlainDisplay:
     def warn(self, text: str) -> None:
         """A line that begins with "warning"."""
         self._write(f"warning: {text}")
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _write(self, text: str) -> None:
         print(text, file=self._stream, flush=True)

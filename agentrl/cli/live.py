@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.lines import Eta, duration, gap, phase_times, sparkline, summary
-from agentrl.orchestration.display import ROUTINE
+from agentrl.orchestration.observers import ROUTINE, Observer
 
 _REFRESH_HZ = 4
 
 
-class LiveDisplay:
+class LiveDisplay(Observer):
     """Draws a few lines again and again; notes and warnings scroll away above them."""
 
     def __init__(self, name: str, total: int, stream: TextIO) -> None:

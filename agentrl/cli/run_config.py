@@ -12,8 +12,8 @@ from agentrl.config.flags import key_of
 from agentrl.errors import ConfigError
 from agentrl.orchestration import layers
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.display import Display
 from agentrl.orchestration.load import load_run_config
+from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.run import RunResult
 from agentrl.runs.directory import RunDirectory
 
@@ -54,7 +54,7 @@ def title(config: RunConfig) -> str:
 
 
 @contextmanager
-def shown(config: RunConfig, total: int, *, as_json: bool) -> Generator[Display]:
+def shown(config: RunConfig, total: int, *, as_json: bool) -> Generator[Observer]:
     """The display of a run of `total` steps; standard output stays free for JSON."""
     display = make_display(title(config), total, sys.stderr if as_json else sys.stdout)
     try:

@@ -11,7 +11,7 @@ def _run(options: JsonOption, arguments: Arguments) -> int:
     loaded = load(arguments)
     updates = loaded.config.warm_start.updates
     with shown(loaded.config, updates, as_json=options.as_json) as display:
-        result = jobs.sft(loaded, display=display)
+        result = jobs.sft(loaded, observers=[display])
     show_result(result, as_json=options.as_json)
     return 0
 

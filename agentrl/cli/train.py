@@ -93,7 +93,7 @@ def _train(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> i
     steps = loaded.config.steps
     with shown(loaded.config, steps, as_json=options.as_json) as display:
         result = jobs.train(
-            loaded, resume=resumed, display=display, accept_changes=options.accept_changes
+            loaded, resume=resumed, observers=[display], accept_changes=options.accept_changes
         )
     show_result(result, as_json=options.as_json)
     return 0

@@ -41,6 +41,8 @@ def anchored(value: object, anchor: Anchor, folder: Path) -> object:
     if isinstance(value, Mapping):
         items = cast("Mapping[object, object]", value).items()
         return {key: anchored(item, anchor, folder) for key, item in items}
+    if isinstance(value, list | tuple):
+        return [anchored(item, anchor, folder) for item in cast("list[object]", value)]
     if isinstance(value, Path):
         return _absolute(str(value), folder)
     return value

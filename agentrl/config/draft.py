@@ -94,7 +94,7 @@ class Draft(Generic[C]):
         flags = [replace(flag, key=self.short.get(flag.key, flag.key)) for flag in flags]
         seen: dict[str, str] = {}
         for flag in flags:
-            if flag.key in seen:
+            if flag.key in seen and not self._is_list_of_texts(flag.key):
                 self._problem(flag.name, self._twice(flag.key, seen[flag.key]))
             seen[flag.key] = flag.name
         # Tables first, so that --env.KEY finds its table wherever --env stands.
@@ -190,10 +190,20 @@ class Draft(Generic[C]):
     def _flag_value(self, flag: Flag) -> object:
         field_info = self.schema.leaves[flag.key]
         if flag.text is not None:
-            return value_of(flag.text, field_info)
+            value = value_of(flag.text, field_info)
+            if not self._is_list_of_texts(flag.key):
+                return value
+            before = self.values.get(flag.key)
+            kept = as_list(before.value) if before and before.origin == flag.name else None
+            return [*(kept or ()), *(as_list(value) or [flag.text])]
         if accepts_only_bool(field_info.annotation):
             return True
         raise ConfigError(f"{flag.name}: got no value, expected {expected(field_info)}")
+
+    def _is_list_of_texts(self, key: str) -> bool:
+        """True for a key whose flag may be given several times, an item each."""
+        leaf = self.schema.leaves.get(key)
+        return leaf is not None and anchor_of(leaf) is not None and fits([""], leaf)
 
     def _section_flag(self, flag: Flag) -> None:
         if flag.text == "none" and may_be_none(self.schema.sections[flag.key]):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import cast
 
+from agentrl.boundary import user_code
 from agentrl.config.anchor import is_file
 from agentrl.config.nearest import nearest
 from agentrl.config.references import load_reference
@@ -79,7 +80,8 @@ def reference_of(found: object) -> str:
         at = getattr(at, part, None)
     if at is not found or module is None or module.__name__ == "__main__":
         return f"<{label.rpartition('.')[2].strip('<>')}>"
-    return f"{vars(module).get('__agentrl_file__', module.__name__)}:{label}"
+    file = vars(module).get("__agentrl_file__")
+    return f"{file[0] if file else module.__name__}:{label}"
 
 
 def is_unnamed(ref: str) -> bool:
@@ -103,7 +105,8 @@ def instance_of(found: object, label: str) -> object:
         ) from error
     except ValueError:
         pass  # a class without a readable signature: try it
-    return cast("type[object]", found)()
+    with user_code(f"making {label}", fault=ConfigError):
+        return cast("type[object]", found)()
 
 
 def check_function(found: object, label: str, *names: str, keywords: tuple[str, ...] = ()) -> None:

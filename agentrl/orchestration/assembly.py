@@ -7,9 +7,9 @@ from pathlib import Path
 
 from agentrl.loops import Runner
 from agentrl.orchestration.controller import Controller
-from agentrl.orchestration.display import Display
 from agentrl.orchestration.fingerprints import Fingerprints
 from agentrl.orchestration.journal import Journal
+from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.prompts import long_prompts
@@ -91,7 +91,7 @@ def assemble(
         controller = Controller(
             parts=parts,
             store=store,
-            display=journal,
+            observer=journal,
             stopping=stopping,
             estimator=make_estimator(settings, plan.objects.get(settings.estimator)),
         )
@@ -99,17 +99,17 @@ def assemble(
     return Assembly(parts=parts, store=store, controller=controller, base_model=base_model)
 
 
-def show_adapters(plan: Plan, folder: Path, display: Display) -> None:
+def show_adapters(plan: Plan, folder: Path, observer: Observer) -> None:
     """Say what LoRA trains and what it leaves as it is."""
     lora = plan.config.trainer.lora
     if lora.rank:
         reach = adapter_reach(folder, lora)
-        show = display.warn if reach.experts else display.note
+        show = observer.warn if reach.experts else observer.note
         show(reach.text)
 
 
-async def start_engine(parts: Parts, plan: Plan, display: Display) -> None:
+async def start_engine(parts: Parts, plan: Plan, observer: Observer) -> None:
     """Wait until the engine can be used."""
     if plan.config.engine.samples_with != "local":
-        display.phase("engine")
+        observer.phase("engine")
     await parts.begin()

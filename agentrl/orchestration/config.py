@@ -104,6 +104,9 @@ class RunConfig(Config):
         default=False, description="Fix admission order and batch shapes: bit-identical runs."
     )
     threads: int = Field(default=0, ge=0, description="CPU threads of torch; 0: torch's choice.")
+    observers: tuple[Reference, ...] = Field(
+        default=(), description="What watches the run: pkg.mod:Name or path/file.py:Name."
+    )
     rollout: RolloutConfig = Field(default=RolloutConfig(), description="The sampling side.")
     context: ContextConfig = Field(
         default=ContextConfig(), description="What happens when a conversation grows too long."
@@ -117,13 +120,14 @@ class RunConfig(Config):
     )
 
 
-SEAMS = frozenset({"verifier", "trainer.estimator", "trainer.loss"})
+SEAMS = frozenset({"verifier", "trainer.estimator", "trainer.loss", "observers"})
 """The keys that name what users bring; in Python they take the object itself too."""
 
 SHORT_NAMES: Mapping[str, str] = {
     "model": "model",
     "env": "env",
     "verifier": "verifier",
+    "observer": "observers",
     "estimator": "trainer.estimator",
     "loss": "trainer.loss",
     "steps": "steps",

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
 from agentrl.errors import ConfigError, RunError
 from agentrl.one_line import one_line
-from agentrl.orchestration.display import Display
 from agentrl.orchestration.evaluate import EvalResult, evaluate
+from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts
 from agentrl.orchestration.reports import (
     stop_of_alarms,
@@ -60,7 +60,7 @@ class Controller:
         *,
         parts: Parts,
         store: RunStore,
-        display: Display,
+        observer: Observer,
         stopping: Stopping,
         estimator: CheckedEstimator,
     ) -> None:
@@ -68,7 +68,7 @@ class Controller:
         self._update_s = 0.0
         self._parts = parts
         self._store = store
-        self._display = display
+        self._observer = observer
         self._isolation: list[tuple[str, ...]] = []
         self._too_long: set[str] = set()
         """Tasks that were left out."""
@@ -98,7 +98,8 @@ class Controller:
         result = StepResult(step=number, metrics=metrics, collected=collected, stats=stats)
         result = await self._evaluate_if_due(result)
         self._store.write_step(result.step, result.metrics, collected)
-        self._display.step(result.step, result.metrics)
+        self._observer.episodes(result.step, collected.episodes)
+        self._observer.step(result.step, result.metrics)
         if stats.alarm is not None and stats.alarm.final:
             raise RunError(
                 stop_of_alarms(stats.alarm, collected, self._store.episodes_file(number))
@@ -150,7 +151,7 @@ class Controller:
         return stats
 
     async def _collect(self, number: int, refs: Sequence[TaskRef]) -> Collected:
-        self._display.phase("rollout")
+        self._observer.phase("rollout")
         parts = self._parts
         collected = await parts.collector.collect(
             parts.jobs.jobs(refs, "train"),
@@ -165,7 +166,7 @@ class Controller:
         self._tell_long(number, collected)
         warning = unused_tools(collected, parts.envs)
         if warning is not None:
-            self._display.warn(warning)
+            self._observer.warn(warning)
         return collected
 
     def _tell_long(self, number: int, collected: Collected) -> None:
@@ -173,7 +174,7 @@ class Controller:
         new = {p.task: str(p) for p in collected.too_long if p.task not in self._too_long}
         if new:
             self._too_long |= new.keys()
-            self._display.warn(f"step {number}: left out: {one_line(next(iter(new.values())))}")
+            self._observer.warn(f"step {number}: left out: {one_line(next(iter(new.values())))}")
             self._store.event("prompt_too_long", step=number, tasks=[*new.values()])
 
     def _batch(self, collected: Collected) -> Batch:
@@ -184,21 +185,21 @@ class Controller:
         return replace(batch, advantages_N=self._estimator(batch))
 
     def _update(self, batch: Batch, collected: Collected, number: int) -> StepStats:
-        self._display.phase("train")
+        self._observer.phase("train")
         stats = self._parts.trainer.update(batch)
         if stats.alarm is not None:
             self._show_alarm(stats.alarm, collected, number)
         elif stats.skipped:
             lines = why_untrained(collected)
             shown = "\n  ".join([*map(one_line, lines[:3]), "... all of them are in events.jsonl"])
-            self._display.warn(f"step {number} changed nothing ({stats.skipped}):\n  {shown}")
+            self._observer.warn(f"step {number} changed nothing ({stats.skipped}):\n  {shown}")
             self._store.event("nothing_trained", step=number, reason=stats.skipped, episodes=lines)
         return stats
 
     def _show_alarm(self, alarm: GapAlarm, collected: Collected, number: int) -> None:
         lines = worst_episodes(alarm, collected, self._store.episodes_file(number))
         shown = "\n  ".join(lines)
-        self._display.warn(f"step {number} is not trained on: {alarm.reason}; worst:\n  {shown}")
+        self._observer.warn(f"step {number} is not trained on: {alarm.reason}; worst:\n  {shown}")
         self._store.event(
             "gap_alarm", step=number, number=alarm.number, reason=alarm.reason, worst=lines
         )
@@ -249,7 +250,7 @@ class Controller:
 
     async def evaluate(self, step: int) -> EvalResult:
         """Play the held-out tasks with the current weights and write the episodes down."""
-        self._display.phase("eval")
+        self._observer.phase("eval")
         parts = self._parts
         result, collected = await evaluate(
             collector=parts.eval_collector,
@@ -260,4 +261,6 @@ class Controller:
             step=step,
         )
         self._store.write_eval(step, collected)
+        self._observer.episodes(step, collected.episodes)
+        self._observer.eval(step, result)
         return result

@@ -1,6 +1,6 @@
 """The jobs of the command line and of the Python API, each from a loaded configuration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from agentrl.config.load import Loaded
 from agentrl.engine.local.models.resolve import resolve_model, resolve_tokenizer
@@ -8,8 +8,8 @@ from agentrl.extras import TRAIN, require
 from agentrl.loops import run as run_coroutine
 from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.display import Display, Silent
 from agentrl.orchestration.evaluate import EvalResult
+from agentrl.orchestration.observers import Observer, Observers, make_observers
 from agentrl.orchestration.plan import Plan, make_plan
 from agentrl.orchestration.run import Run, RunResult
 from agentrl.rollout import Collected
@@ -21,7 +21,7 @@ def train(
     *,
     objects: Objects = NO_OBJECTS,
     resume: bool = False,
-    display: Display | None = None,
+    observers: Sequence[Observer] = (),
     accept_changes: bool = False,
 ) -> RunResult:
     """Train to the end of `config.steps` and export the model."""
@@ -29,7 +29,7 @@ def train(
         loaded,
         objects=objects,
         resume=resume,
-        display=display,
+        observers=observers,
         accept_changes=accept_changes,
     )
     with run:
@@ -67,17 +67,24 @@ def evaluate(
         finally:
             await parts.aclose()
 
-    return run_coroutine(play(plan))
+    told = Observers(make_observers(config, objects))
+    try:
+        result, collected = run_coroutine(play(plan))
+        told.episodes(0, collected.episodes)
+        told.eval(0, result)
+    finally:
+        told.close()
+    return result, collected
 
 
 def sft(
     loaded: Loaded[RunConfig],
     *,
     objects: Objects = NO_OBJECTS,
-    display: Display | None = None,
+    observers: Sequence[Observer] = (),
 ) -> RunResult:
     """Train on the experts' demonstrations and export the model."""
     require("training", *TRAIN)
     from agentrl.orchestration.supervised import supervised_run
 
-    return supervised_run(loaded, objects, display or Silent())
+    return supervised_run(loaded, objects, observers)

@@ -5,19 +5,19 @@
 The routine of steps stands in `metrics.jsonl`; here only what it dies of.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 
 from agentrl.errors import AgentrlError
-from agentrl.orchestration.display import ROUTINE, Display
+from agentrl.orchestration.observers import ROUTINE, Observer, Observers
 from agentrl.runs import EventsWriter, RunDirectory
 
 
-class Journal:
-    """A display that writes down what it is told to show; held open until `close`."""
+class Journal(Observers):
+    """Writes down what it tells the observers; held open until `close`."""
 
-    def __init__(self, directory: RunDirectory, display: Display) -> None:
-        self._display = display
+    def __init__(self, directory: RunDirectory, observers: Sequence[Observer]) -> None:
+        super().__init__(observers)
         self.events = EventsWriter(directory.events)
         self._phase = "preparation"
 
@@ -26,19 +26,12 @@ class Journal:
         self._phase = name
         if name not in ROUTINE:
             self.events.write("phase", phase=name)
-        self._display.phase(name)
+        super().phase(name)
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shown; `metrics.jsonl` has it."""
-        self._display.step(step, metrics)
-
-    def note(self, text: str) -> None:
-        """Shown."""
-        self._display.note(text)
-
-    def warn(self, text: str) -> None:
-        """Shown."""
-        self._display.warn(text)
+    def lose(self, observer: Observer, reason: str) -> None:
+        """An event too; it counts those that are lost."""
+        super().lose(observer, reason)
+        self.events.write("observer_lost", reason=reason, number=self.num_lost)
 
     def stopped(self, error: BaseException) -> None:
         """An event with the phase and the reason; a disk that is full keeps its own error."""
@@ -49,15 +42,17 @@ class Journal:
             self.events.write("stopped", phase=self._phase, reason=reason)
 
     def close(self) -> None:
-        """Close the file and the display."""
-        self.events.close()
-        self._display.close()
+        """Close the observers and the file."""
+        try:
+            super().close()
+        finally:
+            self.events.close()
 
 
 @contextmanager
-def journal(directory: RunDirectory, display: Display) -> Generator[Journal]:
+def journal(directory: RunDirectory, observers: Sequence[Observer]) -> Generator[Journal]:
     """The journal of a run from its start to its end."""
-    kept = Journal(directory, display)
+    kept = Journal(directory, observers)
     try:
         kept.events.write("start")
         yield kept

@@ -13,6 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.extras import TRAIN, require
 from agentrl.orchestration.bind import NO_OBJECTS, BoundEnv, Objects, bind_envs
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.observers import check_observers
 from agentrl.runs import check_disk, check_new_run
 from agentrl.sandboxes import SandboxOptions, check_backend
 from agentrl.tokens.formats import FORMATS
@@ -59,6 +60,7 @@ def make_plan(
     if not scripted:
         require("training" if train else "a model", *TRAIN)
     check_model(config.model)
+    check_observers(config, objects)
     _check_combinations(config)
     _check_ranks(config)
     if train and not resume:

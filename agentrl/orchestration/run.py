@@ -20,11 +20,11 @@ from agentrl.errors import ConfigError
 from agentrl.loops import Runner
 from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.display import Display, Silent
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
 from agentrl.orchestration.journal import Journal
 from agentrl.orchestration.layers import Layers, check_resumable, first_layer, write_layer
+from agentrl.orchestration.observers import Observer, make_observers
 from agentrl.orchestration.plan import Plan, make_plan
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.rollout import TaskRef, task_stream
@@ -60,7 +60,7 @@ class Run:
         *,
         objects: Objects = NO_OBJECTS,
         resume: bool = False,
-        display: Display | None = None,
+        observers: Sequence[Observer] = (),
         accept_changes: bool = False,
     ) -> None:
         """Nothing is loaded before the `with` block begins.
@@ -69,11 +69,11 @@ class Run:
             loaded: the configuration with the origins of its values.
             objects: what is given as objects, where the configuration has names.
             resume: go on with the run called `config.name`.
-            display: shows the run.
+            observers: watch the run, beside those that the configuration names.
             accept_changes: resume although tasks have changed.
         """
         self.config = loaded.config
-        self.display: Display = display or Silent()
+        self._observers = observers
         self._objects = objects
         self._loaded = loaded
         self._resume = resume
@@ -99,7 +99,8 @@ class Run:
                 self._changed = compare_fingerprints(directory, self._prints)
                 self._changed.check(accepts=self._accepts_changes)
                 directory.mark_last()
-            self._journal = Journal(directory, self.display)
+            observers = [*self._observers, *make_observers(self.config, self._objects)]
+            self._journal = Journal(directory, observers)
             undo.callback(self._journal.close)
             with self._begun(directory):
                 self._runner = undo.enter_context(Runner())

@@ -1,5 +1,6 @@
 """A run of supervised training alone: what `agentrl sft` does."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.config.dump import dump_config
@@ -10,8 +11,8 @@ from agentrl.loops import run
 from agentrl.orchestration.bind import Objects
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import stat_numbers
-from agentrl.orchestration.display import Display
 from agentrl.orchestration.journal import journal
+from agentrl.orchestration.observers import Observer, make_observers
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan, make_plan
 from agentrl.orchestration.prompts import long_prompts
@@ -20,7 +21,9 @@ from agentrl.orchestration.warm_start import supervised_plan, warm_start
 from agentrl.runs import MetricsWriter, RunDirectory
 
 
-def supervised_run(loaded: Loaded[RunConfig], objects: Objects, display: Display) -> RunResult:
+def supervised_run(
+    loaded: Loaded[RunConfig], objects: Objects, observers: Sequence[Observer]
+) -> RunResult:
     """Train as `warm_start` says, in a run directory of its own.
 
     Raises:
@@ -36,18 +39,18 @@ def supervised_run(loaded: Loaded[RunConfig], objects: Objects, display: Display
     prefix = f"sft-{Path(plan.envs[0].name.split(':')[0]).stem}"
     with RunDirectory.create(Path(config.runs_dir), config.name, prefix=prefix) as directory:
         directory.write_config(dump_config(loaded))
-        with journal(directory, display) as shown:
+        with journal(directory, [*observers, *make_observers(config, objects)]) as shown:
             for line in long_prompts(plan):
                 shown.warn(line)
             base = resolve_model(config.model, seed=config.seed)
             return run(_train(plan, base, directory, shown))
 
 
-async def _train(plan: Plan, base: Path, directory: RunDirectory, display: Display) -> RunResult:
+async def _train(plan: Plan, base: Path, directory: RunDirectory, observer: Observer) -> RunResult:
     parts = build_parts(supervised_plan(plan), base)
     try:
         with MetricsWriter(directory.metrics) as metrics:
-            display.phase("demonstrations")
+            observer.phase("demonstrations")
             last: dict[str, float] = {}
             async for number, stats in warm_start(parts):
                 last = stat_numbers(stats) | {
@@ -55,7 +58,7 @@ async def _train(plan: Plan, base: Path, directory: RunDirectory, display: Displ
                     "step_s": stats.seconds,
                 }
                 metrics.write(number, last)
-                display.step(number, last)
+                observer.step(number, last)
         return _result(parts, base, directory, last)
     finally:
         await parts.aclose()

@@ -22,7 +22,7 @@ from agentrl.errors import ConfigError
 from agentrl.loops import Runner
 from agentrl.orchestration.bind import BoundEnv
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.display import Display
+from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.sampling import make_collector
@@ -37,7 +37,7 @@ _DEALT_AT_ONCE = 100
 """Batches of demonstrations that are shuffled among each other where there are several passes."""
 
 
-def prepare_model(plan: Plan, display: Display, runner: Runner, *, is_trained: bool) -> Path:
+def prepare_model(plan: Plan, observer: Observer, runner: Runner, *, is_trained: bool) -> Path:
     """The folder of the run's model; `tiny` is warm-started where the environments have experts.
 
     `is_trained`: a checkpoint takes the place of its weights.
@@ -50,30 +50,30 @@ def prepare_model(plan: Plan, display: Display, runner: Runner, *, is_trained: b
         return folder
     if any(env.expert is None for env in plan.envs):
         if not is_trained:
-            display.warn(
+            observer.warn(
                 "the tiny model starts from random weights, since not every environment has an "
                 "`expert` to learn the format from: give it one, or choose another --model"
             )
         return folder
-    return runner.run(_warm_tiny(plan, folder, display))
+    return runner.run(_warm_tiny(plan, folder, observer))
 
 
-async def _warm_tiny(plan: Plan, folder: Path, display: Display) -> Path:
+async def _warm_tiny(plan: Plan, folder: Path, observer: Observer) -> Path:
     """The warm-started tiny model, from the cache or made now."""
     parts = build_parts(_whole(supervised_plan(plan)), folder)
     try:
         target = default_cache_dir() / "warm" / await _cache_key(parts)
         if target.exists():
-            display.note(f"warm start: done before, taken from {target}")
+            observer.note(f"warm start: done before, taken from {target}")
             return target
-        display.phase("warm start")
+        observer.phase("warm start")
         updates = plan.config.warm_start.updates
         number, stats = 0, None
         async for number, stats in warm_start(parts):
             if number % max(1, updates // _TOLD) == 0:
-                display.note(f"warm start: update {number} of {updates}, loss {stats.loss:.3f}")
+                observer.note(f"warm start: update {number} of {updates}, loss {stats.loss:.3f}")
         assert stats is not None
-        display.note(
+        observer.note(
             f"warm start: {number} updates, loss {stats.loss:.3f}, a demonstration is sampled "
             f"with probability {stats.episode_probability:.2f}"
         )

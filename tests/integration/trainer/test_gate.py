@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from agentrl.engine.local import sampling
 from agentrl.errors import RunError
-from agentrl.orchestration.display import Silent
 from agentrl.orchestration.load import load_run_config
+from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.run import Run
 from agentrl.runs import read_episodes
 from agentrl.trainer import RatioBandConfig, TrainerConfig
@@ -135,7 +135,7 @@ def test_a_batch_with_an_alarm_changes_nothing_and_a_checkpoint_keeps_the_count(
     assert (alarm.number, alarm.final) == (2, True)
 
 
-class Remembering(Silent):
+class Remembering(Observer):
     """Keeps the warnings."""
 
     def __init__(self) -> None:
@@ -145,13 +145,13 @@ class Remembering(Silent):
         self.warnings.append(text)
 
 
-def run(tmp_path: Path, *flags: str, display: Silent | None = None, resume: bool = False) -> Run:
+def run(tmp_path: Path, *flags: str, observer: Observer | None = None, resume: bool = False) -> Run:
     small = ("--rollout.tasks-per-step", "2", "--group-size", "2", "--checkpoint.every", "2")
     given = (*small, "--rollout.max-turn-tokens", "6", "--threads", "1", "--steps", "6", *flags)
     loaded = load_run_config(
         flags=["--env", ENV, "--runs-dir", str(tmp_path), "--name", "a", *given]
     )
-    return Run(loaded, display=display, resume=resume)
+    return Run(loaded, observers=[observer] if observer else [], resume=resume)
 
 
 def heat(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
@@ -174,7 +174,7 @@ def test_a_run_whose_engine_goes_wrong_names_the_episodes_and_stops(
 ) -> None:
     """Also if it is resumed between two alarms."""
     display = Remembering()
-    with run(tmp_path, display=display) as going:
+    with run(tmp_path, observer=display) as going:
         for step in going:
             if step.step == 2:
                 heat(monkeypatch, 0.2)

@@ -24,6 +24,7 @@ def test_the_short_names_are_frozen() -> None:
         "max-turns",
         "model",
         "name",
+        "observer",
         "sandbox",
         "seed",
         "steps",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration.controller import Controller, StepResult
-from agentrl.orchestration.display import Silent
+from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.rollout import TaskRef
@@ -46,7 +46,7 @@ class Bench:
         return Controller(
             parts=self.parts,
             store=cast("Any", self.store),
-            display=Silent(),
+            observer=Observer(),
             stopping=self.stopping,
             estimator=make_estimator(self.parts.config.trainer, estimator),
         )

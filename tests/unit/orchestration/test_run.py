@@ -46,7 +46,7 @@ class Wiring:
         controller = Controller(
             parts=parts,
             store=cast("Any", self.store),
-            display=journal,
+            observer=journal,
             stopping=stopping,
             estimator=make_estimator(
                 plan.config.trainer, plan.objects.get(plan.config.trainer.estimator)

@@ -1,0 +1,124 @@
+"""What watches a run: the command line's display, a tracker, or what a user brings."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final, cast
+
+from agentrl.boundary import user_code
+from agentrl.config.seams import Seam, instance_of
+from agentrl.errors import AgentrlError, ConfigError
+from agentrl.orchestration.bind import Objects
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.evaluate import EvalResult
+from agentrl.types import Episode
+
+ROUTINE = frozenset({"rollout", "train", "publish", "eval", "checkpoint"})
+"""The phases of every step; a plain log does not mention them."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class Observer:
+    """Watches a run; each method does nothing, so that a subclass has those that it needs.
+
+    All are called in the run's own thread, one after the other; what takes long delays the run.
+    """
+
+    def phase(self, name: str) -> None:
+        """Something long begins: "rollout", "train", "eval", "warm start", ..."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is done, with all that `metrics.jsonl` has of it."""
+
+    def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
+        """The episodes that a step is trained on, before `step`; or those of an evaluation."""
+
+    def eval(self, step: int, result: EvalResult) -> None:
+        """An evaluation is done, after `episodes`."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+    def warn(self, text: str) -> None:
+        """Something that must not be overlooked."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+class Observers(Observer):
+    """Tells several observers; one that raises is told nothing more, and the run goes on."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._told = list(observers)
+        self.num_lost = 0
+
+    def phase(self, name: str) -> None:
+        """Tell all."""
+        self._tell("phase", name)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Tell all."""
+        self._tell("step", step, metrics)
+
+    def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
+        """Tell all."""
+        self._tell("episodes", step, episodes)
+
+    def eval(self, step: int, result: EvalResult) -> None:
+        """Tell all."""
+        self._tell("eval", step, result)
+
+    def note(self, text: str) -> None:
+        """Tell all."""
+        self._tell("note", text)
+
+    def warn(self, text: str) -> None:
+        """Tell all."""
+        self._tell("warn", text)
+
+    def close(self) -> None:
+        """Tell all, for the last time."""
+        self._tell("close")
+        self._told.clear()
+
+    def lose(self, observer: Observer, reason: str) -> None:
+        """Go on without an observer, and say so to the others."""
+        self._told.remove(observer)
+        self.num_lost += 1
+        with suppress(AgentrlError), user_code("closing"):
+            observer.close()
+        text = f"{reason}: it is told nothing more of this run"
+        self._tell("warn", text)
+        if not self._told:
+            _LOG.warning("%s", text)
+
+    def _tell(self, method: str, *values: object) -> None:
+        for observer in tuple(self._told):
+            try:
+                with user_code(f"observer {type(observer).__name__}.{method}"):
+                    getattr(observer, method)(*values)
+            except AgentrlError as error:
+                if observer in self._told:
+                    self.lose(observer, str(error))
+
+
+OBSERVERS: Final = Seam("observer", {}, "agentrl.observers")
+
+
+def check_observers(config: RunConfig, objects: Objects) -> None:
+    """Raise ConfigError for an observer that is none; classes are not instantiated yet."""
+    for ref in config.observers:
+        found = OBSERVERS.find(objects.get(ref) or ref)
+        kind = found if isinstance(found, type) else type(found)
+        if not issubclass(kind, Observer):
+            raise ConfigError(
+                f"{OBSERVERS.label(ref)} is no Observer; make it a subclass of agentrl.Observer"
+            )
+
+
+def make_observers(config: RunConfig, objects: Objects) -> list[Observer]:
+    """The observers of a configuration, which `check_observers` has checked."""
+    found = [(ref, OBSERVERS.find(objects.get(ref) or ref)) for ref in config.observers]
+    return [cast("Observer", instance_of(one, OBSERVERS.label(ref))) for ref, one in found]
