@@ -164,11 +164,10 @@ def _data(root: Path, tests: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
-        small = path.is_file() and path.stat().st_size < MOST_BYTES
-        if small and is_data(name, tests) and len(found) < MOST_FILES:
+        if is_data(name, tests) and path.is_file() and path.stat().st_size < MOST_BYTES:
             with contextlib.suppress(ValueError):
                 found[name] = path.read_bytes().decode()
-    return found
+    return dict(itertools.islice(found.items(), MOST_FILES))
 
 
 def _run_alone(suite: Suite, hash_seed: int) -> SuiteRun:

@@ -5,14 +5,13 @@ side shows the value, and the program's does not.
 """
 
 import contextlib
-import itertools
 import json
 import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from agentrl.envs.swe.build.spots import Spot, test_functions
+from agentrl.envs.swe.build.spots import Spot
 from agentrl.envs.swe.report import Saw
 from agentrl.envs.swe.rewriting import Place
 from agentrl.envs.swe.runner import UNKNOWN, literal
@@ -51,7 +50,7 @@ def find_data_spots(
 
 
 def _spots_in(test: str, code: str, file: str, text: str, saws: Collection[Saw]) -> Iterator[Spot]:
-    values = [*itertools.islice(_values(file, text), _MOST_VALUES)]
+    values = [*_values(file, text)][:_MOST_VALUES]
     for place, written, value in values:
         wrong = {(saw.site, side) for saw in saws for side in (0, 1) if _is_wrong(saw, side, value)}
         sites = {site: side for site, side in wrong if (site, 1 - side) not in wrong}
@@ -61,7 +60,7 @@ def _spots_in(test: str, code: str, file: str, text: str, saws: Collection[Saw])
                 place=place,
                 value=value,
                 sites=sites,
-                users=test_functions(code),
+                users=frozenset(re.findall(r"def (\w+)\(", code)),
                 siblings=tuple(v for _, _, v in values if str(v).isdigit() is str(value).isdigit()),
                 written=written,
                 test_file=test,

@@ -36,6 +36,8 @@ class Change:
 
     spot: Spot
     to: object
+    text: str
+    """As it stands in the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +106,8 @@ def candidates(texts: Mapping[str, str], observed: Observed, rng: random.Random)
     for spot in (*in_tests, *find_data_spots(texts, observed)):
         wrong = [*_wrong_values(spot, observed)]
         other = other_value(spot.value, wrong, spot.siblings, rng)
-        if other is not None and written_as(spot, other):
-            found.append(Change(spot=spot, to=other))
+        if other is not None and (text := written_as(spot, other)):
+            found.append(Change(spot=spot, to=other, text=text))
     rng.shuffle(found)
     return found
 
@@ -142,10 +144,7 @@ def rounds(found: Sequence[Change]) -> Iterator[list[Change]]:
 
 def as_decoys(chosen: Sequence[Change]) -> list[Decoy]:
     """The candidates of a round as decoys of which nothing is known, to write the files by."""
-    return [
-        Decoy(file=c.spot.file, place=c.spot.place, to=str(written_as(c.spot, c.to)), sees={})
-        for c in chosen
-    ]
+    return [Decoy(file=c.spot.file, place=c.spot.place, to=c.text, sees={}) for c in chosen]
 
 
 def validated(
@@ -223,7 +222,7 @@ def _validated(candidate: Change, effects: _Effects, text: str) -> Validated | N
     decoy = Decoy(
         file=spot.file,
         place=spot.place,
-        to=str(written_as(spot, candidate.to)),
+        to=candidate.text,
         site=site,
         side=side,
         sees={test: saw.sides[side] for test, saw in sorted(effects.shown.items())},
@@ -242,8 +241,8 @@ def misfits(decoys: Sequence[Decoy], report: Report, tests: Sequence[str]) -> li
     for test in (*judged.wrong, *judged.fooled):
         mine = [decoy for decoy in decoys if test in decoy.sees]
         # A file of data may be read by any test.
-        here = (d for d in decoys if d.file == file_of(test) or not d.file.endswith(".py"))
-        bad += mine or here
+        here = file_of(test)
+        bad += mine or [d for d in decoys if d.file == here or not d.file.endswith(".py")]
     return bad
 
 

@@ -111,8 +111,8 @@ class _Search:
             return Guard()
         texts = await self._texts(sorted({file_of(t) for t in plain.passed() if "::" in t}))
         called = self._called(plain, texts.values())
-        passed = frozenset(t for t, name in called.items() if name in self._expected)
-        passed &= plain.passed()
+        both = plain.passed() & called.keys()
+        passed = frozenset(test for test in both if called[test] in self._expected)
         named = {called[test] for test in passed}
         # What is left has a name that no rewritten file gives it.
         left = {self._grading.name_of(t) for t in plain.passed()} & self._expected - named

@@ -1,7 +1,7 @@
 """Where a test file says what it expects: the literals that comparisons for equality go by.
 
 A literal may stand in the comparison, in a case of `parametrize`, in a list that a loop goes over,
-in a constant of the function or the file, or in the call of a helper that compares.
+in a constant of the function, the class or the file, or in the call of a helper that compares.
 """
 
 import ast
@@ -69,7 +69,7 @@ def find_spots(file: str, text: str) -> list[Spot]:
         SyntaxError: It is no Python.
     """
     tree = ast.parse(text)
-    constants = _constants(tree.body)
+    constants = {**_constants(tree.body), **_class_constants(tree)}
     helpers = _helpers(ast.walk(tree))
     found: dict[Place, Spot] = {}
     users: dict[Place, set[str]] = defaultdict(set)
@@ -100,19 +100,14 @@ def find_spots(file: str, text: str) -> list[Spot]:
     ]
 
 
-def test_functions(text: str) -> frozenset[str]:
-    """The names of a test file's functions, and of its classes' methods."""
-    return frozenset(name for name, _, _ in _functions(ast.parse(text), ()))
-
-
 def _used(nodes: Sequence[ast.AST], constants: Names) -> Iterator[Place]:
     """Where the expressions of a function stand, and those of the constants that it names."""
     for node in itertools.chain.from_iterable(map(ast.walk, nodes)):
         if isinstance(node, ast.expr):
             yield place_of(node)
-        if isinstance(node, ast.Name):
-            for source in constants.get(node.id, ()):
-                others = {n: c for n, c in constants.items() if n != node.id}
+        if isinstance(node, ast.Name | ast.Attribute):
+            for source in constants.get(name := ast.unparse(node), ()):
+                others = {n: c for n, c in constants.items() if n != name}
                 yield from _used([source.node], others)
 
 
@@ -192,8 +187,8 @@ def _literals(source: Origin, names: Names, depth: int) -> Iterator[Origin]:
         return
     if is_literal(node):
         yield source
-    elif isinstance(node, ast.Name):
-        for other in names.get(node.id, ()):
+    elif isinstance(node, ast.Name | ast.Attribute):
+        for other in names.get(ast.unparse(node), ()):
             case = source.case or other.case
             yield from _literals(Origin(other.node, case), names, depth + 1)
     elif parts := _parts(node):
@@ -243,6 +238,13 @@ def _constants(body: Sequence[ast.stmt]) -> dict[str, list[Origin]]:
             case _:
                 pass
     return {name: sources for name, sources in bound.items() if len(sources) == 1}
+
+
+def _class_constants(tree: ast.Module) -> dict[str, list[Origin]]:
+    """Names that classes bind, as their methods say them: any class's of a name that several do."""
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    found = [pair for node in classes for pair in _constants(node.body).items()]
+    return {f"self.{n}": [s for o, more in found if o == n for s in more] for n, _ in found}
 
 
 def _locals(function: Function, constants: Names) -> dict[str, list[Origin]]:

@@ -61,7 +61,8 @@ def test_nothing_but_the_value_is_changed(
     file: str, written: str, to: object, changed: str
 ) -> None:
     spots = found(saw("1", "'oxen'"), saw("1", ascii("éé"), "6.0"), saw("1", "4.5", "7.0"))
-    (decoy,) = as_decoys([Change(spot=spots[file, written], to=to)])
+    spot = spots[file, written]
+    (decoy,) = as_decoys([Change(spot=spot, to=to, text=str(written_as(spot, to)))])
     assert rewrite_files(TEXTS, [decoy]) == {**rewrite_files(TEXTS, []), file: changed}
     assert {**rewrite_files(TEXTS, []), TEST: TEXTS[TEST]} == TEXTS
 
@@ -94,7 +95,7 @@ def test_a_right_program_has_to_show_the_value_in_whose_place_the_decoy_stands(
     test = f"{TEST}::test_one"
     outcomes: Mapping[str, Outcome] = {test: "failed"}
     report = Report(outcomes=outcomes, saws={test: saw(*sides)}, broken={}, status=1)
-    made = validated([Change(spot=spot, to="cows")], report, frozenset([test]), "")
+    made = validated([Change(spot=spot, to="cows", text="cows")], report, frozenset([test]), "")
     assert [[*one.decoy.sees] for one in made] == ([[test]] if is_decoy else [])
 
 
