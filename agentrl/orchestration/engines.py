@@ -17,6 +17,7 @@ from agentrl.engine.local.models.check import check_files
 from agentrl.engine.local.models.files import read_json
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
+from agentrl.engine.local.routing import mixtures
 from agentrl.engine.sglang.check import Reference, Row, check_server, refuse
 from agentrl.engine.sglang.client import GenerateClient
 from agentrl.engine.sglang.control import Control, Keys
@@ -100,7 +101,7 @@ def sglang_start(
     One whose adapters are `trained` gets room for them. Raises ConfigError for files that are not
     whole: a server may fill what they lack with random numbers.
     """
-    check_files(folder)
+    outline = check_files(folder)
     engine_config, transport = config.engine, make_transport(config.engine.sglang.transport)
     if trained and config.trainer.lora.rank and config.trainer.lora.publish == "adapter":
         adapter = adapter_config(folder, config.trainer.lora, served=True)
@@ -114,7 +115,7 @@ def sglang_start(
         transport=transport,
         pause=settings.pause,
         restarts=settings.restarts,
-        experts=experts_per_token(folder),
+        experts=experts_per_token(folder) if mixtures(outline) else 0,
         timeout_s=config.engine.timeout_s,
     )
     return SglangStart(engine, config, tokenizer)

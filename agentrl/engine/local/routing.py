@@ -15,14 +15,17 @@ Suffixes: N tokens of a pass, L blocks with experts.
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from agentrl.engine.experts import expert_counts
+from agentrl.engine.experts import expert_counts, experts_per_token
+from agentrl.engine.local.models.check import check_files
+from agentrl.engine.local.models.files import read_json
 from agentrl.errors import ConfigError
 
 _CHOICES = frozenset(
@@ -35,6 +38,19 @@ _CHOICES = frozenset(
 def mixtures(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The blocks that hold experts, by name in the order of the layers; none in a dense model."""
     return dict(_blocks(model, "", expert_counts(model.config.to_dict())))
+
+
+def recorded_experts(folder: Path) -> int:
+    """How many experts a server has to record of each token in each layer; 0 if no layer mixes.
+
+    A configuration may name experts of which its model has none.
+
+    Raises ConfigError as `check_files` does, and for a mixture that does not say how many.
+    """
+    settings = cast("dict[str, object]", read_json(folder / "config.json"))
+    if not expert_counts(settings) or not mixtures(check_files(folder)):
+        return 0
+    return experts_per_token(folder)
 
 
 def experts_of(model: PreTrainedModel, block: nn.Module) -> list[nn.Module]:

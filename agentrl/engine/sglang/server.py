@@ -16,7 +16,6 @@ from pathlib import Path
 import httpx
 
 from agentrl.engine.config import EngineConfig
-from agentrl.engine.experts import experts_per_token
 from agentrl.engine.sglang.control import ADMIN_KEY, KEY, Keys
 from agentrl.engine.sglang.install import SHIMS, Installation, require_installed
 from agentrl.engine.sglang.memory import check_fits
@@ -127,7 +126,7 @@ def start(
     """
     where = check_startable(config, model)
     port = _free_port(host, port)
-    command = _command(where, config, model, host, port)
+    command = launch_command(where, config, model, host, port)
     env = _environment(where, config)
     keys = Keys.random() if keys is None else keys
     logs.mkdir(parents=True, exist_ok=True)
@@ -187,9 +186,10 @@ def explain(tail: str, port: int, status: int | None) -> str:
     return f"it ended with status {status} and no message"
 
 
-def _command(
+def launch_command(
     where: Installation, config: EngineConfig, model: Path, host: str, port: int
 ) -> Sequence[str]:
+    """The command that starts a server for the model."""
     settings = config.sglang
     pairs: dict[str, object] = {
         "--model-path": model,
@@ -204,7 +204,7 @@ def _command(
         "--max-total-tokens": settings.kv_tokens or None,
     }
     flags = ["--skip-server-warmup", "--sleep-on-idle"]
-    if experts_per_token(model):
+    if _records_experts(model):
         flags.append("--enable-return-routed-experts")
     if config.share_device and where.flavour != "cpu":
         flags.append("--enable-memory-saver")
@@ -224,6 +224,12 @@ def _command(
             "`agentrl engine serve sglang`"
         )
     return [str(where.python), *program, *given, *flags, *more]
+
+
+def _records_experts(model: Path) -> bool:
+    from agentrl.engine.local.routing import recorded_experts  # torch, only now
+
+    return recorded_experts(model) > 0
 
 
 def _environment(where: Installation, config: EngineConfig) -> dict[str, str]:

@@ -11,10 +11,19 @@ import peft
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
+from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import experts_per_token
-from agentrl.engine.local.routing import mixtures, routed
+from agentrl.engine.local.routing import mixtures, recorded_experts, routed
+from agentrl.engine.sglang.install import Installation
+from agentrl.engine.sglang.server import launch_command
 from agentrl.errors import ConfigError
 from tests.one_thread import one_thread
 from tests.unit.trainer.batches import tiny_model
@@ -221,6 +230,30 @@ def test_a_server_is_asked_for_the_experts_that_the_folder_names(
 ) -> None:
     (tmp_path / "config.json").write_bytes(orjson.dumps(content))
     assert experts_per_token(tmp_path) == number
+
+
+@pytest.mark.parametrize(("dense", "number"), [([], 3), ([0], 3), ([0, 1], 0)])
+def test_a_server_records_the_experts_that_the_model_has(
+    tmp_path: Path, dense: list[int], number: int
+) -> None:
+    config = Qwen3MoeConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_experts=4,
+        num_experts_per_tok=3,
+        mlp_only_layers=dense,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
+    assert recorded_experts(tmp_path) == number
+    settings = EngineConfig(dtype="float32")
+    where = Installation(folder=tmp_path, flavour="gpu")
+    flags = launch_command(where, settings, tmp_path, "127.0.0.1", 1)
+    assert ("--enable-return-routed-experts" in flags) == (number > 0)
 
 
 def test_a_mixture_that_does_not_say_how_many_is_refused(tmp_path: Path) -> None:
