@@ -136,7 +136,7 @@ def _teller(case: Sequence[ast.expr], *more: ast.keyword) -> ast.withitem:
 def _tell_subtest(node: ast.AST) -> None:
     """What fails within a subtest goes no further than that."""
     match node:
-        case ast.With(items=[*_, ast.withitem(ast.Call(ast.Attribute(case, "subTest")))]):
+        case ast.With(items=[ast.withitem(ast.Call(ast.Attribute(case, "subTest"))), *_]):
             node.items.append(_teller([case], ast.keyword("inside", ast.Constant(value=True))))
         case _:
             pass

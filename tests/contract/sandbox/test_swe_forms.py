@@ -50,8 +50,8 @@ class Form:
     failing: tuple[str, ...]
     reads: Mapping[str, str] = field(default_factory=dict[str, str])
     """Files beside the tests."""
-    by_log: bool = False
-    """The suite runs by unittest, as django's."""
+    repo: str = "acme/shop"
+    """Whose command runs them: django's is unittest, sympy's is pytest, and both leave a log."""
 
 
 FORMS: Final = {
@@ -157,7 +157,7 @@ class TestTotal(unittest.TestCase):
         self.assertEqual(total([1]), 1)
 """,
         failing=("test_parts (test_prices.TestTotal)",),
-        by_log=True,
+        repo="django/django",
     ),
     "async cases": Form(
         text="""import unittest
@@ -189,7 +189,26 @@ class TestTotal(unittest.IsolatedAsyncioTestCase):
             "test_half (test_prices.TestTotal.test_half)",
             "test_part (test_prices.TestTotal)",
         ),
-        by_log=True,
+        repo="django/django",
+    ),
+    "coroutines in a log": Form(
+        text="""from shop.prices import total
+async def left(percent):
+    return total([123456789, 987654321], percent)
+async def test_half():
+    assert await left(50) == 555555555
+async def test_part():
+    assert await left(80) == 222222222
+""",
+        failing=("test_half", "test_part"),
+        reads={
+            "tests/conftest.py": """import asyncio
+def pytest_pyfunc_call(pyfuncitem):
+    asyncio.run(pyfuncitem.obj())
+    return True
+"""
+        },
+        repo="sympy/sympy",
     ),
     "docstrings in a log": Form(
         text="""import unittest
@@ -205,7 +224,7 @@ class TestTotal(unittest.TestCase):
         self.assertEqual(total([123456789, 987654321], 80), 222222222)
 """,
         failing=("Half of it is left.", "test_part (test_prices.TestTotal)"),
-        by_log=True,
+        repo="django/django",
     ),
 }
 
@@ -226,13 +245,13 @@ async def test_a_form_of_tests_is_guarded(
 ) -> None:
     shop.use_own_pytest(monkeypatch)
     made = FORMS[form]
+    prefix = f"{_FILE}::" if made.repo == "acme/shop" else ""
     suite = replace(
         SUITES["functions"], tests={_FILE: made.text, **made.reads}, pass_to_pass=(),
-        fail_to_pass=tuple(name if made.by_log else f"{_FILE}::{name}" for name in made.failing),
+        fail_to_pass=tuple(prefix + name for name in made.failing),
         files={**SUITES["functions"].files, "tests/runtests.py": RUNTESTS},
     )  # fmt: skip
-    repo = "django/django" if made.by_log else "acme/shop"
-    tasks, repos = write_instances(tmp_path, suite, repo)
+    tasks, repos = write_instances(tmp_path, suite, made.repo)
     options = SandboxOptions(backend="bwrap")
     config = SweSandbox.Config(tasks=str(tasks), repos=str(repos), sandbox=options)
     honest, forced = await asyncio.gather(

@@ -150,10 +150,9 @@ def test_a_comparison_by_keywords_tells_both_sides_in_their_order() -> None:
 
 
 def test_what_fails_within_a_subtest_is_told_there() -> None:
-    case = (
-        "class T:\n    async def test(self):\n        with self.subTest(a=1):\n            pass\n"
-    )
-    assert "with self.subTest(a=1):" in rewrite_tests(case, {})
+    block = "with self.subTest(a=1), f():\n            pass\n"
+    case = f"class T:\n    async def test(self):\n        {block}"
+    assert "with self.subTest(a=1), f():" in rewrite_tests(case, {})
     text = rewrite_tests(case, {}, by_log=True)
-    assert "with self.subTest(a=1), _agentrl_tell(self, inside=True):" in text
+    assert "with self.subTest(a=1), f(), _agentrl_tell(self, inside=True):" in text
     assert "async def test(self):\n        with _agentrl_tell(self):" in text
