@@ -156,3 +156,8 @@ def test_what_fails_within_a_subtest_is_told_there() -> None:
     text = rewrite_tests(case, {}, by_log=True)
     assert "with self.subTest(a=1), f(), _agentrl_tell(self, inside=True):" in text
     assert "async def test(self):\n        with _agentrl_tell(self):" in text
+
+
+def test_an_inline_snapshot_is_made_of_what_is_expected() -> None:
+    (spot,) = find_spots("t.py", "def test():\n    assert f(2) == snapshot([1, 2])\n")
+    assert (spot.value, spot.place, spot.sites) == ([1, 2], (2, 28, 2, 34), {"2.11": 0})
