@@ -95,8 +95,10 @@ class RunConfig(Config):
     verifier: Reference | None = Field(
         default=None, description="Verifier instead of the environment's own: a name or reference."
     )
-    tool_format: str | None = Field(
-        default=None, description="Tool-call format; chosen from the chat template by default."
+    tool_format: Reference | None = Field(
+        default=None,
+        description="Tool-call format: a name or reference; chosen from the chat template by "
+        "default.",
     )
     steps: int = Field(default=100, ge=1, description="Optimizer steps.")
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of everything random.")
@@ -120,7 +122,7 @@ class RunConfig(Config):
     )
 
 
-SEAMS = frozenset({"verifier", "trainer.estimator", "trainer.loss", "observers"})
+SEAMS = frozenset({"verifier", "trainer.estimator", "trainer.loss", "observers", "tool_format"})
 """The keys that name what users bring; in Python they take the object itself too."""
 
 SHORT_NAMES: Mapping[str, str] = {

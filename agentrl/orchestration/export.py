@@ -75,7 +75,7 @@ def export_run(source: str, out: Path, *, adapter: bool, runs_dir: Path) -> Path
             "it out"
         )
     load_weights(checkpoint, model)
-    stop_ids = Codec(Tokenizer.load(base), format_name=config.tool_format).renderer(()).stop_ids
+    stop_ids = Codec(Tokenizer.load(base), tool_format=config.tool_format).renderer(()).stop_ids
     set_generation(model, stop_ids, config.rollout.temperature)
     # A merged model stands alone, so its card names what the user named, not a place in the cache.
     name = str(base) if adapter else config.model

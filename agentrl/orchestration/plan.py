@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from agentrl.config.nearest import nearest
 from agentrl.config.seams import is_unnamed
 from agentrl.engine.local.models.files import read_json
 from agentrl.engine.local.models.resolve import check_model
@@ -16,7 +15,7 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.observers import check_observers
 from agentrl.runs import check_disk, check_new_run
 from agentrl.sandboxes import SandboxOptions, check_backend
-from agentrl.tokens.formats import FORMATS
+from agentrl.tokens.formats import resolve_format
 from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.trainer.config import LoraConfig, TrainerConfig, check_heads
 from agentrl.types import Message
@@ -61,6 +60,8 @@ def make_plan(
         require("training" if train else "a model", *TRAIN)
     check_model(config.model)
     check_observers(config, objects)
+    if config.tool_format is not None:
+        resolve_format(objects.get(config.tool_format) or config.tool_format)
     _check_combinations(config)
     _check_ranks(config)
     if train and not resume:
@@ -104,10 +105,6 @@ def _check_combinations(config: RunConfig) -> None:
                 f"trainer.lora.{key}: got {getattr(lora, key)} without adapters; set "
                 "trainer.lora.rank too, or leave it out"
             )
-    if config.tool_format is not None and config.tool_format not in FORMATS:
-        raise ConfigError(
-            f"tool_format: got {config.tool_format!r}, {nearest(config.tool_format, FORMATS)}"
-        )
 
 
 def _check_ranks(config: RunConfig) -> None:

@@ -16,7 +16,7 @@ from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.started import Begin, Started, nothing
 from agentrl.rollout import Codec, Collected, Collector, CollectSettings, Limits
-from agentrl.tokens import Tokenizer
+from agentrl.tokens import Tokenizer, ToolFormat
 from agentrl.types import Episode
 
 
@@ -79,9 +79,10 @@ def checked_codec(plan: Plan, model_folder: Path) -> Codec:
             f"{model_folder}: its tokenizer.json has {tokenizer.vocab_size} ids, but the model "
             f"knows {size}: it is another model's; put the model's own files there"
         )
+    given = plan.objects.get(plan.config.tool_format)
     codec = Codec(
         tokenizer,
-        format_name=plan.config.tool_format,
+        tool_format=cast("type[ToolFormat] | None", given) or plan.config.tool_format,
         reasoning=rollout.reasoning,
         results=rollout.tool_results,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.tokens import Reasoning, Renderer, Results, Tokenizer, choose_format
+from agentrl.tokens import Reasoning, Renderer, Results, Tokenizer, ToolFormat, choose_format
 from agentrl.types import AssistantTurn, Message, StopReason, ToolSchema
 
 PROMPTS_KEPT = 256
@@ -19,14 +19,14 @@ class Codec:
         self,
         tokenizer: Tokenizer,
         *,
-        format_name: str | None = None,
+        tool_format: str | type[ToolFormat] | None = None,
         reasoning: Reasoning = "keep",
         results: Results = "template",
     ) -> None:
         self.tokenizer = tokenizer
         self._reasoning: Reasoning = reasoning
         self._results: Results = results
-        self.format = choose_format(tokenizer, format_name)
+        self.format = choose_format(tokenizer, tool_format)
         self._renderers: dict[str, Renderer] = {}
         self._prompts: OrderedDict[tuple[Renderer, str], list[int]] = OrderedDict()
 

@@ -1,8 +1,9 @@
 """Tool-call formats, one small file each."""
 
-import difflib
 from collections.abc import Mapping
+from typing import cast
 
+from agentrl.config.seams import Seam
 from agentrl.errors import ConfigError
 from agentrl.tokens.formats.atem import Atem
 from agentrl.tokens.formats.base import ToolFormat
@@ -19,10 +20,11 @@ from agentrl.tokens.formats.mistral import Mistral
 from agentrl.tokens.formats.phi4_mini import Phi4Mini
 from agentrl.tokens.formats.pythonic import Pythonic
 from agentrl.tokens.formats.qwen3_coder import Qwen3Coder
+from agentrl.tokens.formats.trial import check_format
 from agentrl.tokens.formats.xml import Xml
 from agentrl.tokens.tokenizer import Tokenizer
 
-__all__ = ["FORMATS", "Hermes", "ToolFormat", "choose_format"]
+__all__ = ["FORMATS", "Hermes", "ToolFormat", "choose_format", "resolve_format"]
 
 FORMATS: Mapping[str, type[ToolFormat]] = {
     "hermes": Hermes,
@@ -43,19 +45,30 @@ FORMATS: Mapping[str, type[ToolFormat]] = {
 }
 
 
-def choose_format(tokenizer: Tokenizer, override: str | None = None) -> ToolFormat:
+def resolve_format(ref: object) -> type[ToolFormat]:
+    """The format that `ref` is or names; one that is not built in is tried.
+
+    Raises:
+        ConfigError: there is none, or it does not read what it writes.
+    """
+    seam = Seam("tool format", FORMATS, "agentrl.tool_formats")
+    found = seam.find(ref)
+    if found not in FORMATS.values():
+        check_format(found, seam.label(ref))
+    return cast("type[ToolFormat]", found)
+
+
+def choose_format(
+    tokenizer: Tokenizer, override: str | type[ToolFormat] | None = None
+) -> ToolFormat:
     """The format that the tokenizer's chat template writes, or the one named.
 
     A template that knows no tools gets Hermes, which is then explained in the system message.
-    Raises ConfigError for an unknown name, and for a template that writes calls in a format that is
-    not built in, or in one of several.
+    Raises ConfigError for one that is not there, and for a template that writes calls in a format
+    that is not built in, or in one of several.
     """
     if override is not None:
-        if override not in FORMATS:
-            near = difflib.get_close_matches(override, FORMATS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {sorted(FORMATS)}"
-            raise ConfigError(f"tool format {override!r} is unknown; {hint}")
-        return FORMATS[override](tokenizer)
+        return resolve_format(override)(tokenizer)
     source = tokenizer.for_tools.template.source
     found = _candidates(source)
     if len(found) > 1:

@@ -1,0 +1,24 @@
+from collections.abc import Sequence
+
+from agentrl.tokens import ToolFormat
+from agentrl.tokens.formats.base import to_json
+from agentrl.tokens.formats.reader import Reader
+from agentrl.types import ToolCall
+
+
+class Brackets(ToolFormat):
+    """`[[{"name": ..., "arguments": {...}}]]`."""
+
+    name = "brackets"
+    starts, ends = ("[[",), ("]]",)
+    manner = "write its name and its arguments as a JSON object in double brackets"
+
+    def read_call(self, reader: Reader) -> None:
+        """The call behind `[[`, up to `]]`."""
+        reader.skip_space()
+        reader.add_object(reader.take_only(reader.take_json, "{", self.ends))
+
+    def render_calls(self, calls: Sequence[ToolCall]) -> str:
+        """A line for each call."""
+        objects = ({"name": call.name, "arguments": call.arguments} for call in calls)
+        return "\n".join(f"[[{to_json(found)}]]" for found in objects)
