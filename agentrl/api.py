@@ -45,7 +45,7 @@ def train(
         accept_changes: resume although the tasks are not those that the run was trained on.
         keys: any key of the configuration by its short name (`steps=50`, `lr=1e-3`), or a section
             as a mapping (`trainer={"clip": {"high": 0.28}}`). `verifier`, `estimator`,
-            `loss`, `tool_format` and the items of `observers` may be objects too.
+            `loss`, `sampler`, `tool_format` and the items of `observers` may be objects too.
 
     Raises:
         ConfigError: something given is wrong; nothing has been loaded yet.

@@ -122,7 +122,9 @@ class RunConfig(Config):
     )
 
 
-SEAMS = frozenset({"verifier", "trainer.estimator", "trainer.loss", "observers", "tool_format"})
+SEAMS = frozenset(
+    {"verifier", "trainer.estimator", "trainer.loss", "observers", "tool_format", "rollout.sampler"}
+)
 """The keys that name what users bring; in Python they take the object itself too."""
 
 SHORT_NAMES: Mapping[str, str] = {
@@ -130,6 +132,7 @@ SHORT_NAMES: Mapping[str, str] = {
     "env": "env",
     "verifier": "verifier",
     "observer": "observers",
+    "sampler": "rollout.sampler",
     "estimator": "trainer.estimator",
     "loss": "trainer.loss",
     "steps": "steps",

@@ -26,7 +26,15 @@ from agentrl.types import Json
 
 PLACE = ("name", "runs_dir")
 """Where a run is: no part of what a resume changes."""
-_FIXED = ("env.", "model", "seed", "rollout.tasks_per_step", "rollout.group_size", "deterministic")
+_FIXED = (
+    "env.",
+    "model",
+    "seed",
+    "rollout.tasks_per_step",
+    "rollout.sampler",
+    "rollout.group_size",
+    "deterministic",
+)
 """What decides which tasks a step trains on: a resumed run keeps it."""
 
 

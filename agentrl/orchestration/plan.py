@@ -13,6 +13,7 @@ from agentrl.extras import TRAIN, require
 from agentrl.orchestration.bind import NO_OBJECTS, BoundEnv, Objects, bind_envs
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.observers import check_observers
+from agentrl.rollout.sampler import check_sampler
 from agentrl.runs import check_disk, check_new_run
 from agentrl.sandboxes import SandboxOptions, check_backend
 from agentrl.tokens.formats import resolve_format
@@ -71,6 +72,10 @@ def make_plan(
         make_estimator(config.trainer, objects.get(config.trainer.estimator))
         _check_loss(config.trainer, objects.get(config.trainer.loss))
     names = [name for env in envs for name in _try_environment(env, config, train)]
+    if train:  # now that each environment is known to have a task
+        sampler = objects.get(config.rollout.sampler)
+        sources = [env.source() for env in envs]
+        check_sampler(config.rollout, sources, seed=config.seed, given=sampler)
     tool_names = tuple(dict.fromkeys(names))
     return Plan(config=config, envs=envs, tool_names=tool_names, objects=objects)
 

@@ -27,7 +27,8 @@ from agentrl.orchestration.layers import Layers, check_resumable, first_layer, w
 from agentrl.orchestration.observers import Observer, make_observers
 from agentrl.orchestration.plan import Plan, make_plan
 from agentrl.orchestration.stopping import GivenUp, Stopping
-from agentrl.rollout import TaskRef, task_stream
+from agentrl.rollout import TaskRef
+from agentrl.rollout.sampler import sample_tasks
 from agentrl.runs import RunDirectory
 from agentrl.terminated import Terminated
 
@@ -175,10 +176,11 @@ class Run:
     def __iter__(self) -> "Iterator[StepResult]":
         """The steps that are left, each done when it is yielded."""
         assembly = self._assembly
-        stream = task_stream(
+        stream = sample_tasks(
+            self.config.rollout,
             [env.source() for env in assembly.parts.envs],
-            tasks_per_step=self.config.rollout.tasks_per_step,
             seed=self.config.seed,
+            given=self._objects.get(self.config.rollout.sampler),
         )
         refs = islice(stream, self.step, None)
         for number in range(self.step + 1, self.config.steps + 1):

@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from agentrl.config import Config
+from agentrl.config.anchor import Reference
 from agentrl.tokens import Reasoning, Results
 
 
@@ -12,6 +13,10 @@ class RolloutConfig(Config):
     tasks_per_step: int = Field(default=16, ge=1, description="Tasks (groups) per optimizer step.")
     group_size: int = Field(
         default=8, ge=2, description="Episodes per task (G), compared with each other."
+    )
+    sampler: Reference = Field(
+        default="mixture",
+        description="Which tasks a step takes: mixture, pkg.mod:Name or path/file.py:Name.",
     )
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature.")
     max_turn_tokens: int = Field(

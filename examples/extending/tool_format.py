@@ -20,5 +20,8 @@ class Brackets(ToolFormat):
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """A line for each call."""
-        objects = ({"name": call.name, "arguments": call.arguments} for call in calls)
-        return "\n".join(f"[[{to_json(found)}]]" for found in objects)
+        return "\n".join(f"[[{_written(call)}]]" for call in calls)
+
+
+def _written(call: ToolCall) -> str:
+    return to_json({"name": call.name, "arguments": call.arguments})

@@ -25,6 +25,7 @@ def test_the_short_names_are_frozen() -> None:
         "model",
         "name",
         "observer",
+        "sampler",
         "sandbox",
         "seed",
         "steps",

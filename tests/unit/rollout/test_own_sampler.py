@@ -1,0 +1,100 @@
+"""A sampler of tasks of a user's: a function of seed and step, which each step is checked for."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ConfigError, RunError
+from agentrl.rollout import EnvSource, RolloutConfig, TaskRef
+from agentrl.rollout.sampler import check_sampler, sample_tasks, task_stream
+
+SOURCES = [EnvSource(1.0, None), EnvSource(2.0, 3)]
+OWN = f"{Path(__file__).parents[3]}/examples/extending/sampler.py:in_order"
+FOUR = {"tasks_per_step": 4}
+Sampler = Callable[..., Iterator[Any]]
+
+
+def steps(config: RolloutConfig, given: object = None) -> list[list[TaskRef]]:
+    return list(islice(sample_tasks(config, SOURCES, seed=3, given=given), 3))
+
+
+def test_by_default_it_is_the_mixture() -> None:
+    expected = list(islice(task_stream(SOURCES, tasks_per_step=4, seed=3), 3))
+    assert steps(RolloutConfig.model_validate(FOUR)) == expected
+
+
+def test_one_of_one_s_own() -> None:
+    config = RolloutConfig.model_validate({**FOUR, "sampler": OWN})
+    check_sampler(config, SOURCES, seed=3)
+    found = [(ref.env, ref.index) for step in steps(config) for ref in step]
+    assert found[:8] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2), (0, 3), (1, 0)]
+
+
+def of(*step: Any) -> Sampler:
+    def sampler(sources: Any, *, tasks_per_step: int, seed: int) -> Iterator[Any]:
+        while True:
+            yield list(step)
+
+    return sampler
+
+
+def ends(sources: Any, *, tasks_per_step: int, seed: int) -> Iterator[Any]:
+    yield [TaskRef(0, 0)] * tasks_per_step
+
+
+def forgets_the_seed() -> Sampler:
+    numbers = iter(range(1000))
+
+    def sampler(sources: Any, *, tasks_per_step: int, seed: int) -> Iterator[Any]:
+        while True:
+            yield [TaskRef(0, next(numbers)) for _ in range(tasks_per_step)]
+
+    return sampler
+
+
+def raises(sources: Any, *, tasks_per_step: int, seed: int) -> Iterator[Any]:
+    raise KeyError("difficulty")
+
+
+def not_a_stream(sources: Any, *, tasks_per_step: int, seed: int) -> Any:
+    return 7
+
+
+GOOD = TaskRef(0, 5)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (of(GOOD), "<it> gave 1 tasks for step 1, expected rollout.tasks_per_step (4)"),
+        (of(GOOD, GOOD, GOOD, 5), "<it> gave a int among the tasks of step 1, expected TaskRefs"),
+        (of(GOOD, GOOD, GOOD, TaskRef(2, 0)), "gave environment number 2 in step 1, expected 0 to"),
+        (of(GOOD, GOOD, GOOD, TaskRef(1, 3)), "gave task number 3 of environment number 1 in step"),
+        (of(GOOD, GOOD, GOOD, TaskRef(0, -1)), "gave task number -1 of environment number 0"),
+        (ends, "<it> ended before step 2; it has to go on without end"),
+        (forgets_the_seed(), "<it> gave other tasks the second time, expected the same for the sa"),
+        (raises, "<it> raised KeyError: 'difficulty'"),
+        (not_a_stream, "<it> raised TypeError: 'int' object is not iterable"),
+        (lambda: None, "<it> takes (), expected (sources, *, tasks_per_step, seed)"),
+    ],
+)
+def test_a_wrong_one_is_found_before_the_run(given: Any, said: str) -> None:
+    config = RolloutConfig.model_validate({**FOUR, "sampler": "<it>"})
+    with pytest.raises(ConfigError) as caught:
+        check_sampler(config, SOURCES, seed=3, given=given)
+    assert said in str(caught.value)
+
+
+def test_one_that_goes_wrong_later_ends_the_run() -> None:
+    def sampler(sources: Any, *, tasks_per_step: int, seed: int) -> Iterator[Any]:
+        yield [GOOD] * tasks_per_step
+        yield [GOOD] * tasks_per_step
+        yield [GOOD]
+
+    config = RolloutConfig.model_validate({**FOUR, "sampler": "<it>"})
+    check_sampler(config, SOURCES, seed=3, given=sampler)
+    with pytest.raises(RunError, match="<it> gave 1 tasks for step 3"):
+        steps(config, sampler)
