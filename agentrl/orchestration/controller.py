@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
 from agentrl.errors import ConfigError, RunError
 from agentrl.one_line import one_line
+from agentrl.orchestration.device_policy import make_device_policy
 from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts
@@ -67,6 +67,7 @@ class Controller:
         self._stopping = stopping
         self._update_s = 0.0
         self._parts = parts
+        self._device = make_device_policy(parts.config, parts.engine, parts.trainer)
         self._store = store
         self._observer = observer
         self._isolation: list[tuple[str, ...]] = []
@@ -88,10 +89,7 @@ class Controller:
         collected = await self._stopping.or_give_up(self._collect(number, refs))
         self._stopping.check_time(self._update_s)  # by that of the step before
         times["rollout_s"] = time.perf_counter() - started
-        if self._parts.config.engine.share_device:
-            stats = await self._train_in_turn(collected, number, times)
-        else:
-            stats = await self._train(collected, number, times)
+        stats = await self._train(collected, number, times)
         self._update_s = times["train_s"] + times["publish_s"]
         times["step_s"] = time.perf_counter() - started
         metrics = self._metrics(collected, stats, times)
@@ -107,46 +105,15 @@ class Controller:
         return result
 
     async def _train(self, collected: Collected, number: int, times: dict[str, float]) -> StepStats:
+        """Update and publish, while the engine makes way."""
         training = time.perf_counter()
-        batch = self._batch(collected)
-        await self._parts.engine.pause()  # it may sample with the very parameters that change now
-        try:
-            stats = self._update(batch, collected, number)
-            times["train_s"] = time.perf_counter() - training
+        async with self._device.update_turn():
+            stats = self._update(self._batch(collected), collected, number)
             publishing = time.perf_counter()
-            if not stats.skipped:
+            times["train_s"] = publishing - training
+            await self._device.before_publish()
+            if not stats.skipped or self._device.publishes_always:
                 await self._publish()
-            times["publish_s"] = time.perf_counter() - publishing
-        finally:
-            await self._parts.engine.resume()
-        return stats
-
-    async def _train_in_turn(
-        self, collected: Collected, number: int, times: dict[str, float]
-    ) -> StepStats:
-        """The same where both share one device: what is not at work gives its memory up.
-
-        After a failure the engine stays as it is: the run ends with the failure.
-        """
-        engine, trainer = self._parts.engine, self._parts.trainer
-        lora = self._parts.config.trainer.lora
-        # Adapters come beside a base that nobody would bring again.
-        keeps_base = bool(lora.rank) and lora.publish == "adapter"
-        cache: tuple[MemoryTag, ...] = ("kv_cache", "cuda_graph")
-        training = time.perf_counter()
-        await engine.pause()
-        await engine.release_memory(cache if keeps_base else MEMORY_TAGS)
-        trainer.reclaim_memory()
-        stats = self._update(self._batch(collected), collected, number)
-        trainer.release_memory()
-        times["train_s"] = time.perf_counter() - training
-        publishing = time.perf_counter()
-        if not keeps_base:
-            await engine.resume_memory(["weights"])
-        if not keeps_base or not stats.skipped:
-            await self._publish()
-        await engine.resume_memory(cache)
-        await engine.resume()
         times["publish_s"] = time.perf_counter() - publishing
         return stats
 

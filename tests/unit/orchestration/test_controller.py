@@ -141,7 +141,7 @@ async def test_one_that_needs_a_critic_gets_values(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="needs a critic"):
         bench.controller(estimator=Needy())
     await bench.controller("--trainer.algorithm", "ppo", estimator=Needy()).step(1, REFS)
-    assert bench.log[:2] == ["values", "pause"]
+    assert bench.log[:2] == ["pause", "values"]
 
 
 async def test_an_alarm_is_told_and_the_last_one_ends_the_run(bench: Bench) -> None:
