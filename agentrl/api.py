@@ -6,8 +6,9 @@
 `agentrl.Run` is the second level, a run to iterate over; the public parts are the third.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from agentrl.config.anchor import anchored_reference
 from agentrl.config.load import Loaded
@@ -45,7 +46,8 @@ def train(
         accept_changes: resume although the tasks are not those that the run was trained on.
         keys: any key of the configuration by its short name (`steps=50`, `lr=1e-3`), or a section
             as a mapping (`trainer={"clip": {"high": 0.28}}`). `verifier`, `estimator`,
-            `loss`, `sampler`, `tool_format` and the items of `observers` may be objects too.
+            `loss`, `engine`, `sampler`, `tool_format` and the items of `observers` may be objects
+            too.
 
     Raises:
         ConfigError: something given is wrong; nothing has been loaded yet.
@@ -120,8 +122,8 @@ def _resumed(env: str, values: dict[str, object], objects: Objects) -> Loaded[Ru
 
 def _as_text(value: object, given: dict[str, object]) -> object:
     """What the configuration has for a value; an object is kept beside it."""
-    if value is None or isinstance(value, str):
-        return value
+    if value is None or isinstance(value, str | Mapping):
+        return cast("object", value)
     text = reference_of(value)
     number = 2
     while given.get(text, value) is not value:

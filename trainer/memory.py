@@ -305,16 +305,16 @@ def _engine(
 ) -> dict[str, int]:
     """The engine's weights, unless they are the trainer's, and its keys and values."""
     engine = sampling.engine
-    if engine.samples_with == "sglang" and engine.sglang.urls:
+    if engine.name == "sglang" and engine.sglang.urls:
         return {"engine weights": 0, "cache": 0}
     theirs = config.lora.dtype if config.lora.rank else "float32"
     dtype = theirs if engine.dtype == "auto" else engine.dtype
     merged = bool(config.lora.rank) and config.lora.publish == "merged"
     apart = merged or config.is_apart
-    shares = engine.samples_with == "local" and dtype == theirs and not apart
+    shares = engine.name == "local" and dtype == theirs and not apart
     parallel = 1
     tokens = min(engine.slots, sampling.rows) * (sampling.longest + 1)
-    if engine.samples_with == "sglang":
+    if engine.name == "sglang":
         parallel = engine.sglang.tp_size
         tokens = engine.sglang.kv_tokens or min(sampling.rows * sampling.longest, _KV_TOKENS)
         dtype = "bfloat16" if engine.dtype == "auto" else engine.dtype

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from agentrl.config.anchor import Reference
 from agentrl.config.base import Config
 
 
@@ -60,7 +61,10 @@ class SglangConfig(Config):
 class EngineConfig(Config):
     """How completions are sampled; the local engine runs inside the process."""
 
-    kind: Literal["local", "sglang"] = Field(default="local", description="which engine samples")
+    kind: Reference = Field(
+        default="local",
+        description="which engine samples: local, sglang, pkg.mod:Name or path/file.py:Name",
+    )
     sglang: SglangConfig = Field(default=SglangConfig(), description="SGLang servers")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
@@ -102,6 +106,6 @@ class EngineConfig(Config):
     )
 
     @property
-    def samples_with(self) -> Literal["local", "sglang"]:
+    def name(self) -> str:
         """Which engine samples: a server's address says so too."""
         return "sglang" if self.sglang.urls else self.kind

@@ -9,6 +9,7 @@ from agentrl.loops import Runner
 from agentrl.orchestration.controller import Controller
 from agentrl.orchestration.fingerprints import Fingerprints
 from agentrl.orchestration.journal import Journal
+from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan
@@ -110,6 +111,6 @@ def show_adapters(plan: Plan, folder: Path, observer: Observer) -> None:
 
 async def start_engine(parts: Parts, plan: Plan, observer: Observer) -> None:
     """Wait until the engine can be used."""
-    if plan.config.engine.samples_with != "local":
+    if not engine_kind(plan.config, plan.objects).in_process:
         observer.phase("engine")
     await parts.begin()

@@ -123,7 +123,10 @@ class RunConfig(Config):
 
 
 SEAMS = frozenset(
-    {"verifier", "trainer.estimator", "trainer.loss", "observers", "tool_format", "rollout.sampler"}
+    {
+        *("verifier", "trainer.estimator", "trainer.loss", "rollout.sampler"),
+        *("engine.kind", "tool_format", "observers"),
+    }
 )
 """The keys that name what users bring; in Python they take the object itself too."""
 

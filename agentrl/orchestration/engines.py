@@ -4,12 +4,11 @@ A server takes longest to start, so it is started first; the model loads meanwhi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from agentrl.engine import WeightSource
+from agentrl.engine import Engine
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import experts_per_token
 from agentrl.engine.local.engine import LocalEngine
@@ -17,8 +16,7 @@ from agentrl.engine.local.models.check import check_files
 from agentrl.engine.local.models.files import read_json
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
-from agentrl.engine.local.routing import mixtures
-from agentrl.engine.sglang.check import Reference, Row, check_server, refuse
+from agentrl.engine.sglang.check import Row, check_server, refuse
 from agentrl.engine.sglang.client import GenerateClient
 from agentrl.engine.sglang.control import Control, Keys
 from agentrl.engine.sglang.engine import SglangEngine
@@ -28,12 +26,11 @@ from agentrl.engine.sglang.server import start
 from agentrl.engine.sglang.weights import AdapterTransport, make_transport
 from agentrl.errors import ConfigError, EngineError
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.kinds import EngineSetup, Trained
 from agentrl.orchestration.started import Started, nothing
 from agentrl.tokens import Tokenizer
-from agentrl.trainer.group import TrainerGroup
 from agentrl.trainer.logprobs import sequence_logprobs
 from agentrl.trainer.lora import adapter_config
-from agentrl.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,78 +44,58 @@ def local_engine(model: "PreTrainedModel", config: RunConfig) -> Started:
     return Started(engine=LocalEngine(model, settings), begin=nothing)
 
 
-@dataclass(slots=True)
-class SglangStart:
-    """SGLang servers on their way."""
+def start_servers(setup: EngineSetup) -> SglangEngine:
+    """Start a server for the model, its log in `logs` or the cache, or take those that run.
 
-    engine: SglangEngine
-    config: RunConfig
-    tokenizer: Tokenizer
+    One whose adapters are trained gets room for them. Raises ConfigError for files that are not
+    whole: a server may fill what they lack with random numbers.
+    """
+    config, folder = setup.config, setup.folder
+    check_files(folder)
+    engine_config, transport = config.engine, make_transport(config.engine.sglang.transport)
+    lora = config.trainer.lora
+    if setup.is_trained and lora.rank and lora.publish == "adapter":
+        adapter = adapter_config(folder, lora, served=True)
+        engine_config, transport = _with_adapters(engine_config, adapter), AdapterTransport(adapter)
+    settings = engine_config.sglang
+    logs = setup.logs or default_cache_dir() / "logs"
+    return SglangEngine(
+        settings.urls or [start(engine_config, folder, logs)],
+        vocab_size=_vocab_size(folder),
+        context_length=setup.context_length,
+        transport=transport,
+        pause=settings.pause,
+        restarts=settings.restarts,
+        experts=experts_per_token(folder),
+        timeout_s=config.engine.timeout_s,
+    )
 
-    def trained(self, trainer: Trainer | TrainerGroup) -> Started:
-        """The engine for training."""
-        begin = partial(self._begin, trainer.logprobs, trainer.weights())
-        return Started(engine=self.engine, begin=begin)
 
-    def fixed(self) -> Started:
-        """The engine for sampling alone, with the weights that the servers have."""
-        return Started(engine=self.engine, begin=partial(self._begin, None, None))
+async def begin_servers(engine: Engine, setup: EngineSetup, trainer: Trained | None) -> None:
+    """Wait for the servers and refuse what would bias training; `trainer`: whose weights they get.
 
-    async def _begin(self, reference: Reference | None, weights: WeightSource | None) -> None:
-        engine = self.engine
-        await engine.start(ready_s=self.config.engine.sglang.start_timeout_s, weights=weights)
-        for slot in engine.slots:
-            rows = await check_server(
-                slot,
-                self.tokenizer,
-                vocab_size=engine.vocab_size,
-                reference=reference,
-                in_place=self.config.engine.sglang.pause == "in_place",
-            )
-            refuse(slot.url, rows)
-            self._check_room(slot.info.longest_prompt if slot.info else 0)
-
-    def _check_room(self, longest: int) -> None:
-        needed = self.config.rollout.max_context_tokens or self.engine.context_length
+    Without one they keep those that they have.
+    """
+    assert isinstance(engine, SglangEngine)
+    config = setup.config
+    weights = None if trainer is None else trainer.weights()
+    await engine.start(ready_s=config.engine.sglang.start_timeout_s, weights=weights)
+    for slot in engine.slots:
+        rows = await check_server(
+            slot,
+            setup.codec.tokenizer,
+            vocab_size=engine.vocab_size,
+            reference=None if trainer is None else trainer.logprobs,
+            in_place=config.engine.sglang.pause == "in_place",
+        )
+        refuse(slot.url, rows)
+        longest = slot.info.longest_prompt if slot.info else 0
+        needed = config.rollout.max_context_tokens or engine.context_length
         if longest < needed:
             raise ConfigError(
                 f"engine.sglang.kv_tokens: the server takes prompts of {longest} tokens at most, "
                 f"but a sequence may have {needed}; raise it, or lower rollout.max_context_tokens"
             )
-
-
-def sglang_start(
-    config: RunConfig,
-    folder: Path,
-    tokenizer: Tokenizer,
-    context_length: int,
-    logs: Path | None = None,
-    *,
-    trained: bool = False,
-) -> SglangStart:
-    """Start a server for the model, its log in `logs` or the cache, or take those that run.
-
-    One whose adapters are `trained` gets room for them. Raises ConfigError for files that are not
-    whole: a server may fill what they lack with random numbers.
-    """
-    outline = check_files(folder)
-    engine_config, transport = config.engine, make_transport(config.engine.sglang.transport)
-    if trained and config.trainer.lora.rank and config.trainer.lora.publish == "adapter":
-        adapter = adapter_config(folder, config.trainer.lora, served=True)
-        engine_config, transport = _with_adapters(engine_config, adapter), AdapterTransport(adapter)
-    settings = engine_config.sglang
-    servers = settings.urls or [start(engine_config, folder, logs or default_cache_dir() / "logs")]
-    engine = SglangEngine(
-        servers,
-        vocab_size=_vocab_size(folder),
-        context_length=context_length,
-        transport=transport,
-        pause=settings.pause,
-        restarts=settings.restarts,
-        experts=experts_per_token(folder) if mixtures(outline) else 0,
-        timeout_s=config.engine.timeout_s,
-    )
-    return SglangStart(engine, config, tokenizer)
 
 
 def _with_adapters(config: EngineConfig, adapter: Mapping[str, object]) -> EngineConfig:

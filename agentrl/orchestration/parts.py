@@ -11,7 +11,8 @@ from agentrl.engine.local.process import prepare_process
 from agentrl.envs import EnvServices
 from agentrl.orchestration.bind import BoundEnv, JobMaker
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.engines import SglangStart, local_engine, sglang_start
+from agentrl.orchestration.engines import local_engine
+from agentrl.orchestration.kinds import EngineSetup, Starting, engine_kind
 from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.sampling import (
     checked_codec,
@@ -73,14 +74,22 @@ def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Par
     config = plan.config
     prepare_process(threads=config.threads, deterministic=config.deterministic, seed=config.seed)
     codec = checked_codec(plan, model_folder)
-    longest = context_length(config, model_folder)
+    longest = context_length(config, model_folder, plan.objects)
     make_limits(config, longest)  # its errors come before an engine
-    server = None
-    if config.engine.samples_with == "sglang":
-        server = sglang_start(config, model_folder, codec.tokenizer, longest, logs, trained=True)
-    # A server samples over all rows of the model's matrix, so the trainer has to as well.
-    num_ids = codec.tokenizer.vocab_size if server is None else None
-    trainer, started = _trained(plan, model_folder, server, longest, num_ids)
+    kind, starting = engine_kind(config, plan.objects), None
+    if not kind.in_process:
+        setup = EngineSetup(
+            config=config,
+            folder=model_folder,
+            codec=codec,
+            envs=plan.envs,
+            context_length=longest,
+            logs=logs,
+            is_trained=True,
+        )
+        starting = Starting.of(kind, setup)
+    num_ids = None if kind.samples_all_rows else codec.tokenizer.vocab_size
+    trainer, started = _trained(plan, model_folder, starting, longest, num_ids)
     engine = started.engine
     sampling = with_codec(plan, codec, started)
     return Parts(
@@ -101,7 +110,7 @@ def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Par
 def _trained(
     plan: Plan,
     folder: Path,
-    server: SglangStart | None,
+    starting: Starting | None,
     longest: int,
     num_ids: int | None,
 ) -> tuple[Trainer | TrainerGroup, Started]:
@@ -120,8 +129,8 @@ def _trained(
             seed=config.seed,
             num_ids=num_ids,
         )
-        if server is not None:
-            return group, server.trained(group)
+        if starting is not None:
+            return group, starting.started(group)
         model = load_model(folder, dtype=dtype, num_ids=num_ids)
         if lora.rank and lora.publish == "adapter":
             add_adapters(model, lora)
@@ -136,9 +145,9 @@ def _trained(
         ranks=ranks,
         loss=make_loss(settings, plan.objects.get(settings.loss)),
     )
-    if server is None and lora.rank and lora.publish == "merged":
+    if starting is None and lora.rank and lora.publish == "merged":
         # The engine's copy is made before the model gets adapters.
         started = local_engine(model, config)
         return make_trainer(model), started
     trainer = make_trainer(model)
-    return trainer, server.trained(trainer) if server else local_engine(model, config)
+    return trainer, starting.started(trainer) if starting else local_engine(model, config)

@@ -12,6 +12,7 @@ from agentrl.errors import ConfigError
 from agentrl.extras import TRAIN, require
 from agentrl.orchestration.bind import NO_OBJECTS, BoundEnv, Objects, bind_envs
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.observers import check_observers
 from agentrl.rollout.sampler import check_sampler
 from agentrl.runs import check_disk, check_new_run
@@ -61,6 +62,11 @@ def make_plan(
         require("training" if train else "a model", *TRAIN)
     check_model(config.model)
     check_observers(config, objects)
+    if not engine_kind(config, objects).honours_seeds and config.deterministic:
+        raise ConfigError(
+            f"deterministic: got true with engine {config.engine.name}, which ignores seeds; use "
+            "--engine local"
+        )
     if config.tool_format is not None:
         resolve_format(objects.get(config.tool_format) or config.tool_format)
     _check_combinations(config)
@@ -89,10 +95,6 @@ def _check_combinations(config: RunConfig) -> None:
                 f"rollout.max_turn_tokens: got {rollout.max_turn_tokens}, expected at most "
                 f"rollout.{key} ({most})"
             )
-    if config.deterministic and config.engine.samples_with == "sglang":
-        raise ConfigError(
-            "deterministic: got true with SGLang, which ignores seeds; use --engine local"
-        )
     lora = config.trainer.lora
     if config.engine.share_weights is True and lora.rank and lora.publish == "merged":
         raise ConfigError(

@@ -27,7 +27,7 @@ def long_prompts(plan: Plan, *, train: bool = True) -> list[str]:
     config = plan.config
     folder = resolve_tokenizer(config.model, seed=config.seed)
     codec = checked_codec(plan, folder)
-    limit = make_limits(config, context_length(config, folder)).prompt_tokens
+    limit = make_limits(config, context_length(config, folder, plan.objects)).prompt_tokens
     lines: list[str] = []
     for env in plan.envs:
         for split in used_splits(config, train):

@@ -7,12 +7,12 @@ from typing import cast
 
 from agentrl.engine import Engine
 from agentrl.engine.local.models.files import read_json
-from agentrl.engine.sglang.server import RESERVED
 from agentrl.envs import EnvServices
 from agentrl.errors import ConfigError
-from agentrl.orchestration.bind import JobMaker
+from agentrl.orchestration.bind import NO_OBJECTS, JobMaker, Objects
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.evaluate import EvalResult, evaluate
+from agentrl.orchestration.kinds import EngineSetup, Starting, engine_kind
 from agentrl.orchestration.plan import Plan
 from agentrl.orchestration.started import Begin, Started, nothing
 from agentrl.rollout import Codec, Collected, Collector, CollectSettings, Limits
@@ -46,17 +46,24 @@ def sampling_parts(
     # torch, only now: scripted agents do without
     from agentrl.engine.local.models.load import load_model
     from agentrl.engine.local.process import prepare_process
-    from agentrl.orchestration.engines import local_engine, sglang_start
+    from agentrl.orchestration.engines import local_engine
 
     config = plan.config
     prepare_process(threads=config.threads, deterministic=config.deterministic, seed=config.seed)
     codec = checked_codec(plan, model_folder)
-    longest = context_length(config, model_folder)
+    longest = context_length(config, model_folder, plan.objects)
     make_limits(config, longest)
     if engine is not None:
         started = Started(engine=engine(codec), begin=nothing)
-    elif config.engine.samples_with == "sglang":
-        started = sglang_start(config, model_folder, codec.tokenizer, longest).fixed()
+    elif not (kind := engine_kind(config, plan.objects)).in_process:
+        setup = EngineSetup(
+            config=config,
+            folder=model_folder,
+            codec=codec,
+            envs=plan.envs,
+            context_length=longest,
+        )
+        started = Starting.of(kind, setup).started(None)
     else:
         num_ids = codec.tokenizer.vocab_size
         model = load_model(model_folder, dtype=config.engine.dtype, num_ids=num_ids)
@@ -91,13 +98,13 @@ def checked_codec(plan: Plan, model_folder: Path) -> Codec:
     return codec
 
 
-def context_length(config: RunConfig, model_folder: Path) -> int:
+def context_length(config: RunConfig, model_folder: Path, objects: Objects = NO_OBJECTS) -> int:
     """Most tokens of an episode that model and engine allow, from the model's config."""
     settings = _config(model_folder)
     longest = settings.get("max_position_embeddings")
     own = longest if isinstance(longest, int) else config.engine.context_length or 2**20
     own = min(config.engine.context_length or own, own)
-    return own - RESERVED if config.engine.samples_with == "sglang" else own
+    return own - engine_kind(config, objects).reserved_tokens
 
 
 def _config(model_folder: Path) -> dict[str, object]:

@@ -17,11 +17,11 @@ import orjson
 from agentrl.engine.config import SglangConfig
 from agentrl.engine.local.models.resolve import TINY, default_cache_dir, resolve_model
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.engine.sglang.server import check_startable
 from agentrl.errors import ConfigError
 from agentrl.loops import Runner
 from agentrl.orchestration.bind import BoundEnv
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts, build_parts
 from agentrl.orchestration.plan import Plan
@@ -43,9 +43,8 @@ def prepare_model(plan: Plan, observer: Observer, runner: Runner, *, is_trained:
     `is_trained`: a checkpoint takes the place of its weights.
     """
     folder = resolve_model(plan.config.model, seed=plan.config.seed)
-    engine = plan.config.engine
-    if engine.samples_with == "sglang" and not engine.sglang.urls:
-        check_startable(engine, folder)  # a warm start takes longer than its error should
+    # A warm start takes longer than the error of an engine should.
+    engine_kind(plan.config, plan.objects).check(plan.config.engine, folder)
     if plan.config.model != TINY:
         return folder
     if any(env.expert is None for env in plan.envs):

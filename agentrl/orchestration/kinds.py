@@ -1,0 +1,152 @@
+"""The kinds of engines: what has to be known before one is there, and how it is started.
+
+    kind ─ check ─▶ (the model loads) ─ start ─▶ engine ─ begin ─▶ ready
+
+A third kind is a package with a class like these, and a line in `ENGINES`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Final, Protocol, cast
+
+from agentrl.boundary import user_code
+from agentrl.config.seams import Seam, instance_of
+from agentrl.engine import Engine, WeightSource
+from agentrl.engine.config import EngineConfig
+from agentrl.engine.sglang.server import RESERVED, check_startable
+from agentrl.errors import ConfigError
+from agentrl.orchestration.bind import BoundEnv, Objects
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.started import Started
+from agentrl.rollout import Codec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetup:
+    """What an engine is started with."""
+
+    config: RunConfig
+    folder: Path
+    """The model."""
+    codec: Codec
+    envs: Sequence[BoundEnv]
+    context_length: int
+    """Most tokens of a prompt and its completion."""
+    logs: Path | None = None
+    """Where the log of a server goes; None: into the cache."""
+    is_trained: bool = False
+    """True if it will get new weights; otherwise those of `folder` are all."""
+
+
+class Trained(Protocol):
+    """The trainer whose weights an engine samples with."""
+
+    def weights(self) -> WeightSource:
+        """Those of now."""
+        ...
+
+    def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """The logprob of each id but the first given those before it."""
+        ...
+
+
+class EngineKind:
+    """One kind of engines; a subclass says how it is started."""
+
+    in_process: ClassVar[bool] = False
+    """It is made around the trainer's own model, and not started."""
+    honours_seeds: ClassVar[bool] = False
+    samples_all_rows: ClassVar[bool] = True
+    """It samples rows of the model's matrix that belong to no token too, so the trainer has to."""
+    loads_adapters: ClassVar[bool] = False
+    """It keeps adapters beside a base, in the layers that PEFT and SGLang agree on."""
+    reserved_tokens: ClassVar[int] = 0
+    """Tokens of the model's context that it keeps to itself."""
+
+    def check(self, config: EngineConfig, folder: Path) -> None:
+        """Raise ConfigError if it could not be started; a warm start comes in between."""
+
+    def start(self, setup: EngineSetup) -> Engine:
+        """An engine, which need not be ready yet."""
+        raise NotImplementedError
+
+    async def begin(self, engine: Engine, setup: EngineSetup, trainer: Trained | None) -> None:
+        """Wait until it is ready; `trainer`: whose weights it has to agree with, if it is there."""
+
+
+class LocalKind(EngineKind):
+    """The engine in this process."""
+
+    in_process = True
+    honours_seeds = True
+    samples_all_rows = False
+
+
+class SglangKind(EngineKind):
+    """Servers of SGLang, which are started or run already."""
+
+    loads_adapters = True
+    reserved_tokens = RESERVED
+
+    def check(self, config: EngineConfig, folder: Path) -> None:
+        """Whether it is installed and fits, unless it runs already."""
+        if not config.sglang.urls:
+            check_startable(config, folder)
+
+    def start(self, setup: EngineSetup) -> Engine:
+        """The servers; see `start_servers`."""
+        from agentrl.orchestration.engines import start_servers  # torch, only now
+
+        return start_servers(setup)
+
+    async def begin(self, engine: Engine, setup: EngineSetup, trainer: Trained | None) -> None:
+        """Check each server; see `begin_servers`."""
+        from agentrl.orchestration.engines import begin_servers
+
+        await begin_servers(engine, setup, trainer)
+
+
+ENGINES: Final = Seam("engine", {"local": LocalKind, "sglang": SglangKind}, "agentrl.engines")
+
+
+def engine_kind(config: RunConfig, objects: Objects) -> EngineKind:
+    """The kind that a configuration asks for; raises ConfigError if there is none."""
+    name = config.engine.name
+    label = ENGINES.label(name)
+    kind = instance_of(ENGINES.find(objects.get(name) or name), label)
+    if not isinstance(kind, EngineKind):
+        raise ConfigError(f"{label} is no EngineKind; name a subclass of it")
+    return kind
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """An engine on its way, beside which the model loads."""
+
+    kind: EngineKind
+    setup: EngineSetup
+    engine: Engine
+
+    @classmethod
+    def of(cls, kind: EngineKind, setup: EngineSetup) -> "Starting":
+        """Start it."""
+        label = ENGINES.label(setup.config.engine.name)
+        with user_code(f"{label}: start", fault=ConfigError):
+            engine = cast("object", kind.start(setup))
+        missing = [
+            name for name in ("generate", "update_weights", "aclose") if not hasattr(engine, name)
+        ]
+        if missing:
+            raise ConfigError(
+                f"{label}: start gave a {type(engine).__name__} without {', '.join(missing)}, "
+                "expected an Engine"
+            )
+        return cls(kind, setup, cast("Engine", engine))
+
+    def started(self, trainer: Trained | None) -> Started:
+        """The engine, with the trainer whose weights it samples with."""
+        return Started(
+            engine=self.engine, begin=partial(self.kind.begin, self.engine, self.setup, trainer)
+        )
