@@ -2,8 +2,7 @@
 
 from typing import Final
 
-from agentrl.config.nearest import nearest
-from agentrl.config.references import load_reference
+from agentrl.config.seams import Seam
 from agentrl.envs.declaration import refresh_declaration
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.errors import ConfigError
@@ -26,19 +25,8 @@ def resolve_env(ref: str | type[ToolEnv]) -> type[ToolEnv]:
     Raises:
         ConfigError: There is none, or what it declares is wrong.
     """
-    found = _load(ref) if isinstance(ref, str) else ref
+    found = Seam("environment", BUILT_IN, "agentrl.environments").find(ref)
     if not (isinstance(found, type) and issubclass(found, ToolEnv)):
         raise ConfigError(f"environment {ref} is no subclass of ToolEnv; name a class that is")
     refresh_declaration(found)
     return found
-
-
-def _load(ref: str) -> object:
-    if ":" in ref:
-        return load_reference(ref, "environment")
-    if ref not in BUILT_IN:
-        raise ConfigError(
-            f"environment {ref} is unknown, {nearest(ref, BUILT_IN)}; "
-            "your own is written pkg.mod:Name or path/file.py:Name"
-        )
-    return load_reference(BUILT_IN[ref], "environment")

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from agentrl.config.nearest import nearest
-from agentrl.config.references import load_reference
+from agentrl.config.seams import Seam
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.extras import require
 from agentrl.sandboxes.base import Sandbox
@@ -24,6 +23,7 @@ BACKENDS: Final[Mapping[str, str]] = {
     "unsafe-local": "agentrl.sandboxes.local:UnsafeLocalSandbox",
     "fake": "agentrl.sandboxes.fake:FakeSandbox",
 }
+SANDBOXES: Final = Seam("sandbox", BACKENDS, "agentrl.sandboxes")
 
 
 def make_sandbox(options: SandboxOptions | None = None) -> Sandbox:
@@ -34,9 +34,8 @@ def make_sandbox(options: SandboxOptions | None = None) -> Sandbox:
         SandboxUnavailable: `auto` found none that works.
     """
     options = options or SandboxOptions()
-    _check_name(options.backend)
     name = _found(options.image) if options.backend == "auto" else options.backend
-    found = load_reference(BACKENDS.get(name, name), "sandbox")
+    found = SANDBOXES.find(name)
     if not (isinstance(found, type) and issubclass(found, Sandbox)):
         raise ConfigError(f"sandbox {name} is no subclass of Sandbox; name a class that is")
     return found(options)
@@ -44,14 +43,10 @@ def make_sandbox(options: SandboxOptions | None = None) -> Sandbox:
 
 def check_backend(options: SandboxOptions) -> None:
     """Raise ConfigError if there is no such backend, or its library is not installed."""
-    _check_name(options.backend)
+    if options.backend not in (*BACKENDS, "auto"):
+        SANDBOXES.find(options.backend)
     if options.backend == "docker":
         require("the sandbox backend docker", "docker")
-
-
-def _check_name(name: str) -> None:
-    if ":" not in name and name not in (*BACKENDS, "auto"):
-        raise ConfigError(f"sandbox backend {name} is unknown, {nearest(name, BACKENDS)}")
 
 
 async def survey() -> tuple[Probe, ...]:

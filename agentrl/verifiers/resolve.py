@@ -1,14 +1,12 @@
 """From what a user writes to a verifier that is known to be one before a run starts."""
 
 import inspect
-from collections.abc import Callable
-from importlib.metadata import entry_points
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, cast
 
 from agentrl.config.anchor import REWARD_MODEL, anchored_reference
-from agentrl.config.nearest import nearest
-from agentrl.config.references import load_reference
+from agentrl.config.seams import Seam, instance_of
 from agentrl.errors import ConfigError
 from agentrl.verifiers.format import FormatOk
 from agentrl.verifiers.match import ExactMatch
@@ -27,14 +25,12 @@ from agentrl.verifiers.rubric import Rubric
 from agentrl.verifiers.scoring import is_async, method_of
 from agentrl.workers.pickling import CANNOT_PICKLE, dumps
 
-GROUP: Final = "agentrl.verifiers"
-"""The entry point group of installed verifiers."""
-
-BUILT_IN: Final[dict[str, Callable[[], Verifier]]] = {
+BUILT_IN: Final[Mapping[str, Callable[[], Verifier]]] = {
     "exact_number": ExactNumber,
     "exact_match": ExactMatch,
     "format_ok": FormatOk,
 }
+VERIFIERS: Final = Seam("verifier", BUILT_IN, "agentrl.verifiers")
 
 
 def resolve_verifier(ref: object, folder: Path | None = None) -> Verifier:
@@ -51,42 +47,11 @@ def resolve_verifier(ref: object, folder: Path | None = None) -> Verifier:
     if isinstance(ref, str) and folder is not None:
         ref = anchored_reference(ref, folder)
     label = f"verifier {ref}" if isinstance(ref, str) else "verifier"
-    found = _load(ref) if isinstance(ref, str) else ref
-    verifier = _instance(found, label)
+    is_model = isinstance(ref, str) and ref.startswith(REWARD_MODEL)
+    found = from_text(str(ref)) if is_model else VERIFIERS.find(ref)
+    verifier = instance_of(found, label)
     _check(verifier, label if isinstance(ref, str) else f"verifier {name_of(verifier)}")
     return cast("Verifier", verifier)
-
-
-def _load(ref: str) -> object:
-    if ref.startswith(REWARD_MODEL):
-        return from_text(ref)
-    if ":" in ref:
-        return load_reference(ref, "verifier")
-    if ref in BUILT_IN:
-        return BUILT_IN[ref]
-    installed = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if ref in installed:
-        entry = installed[ref]
-        return load_reference(f"{entry.module}:{entry.attr}", f"verifier {ref} =")
-    names = (*BUILT_IN, *installed)
-    raise ConfigError(
-        f"verifier {ref} is unknown (your own is written pkg.mod:Name or path/file.py:Name), "
-        f"{nearest(ref, names)}"
-    )
-
-
-def _instance(found: object, label: str) -> object:
-    if not isinstance(found, type):
-        return found
-    try:
-        inspect.signature(found).bind()
-    except TypeError as error:
-        raise ConfigError(
-            f"{label} is a class that needs arguments ({error}); give an instance instead"
-        ) from error
-    except ValueError:
-        pass  # a class without a readable signature: try it
-    return cast("Callable[[], object]", found)()
 
 
 def _check(verifier: object, label: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.config import seams
 from agentrl.errors import ConfigError
 from agentrl.types import EpisodeView, Score, Task
 from agentrl.verifiers import (
@@ -16,7 +17,6 @@ from agentrl.verifiers import (
     ExactNumber,
     FormatOk,
     Rubric,
-    resolve,
     resolve_verifier,
     score_with,
 )
@@ -127,7 +127,7 @@ def test_installed_entry_point(rules: Path, monkeypatch: pytest.MonkeyPatch) -> 
         broken = EntryPoint("broken", "my_rules_pkg.rules:Gone", group)
         return EntryPoints([entry, broken] if group == "agentrl.verifiers" else [])
 
-    monkeypatch.setattr(resolve, "entry_points", installed)
+    monkeypatch.setattr(seams, "entry_points", installed)
     assert type(resolve_verifier("mine")).__name__ == "MyVerifier"
     assert "verifier broken = my_rules_pkg.rules:Gone does not exist" in message("broken")
     assert "did you mean mine?" in message("min")

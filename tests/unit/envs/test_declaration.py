@@ -135,7 +135,7 @@ def test_environments_are_found_by_name_reference_and_class() -> None:
 @pytest.mark.parametrize(
     ("ref", "message"),
     [
-        ("calculater", "environment calculater is unknown, did you mean calculator?"),
+        ("calculater", "did you mean calculator?"),
         ("agentrl.types:Task", "no subclass of ToolEnv"),
         ("agentrl.nothing:Task", "cannot be imported"),
         (variant(max_turns=0), "Bad.max_turns is 0"),

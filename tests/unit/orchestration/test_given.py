@@ -1,0 +1,53 @@
+"""Objects given in Python: what the configuration has of them, and that they are what is used."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentrl
+from agentrl.config.references import load_reference
+from agentrl.errors import ConfigError
+from agentrl.orchestration.plan import make_plan
+from agentrl.trainer.algorithms.estimators import grpo, make_estimator
+from agentrl.types import Batch
+from agentrl.verifiers import ExactNumber
+
+
+def estimate(batch: Batch) -> Any:
+    return grpo(batch)
+
+
+class Watches(agentrl.Observer):
+    """Nothing."""
+
+
+def given(tmp_path: Path, **parts: Any) -> agentrl.Run:
+    return agentrl.Run("calculator", runs_dir=str(tmp_path), **parts)
+
+
+def test_an_object_is_recorded_by_what_finds_it(tmp_path: Path) -> None:
+    run = given(tmp_path, estimator=estimate, verifier=ExactNumber, observers=[Watches])
+    config = run.config
+    assert load_reference(str(config.trainer.estimator), "estimator") is estimate
+    assert config.verifier == "agentrl.verifiers.number:ExactNumber"
+    assert load_reference(config.observers[0], "observer") is Watches
+
+
+def test_one_that_nothing_finds_is_named_and_asked_for(tmp_path: Path) -> None:
+    watches = [Watches(), Watches()]
+    partial = functools.partial(estimate)
+    config = given(tmp_path, estimator=partial, verifier=ExactNumber(), observers=watches).config
+    assert (config.trainer.estimator, config.verifier) == ("<partial>", "<ExactNumber>")
+    assert config.observers == ("<Watches>", "<Watches 2>")
+    with pytest.raises(ConfigError, match="verifier <ExactNumber> was an object in Python"):
+        make_plan(config, train=False, scripted=True)
+
+
+def test_names_and_references_stay_what_they_are(tmp_path: Path) -> None:
+    config = given(tmp_path, estimator="reinforce", tool_format="hermes", sampler="mixture").config
+    assert (config.trainer.estimator, config.tool_format) == ("reinforce", "hermes")
+    assert make_estimator(config.trainer).label == "estimator reinforce"
+    with pytest.raises(ConfigError, match="expected text"):
+        given(tmp_path, estimator={"name": "grpo"})
