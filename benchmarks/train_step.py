@@ -115,11 +115,13 @@ class Job:
     def ours(self, share: bool) -> None:
         """What `Trainer.update` does between the records' check and the optimizer."""
         from agentrl.trainer import TrainerConfig
+        from agentrl.trainer.algorithms.losses import make_loss
         from agentrl.trainer.logprobs import policy_scores
         from agentrl.trainer.objective import PolicyObjective
         from agentrl.trainer.packing import pack, plan, trained_rows
 
-        objective = PolicyObjective(self.batch, TrainerConfig(), None)
+        config = TrainerConfig()
+        objective = PolicyObjective(self.batch, make_loss(config), config, None)
         for micro in plan(self.batch, trained_rows(self.batch), TOKEN_BUDGET, share=share):
             if len(micro) < MICRO:
                 raise SystemExit(f"a micro-batch has {len(micro)} rows, expected {MICRO} or more")

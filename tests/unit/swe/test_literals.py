@@ -214,7 +214,8 @@ def has_decoy(expression: str, to: object, true: object, shown: object) -> bool:
     saw = Saw(site=next(iter(spot.sites)), count=1, sides=(literal(true), literal(shown)))
     test = "t.py::test_it"
     report = Report(outcomes={test: "failed"}, saws={test: saw}, broken={}, status=1)
-    return bool(validated([Change(spot=spot, to=to)], report, frozenset([test]), ""))
+    change = Change(spot=spot, to=to, text=repr(to))
+    return bool(validated([change], report, frozenset([test]), ""))
 
 
 class Opaque:
