@@ -17,14 +17,14 @@ from agentrl.config.seams import reference_of
 from agentrl.envs import ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.orchestration import jobs
-from agentrl.orchestration.bind import Objects
 from agentrl.orchestration.config import SEAMS, SHORT_NAMES, RunConfig
+from agentrl.orchestration.env_mix import Objects
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.layers import load_resumed
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.run import Run as PlannedRun
 from agentrl.orchestration.run import RunResult
-from agentrl.runs import RunDirectory
+from agentrl.run_dir import RunDirectory
 from agentrl.types import Episode
 
 EnvLike = str | type[ToolEnv]

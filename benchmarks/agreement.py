@@ -33,7 +33,7 @@ from transformers import PreTrainedTokenizerFast
 from agentrl.engine.sglang.install import SHIMS, installed
 from agentrl.tokens import Renderer, Tokenizer
 from agentrl.tokens.formats import FORMATS, choose_format
-from agentrl.tokens.wire import Dialect, to_wire
+from agentrl.tokens.template_dialect import Dialect, to_wire
 from agentrl.types import AssistantTurn, Message, StopReason, ToolCall
 from benchmarks.reasons import KNOWN, Known
 from tests.contract.formats import test_contract as table

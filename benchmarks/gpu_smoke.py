@@ -32,7 +32,7 @@ from agentrl.trainer.algorithms.advantage import token_advantages
 from agentrl.trainer.config import RatioBandConfig, TrainerConfig
 from agentrl.trainer.device import OutOfMemory, cap_memory, memory, resolve_device, synchronize
 from agentrl.trainer.memory import Sampling, estimate
-from agentrl.trainer.ranks import Ranks
+from agentrl.trainer.parallel_dims import Ranks
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import (
     Batch,

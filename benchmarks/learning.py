@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.orchestration import jobs
-from agentrl.orchestration.bind import NO_OBJECTS, Objects
+from agentrl.orchestration.env_mix import NO_OBJECTS, Objects
 from agentrl.orchestration.intervals import Interval
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.run import Run

@@ -54,10 +54,10 @@ from agentrl.engine.sglang.server import Server, start
 from agentrl.engine.sglang.weights import SharedTransport
 from agentrl.engine.sglang.weights.layout import server_layout
 from agentrl.engine.sglang.weights.shared import BUCKET_BYTES
-from agentrl.trainer import group
+from agentrl.trainer import executor
+from agentrl.trainer.parallel_dims import Layout as RankLayout
+from agentrl.trainer.parallel_dims import Ranks
 from agentrl.trainer.processes import RankProcesses
-from agentrl.trainer.ranks import Layout as RankLayout
-from agentrl.trainer.ranks import Ranks
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Sampling, Session
 
@@ -92,14 +92,14 @@ def hold(ranks: Ranks, folder: Path) -> tuple[int, Mapping[str, Held]]:
     for layer in model.model.layers:
         fully_shard(layer, mesh=ranks.mesh)
     fully_shard(model, mesh=ranks.mesh)
-    group._sources.append(ModelWeights(model, ranks.rank))
-    return os.getpid(), group._sources[0].held()
+    executor._sources.append(ModelWeights(model, ranks.rank))
+    return os.getpid(), executor._sources[0].held()
 
 
 def step(ranks: Ranks) -> None:
     """Weights that differ from the last ones."""
     with torch.no_grad():
-        for parameter in group._sources[0].model.parameters():
+        for parameter in executor._sources[0].model.parameters():
             parameter.mul_(1.001)
 
 
@@ -108,7 +108,7 @@ def gather(ranks: Ranks, path: Path | None) -> tuple[float, float]:
     torch.distributed.barrier()
     began = time.perf_counter()
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state: dict[str, Any] = get_model_state_dict(group._sources[0].model, options=options)
+    state: dict[str, Any] = get_model_state_dict(executor._sources[0].model, options=options)
     gathered = time.perf_counter()
     if ranks.rank == 0 and path is not None:
         state.pop("lm_head.weight", None)
@@ -126,7 +126,7 @@ def gather(ranks: Ranks, path: Path | None) -> tuple[float, float]:
 class Timed:
     """The ranks' weights; keeps how long they wrote, and what."""
 
-    inner: group.SlicedWeights
+    inner: executor.SlicedWeights
     seconds: float = 0.0
     num_bytes: int = 0
 
@@ -322,7 +322,7 @@ async def run(repeats: int, publishes: int, folder: Path) -> bool:
             servers[name] = start(engine_config, folder / "model", folder)
         found = ranks.call(hold, folder / "model")
         pids = {f"rank {i}": pid for i, (pid, _) in enumerate(found)}
-        weights = Timed(group.SlicedWeights(ranks, [held for _, held in found]))
+        weights = Timed(executor.SlicedWeights(ranks, [held for _, held in found]))
         engines: dict[str, Engine] = {}
         for name, server in servers.items():
             engines[name] = made = SglangEngine(

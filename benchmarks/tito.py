@@ -29,7 +29,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from agentrl.tokens import Renderer, Tokenizer, TokenRecord, seal
-from agentrl.tokens.conformance import examine
+from agentrl.tokens.template_check import examine
 from agentrl.types import AssistantTurn, Message, StopReason, ToolCall
 from tests.integration.templates.conversations import (
     TOOLS,

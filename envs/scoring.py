@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from agentrl.envs.world import World
+from agentrl.envs.hooks import World
 from agentrl.errors import EngineError, EnvironmentFault, EpisodeError, SandboxError, VerifierError
 from agentrl.types import Invalid, Outcome, Score
 from agentrl.verifiers.scoring import as_number

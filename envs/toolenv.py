@@ -10,7 +10,6 @@ import numpy as np
 from gymnasium.error import ResetNeeded
 
 from agentrl.config import Config as BaseConfig
-from agentrl.envs.begin import new_play
 from agentrl.envs.context import ContextPolicy, Keep
 from agentrl.envs.declaration import (
     declaration,
@@ -18,13 +17,14 @@ from agentrl.envs.declaration import (
     require_scoring,
     task_source,
 )
-from agentrl.envs.gym_side import GymSide, Info, text_of
-from agentrl.envs.play import Play, check_text
+from agentrl.envs.gym_adapter import GymSide, Info, text_of
+from agentrl.envs.ready import new_play
 from agentrl.envs.remote import RemotePlay
 from agentrl.envs.resources import Resources
 from agentrl.envs.services import EnvServices, default_services
 from agentrl.envs.tasks import Tasks, TaskSource
 from agentrl.envs.transition import Transition
+from agentrl.envs.turn_rules import Play, check_text
 from agentrl.errors import ConfigError, EpisodeError
 from agentrl.tools import TextTokenizer
 from agentrl.types import (

@@ -35,8 +35,8 @@ from torch.nn.attention.flex_attention import (
 from transformers import AttentionInterface
 
 from agentrl.engine.local.demands import refuse_arguments
-from agentrl.trainer.prefix import Tree
-from agentrl.trainer.sequence import Cut
+from agentrl.trainer.prefix_tree import Tree
+from agentrl.trainer.ulysses import Cut
 
 PACKED_ATTENTION = "agentrl_packed"
 """The name under which transformers finds `_attend`."""

@@ -39,10 +39,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from agentrl.errors import RunError
-from agentrl.runs.disk import free_bytes
-from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.export import not_finite
-from agentrl.trainer.folders import (
+from agentrl.run_dir.disk import free_bytes
+from agentrl.trainer.atomic_dir import (
     check_manifest,
     config_hash,
     disk_errors,
@@ -52,8 +50,10 @@ from agentrl.trainer.folders import (
     unfinished_path,
     write_manifest,
 )
-from agentrl.trainer.ranks import Ranks
-from agentrl.trainer.shard import local
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.export import not_finite
+from agentrl.trainer.fsdp import local
+from agentrl.trainer.parallel_dims import Ranks
 from agentrl.types import Json
 
 if TYPE_CHECKING:

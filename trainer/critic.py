@@ -20,14 +20,14 @@ from transformers import PreTrainedModel
 
 from agentrl.trainer.algorithms.gae import token_gae
 from agentrl.trainer.algorithms.value_loss import value_loss
-from agentrl.trainer.balance import micro_batches
 from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.fsdp import in_pass, prepare, settle, whole
 from agentrl.trainer.logprobs import predicting_states
 from agentrl.trainer.lora import add_adapters
+from agentrl.trainer.micro_batches import micro_batches
 from agentrl.trainer.model import make_optimizer
 from agentrl.trainer.packing import PackedRows, trained_rows, trained_weight
-from agentrl.trainer.ranks import SINGLE, Ranks
-from agentrl.trainer.shard import in_pass, prepare, settle, whole
+from agentrl.trainer.parallel_dims import SINGLE, Ranks
 from agentrl.types import Batch
 
 

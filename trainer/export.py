@@ -15,10 +15,10 @@ from agentrl.engine import WeightSource
 from agentrl.engine.local.models.quiet import quiet
 from agentrl.errors import RunError
 from agentrl.trainer.adapter import save_adapter
-from agentrl.trainer.folders import disk_errors, replace_folder, unfinished_folder
+from agentrl.trainer.atomic_dir import disk_errors, replace_folder, unfinished_folder
+from agentrl.trainer.fsdp import whole
 from agentrl.trainer.lora import AdapterWeights, adapter_settings
-from agentrl.trainer.ranks import SINGLE, Ranks
-from agentrl.trainer.shard import whole
+from agentrl.trainer.parallel_dims import SINGLE, Ranks
 from agentrl.trainer.weights import ModelWeights
 
 _TOKENIZER_FILES = (

@@ -29,13 +29,13 @@ from agentrl.engine.local.reference import (
     reference_rows,
     refuse_difference,
 )
-from agentrl.engine.local.routing import routed
+from agentrl.engine.local.routing_replay import routed
 from agentrl.errors import ConfigError
 from agentrl.trainer.attention import PACKED_ATTENTION, Layout
+from agentrl.trainer.fsdp import head_precision, in_pass, settle
 from agentrl.trainer.packing import PackedRows, find_places
-from agentrl.trainer.prefix import pieces, tree
-from agentrl.trainer.routing import replayed
-from agentrl.trainer.shard import head_precision, in_pass, settle
+from agentrl.trainer.prefix_tree import pieces, tree
+from agentrl.trainer.routing_replay import replayed
 
 PIECE_LOGITS = 2**23
 """Logits that are in work at a time (32 MiB of float32)."""

@@ -7,7 +7,7 @@ Suffixes: N tokens of the batch, R rows, P tokens of one micro-batch, K its trai
     packed  a b c d f g   positions  0 1 2 3 0 1   targets  c e g h   predictors  1 3 4 5
 
 What follows the last trained token of a row has no influence on any loss and is not computed. What
-rows of a micro-batch begin with alike is computed once (`agentrl.trainer.prefix`).
+rows of a micro-batch begin with alike is computed once (`agentrl.trainer.prefix_tree`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from agentrl.engine.experts import CHANNEL as EXPERTS
 from agentrl.errors import RunError
-from agentrl.trainer.prefix import Piece, Tree, common, pieces, tree
+from agentrl.trainer.prefix_tree import Piece, Tree, common, pieces, tree
 from agentrl.types import Batch
 
 if TYPE_CHECKING:
-    from agentrl.trainer.sequence import Cut
+    from agentrl.trainer.ulysses import Cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from torch import distributed
 
 from agentrl.errors import AgentrlError, RunError
 from agentrl.trainer.device import OutOfMemory, is_out_of_memory, resolve_device
-from agentrl.trainer.ranks import Layout, Ranks, join
+from agentrl.trainer.parallel_dims import Layout, Ranks, join
 from agentrl.workers import WorkerDied
 from agentrl.workers.calls import pickled_call, value_of
 from agentrl.workers.channel import Channel

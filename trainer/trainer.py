@@ -30,23 +30,23 @@ from agentrl.engine.local.demands import context_length
 from agentrl.errors import ConfigError, RunError
 from agentrl.tokens import verify_batch
 from agentrl.trainer.algorithms.losses import CheckedLoss, make_loss
-from agentrl.trainer.balance import micro_batches
 from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.trainer.config import TrainerConfig, check_heads
 from agentrl.trainer.critic import Critic, CriticStats
 from agentrl.trainer.device import CPU, give_back, memory_errors
 from agentrl.trainer.export import export_hf
-from agentrl.trainer.gate import GapGate
+from agentrl.trainer.first_update_check import GapGate
+from agentrl.trainer.fsdp import in_pass, is_sharded, prepare, settle, whole
 from agentrl.trainer.logprobs import policy_scores, sequence_logprobs
 from agentrl.trainer.lora import AdapterWeights, add_adapters
-from agentrl.trainer.meta import read_slices
+from agentrl.trainer.micro_batches import micro_batches
 from agentrl.trainer.model import check_trainable, frozen_copy, make_optimizer
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
 from agentrl.trainer.packing import PackedRows, num_read, trained_rows, trained_weight
-from agentrl.trainer.ranks import SINGLE, Ranks
-from agentrl.trainer.routing import replayed, warn_of_unrecorded
+from agentrl.trainer.parallel_dims import SINGLE, Ranks
+from agentrl.trainer.routing_replay import replayed, warn_of_unrecorded
 from agentrl.trainer.schedule import learning_rate
-from agentrl.trainer.shard import in_pass, is_sharded, prepare, settle, whole
+from agentrl.trainer.sharded_load import read_slices
 from agentrl.trainer.stats import StepStats, SupervisedStats, ratio_stats
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Batch, Json

@@ -15,7 +15,7 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.run import RunResult
-from agentrl.runs.directory import RunDirectory
+from agentrl.run_dir.directory import RunDirectory
 
 FILE = "[run.toml]"
 

@@ -12,7 +12,7 @@ from agentrl.envs.swe.build.recipe import SHIPPED, Entry, read_recipe
 from agentrl.envs.swe.build.records import write_records
 from agentrl.errors import ConfigError
 from agentrl.places import short_path
-from agentrl.runs.atomic import write_text_atomic
+from agentrl.run_dir.atomic import write_text_atomic
 
 
 class BuildOptions(JsonOption):

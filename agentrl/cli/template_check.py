@@ -14,7 +14,7 @@ from agentrl.cli.command import Arguments, Command, JsonOption, print_json
 from agentrl.errors import ConfigError
 from agentrl.one_line import one_line
 from agentrl.tokens import Renderer, Tokenizer, ToolFormat, choose_format
-from agentrl.tokens.conformance import Report, examine
+from agentrl.tokens.template_check import Report, examine
 from agentrl.tokens.tokenizer import read_template
 from agentrl.types import ToolSchema
 

@@ -9,8 +9,8 @@ from agentrl.cli.run_config import FILE, load, load_resumed, show_result, shown
 from agentrl.config import Loaded, dump_config
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
-from agentrl.orchestration.plan import Plan
-from agentrl.runs import RunDirectory
+from agentrl.orchestration.preflight import Plan
+from agentrl.run_dir import RunDirectory
 
 
 class TrainOptions(JsonOption):
@@ -43,7 +43,7 @@ def _run(options: TrainOptions, arguments: Arguments) -> int:
 
 
 def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
-    from agentrl.orchestration.plan import make_plan
+    from agentrl.orchestration.preflight import make_plan
     from agentrl.orchestration.prompts import is_at_hand, long_prompts
 
     plan = make_plan(loaded.config, resume=options.resume is not None)
@@ -70,7 +70,7 @@ def _check_model(plan: Plan) -> None:
     """Raise ConfigError for a model that cannot be trained so, if its folder is there."""
     folder = Path(plan.config.model).expanduser()
     if folder.is_dir():
-        from agentrl.orchestration.preflight import check_trained
+        from agentrl.orchestration.model_files import check_trained
 
         check_trained(plan, folder)
 

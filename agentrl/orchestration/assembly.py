@@ -12,12 +12,12 @@ from agentrl.orchestration.journal import Journal
 from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts, build_parts
-from agentrl.orchestration.plan import Plan
+from agentrl.orchestration.preflight import Plan
 from agentrl.orchestration.prompts import long_prompts
 from agentrl.orchestration.stopping import Stopping
 from agentrl.orchestration.store import RunStore
 from agentrl.orchestration.warm_start import prepare_model
-from agentrl.runs import RunDirectory
+from agentrl.run_dir import RunDirectory
 from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.trainer.checkpoint import random_states, set_random_states
 from agentrl.trainer.lora import adapter_reach

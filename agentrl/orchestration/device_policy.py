@@ -10,7 +10,7 @@ from typing import Protocol
 from agentrl.engine import Engine
 from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
 from agentrl.orchestration.config import RunConfig
-from agentrl.trainer.group import TrainerGroup
+from agentrl.trainer.executor import TrainerGroup
 from agentrl.trainer.trainer import Trainer
 
 _CACHE: tuple[MemoryTag, ...] = ("kv_cache", "cuda_graph")

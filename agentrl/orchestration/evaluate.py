@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentrl.orchestration.bind import BoundEnv, JobMaker, eval_refs
 from agentrl.orchestration.config import EvalConfig
+from agentrl.orchestration.env_mix import BoundEnv, JobMaker, eval_refs
 from agentrl.orchestration.intervals import Interval, pass_interval
 from agentrl.rollout import Collected, Collector, episode_metrics, successes
 from agentrl.types import Episode

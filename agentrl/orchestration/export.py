@@ -12,11 +12,11 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.layers import Layers, config_at
 from agentrl.orchestration.load import load_run_config
 from agentrl.rollout import Codec
-from agentrl.runs import RunDirectory, read_lines
+from agentrl.run_dir import RunDirectory, read_lines
 from agentrl.tokens import Tokenizer
+from agentrl.trainer.atomic_dir import MANIFEST
 from agentrl.trainer.checkpoint import latest_valid, load_weights
 from agentrl.trainer.export import export_hf, set_generation
-from agentrl.trainer.folders import MANIFEST
 from agentrl.trainer.lora import add_adapters
 
 _CARD = """\

@@ -19,11 +19,11 @@ import orjson
 
 from agentrl.envs import ToolEnv
 from agentrl.errors import ConfigError, EpisodeError
-from agentrl.orchestration.bind import BoundEnv
+from agentrl.orchestration.env_mix import BoundEnv
 from agentrl.orchestration.layers import Layers
-from agentrl.orchestration.plan import Plan
-from agentrl.runs import RunDirectory
-from agentrl.runs.values import dump_value
+from agentrl.orchestration.preflight import Plan
+from agentrl.run_dir import RunDirectory
+from agentrl.run_dir.values import dump_value
 from agentrl.types import Task
 
 ENDLESS_TASKS: Final = 4

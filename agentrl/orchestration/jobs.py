@@ -6,11 +6,11 @@ from agentrl.config.load import Loaded
 from agentrl.engine.local.models.resolve import resolve_model, resolve_tokenizer
 from agentrl.extras import TRAIN, require
 from agentrl.loops import run as run_coroutine
-from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.env_mix import NO_OBJECTS, Objects
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.observers import Observer, Observers, make_observers
-from agentrl.orchestration.plan import Plan, make_plan
+from agentrl.orchestration.preflight import Plan, make_plan
 from agentrl.orchestration.run import Run, RunResult
 from agentrl.rollout import Collected
 from agentrl.types import Episode

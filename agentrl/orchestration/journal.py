@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from agentrl.errors import AgentrlError
 from agentrl.orchestration.observers import ROUTINE, Observer, Observers
-from agentrl.runs import EventsWriter, RunDirectory
+from agentrl.run_dir import EventsWriter, RunDirectory
 
 
 class Journal(Observers):

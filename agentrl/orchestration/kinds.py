@@ -17,8 +17,8 @@ from agentrl.engine import Engine, WeightSource
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.server import RESERVED, check_startable
 from agentrl.errors import ConfigError
-from agentrl.orchestration.bind import BoundEnv, Objects
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.env_mix import BoundEnv, Objects
 from agentrl.orchestration.started import Started
 from agentrl.rollout import Codec
 

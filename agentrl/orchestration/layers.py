@@ -17,11 +17,11 @@ from agentrl.config.dump import dump_config, toml_value
 from agentrl.config.load import Loaded
 from agentrl.config.plain import as_list, as_mapping
 from agentrl.errors import ConfigError
-from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.env_mix import NO_OBJECTS, Objects
 from agentrl.orchestration.load import load_run_config
-from agentrl.runs import RunDirectory
-from agentrl.runs.streams import LineWriter, read_lines
+from agentrl.run_dir import RunDirectory
+from agentrl.run_dir.streams import LineWriter, read_lines
 from agentrl.types import Json
 
 PLACE = ("name", "runs_dir")

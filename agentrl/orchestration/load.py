@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentrl.config.load import Loaded, load_config, read_toml
-from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
-from agentrl.orchestration.plan import ENV_PRESETS, MODEL_PRESETS, PAIR_PRESETS
+from agentrl.orchestration.env_mix import NO_OBJECTS, Objects
+from agentrl.orchestration.preflight import ENV_PRESETS, MODEL_PRESETS, PAIR_PRESETS
 
 
 def load_run_config(

@@ -8,8 +8,8 @@ from typing import Final, cast
 from agentrl.boundary import user_code
 from agentrl.config.seams import Seam, instance_of
 from agentrl.errors import AgentrlError, ConfigError
-from agentrl.orchestration.bind import Objects
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.env_mix import Objects
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.types import Episode
 

@@ -9,11 +9,11 @@ from agentrl.engine import Engine
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.process import prepare_process
 from agentrl.envs import EnvServices
-from agentrl.orchestration.bind import BoundEnv, JobMaker
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.engines import local_engine
+from agentrl.orchestration.env_mix import BoundEnv, JobMaker
 from agentrl.orchestration.kinds import EngineSetup, Starting, engine_kind
-from agentrl.orchestration.plan import Plan
+from agentrl.orchestration.preflight import Plan
 from agentrl.orchestration.sampling import (
     checked_codec,
     context_length,
@@ -25,9 +25,9 @@ from agentrl.orchestration.started import Begin, Started
 from agentrl.rollout import Codec, Collector
 from agentrl.trainer.algorithms.losses import make_loss
 from agentrl.trainer.device import resolve_device
-from agentrl.trainer.group import TrainerGroup
+from agentrl.trainer.executor import TrainerGroup
 from agentrl.trainer.lora import add_adapters
-from agentrl.trainer.ranks import Ranks
+from agentrl.trainer.parallel_dims import Ranks
 from agentrl.trainer.trainer import Trainer
 
 

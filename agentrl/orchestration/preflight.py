@@ -1,27 +1,267 @@
-"""What a model's folder says of a run that trains it, while no weight is loaded."""
+"""The preflight: everything that can be known wrong in seconds, before any weight loads."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
-from agentrl.engine.local.models.check import check_files
-from agentrl.engine.local.outline import check_outline
+from agentrl.config.seams import is_unnamed
+from agentrl.engine.local.models.files import read_json
+from agentrl.engine.local.models.resolve import check_model
+from agentrl.errors import ConfigError
+from agentrl.extras import TRAIN, require
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.env_mix import NO_OBJECTS, BoundEnv, Objects, bind_envs
 from agentrl.orchestration.kinds import engine_kind
-from agentrl.orchestration.plan import Plan
-from agentrl.orchestration.sampling import checked_codec, context_length, make_limits
-from agentrl.trainer.model import refuse_dropout
+from agentrl.orchestration.observers import check_observers
+from agentrl.rollout.sampler import check_sampler
+from agentrl.run_dir import check_disk, check_new_run
+from agentrl.sandboxes import SandboxOptions, check_backend
+from agentrl.tokens.formats import resolve_format
+from agentrl.trainer.algorithms.estimators import make_estimator
+from agentrl.trainer.config import LoraConfig, TrainerConfig, check_heads
+from agentrl.types import Message
+
+FREE_BYTES_NEEDED = 1 << 30
+"""Room that a run must find on the disk of its directory: checkpoints and episodes."""
 
 
-def check_trained(plan: Plan, folder: Path) -> None:
-    """Raise ConfigError for files that are not whole, or not the model of this run."""
-    checked_codec(plan, folder)
-    longest = context_length(plan.config, folder, plan.objects)
-    make_limits(plan.config, longest)
-    outline = check_files(folder)
-    refuse_dropout(outline)
-    check_outline(outline, longest)
-    lora = plan.config.trainer.lora
-    if lora.rank:
-        from agentrl.trainer.lora import adapter_config
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A checked configuration and the environments that it names."""
 
-        kind = engine_kind(plan.config, plan.objects)
-        served = kind.loads_adapters and lora.publish == "adapter"
-        adapter_config(folder, lora, served=served)
+    config: RunConfig
+    envs: tuple[BoundEnv, ...]
+    tool_names: tuple[str, ...]
+    objects: Objects
+
+    def to_json(self) -> dict[str, object]:
+        """What `--dry-run` prints."""
+        envs = {env.name: env.config.model_dump() for env in self.envs}
+        return {"config": self.config.model_dump(), "envs": envs, "tools": list(self.tool_names)}
+
+
+def make_plan(
+    config: RunConfig,
+    objects: Objects = NO_OBJECTS,
+    *,
+    train: bool = True,
+    resume: bool = False,
+    scripted: bool = False,
+) -> Plan:
+    """Check a configuration as far as it goes without loading weights.
+
+    Without `train` the run only evaluates, with `scripted` an agent in the model's place; with
+    `resume` its directory is there already.
+
+    Raises:
+        ConfigError: in one sentence, the first thing that is wrong.
+    """
+    envs = bind_envs(config, objects)
+    if not scripted:
+        require("training" if train else "a model", *TRAIN)
+    check_model(config.model)
+    check_observers(config, objects)
+    if not engine_kind(config, objects).honours_seeds and config.deterministic:
+        raise ConfigError(
+            f"deterministic: got true with engine {config.engine.name}, which ignores seeds; use "
+            "--engine local"
+        )
+    if config.tool_format is not None:
+        resolve_format(objects.get(config.tool_format) or config.tool_format)
+    _check_combinations(config)
+    _check_ranks(config)
+    if train and not resume:
+        check_new_run(Path(config.runs_dir), config.name)
+    check_disk(Path(config.runs_dir), FREE_BYTES_NEEDED)
+    if train:
+        make_estimator(config.trainer, objects.get(config.trainer.estimator))
+        _check_loss(config.trainer, objects.get(config.trainer.loss))
+    names = [name for env in envs for name in _try_environment(env, config, train)]
+    if train:  # now that each environment is known to have a task
+        sampler = objects.get(config.rollout.sampler)
+        sources = [env.source() for env in envs]
+        check_sampler(config.rollout, sources, seed=config.seed, given=sampler)
+    tool_names = tuple(dict.fromkeys(names))
+    return Plan(config=config, envs=envs, tool_names=tool_names, objects=objects)
+
+
+def _check_combinations(config: RunConfig) -> None:
+    rollout = config.rollout
+    for key in ("max_context_tokens", "max_episode_tokens"):
+        most: int | None = getattr(rollout, key)
+        if most and rollout.max_turn_tokens > most:
+            raise ConfigError(
+                f"rollout.max_turn_tokens: got {rollout.max_turn_tokens}, expected at most "
+                f"rollout.{key} ({most})"
+            )
+    lora = config.trainer.lora
+    if config.engine.share_weights is True and lora.rank and lora.publish == "merged":
+        raise ConfigError(
+            "engine.share_weights: got true with trainer.lora.publish merged, whose weights are "
+            "the engine's alone; set trainer.lora.publish to adapter"
+        )
+    if lora.rank and lora.dtype != "float32" and config.trainer.is_apart:
+        raise ConfigError(
+            f"trainer.lora.dtype: got {lora.dtype} with several ranks or trainer.offload, which "
+            "need weights of one number format; use float32 with trainer.precision bfloat16"
+        )
+    for key in sorted(lora.model_fields_set - {"rank"}) if not lora.rank else ():
+        if getattr(lora, key) != LoraConfig.model_fields[key].default:
+            raise ConfigError(
+                f"trainer.lora.{key}: got {getattr(lora, key)} without adapters; set "
+                "trainer.lora.rank too, or leave it out"
+            )
+
+
+def _check_ranks(config: RunConfig) -> None:
+    trainer = config.trainer
+    for key in ("replicate", "sequence_parallel"):
+        share: int = getattr(trainer, key)
+        if trainer.ranks % share:
+            raise ConfigError(
+                f"trainer.{key}: got {share}, expected a divisor of trainer.ranks ({trainer.ranks})"
+            )
+    episodes = config.rollout.tasks_per_step * config.rollout.group_size
+    if trainer.ranks // trainer.sequence_parallel > episodes:
+        raise ConfigError(
+            f"trainer.ranks: got {trainer.ranks}, but a step has only {episodes} episodes to share "
+            "(rollout.tasks_per_step x rollout.group_size); lower it, or raise those"
+        )
+    shape = Path(config.model).expanduser() / "config.json"
+    if trainer.sequence_parallel > 1 and shape.is_file():  # else it is checked once it is there
+        model = cast("dict[str, int]", read_json(shape))
+        heads = model.get("num_attention_heads", 1)
+        groups = model.get("num_key_value_heads") or heads
+        check_heads(heads, groups, trainer.sequence_parallel)
+    if config.checkpoint.best.startswith("eval/") and not config.eval.every:
+        raise ConfigError(
+            f"checkpoint.best: got {config.checkpoint.best}, but nothing is evaluated; set "
+            "eval.every"
+        )
+    if trainer.device != "cpu":
+        from agentrl.trainer.device import resolve_device  # brings torch, and so takes seconds
+
+        resolve_device(trainer.device, trainer.ranks - 1)
+
+
+def _check_loss(config: TrainerConfig, given: object) -> None:
+    if is_unnamed(config.loss) and config.is_apart:
+        raise ConfigError(
+            f"trainer.loss: got {config.loss}, an object that no reference finds, with processes "
+            "that load it by its reference; write it into a file and name path/file.py:Name"
+        )
+    if config.loss != TrainerConfig.model_fields["loss"].default:
+        from agentrl.trainer.algorithms.losses import make_loss  # brings torch
+
+        make_loss(config, given)
+
+
+def _try_environment(env: BoundEnv, config: RunConfig, train: bool) -> list[str]:
+    """Make one task of each split that the run uses; the names of the environment's tools."""
+    sandbox: object = getattr(env.config, "sandbox", None)
+    if isinstance(sandbox, SandboxOptions):
+        check_backend(sandbox)
+    for split in used_splits(config, train):
+        task = env.task(0, split, config.seed)
+        if not task.messages():
+            raise ConfigError(f"env {env.name}: task 0 of split {split} has an empty prompt")
+        _check_messages(env.name, task.messages())
+    return [schema.name for schema in env.prototype.tool_schemas]
+
+
+def used_splits(config: RunConfig, train: bool) -> list[str]:
+    """The splits that a run takes tasks from."""
+    splits = {"train"} if train else {config.eval.split}
+    return sorted(splits | {config.eval.split} if config.eval.every else splits)
+
+
+def _check_messages(name: str, messages: tuple[Message, ...]) -> None:
+    for message in messages:
+        content = cast("object", message.content)  # a task file may hold anything
+        if not isinstance(content, str):
+            raise ConfigError(
+                f"env {name}: a message's content is of type {type(content).__name__}, expected "
+                "text; images and other parts are not supported"
+            )
+
+
+MODEL_PRESETS: Mapping[str, Mapping[str, object]] = {
+    "tiny": {
+        "steps": 50,
+        "threads": 1,
+        "trainer.lr": 8e-4,
+        "trainer.schedule": "linear",
+        "trainer.warmup_steps": 3,
+        "rollout.tasks_per_step": 32,
+        "rollout.max_turn_tokens": 64,
+        "rollout.max_context_tokens": 512,
+        "engine.slots": 256,
+        "warm_start.updates": 400,
+        "warm_start.batch": 16,
+        "warm_start.lr": 3e-3,
+        "warm_start.smoothing": 0.04,
+    },
+    "smollm2-135m": {
+        "trainer.lr": 1e-5,
+        "trainer.token_budget": 2048,
+    },
+}
+"""Defaults that depend on the model; they lie under the file and the flags."""
+
+ENV_PRESETS: Mapping[str, Mapping[str, object]] = {
+    "code_sandbox": {"rollout.max_turn_tokens": 256, "rollout.max_context_tokens": 1024},
+    "swe_sandbox": {"rollout.max_turn_tokens": 512, "rollout.max_context_tokens": 2048},
+}
+"""What an environment needs where a model's preset gives less."""
+
+PAIR_PRESETS: Mapping[tuple[str, str], Mapping[str, object]] = {
+    # Its policy soon succeeds nearly always. Then groups learn from the rare failures alone, whose
+    # gradients are large and few; each success says the same, a little, in every step. Without a
+    # baseline a group need not be large, and steps of few tasks forget how to copy the others.
+    ("tiny", "calculator"): {
+        "steps": 40,
+        "trainer.algorithm": "reinforce",
+        "trainer.beta2": 0.99,
+        "trainer.lr": 6e-4,
+        "rollout.tasks_per_step": 64,
+        "rollout.group_size": 2,
+        # What the warm start copies wrong is wrong in all episodes of a group, and stays so.
+        # Smaller batches copy a few in a hundred wrongly to the end, and some seeds take longer.
+        "warm_start.updates": 1000,
+        "warm_start.passes": 4,  # to play a demonstration takes half as long as to train on it
+    },
+    ("tiny", "long_haul"): {
+        "steps": 40,
+        "rollout.tasks_per_step": 16,
+        "rollout.max_turn_tokens": 16,
+        "rollout.max_context_tokens": 144,  # the pages have 3.2 times that
+        "warm_start.updates": 300,
+        "warm_start.batch": 8,
+        "warm_start.smoothing": 0.0,  # demonstrations may lose the key: enough to improve
+    },
+    # A game forgives a few wrong tokens, so its warm start has to leave more of them.
+    ("tiny", "number_guess"): {
+        "steps": 110,
+        "warm_start.updates": 500,
+        "warm_start.batch": 32,
+        "warm_start.lr": 4e-3,
+        "warm_start.smoothing": 0.08,
+    },
+    ("tiny", "swe_sandbox"): {
+        "rollout.tasks_per_step": 2,
+        "rollout.group_size": 4,
+        "warm_start.updates": 4,
+        "warm_start.batch": 8,
+    },
+    ("smollm2-135m", "swe_sandbox"): {
+        "warm_start.updates": 30,
+        "warm_start.batch": 8,
+        "rollout.tasks_per_step": 4,
+        "rollout.group_size": 4,
+        "rollout.max_turns": 12,
+        "rollout.max_context_tokens": 4096,
+        "trainer.token_budget": 4096,
+    },
+}
+"""By model and environment: what lets a step end within minutes on a laptop."""

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from agentrl.engine.local.models.resolve import TINY, resolve_tokenizer
 from agentrl.errors import ConfigError
-from agentrl.orchestration.bind import BoundEnv
-from agentrl.orchestration.plan import Plan, used_splits
+from agentrl.orchestration.env_mix import BoundEnv
+from agentrl.orchestration.preflight import Plan, used_splits
 from agentrl.orchestration.sampling import checked_codec, context_length, make_limits
 from agentrl.rollout import Codec, LongPrompt, find_long
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentrl.config.nearest import nearest
-from agentrl.orchestration.bind import BoundEnv
+from agentrl.orchestration.env_mix import BoundEnv
 from agentrl.rollout import NEVER_RAN, Collected, call_faults
 from agentrl.trainer.stats import GapAlarm
 from agentrl.types import Episode, Invalid

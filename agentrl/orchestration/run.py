@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Self
 from agentrl.config.load import Loaded
 from agentrl.errors import ConfigError
 from agentrl.loops import Runner
-from agentrl.orchestration.bind import NO_OBJECTS, Objects
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.env_mix import NO_OBJECTS, Objects
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
 from agentrl.orchestration.journal import Journal
 from agentrl.orchestration.layers import Layers, check_resumable, first_layer, write_layer
 from agentrl.orchestration.observers import Observer, make_observers
-from agentrl.orchestration.plan import Plan, make_plan
+from agentrl.orchestration.preflight import Plan, make_plan
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.rollout import TaskRef
 from agentrl.rollout.sampler import sample_tasks
-from agentrl.runs import RunDirectory
+from agentrl.run_dir import RunDirectory
 from agentrl.terminated import Terminated
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from agentrl.engine import Engine
 from agentrl.engine.local.models.files import read_json
 from agentrl.envs import EnvServices
 from agentrl.errors import ConfigError
-from agentrl.orchestration.bind import NO_OBJECTS, JobMaker, Objects
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.env_mix import NO_OBJECTS, JobMaker, Objects
 from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.kinds import EngineSetup, Starting, engine_kind
-from agentrl.orchestration.plan import Plan
+from agentrl.orchestration.preflight import Plan
 from agentrl.orchestration.started import Begin, Started, nothing
 from agentrl.rollout import Codec, Collected, Collector, CollectSettings, Limits
 from agentrl.tokens import Tokenizer, ToolFormat

@@ -9,8 +9,8 @@ from agentrl.config.references import load_reference
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EchoAgent, NullAgent, RandomAgent
 from agentrl.errors import ConfigError
-from agentrl.orchestration.bind import BoundEnv
-from agentrl.orchestration.plan import Plan
+from agentrl.orchestration.env_mix import BoundEnv
+from agentrl.orchestration.preflight import Plan
 from agentrl.orchestration.sampling import SamplingParts, checked_codec, with_codec
 from agentrl.orchestration.started import Started, nothing
 from agentrl.types import Agent

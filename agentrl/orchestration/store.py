@@ -16,9 +16,9 @@ from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration.config import CheckpointConfig
 from agentrl.orchestration.fingerprints import Fingerprints
 from agentrl.rollout import Collected
-from agentrl.runs import EpisodesWriter, EventsWriter, MetricsWriter, RunDirectory
+from agentrl.run_dir import EpisodesWriter, EventsWriter, MetricsWriter, RunDirectory
 from agentrl.trainer.checkpoint import latest_valid
-from agentrl.trainer.group import TrainerGroup
+from agentrl.trainer.executor import TrainerGroup
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Json
 

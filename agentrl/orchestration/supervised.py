@@ -8,17 +8,17 @@ from agentrl.config.load import Loaded
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.loops import run
-from agentrl.orchestration.bind import Objects
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import stat_numbers
+from agentrl.orchestration.env_mix import Objects
 from agentrl.orchestration.journal import journal
 from agentrl.orchestration.observers import Observer, make_observers
 from agentrl.orchestration.parts import Parts, build_parts
-from agentrl.orchestration.plan import Plan, make_plan
+from agentrl.orchestration.preflight import Plan, make_plan
 from agentrl.orchestration.prompts import long_prompts
 from agentrl.orchestration.run import RunResult
 from agentrl.orchestration.warm_start import supervised_plan, warm_start
-from agentrl.runs import MetricsWriter, RunDirectory
+from agentrl.run_dir import MetricsWriter, RunDirectory
 
 
 def supervised_run(

@@ -19,12 +19,12 @@ from agentrl.engine.local.models.resolve import TINY, default_cache_dir, resolve
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.errors import ConfigError
 from agentrl.loops import Runner
-from agentrl.orchestration.bind import BoundEnv
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.env_mix import BoundEnv
 from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts, build_parts
-from agentrl.orchestration.plan import Plan
+from agentrl.orchestration.preflight import Plan
 from agentrl.orchestration.sampling import make_collector
 from agentrl.rollout import Collector, TaskRef, derive_seed, make_batch, succeeded, task_stream
 from agentrl.trainer.config import LoraConfig

@@ -6,9 +6,9 @@ from agentrl.rollout.codec import Codec
 from agentrl.rollout.collect import Collected, Collector, CollectSettings, Job, reasons
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import EpisodeRunner, Limits
+from agentrl.rollout.episode_state import EpisodeSpec
 from agentrl.rollout.metrics import episode_metrics, succeeded, successes
 from agentrl.rollout.prompts import LongPrompt, find_long
-from agentrl.rollout.running import EpisodeSpec
 from agentrl.rollout.sampler import EnvSource, TaskRef, task_stream
 from agentrl.rollout.seeds import derive_seed
 

@@ -19,9 +19,9 @@ from agentrl.envs import ToolEnv
 from agentrl.errors import BreakerTripped, ConfigError, EpisodeError
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.episode import EpisodeRunner, Generate, Limits
-from agentrl.rollout.lockstep import Lockstep
+from agentrl.rollout.episode_state import EpisodeSpec
+from agentrl.rollout.fixed_order import Lockstep
 from agentrl.rollout.prompts import LongPrompt, too_long
-from agentrl.rollout.running import EpisodeSpec
 from agentrl.rollout.seeds import derive_seed
 from agentrl.tools import LoopWatch, user_code
 from agentrl.types import Episode, Invalid, Session, Task

@@ -32,9 +32,9 @@ from agentrl.errors import (
 )
 from agentrl.places import place_of
 from agentrl.rollout.codec import Codec
-from agentrl.rollout.running import EpisodeSpec, Running
+from agentrl.rollout.episode_record import Segments
+from agentrl.rollout.episode_state import EpisodeSpec, Running
 from agentrl.rollout.seeds import derive_seed
-from agentrl.rollout.segments import Segments
 from agentrl.tokens import Renderer
 from agentrl.tools import user_code
 from agentrl.types import (

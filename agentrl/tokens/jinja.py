@@ -15,7 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl.errors import ConfigError
-from agentrl.tokens.uses import LOOKS, plain_uses
+from agentrl.tokens.template_scan import LOOKS, plain_uses
 
 _MARKER = re.compile(r'<\|"\|>|</?[^<>\s{}"\']{1,48}>|\[/?[A-Za-z_]{3,24}\]')
 _SECRET = re.compile("[\U000f0000-\U000fffff]+")

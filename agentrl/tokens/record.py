@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import EngineError, RecordMismatch
-from agentrl.tokens.chain import (
+from agentrl.tokens.hash_chain import (
     START,
     channel_bytes,
     channel_header,

@@ -17,11 +17,9 @@ from typing import Literal
 from agentrl.errors import ConfigError
 from agentrl.tokens.formats.base import ToolFormat
 from agentrl.tokens.formats.hermes import Hermes
-from agentrl.tokens.frame import Frame, find_frame
-from agentrl.tokens.profile import USER, Ending, TemplateProfile, first_difference, probe
-from agentrl.tokens.provenance import ContentGuard, Mark
-from agentrl.tokens.tokenizer import Tokenizer
-from agentrl.tokens.wire import (
+from agentrl.tokens.injection_guard import ContentGuard, Mark
+from agentrl.tokens.suffix_cache import Frame, find_frame
+from agentrl.tokens.template_dialect import (
     calls_as_text,
     marked,
     marked_tool,
@@ -29,6 +27,8 @@ from agentrl.tokens.wire import (
     to_wire,
     with_instructions,
 )
+from agentrl.tokens.template_probe import USER, Ending, TemplateProfile, first_difference, probe
+from agentrl.tokens.tokenizer import Tokenizer
 from agentrl.types import AssistantTurn, Message, StopReason, ToolCall, ToolSchema
 
 Reasoning = Literal["keep", "fork"]
@@ -203,7 +203,7 @@ class Renderer:
         Raises ConfigError with the shortest conversation that shows it if the template cannot be
         used for what this renderer is for.
         """
-        from agentrl.tokens.conformance import examine
+        from agentrl.tokens.template_check import examine
 
         report = examine(self, with_tools=bool(self._tools))
         report.require(self._reasoning)

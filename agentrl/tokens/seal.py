@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import EngineError
-from agentrl.tokens.chain import completion_content, completion_digest
+from agentrl.tokens.hash_chain import completion_content, completion_digest
 from agentrl.types import Completion, StopReason
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)

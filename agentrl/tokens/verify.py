@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import RecordMismatch
-from agentrl.tokens.chain import Fields, Packed, chain_digest, marks, pack
+from agentrl.tokens.hash_chain import Fields, Packed, chain_digest, marks, pack
 from agentrl.types import Batch, Segment, Source
 
 _DTYPES = {

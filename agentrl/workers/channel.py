@@ -16,7 +16,7 @@ import time
 from typing import Final
 
 from agentrl.workers.errors import WorkerDied
-from agentrl.workers.template import MAGIC, STATUS
+from agentrl.workers.fork_server import MAGIC, STATUS
 from agentrl.workers.worker import REPLY, REQUEST, REUSABLE
 
 _CHUNK: Final = 1 << 18

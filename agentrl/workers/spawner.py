@@ -14,7 +14,7 @@ from agentrl.workers.channel import Channel
 
 _BOOT: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from agentrl.workers.template import main; "
+    "from agentrl.workers.fork_server import main; "
     "main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])"
 )
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

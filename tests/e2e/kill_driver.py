@@ -19,7 +19,7 @@ import torch
 from agentrl.cli import main
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.orchestration import assembly, store
-from agentrl.runs import EpisodesWriter, MetricsWriter, read_episodes
+from agentrl.run_dir import EpisodesWriter, MetricsWriter, read_episodes
 from agentrl.trainer import checkpoint
 from agentrl.trainer.trainer import Trainer
 

@@ -136,17 +136,17 @@ CASES = {
 DRIVER = """
 import contextlib, io, json, sys
 from agentrl.cli import main
-from agentrl.orchestration import plan
+from agentrl.orchestration import preflight
 found = []
 for arguments in json.load(sys.stdin):
-    needed = plan.FREE_BYTES_NEEDED
+    needed = preflight.FREE_BYTES_NEEDED
     if arguments[-1:] == ["DISK"]:
         arguments.pop()
-        plan.FREE_BYTES_NEEDED = 1 << 60
+        preflight.FREE_BYTES_NEEDED = 1 << 60
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(["train", *arguments])
-    plan.FREE_BYTES_NEEDED = needed
+    preflight.FREE_BYTES_NEEDED = needed
     found.append([code, out.getvalue(), err.getvalue(), "torch" in sys.modules])
 json.dump(found, sys.stdout)
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli import main
-from agentrl.runs import read_episodes, read_lines
+from agentrl.run_dir import read_episodes, read_lines
 from agentrl.trainer import checkpoint
 
 ENV = f"{Path(__file__).parent / 'digits_env.py'}:Digits"

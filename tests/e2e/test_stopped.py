@@ -15,7 +15,7 @@ from agentrl.cli import main
 from agentrl.errors import RunError
 from agentrl.orchestration import stopping
 from agentrl.orchestration.warm_start import Demonstrations
-from agentrl.runs import MetricsWriter, read_lines
+from agentrl.run_dir import MetricsWriter, read_lines
 from agentrl.terminated import Terminated
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Batch

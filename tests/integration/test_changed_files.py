@@ -9,7 +9,7 @@ from agentrl.envs import default_services
 from agentrl.envs.code_sandbox import CodeSandbox
 from agentrl.envs.swe.repair import repair_of
 from agentrl.envs.swe_sandbox import SweSandbox
-from agentrl.orchestration.bind import NO_OBJECTS, BoundEnv, Objects, bind_envs
+from agentrl.orchestration.env_mix import NO_OBJECTS, BoundEnv, Objects, bind_envs
 from agentrl.orchestration.load import load_run_config
 from agentrl.types import AssistantTurn, Score
 

@@ -9,7 +9,7 @@ from agentrl.cli.dispatch import main
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.parts import build_parts
-from agentrl.orchestration.plan import make_plan
+from agentrl.orchestration.preflight import make_plan
 from agentrl.orchestration.warm_start import Demonstrations, supervised_plan
 
 FEW = "--steps 1 --tasks-per-step 2 --group-size 2 --warm-start.batch 4 --warm-start.updates 5"

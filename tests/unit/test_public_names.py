@@ -4,7 +4,7 @@ from tests.golden import check_golden
 
 PACKAGES = [
     *("agentrl", "agentrl.config", "agentrl.engine", "agentrl.envs", "agentrl.errors"),
-    *("agentrl.rollout", "agentrl.runs", "agentrl.sandboxes", "agentrl.testing"),
+    *("agentrl.rollout", "agentrl.run_dir", "agentrl.sandboxes", "agentrl.testing"),
     *("agentrl.tokens", "agentrl.tokens.formats", "agentrl.tools", "agentrl.trainer"),
     *("agentrl.types", "agentrl.verifiers", "agentrl.workers"),
 ]

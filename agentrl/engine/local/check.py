@@ -27,7 +27,7 @@ from agentrl.engine.local.reference import (
     reference_rows,
     refuse_difference,
 )
-from agentrl.engine.local.routing import routed
+from agentrl.engine.local.routing_replay import routed
 from agentrl.errors import ConfigError
 
 

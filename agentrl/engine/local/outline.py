@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from agentrl.engine.local.demands import context_length, foreign_code, measure_heads
-from agentrl.engine.local.routing import experts_of, mixtures, routed
+from agentrl.engine.local.routing_replay import experts_of, mixtures, routed
 
 
 def check_outline(model: PreTrainedModel, longest: int) -> None:

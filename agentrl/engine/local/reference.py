@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.engine.local.demands import attending, foreign_code, text_config
-from agentrl.engine.local.routing import routed
+from agentrl.engine.local.routing_replay import routed
 from agentrl.errors import ConfigError
 
 SHARED = 8

@@ -26,7 +26,7 @@ from agentrl.engine.local.attention import FlatPass, lay_out
 from agentrl.engine.local.cache import RowCache
 from agentrl.engine.local.demands import Heads
 from agentrl.engine.local.models.vocabulary import known_ids
-from agentrl.engine.local.routing import mixtures, routed
+from agentrl.engine.local.routing_replay import mixtures, routed
 from agentrl.engine.local.rows import Rows
 from agentrl.errors import EngineError
 from agentrl.types import Sampling, StopReason

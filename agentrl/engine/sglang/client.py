@@ -12,7 +12,7 @@ from uuid import uuid4
 import aiohttp
 import orjson
 
-from agentrl.engine.sglang.answer import Asked, error_text, parse
+from agentrl.engine.sglang.response import Asked, error_text, parse
 from agentrl.errors import EngineError
 from agentrl.types import Completion, Sampling
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 import httpx
 
-from agentrl.engine.sglang.answer import error_text
+from agentrl.engine.sglang.response import error_text
 from agentrl.errors import EngineError
 
 KEY = "AGENTRL_SGLANG_KEY"

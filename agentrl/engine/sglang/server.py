@@ -227,7 +227,7 @@ def launch_command(
 
 
 def _records_experts(model: Path) -> bool:
-    from agentrl.engine.local.routing import recorded_experts  # torch, only now
+    from agentrl.engine.local.routing_replay import recorded_experts  # torch, only now
 
     return recorded_experts(model) > 0
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentrl.engine.sglang import guard, server
+from agentrl.engine.sglang import server, watchdog
 
-GUARD = guard.__file__
+GUARD = watchdog.__file__
 STUBBORN = "trap '' TERM; sleep 600 & echo $! >> {file}; sleep 600 & echo $! >> {file}; wait; wait"
 OBEDIENT = "sleep 600 & echo $! >> {file}; echo $$ >> {file}; exec sleep 600"
 

@@ -13,7 +13,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from agentrl.engine.config import EngineConfig, SglangConfig
 from agentrl.engine.experts import CHANNEL, experts_per_token
-from agentrl.engine.local.routing import routed
+from agentrl.engine.local.routing_replay import routed
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import start
 from agentrl.tokens import TokenRecord

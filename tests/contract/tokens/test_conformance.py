@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.tokens import Renderer, Tokenizer
-from agentrl.tokens.conformance import Report, examine
+from agentrl.tokens.template_check import Report, examine
 from agentrl.types import AssistantTurn, Message, ToolSchema
 
 MakeFolder = Callable[..., Path]

@@ -38,8 +38,8 @@ from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.sampling import context_length
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.export import export_hf
-from agentrl.trainer.meta import empty_model
 from agentrl.trainer.model import refuse_dropout
+from agentrl.trainer.sharded_load import empty_model
 
 Tensors = dict[str, Tensor]
 SMALL: dict[str, Any] = {

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from agentrl.trainer import ClipConfig, RatioBandConfig, TrainerConfig
-from agentrl.trainer.balance import split_over_ranks
+from agentrl.trainer.fsdp import whole
+from agentrl.trainer.micro_batches import split_over_ranks
 from agentrl.trainer.packing import trained_rows
-from agentrl.trainer.ranks import Ranks
-from agentrl.trainer.shard import whole
+from agentrl.trainer.parallel_dims import Ranks
 from agentrl.trainer.stats import StepStats
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Batch

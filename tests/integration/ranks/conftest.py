@@ -3,8 +3,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from agentrl.trainer.parallel_dims import Layout
 from agentrl.trainer.processes import RankProcesses
-from agentrl.trainer.ranks import Layout
 
 Group = Callable[..., RankProcesses]
 

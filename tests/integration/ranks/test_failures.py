@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError, RunError
+from agentrl.trainer.parallel_dims import Layout, Ranks
 from agentrl.trainer.processes import RankProcesses
-from agentrl.trainer.ranks import Layout, Ranks
 from agentrl.trainer.trainer import Trainer
 from tests.integration.ranks.cases import CONFIG, ragged
 from tests.unit.trainer.batches import tiny_model

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from agentrl.trainer.device import memory, resolve_device, synchronize
-from agentrl.trainer.ranks import Layout, Ranks, join
-from agentrl.trainer.shard import local
+from agentrl.trainer.fsdp import local
+from agentrl.trainer.parallel_dims import Layout, Ranks, join
 from agentrl.trainer.trainer import Trainer
 from tests.integration.ranks.cases import CONFIG, ragged, reference
 from tests.unit.trainer.batches import tiny_model

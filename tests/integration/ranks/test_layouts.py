@@ -17,9 +17,9 @@ from agentrl.engine.local.models.load import load_model
 from agentrl.errors import ConfigError
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer.config import KlConfig, LoraConfig, check_heads
-from agentrl.trainer.meta import empty_model
-from agentrl.trainer.ranks import SINGLE, Layout, Ranks, arrange
-from agentrl.trainer.shard import local, whole
+from agentrl.trainer.fsdp import local, whole
+from agentrl.trainer.parallel_dims import SINGLE, Layout, Ranks, arrange
+from agentrl.trainer.sharded_load import empty_model
 from agentrl.trainer.stats import StepStats
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Batch

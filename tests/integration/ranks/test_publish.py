@@ -19,7 +19,7 @@ from agentrl.engine.reshard import buckets, plan, shapes_of
 from agentrl.engine.sglang.weights.layout import server_layout
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer.config import LoraConfig
-from agentrl.trainer.group import TrainerGroup
+from agentrl.trainer.executor import TrainerGroup
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Sampling, Session
 from tests.integration.engine.plain import reference_logprobs

@@ -14,8 +14,8 @@ from agentrl.errors import RunError
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer import checkpoint as module
 from agentrl.trainer.checkpoint import latest_valid
-from agentrl.trainer.ranks import Ranks
-from agentrl.trainer.shard import local, whole
+from agentrl.trainer.fsdp import local, whole
+from agentrl.trainer.parallel_dims import Ranks
 from agentrl.trainer.trainer import Trainer
 from tests.integration.ranks.cases import CONFIG, ragged
 from tests.integration.ranks.conftest import Group

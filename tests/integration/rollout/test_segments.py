@@ -26,7 +26,7 @@ from agentrl.rollout import (
     episode_metrics,
     make_batch,
 )
-from agentrl.runs.episodes import EpisodesWriter, read_episodes
+from agentrl.run_dir.episodes import EpisodesWriter, read_episodes
 from agentrl.tokens import Tokenizer, verify_batch
 from agentrl.trainer.logprobs import policy_scores
 from agentrl.trainer.packing import pack, trained_rows, trained_weight

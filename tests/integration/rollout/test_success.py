@@ -14,7 +14,7 @@ from agentrl.cli.eval import NO_SUCCESS, render
 from agentrl.envs import ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.orchestration import jobs
-from agentrl.orchestration.bind import Objects
+from agentrl.orchestration.env_mix import Objects
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.load import load_run_config
 from agentrl.rollout.metrics import successes

@@ -16,7 +16,12 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.tokens import Hermes, Renderer
-from agentrl.tokens.wire import calls_as_text, results_as_user, to_wire, with_instructions
+from agentrl.tokens.template_dialect import (
+    calls_as_text,
+    results_as_user,
+    to_wire,
+    with_instructions,
+)
 from agentrl.types import AssistantTurn, Json, Message, ToolCall, ToolSchema
 from tests.integration.templates.corpus import definition_of, family, sources
 

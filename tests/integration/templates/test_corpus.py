@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from agentrl.tokens import Renderer, Results
-from agentrl.tokens.conformance import Report, examine
+from agentrl.tokens.template_check import Report, examine
 from agentrl.types import AssistantTurn, Message, ToolCall, ToolSchema
 from tests.golden import check_golden
 from tests.integration.templates.conversations import (
@@ -195,7 +195,7 @@ def test_content_never_becomes_a_control_token(name: str) -> None:
 
 def harmless(message: Message) -> Message:
     """The same message with nothing in it that looks like a marker."""
-    from agentrl.tokens.wire import marked
+    from agentrl.tokens.template_dialect import marked
 
     kept = {tool.name for tool in TOOLS} | {"query", "limit", "", "call_0"}
     return marked(message, lambda text: text if text in kept else "xyx")

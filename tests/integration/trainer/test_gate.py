@@ -18,9 +18,9 @@ from agentrl.errors import RunError
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.run import Run
-from agentrl.runs import read_episodes
+from agentrl.run_dir import read_episodes
 from agentrl.trainer import RatioBandConfig, TrainerConfig
-from agentrl.trainer.gate import GapGate
+from agentrl.trainer.first_update_check import GapGate
 from agentrl.trainer.stats import GapAlarm
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Batch

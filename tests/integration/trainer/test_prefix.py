@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 from agentrl.trainer.attention import Layout, attend, flex
 from agentrl.trainer.logprobs import policy_logprobs
 from agentrl.trainer.packing import pack, plan, trained_rows
-from agentrl.trainer.prefix import STRIDE, Tree
+from agentrl.trainer.prefix_tree import STRIDE, Tree
 from agentrl.types import Batch, Segment
 from tests.one_thread import one_thread
 from tests.unit.trainer.batches import VOCAB, batch_of, plain_logprobs, segment, tiny_model

@@ -18,14 +18,14 @@ from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import CHANNEL
 from agentrl.engine.local.engine import LocalEngine
-from agentrl.engine.local.routing import mixtures, routed
+from agentrl.engine.local.routing_replay import mixtures, routed
 from agentrl.engine.local.weights import as_in_files, update
 from agentrl.errors import RunError
 from agentrl.tokens import TokenRecord, verify_batch
 from agentrl.trainer import RatioBandConfig, TrainerConfig
 from agentrl.trainer.logprobs import policy_logprobs
 from agentrl.trainer.packing import pack
-from agentrl.trainer.routing import warn_of_unrecorded
+from agentrl.trainer.routing_replay import warn_of_unrecorded
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Batch, Sampling, Segment, Session
 from tests.integration.engine.test_mixtures import mixture

@@ -10,7 +10,7 @@ from agentrl.config import dump_config
 from agentrl.errors import ConfigError
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.run import RunResult
-from agentrl.runs import RunDirectory
+from agentrl.run_dir import RunDirectory
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.sglang.answer import Asked, error_text, parse
+from agentrl.engine.sglang.response import Asked, error_text, parse
 from agentrl.errors import EngineError
 from agentrl.types import StopReason
 

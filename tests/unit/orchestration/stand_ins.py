@@ -12,8 +12,8 @@ from agentrl.engine.protocol import WeightSource
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices
 from agentrl.envs.calculator import Calculator
-from agentrl.orchestration.bind import NO_OBJECTS, JobMaker, bind_envs
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.env_mix import NO_OBJECTS, JobMaker, bind_envs
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.parts import Parts
 from agentrl.orchestration.sampling import make_collector

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.orchestration.bind import spread
+from agentrl.orchestration.env_mix import spread
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=5), st.integers(0, 60))

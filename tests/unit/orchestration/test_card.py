@@ -9,7 +9,7 @@ from agentrl.orchestration.export import (
     _evaluation,  # pyright: ignore[reportPrivateUsage]  # a whole export needs a trained model
 )
 from agentrl.orchestration.load import load_run_config
-from agentrl.runs import RunDirectory
+from agentrl.run_dir import RunDirectory
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.envs import ToolEnv
-from agentrl.orchestration.bind import Objects
+from agentrl.orchestration.env_mix import Objects
 from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
 from agentrl.orchestration.layers import Layer, write_layer
 from agentrl.orchestration.load import load_run_config
-from agentrl.orchestration.plan import make_plan
-from agentrl.runs import RunDirectory
+from agentrl.orchestration.preflight import make_plan
+from agentrl.run_dir import RunDirectory
 from agentrl.types import Task
 
 

@@ -9,7 +9,7 @@ import pytest
 import agentrl
 from agentrl.config.references import load_reference
 from agentrl.errors import ConfigError
-from agentrl.orchestration.plan import make_plan
+from agentrl.orchestration.preflight import make_plan
 from agentrl.trainer.algorithms.estimators import grpo, make_estimator
 from agentrl.types import Batch
 from agentrl.verifiers import ExactNumber

@@ -7,7 +7,7 @@ import pytest
 
 import agentrl
 from agentrl.errors import ConfigError
-from agentrl.orchestration.bind import NO_OBJECTS, Objects
+from agentrl.orchestration.env_mix import NO_OBJECTS, Objects
 from agentrl.orchestration.kinds import (
     EngineKind,
     EngineSetup,
@@ -17,7 +17,7 @@ from agentrl.orchestration.kinds import (
     engine_kind,
 )
 from agentrl.orchestration.load import load_run_config
-from agentrl.orchestration.plan import make_plan
+from agentrl.orchestration.preflight import make_plan
 
 OWN = f"{Path(__file__).parents[3]}/examples/extending/engine.py:Expert"
 

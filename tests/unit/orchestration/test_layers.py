@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.orchestration.bind import NO_OBJECTS
+from agentrl.orchestration.env_mix import NO_OBJECTS
 from agentrl.orchestration.layers import (
     Layers,
     check_resumable,
@@ -18,7 +18,7 @@ from agentrl.orchestration.layers import (
     write_layer,
 )
 from agentrl.orchestration.load import load_run_config
-from agentrl.runs import RunDirectory
+from agentrl.run_dir import RunDirectory
 
 START = ["--env", "calculator", "--env.digits", "3", "--lr", "0.5", "--steps", "7"]
 VALUES: dict[str, st.SearchStrategy[object]] = {

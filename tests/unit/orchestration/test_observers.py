@@ -9,11 +9,11 @@ import pytest
 
 import agentrl
 from agentrl.errors import ConfigError, RunError
-from agentrl.orchestration.bind import Objects
+from agentrl.orchestration.env_mix import Objects
 from agentrl.orchestration.journal import Journal
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.observers import Observer, Observers, check_observers, make_observers
-from agentrl.runs import RunDirectory
+from agentrl.run_dir import RunDirectory
 from agentrl.types import Episode
 
 HERE = f"{Path(__file__)}"

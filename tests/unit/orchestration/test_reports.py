@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentrl.orchestration.bind import NO_OBJECTS, bind_envs
+from agentrl.orchestration.env_mix import NO_OBJECTS, bind_envs
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.reports import unused_tools, why_untrained
 from agentrl.rollout import Collected, episode_metrics

@@ -10,11 +10,11 @@ import pytest
 from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration import assembly
 from agentrl.orchestration.assembly import Assembly
-from agentrl.orchestration.bind import Objects
 from agentrl.orchestration.controller import Controller
+from agentrl.orchestration.env_mix import Objects
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.run import Run
-from agentrl.runs import RunDirectory
+from agentrl.run_dir import RunDirectory
 from agentrl.trainer.algorithms.estimators import make_estimator
 from tests.unit.orchestration.stand_ins import (
     STATS,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agentrl.errors import EngineError
-from agentrl.rollout.lockstep import Lockstep
+from agentrl.rollout.fixed_order import Lockstep
 from agentrl.tokens import seal
 from agentrl.types import Completion, Sampling, Session, StopReason
 

@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from agentrl.rollout.running import EpisodeSpec, Running
-from agentrl.rollout.segments import Segments
+from agentrl.rollout.episode_record import Segments
+from agentrl.rollout.episode_state import EpisodeSpec, Running
 from agentrl.types import Invalid, Score, Task, TurnRecord
 
 SPEC = EpisodeSpec(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError, RunError
-from agentrl.runs import RunDirectory, check_disk
-from agentrl.runs.atomic import write_atomic
-from agentrl.runs.directory import run_names
+from agentrl.run_dir import RunDirectory, check_disk
+from agentrl.run_dir.atomic import write_atomic
+from agentrl.run_dir.directory import run_names
 
 
 def test_automatic_names_count_up(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
 def test_the_lock_of_a_killed_process_is_stale(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, signal\n"
-        "from agentrl.runs.directory import RunDirectory\n"
+        "from agentrl.run_dir.directory import RunDirectory\n"
         f"run = RunDirectory.create(pathlib.Path({str(tmp_path)!r}), 'a')\n"
         "run.write_config('x = 1')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

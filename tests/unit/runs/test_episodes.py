@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from agentrl.errors import ConfigError, RecordMismatch
-from agentrl.runs import EpisodesWriter, read_episodes
-from agentrl.runs.episodes import from_table, to_table
-from agentrl.runs.values import Opaque, dump_value, load_value
+from agentrl.run_dir import EpisodesWriter, read_episodes
+from agentrl.run_dir.episodes import from_table, to_table
+from agentrl.run_dir.values import Opaque, dump_value, load_value
 from agentrl.tokens import TokenRecord, seal, verify_segment
 from agentrl.types import (
     Episode,

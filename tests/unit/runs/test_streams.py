@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from agentrl.errors import RunError
-from agentrl.runs import EventsWriter, MetricsWriter, read_lines
+from agentrl.run_dir import EventsWriter, MetricsWriter, read_lines
 
 
 def test_metrics_are_one_object_per_line(tmp_path: Path) -> None:

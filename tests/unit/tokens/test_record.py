@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from agentrl.errors import EngineError, RecordMismatch
 from agentrl.tokens import TokenRecord, seal, verify_batch, verify_segment
-from agentrl.tokens.chain import Fields, chain_digest, marks, pack
+from agentrl.tokens.hash_chain import Fields, chain_digest, marks, pack
 from agentrl.types import Batch, Completion, Segment, Source, StopReason
 
 VOCAB = 100

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from agentrl.errors import ConfigError
 from agentrl.tokens import Renderer, Tokenizer
-from agentrl.tokens.profile import USER
+from agentrl.tokens.template_probe import USER
 from agentrl.types import ToolSchema
 
 MakeFolder = Callable[..., Path]

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.trainer.balance import cost, deal, split_over_ranks
+from agentrl.trainer.micro_batches import cost, deal, split_over_ranks
 from agentrl.trainer.packing import pack, trained_rows
 from tests.unit.trainer.batches import batch_of, random_segments
 

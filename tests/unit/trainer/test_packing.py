@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import RunError
-from agentrl.trainer.balance import split_over_ranks
+from agentrl.trainer.micro_batches import split_over_ranks
 from agentrl.trainer.packing import num_read, pack, plan, trained_rows, trained_weight
 from agentrl.types import Segment
 from tests.unit.trainer.batches import batch_of, random_segments, segment

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentrl.errors import ConfigError
-from agentrl.tokens.profile import first_difference
 from agentrl.tokens.render import Reasoning, Renderer, not_preserving, roles
+from agentrl.tokens.template_probe import first_difference
 from agentrl.types import Json, Message, ToolCall
 
 Verdict = Literal["exact", "forked", "refused"]

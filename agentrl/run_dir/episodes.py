@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from agentrl.errors import ConfigError
-from agentrl.runs.atomic import write_atomic, writing
-from agentrl.runs.columns import FORMAT, FORMAT_KEY, SCHEMA, SEGMENT_ARRAYS, arrays_of, nested
-from agentrl.runs.values import (
+from agentrl.run_dir.atomic import write_atomic, writing
+from agentrl.run_dir.columns import FORMAT, FORMAT_KEY, SCHEMA, SEGMENT_ARRAYS, arrays_of, nested
+from agentrl.run_dir.values import (
     dump_messages,
     dump_value,
     load_messages,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from agentrl.errors import ConfigError
+from agentrl.tokens.template_dialect import Dialect, to_wire
 from agentrl.tokens.tokenizer import SpecialToken, Tokenizer
-from agentrl.tokens.wire import Dialect, to_wire
 from agentrl.types import Message, Role, ToolCall, ToolSchema
 
 USER = Message(role="user", content="Hello")

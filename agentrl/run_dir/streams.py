@@ -14,7 +14,7 @@ from typing import Self, SupportsFloat, cast
 import orjson
 
 from agentrl.errors import RunError
-from agentrl.runs.atomic import write_atomic, writing
+from agentrl.run_dir.atomic import write_atomic, writing
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.trainer.packing import PackedRows, empty, neighbours, num_read, pack, plan
-from agentrl.trainer.ranks import Ranks
-from agentrl.trainer.sequence import cut_rows
+from agentrl.trainer.parallel_dims import Ranks
+from agentrl.trainer.ulysses import cut_rows
 from agentrl.types import Batch
 
 

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.engine.experts import CHANNEL
-from agentrl.engine.local.routing import mixtures, routed
+from agentrl.engine.local.routing_replay import mixtures, routed
 from agentrl.errors import RunError
 from agentrl.trainer.packing import PackedRows
 from agentrl.types import Batch

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from agentrl.envs import ToolEnv, Transition
-from agentrl.rollout.segments import Segments
+from agentrl.rollout.episode_record import Segments
 from agentrl.types import (
     AssistantTurn,
     Completion,

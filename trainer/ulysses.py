@@ -23,8 +23,8 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from agentrl.trainer.packing import PackedRows
-from agentrl.trainer.prefix import Tree
-from agentrl.trainer.ranks import Ranks
+from agentrl.trainer.parallel_dims import Ranks
+from agentrl.trainer.prefix_tree import Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from agentrl.tokens.formats.base import ToolFormat
-from agentrl.tokens.provenance import Mark, mark_json
+from agentrl.tokens.injection_guard import Mark, mark_json
 from agentrl.types import Json, Message, ToolCall, ToolSchema
 
 Wire = dict[str, object]

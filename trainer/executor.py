@@ -26,11 +26,11 @@ from agentrl.engine.local.models.vocabulary import limit_ids
 from agentrl.engine.local.process import prepare_process
 from agentrl.engine.reshard import Bucket, Handle, Held, Layout, Written
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.meta import empty_model
+from agentrl.trainer.fsdp import is_sharded, whole
+from agentrl.trainer.parallel_dims import Layout as RankLayout
+from agentrl.trainer.parallel_dims import Ranks
 from agentrl.trainer.processes import RankProcesses
-from agentrl.trainer.ranks import Layout as RankLayout
-from agentrl.trainer.ranks import Ranks
-from agentrl.trainer.shard import is_sharded, whole
+from agentrl.trainer.sharded_load import empty_model
 from agentrl.trainer.stats import StepStats, SupervisedStats
 from agentrl.trainer.trainer import Trainer
 from agentrl.trainer.weights import ModelWeights

@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 from agentrl.engine.local.demands import attending
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.liger import use_liger
-from agentrl.trainer.ranks import Ranks
+from agentrl.trainer.parallel_dims import Ranks
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from gymnasium.error import ResetNeeded
 
+from agentrl.envs.hooks import Hook, World
 from agentrl.envs.scoring import own_score
 from agentrl.envs.transition import Transition
-from agentrl.envs.world import Hook, World
 from agentrl.errors import EnvironmentFault, EpisodeError, ToolError
 from agentrl.tools import (
     TextTokenizer,

@@ -30,7 +30,7 @@ from agentrl.engine.local.models.check import (
 from agentrl.engine.local.models.files import weight_files
 from agentrl.engine.local.models.load import not_finite
 from agentrl.engine.local.models.quiet import quiet
-from agentrl.trainer.shard import local
+from agentrl.trainer.fsdp import local
 
 
 def empty_model(folder: Path) -> PreTrainedModel | None:

@@ -13,8 +13,8 @@ from typing import Self
 
 from agentrl.config.nearest import nearest
 from agentrl.errors import ConfigError
-from agentrl.runs.atomic import write_text_atomic, writing
-from agentrl.runs.lock import RunLock
+from agentrl.run_dir.atomic import write_text_atomic, writing
+from agentrl.run_dir.lock import RunLock
 
 _LAST = "last"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")

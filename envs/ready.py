@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING
 
 from agentrl.envs.declaration import Declaration
-from agentrl.envs.play import Play, Rules
+from agentrl.envs.hooks import World
 from agentrl.envs.process import Birth
 from agentrl.envs.remote import RemoteLimits, RemotePlay
-from agentrl.envs.world import World
+from agentrl.envs.turn_rules import Play, Rules
 from agentrl.tools import TextTokenizer
 from agentrl.types import Message, Task
 
