@@ -18,7 +18,7 @@ from agentrl.envs import ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.orchestration import jobs
 from agentrl.orchestration.config import SEAMS, SHORT_NAMES, RunConfig
-from agentrl.orchestration.env_mix import Objects
+from agentrl.orchestration.env_mix import Overrides
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.layers import load_resumed
 from agentrl.orchestration.load import load_run_config
@@ -89,7 +89,7 @@ def _loaded(
     keys: dict[str, object],
     *,
     resume: bool = False,
-) -> tuple[Loaded[RunConfig], Objects]:
+) -> tuple[Loaded[RunConfig], Overrides]:
     """Split what was given into values for the configuration and objects beside it."""
     name = env if isinstance(env, str) else env.__name__
     given: dict[str, object] = {} if isinstance(env, str) else {name: env}
@@ -98,13 +98,13 @@ def _loaded(
         parts = as_list(values[key])
         texts = None if parts is None else [_as_text(part, given) for part in parts]
         values[key] = _as_text(values[key], given) if texts is None else texts
-    objects = Objects(given=given)
+    objects = Overrides(given=given)
     if resume:
         return _resumed(name, values, objects), objects
     return load_run_config(keywords={"env": [{"name": name}]} | values, objects=objects), objects
 
 
-def _resumed(env: str, values: dict[str, object], objects: Objects) -> Loaded[RunConfig]:
+def _resumed(env: str, values: dict[str, object], objects: Overrides) -> Loaded[RunConfig]:
     run = values.pop("name", None)
     if run is None:
         raise ConfigError("resuming needs the run's name: got none, pass name=...")

@@ -36,7 +36,7 @@ from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.quiet import quiet
 from agentrl.engine.local.models.resolve import resolve_model
-from agentrl.types import Sampling, Session
+from agentrl.types import EpisodeSession, Sampling
 
 BARS = {1: 1.0, 16: 1.5, 64: 1.5}
 RAGGED_BAR = 2.5
@@ -160,7 +160,7 @@ def _equal(sides: Sides, batch: int, new: int) -> Result:
     """A batch of different prompts, `new` tokens for each."""
     rng = random.Random(batch)
     prompts = [_ids(sides.model, rng, 16) for _ in range(batch)]
-    sessions = [Session(f"{batch}-{index}") for index in range(batch)]
+    sessions = [EpisodeSession(f"{batch}-{index}") for index in range(batch)]
 
     async def ours() -> None:
         jobs = zip(prompts, sessions, strict=True)
@@ -188,13 +188,15 @@ def _ragged(sides: Sides, num: int) -> Result:
 
 async def _play(engine: LocalEngine, free: asyncio.Semaphore, index: int, episode: Episode) -> None:
     async with free:
-        ids, session = list(episode.ids), Session(f"episode {index}")
+        ids, session = list(episode.ids), EpisodeSession(f"episode {index}")
         for num, result in zip(episode.turns, episode.results, strict=True):
             ids += [*await _turn(engine, ids, num, session), *result]
         await engine.end_session(session)
 
 
-async def _turn(engine: LocalEngine, ids: list[int], num: int, session: Session) -> list[int]:
+async def _turn(
+    engine: LocalEngine, ids: list[int], num: int, session: EpisodeSession
+) -> list[int]:
     completion = await engine.generate(ids, Sampling(max_tokens=num), session)
     sampled: list[int] = completion.ids_T.tolist()
     return sampled

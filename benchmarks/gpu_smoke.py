@@ -31,7 +31,7 @@ from agentrl.tokens import TokenRecord, seal
 from agentrl.trainer.algorithms.advantage import token_advantages
 from agentrl.trainer.config import RatioBandConfig, TrainerConfig
 from agentrl.trainer.device import OutOfMemory, cap_memory, memory, resolve_device, synchronize
-from agentrl.trainer.memory import Sampling, estimate
+from agentrl.trainer.memory import SamplingBytes, estimate
 from agentrl.trainer.parallel_dims import Ranks
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import (
@@ -132,7 +132,7 @@ def predicted(longest: int) -> int:
     """Bytes of the trainer alone, as the dry run has them."""
     with tempfile.TemporaryDirectory() as folder:
         make_model(torch.device("meta")).config.save_pretrained(folder)
-        sampling = Sampling(engine=EngineConfig(), rows=0, longest=longest)
+        sampling = SamplingBytes(engine=EngineConfig(), rows=0, longest=longest)
         return estimate(Path(folder), CONFIG, sampling).total
 
 

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.orchestration import jobs
-from agentrl.orchestration.env_mix import NO_OBJECTS, Objects
+from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.intervals import Interval
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.run import Run
@@ -103,7 +103,7 @@ def learn(
     loaded = load_run_config(flags=flags)
     objects = NO_OBJECTS
     if beside is not None:
-        objects = Objects(given={"<permuted>": permuted(loaded.config.trainer, seed)})
+        objects = Overrides(given={"<permuted>": permuted(loaded.config.trainer, seed)})
         loaded = load_run_config(flags=[*flags, "--estimator", "<permuted>"], objects=objects)
     with Run(loaded, objects=objects) as run:
         warm = run.evaluate().pass_at[1] if beside is None else beside.warm

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.rollout import make_batch
 from agentrl.tokens import TokenRecord
-from agentrl.types import Episode, EpisodeStop, Score, Session, Task, TurnRecord
+from agentrl.types import Episode, EpisodeSession, EpisodeStop, Score, Task, TurnRecord
 from agentrl.types import Sampling as Ask
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def child(folder: Path, name: str) -> None:
     from agentrl.engine.local.models.load import load_model
     from agentrl.trainer.algorithms.advantage import with_advantages
     from agentrl.trainer.config import TrainerConfig
-    from agentrl.trainer.memory import Sampling, estimate
+    from agentrl.trainer.memory import SamplingBytes, estimate
     from agentrl.trainer.trainer import Trainer
 
     torch.set_num_threads(1)
@@ -74,7 +74,7 @@ def child(folder: Path, name: str) -> None:
     config = TrainerConfig.model_validate(wide | SETTINGS[name])
     copied = bool(config.lora.rank)
     engine_config = EngineConfig(slots=ROWS, share_weights=False if copied else "auto")
-    sampling = Sampling(engine=engine_config, rows=ROWS, longest=PROMPT + COMPLETION)
+    sampling = SamplingBytes(engine=engine_config, rows=ROWS, longest=PROMPT + COMPLETION)
     need = estimate(folder, config, sampling)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = resident("VmRSS")
@@ -93,7 +93,7 @@ async def play(engine: "LocalEngine") -> list[Episode]:
     prompts = [range(10 * row, 10 * row + PROMPT) for row in range(ROWS)]
     asked = Ask(max_tokens=COMPLETION)
     done = await asyncio.gather(
-        *(engine.generate(list(p), asked, Session(str(p.start))) for p in prompts)
+        *(engine.generate(list(p), asked, EpisodeSession(str(p.start))) for p in prompts)
     )
     episodes: list[Episode] = []
     for row, (prompt, completion) in enumerate(zip(prompts, done, strict=True)):

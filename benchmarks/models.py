@@ -43,7 +43,16 @@ from agentrl.trainer import TrainerConfig
 from agentrl.trainer.algorithms.advantage import with_advantages
 from agentrl.trainer.packing import num_read, pack
 from agentrl.trainer.trainer import Trainer
-from agentrl.types import Episode, EpisodeStop, Sampling, Score, Segment, Session, Task, TurnRecord
+from agentrl.types import (
+    Episode,
+    EpisodeSession,
+    EpisodeStop,
+    Sampling,
+    Score,
+    Segment,
+    Task,
+    TurnRecord,
+)
 from benchmarks.architectures import ARCHITECTURES, COMMON, NO_DROPOUT
 
 MAX_GAP = 1e-3
@@ -180,7 +189,7 @@ async def episode(engine: LocalEngine, number: int, prompt: list[int]) -> Segmen
         if turn:
             record.append_environment([number, turn, 7, 9])
         sampling = Sampling(max_tokens=TURN_TOKENS, seed=TURNS * number + turn)
-        session = Session(str(number))
+        session = EpisodeSession(str(number))
         record.append_sampled(await engine.generate(record.ids, sampling, session))
     return record.close()
 

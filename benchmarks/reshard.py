@@ -55,11 +55,10 @@ from agentrl.engine.sglang.weights import SharedTransport
 from agentrl.engine.sglang.weights.layout import server_layout
 from agentrl.engine.sglang.weights.shared import BUCKET_BYTES
 from agentrl.trainer import executor
-from agentrl.trainer.parallel_dims import Layout as RankLayout
-from agentrl.trainer.parallel_dims import Ranks
+from agentrl.trainer.parallel_dims import ParallelDims, Ranks
 from agentrl.trainer.processes import RankProcesses
 from agentrl.trainer.weights import ModelWeights
-from agentrl.types import Sampling, Session
+from agentrl.types import EpisodeSession, Sampling
 
 RANKS = 2
 PROMPT = list(range(100, 140))
@@ -249,7 +248,9 @@ def meta() -> nn.Module:
 async def greedy(engine: Engine, num: int = 24) -> list[int]:
     """The likeliest tokens after a prompt."""
     sampling = Sampling(max_tokens=num, temperature=0)
-    ids: list[int] = (await engine.generate(PROMPT, sampling, Session("greedy"))).ids_T.tolist()
+    ids: list[int] = (
+        await engine.generate(PROMPT, sampling, EpisodeSession("greedy"))
+    ).ids_T.tolist()
     return ids
 
 
@@ -315,7 +316,7 @@ async def run(repeats: int, publishes: int, folder: Path) -> bool:
     settings = {"tp1": SglangConfig(kv_tokens=2048)}
     settings["tp2"] = SglangConfig(kv_tokens=2048, tp_size=2, memory_fraction=0.5)
     servers: dict[str, Server] = {}
-    ranks = RankProcesses(RankLayout(size=RANKS), threads=1)
+    ranks = RankProcesses(ParallelDims(size=RANKS), threads=1)
     try:
         for name, sglang in settings.items():
             engine_config = EngineConfig(dtype="float32", sglang=sglang)

@@ -40,7 +40,7 @@ from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.sglang.client import GenerateClient, new_rid
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.envs import EnvServices, ToolEnv
-from agentrl.rollout import Codec, Collector, CollectSettings, Job, Limits
+from agentrl.rollout import Codec, Collector, CollectSettings, EpisodeLimits, Job
 from agentrl.tokens import Tokenizer, verify_segment
 from agentrl.tools import tool
 from agentrl.tools.arithmetic import evaluate
@@ -193,7 +193,7 @@ class Bench:
     def rollout(self, make: Callable[[], Engine], env: type[ToolEnv], num: int) -> list[Cost]:
         """Costs of collecting `num` episodes at once."""
         jobs = [self._job(env, group) for group in range(-(-num // GROUP))]
-        limits = Limits(turn_tokens=512, context_tokens=CONTEXT, wall_s=600.0, setup_s=60.0)
+        limits = EpisodeLimits(turn_tokens=512, context_tokens=CONTEXT, wall_s=600.0, setup_s=60.0)
         settings = CollectSettings(
             limits=limits, temperature=1.0, concurrency=num, attempts=1, max_invalid_share=0.0
         )

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from agentrl.envs.swe.build.operators import OPERATORS
-from agentrl.envs.swe.build.source import Source
+from agentrl.envs.swe.build.source import PackageSource
 from agentrl.types import Task
 
 NUM_TESTS: Final = 8
@@ -177,7 +177,7 @@ def wrong_programs(family: Family, k: int) -> Sequence[Program]:
 
 
 def _with_bugs(text: str) -> Iterator[str]:
-    source = Source(text.encode())
+    source = PackageSource(text.encode())
     for node in source.nodes():
         for operator in OPERATORS.values():
             for edit in operator(source, node):

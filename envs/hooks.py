@@ -13,7 +13,7 @@ from typing import cast
 
 from agentrl.envs.resources import Resources
 from agentrl.errors import EnvironmentFault, EpisodeError
-from agentrl.tools import EpisodeThread, ThreadCensus, user_code
+from agentrl.tools import AbandonedThreads, EpisodeThread, user_code
 from agentrl.waiting import OutOfTime, within
 
 Hook = Callable[[], object | Awaitable[object]]
@@ -25,7 +25,7 @@ class World:
     """The running side of one episode."""
 
     def __init__(
-        self, name: str, census: ThreadCensus, *, hook_timeout_s: float, grace_s: float
+        self, name: str, census: AbandonedThreads, *, hook_timeout_s: float, grace_s: float
     ) -> None:
         self.resources = Resources()
         self.abandoned = False

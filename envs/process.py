@@ -27,7 +27,7 @@ _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Birth:
+class EnvSpec:
     """What the process needs to make its environment."""
 
     env_class: "type[ToolEnv]"
@@ -58,7 +58,7 @@ class EnvProcess:
         self._pending: asyncio.Task[Reply] | None = None
 
     @classmethod
-    async def start(cls, birth: Birth, pool: WorkerPool, limit_s: float) -> "EnvProcess":
+    async def start(cls, birth: EnvSpec, pool: WorkerPool, limit_s: float) -> "EnvProcess":
         """Start a process that holds the environment.
 
         Raises:
@@ -121,12 +121,12 @@ class EnvProcess:
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def serve(address: str, birth: Birth) -> None:
+def serve(address: str, birth: EnvSpec) -> None:
     """What the process runs: the environment, until the other side hangs up."""
     asyncio.run(_serve(address, birth))
 
 
-async def _serve(address: str, birth: Birth) -> None:
+async def _serve(address: str, birth: EnvSpec) -> None:
     own_score = "score" in declaration(birth.env_class).hooks
     verifier = None if own_score else _scored_outside
     env = birth.env_class(birth.config, verifier=verifier)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.envs.declaration import Declaration
 from agentrl.envs.hooks import World
-from agentrl.envs.process import Birth
+from agentrl.envs.process import EnvSpec
 from agentrl.envs.remote import RemoteLimits, RemotePlay
 from agentrl.envs.turn_rules import Play, Rules
 from agentrl.tools import TextTokenizer
@@ -27,7 +27,7 @@ def new_play(
     """The episode; its `start` is still to come."""
     if env.isolation == "process":
         attributes = {name: getattr(env, name) for name in _TRAVELLING}
-        birth = Birth(env_class=type(env), config=env.config, attributes=attributes)
+        birth = EnvSpec(env_class=type(env), config=env.config, attributes=attributes)
         limits = _remote_limits(env, declared)
         return RemotePlay(birth, env.services.env_pool, limits, tokenizer, task, messages)
     world = World(

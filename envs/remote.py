@@ -7,7 +7,7 @@ even by its interpreter, costs the episode a timeout and the process its life.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentrl.envs.process import Birth, EnvProcess, ProcessDied
+from agentrl.envs.process import EnvProcess, EnvSpec, ProcessDied
 from agentrl.envs.transition import Transition
 from agentrl.errors import EnvironmentFault
 from agentrl.tools import TextTokenizer, truncate_middle
@@ -47,7 +47,7 @@ class RemotePlay:
 
     def __init__(
         self,
-        birth: Birth,
+        birth: EnvSpec,
         pool: WorkerPool,
         limits: RemoteLimits,
         tokenizer: TextTokenizer | None,

@@ -5,7 +5,7 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
-from agentrl.tools import ThreadCensus
+from agentrl.tools import AbandonedThreads
 from agentrl.workers import WorkerPool
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class EnvServices:
         tool_pool: WorkerPool | None = None,
         verifier_pool: WorkerPool | None = None,
         env_pool: WorkerPool | None = None,
-        census: ThreadCensus | None = None,
+        census: AbandonedThreads | None = None,
     ) -> None:
         self.tool_pool = tool_pool or WorkerPool(
             _NUM_TOOL_WORKERS, "tools", preload=("agentrl.tools.arithmetic",)
@@ -41,7 +41,7 @@ class EnvServices:
         self.env_pool = env_pool or WorkerPool(
             _NUM_ENV_WORKERS, "environments", preload=("agentrl.envs",)
         )
-        self.census = census or ThreadCensus()
+        self.census = census or AbandonedThreads()
 
     @functools.cached_property
     def sandboxes(self) -> "SandboxPools":

@@ -48,7 +48,7 @@ _SILENT_BUILD_S: Final = 1800
 _POLL_S: Final = 0.2
 
 
-class Engine:
+class DockerEngine:
     """The Docker engine of DOCKER_HOST; its client is synchronous, so its calls run in threads."""
 
     def __init__(self, host: str) -> None:
@@ -199,8 +199,8 @@ def docker_host() -> str:
 
 
 @functools.cache
-def _engine(host: str) -> Engine:
-    return Engine(host)
+def _engine(host: str) -> DockerEngine:
+    return DockerEngine(host)
 
 
 @functools.cache
@@ -208,7 +208,7 @@ def _reaped(host: str) -> int:
     return _engine(host).reap()
 
 
-def engine(*, reap: bool = True) -> Engine:
+def engine(*, reap: bool = True) -> DockerEngine:
     """The engine of DOCKER_HOST; what dead processes left in it is removed at the first call."""
     host = docker_host()
     if reap:
@@ -225,7 +225,7 @@ class DockerSandbox(Sandbox):
         super().__init__(options)
         self._container = f"agentrl-{secrets.token_hex(8)}"
         self._num_ooms = 0
-        self._engine: Engine | None = None
+        self._engine: DockerEngine | None = None
 
     async def _start(self) -> None:
         self._engine = used = await asyncio.to_thread(engine)
@@ -248,7 +248,7 @@ class DockerSandbox(Sandbox):
         if self.options.base is not None:
             await self.upload(self.options.base)
 
-    def _creation(self, engine: Engine) -> dict[str, Any]:
+    def _creation(self, engine: DockerEngine) -> dict[str, Any]:
         limits = self.limits
         hardened = _hardened(limits, engine.seccomp, inodes=not engine.is_podman)
         if engine.is_podman:  # it would raise the user's limit, which not every root may

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from agentrl.sandboxes import workspace
-from agentrl.sandboxes.docker import Engine, engine
+from agentrl.sandboxes.docker import DockerEngine, engine
 from agentrl.sandboxes.errors import SandboxUnavailable
 
 
@@ -45,7 +45,7 @@ def collect_leftovers() -> tuple[Found, ...]:
     return left
 
 
-def _engine() -> Engine | None:
+def _engine() -> DockerEngine | None:
     try:
         return engine(reap=False)
     except SandboxUnavailable:

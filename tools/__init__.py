@@ -5,14 +5,14 @@ from agentrl.tools.declare import ToolSpec, tool, tool_spec, tools_of, unique_to
 from agentrl.tools.loopwatch import LoopWatch
 from agentrl.tools.results import TextTokenizer, result_text, truncate_middle
 from agentrl.tools.runner import SyncCaller, ToolHangs, ToolTimeout, run_isolated, run_tool
-from agentrl.tools.threads import EpisodeThread, ThreadCensus
+from agentrl.tools.threads import AbandonedThreads, EpisodeThread
 
 __all__ = [
+    "AbandonedThreads",
     "EpisodeThread",
     "LoopWatch",
     "SyncCaller",
     "TextTokenizer",
-    "ThreadCensus",
     "ToolHangs",
     "ToolSpec",
     "ToolTimeout",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast, overload
 
 from agentrl.errors import ConfigError
-from agentrl.tools.schema import Arguments, arguments_of, tool_schema
+from agentrl.tools.schema import ToolArguments, arguments_of, tool_schema
 from agentrl.types import Json, ToolSchema
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any]")
@@ -21,7 +21,7 @@ class ToolSpec:
 
     schema: ToolSchema
     function: Callable[..., object]
-    arguments: Arguments
+    arguments: ToolArguments
     takes_self: bool
     is_async: bool
     isolated: bool = False

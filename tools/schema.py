@@ -23,7 +23,7 @@ _POSITIONAL_OR_KEYWORD = (
 )
 
 
-class Arguments:
+class ToolArguments:
     """The parameters of one tool: their schema, and what a model's arguments become."""
 
     def __init__(self, tool: str, parameters: list[inspect.Parameter], hints: dict[str, Any]):
@@ -34,7 +34,7 @@ class Arguments:
             for p in parameters
         }
         # The functional form, because the fields are known only now.
-        typed = cast("Callable[..., Any]", TypedDict)("Arguments", fields)
+        typed = cast("Callable[..., Any]", TypedDict)("ToolArguments", fields)
         typed.__pydantic_config__ = ConfigDict(extra="forbid", strict=True)
         try:
             self._adapter: TypeAdapter[dict[str, object]] = TypeAdapter(typed)
@@ -66,7 +66,7 @@ class Arguments:
             raise ToolError(f"{self._tool}: the arguments are not JSON: {error}") from error
 
 
-def arguments_of(tool: str, function: Callable[..., object]) -> Arguments:
+def arguments_of(tool: str, function: Callable[..., object]) -> ToolArguments:
     """The parameters of `function`, without `self`; each has a type hint or it is a ConfigError."""
     parameters = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
     try:
@@ -81,10 +81,10 @@ def arguments_of(tool: str, function: Callable[..., object]) -> Arguments:
                 f"tool {tool} has no type hint for parameter {p.name}; write {p.name}: str or "
                 "whatever it takes"
             )
-    return Arguments(tool, parameters, {p.name: hints[p.name] for p in parameters})
+    return ToolArguments(tool, parameters, {p.name: hints[p.name] for p in parameters})
 
 
-def tool_schema(tool: str, function: Callable[..., object], arguments: Arguments) -> ToolSchema:
+def tool_schema(tool: str, function: Callable[..., object], arguments: ToolArguments) -> ToolSchema:
     """The tool as the model sees it; a missing description is a ConfigError."""
     text = inspect.getdoc(function)
     if not text:

@@ -22,7 +22,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class ThreadCensus:
+class AbandonedThreads:
     """Counts the abandoned threads of a run and stops the run when they are too many."""
 
     def __init__(self, limit: int = 16):

@@ -35,7 +35,7 @@ from torch.nn.attention.flex_attention import (
 from transformers import AttentionInterface
 
 from agentrl.engine.local.demands import refuse_arguments
-from agentrl.trainer.prefix_tree import Tree
+from agentrl.trainer.prefix_tree import PrefixTree
 from agentrl.trainer.ulysses import Cut
 
 PACKED_ATTENTION = "agentrl_packed"
@@ -47,7 +47,7 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class PaddedGroup:
     """Pieces that share one causal call."""
 
     num_rows: int
@@ -67,10 +67,10 @@ class Stem:
     end: int
 
 
-class Layout:
+class AttentionPlan:
     """What the attention of one micro-batch needs, the same in each layer."""
 
-    def __init__(self, tree: Tree, device: torch.device, cut: Cut | None = None) -> None:
+    def __init__(self, tree: PrefixTree, device: torch.device, cut: Cut | None = None) -> None:
         """For packed tokens on `device`, of which this rank may have a piece only."""
         self.cut = cut
         self._tree = tree
@@ -81,7 +81,7 @@ class Layout:
         self._block_masks: dict[int | None, BlockMask] = {}
 
     @cached_property
-    def buckets(self) -> tuple[Bucket, ...]:
+    def buckets(self) -> tuple[PaddedGroup, ...]:
         """All pieces, by length."""
         return tuple(
             _bucket(self._tree.offsets_S1, chosen, self._device)
@@ -159,16 +159,16 @@ def buckets(lengths_S: NDArray[np.int64]) -> list[list[int]]:
     return result
 
 
-def _bucket(offsets_S1: NDArray[np.int64], chosen: list[int], device: torch.device) -> Bucket:
+def _bucket(offsets_S1: NDArray[np.int64], chosen: list[int], device: torch.device) -> PaddedGroup:
     lengths = (offsets_S1[1:] - offsets_S1[:-1])[chosen]
     longest = int(lengths[0])
     padded = int(lengths[-1]) < longest
     if not padded and chosen == list(range(chosen[0], chosen[-1] + 1)):
         tokens: Tensor | slice = slice(int(offsets_S1[chosen[0]]), int(offsets_S1[chosen[-1] + 1]))
-        return Bucket(num_rows=len(chosen), longest=longest, tokens=tokens)
+        return PaddedGroup(num_rows=len(chosen), longest=longest, tokens=tokens)
     spans = [np.arange(offsets_S1[piece], offsets_S1[piece + 1]) for piece in chosen]
     places = [np.arange(n) + row * longest for row, n in enumerate(lengths.tolist())]
-    return Bucket(
+    return PaddedGroup(
         num_rows=len(chosen),
         longest=longest,
         tokens=torch.from_numpy(np.concatenate(spans)).to(device),
@@ -180,7 +180,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    layout: Layout,
+    layout: AttentionPlan,
     scale: float,
     window: int | None = None,
     sinks: Tensor | None = None,
@@ -210,7 +210,7 @@ def flex(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    layout: Layout,
+    layout: AttentionPlan,
     scale: float,
     window: int | None = None,
     sinks: Tensor | None = None,
@@ -241,7 +241,9 @@ def _has_flash_attention() -> bool:
     return find_spec("flash_attn") is not None
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, layout: Layout, scale: float) -> Tensor:
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, layout: AttentionPlan, scale: float
+) -> Tensor:
     at, most = layout.cumulative, layout.longest
     function = import_module("flash_attn").flash_attn_varlen_func
     output: Tensor = function(
@@ -257,7 +259,7 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    layout: Layout,
+    layout: AttentionPlan,
     scaling: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
@@ -289,7 +291,7 @@ class _TreeAttention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None,
-        layout: Layout,
+        layout: AttentionPlan,
         scale: float,
         window: int | None,
     ) -> Tensor:
@@ -375,7 +377,7 @@ def _band(longest: int, window: int | None, like: Tensor) -> Tensor | None:
 
 
 def _stem_mask(
-    layout: Layout, stem: Stem, window: int | None, query: Tensor, key: Tensor
+    layout: AttentionPlan, stem: Stem, window: int | None, query: Tensor, key: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     """Which tokens behind a stem see which of it, and the additive mask of grouped queries."""
     near = layout.near(stem, window)
@@ -399,7 +401,7 @@ def _summed(grad: Tensor, groups: int) -> Tensor:
     return grad.view(rows, groups, heads // groups, *rest).sum(2)
 
 
-def _rows(states: Tensor, bucket: Bucket) -> Tensor:
+def _rows(states: Tensor, bucket: PaddedGroup) -> Tensor:
     """[rows, heads, longest, ...] of [P, heads, ...], with zeros behind the shorter rows."""
     states = states[bucket.tokens]
     if bucket.places is not None:
@@ -408,7 +410,7 @@ def _rows(states: Tensor, bucket: Bucket) -> Tensor:
     return states.view(bucket.num_rows, bucket.longest, *states.shape[1:]).transpose(1, 2)
 
 
-def _put(target: Tensor, rows: Tensor, bucket: Bucket) -> None:
+def _put(target: Tensor, rows: Tensor, bucket: PaddedGroup) -> None:
     """The way back."""
     flat = rows.transpose(1, 2).flatten(0, 1)
     target[bucket.tokens] = (flat if bucket.places is None else flat[bucket.places]).to(

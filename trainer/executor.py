@@ -27,8 +27,7 @@ from agentrl.engine.local.process import prepare_process
 from agentrl.engine.reshard import Bucket, Handle, Held, Layout, Written
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.fsdp import is_sharded, whole
-from agentrl.trainer.parallel_dims import Layout as RankLayout
-from agentrl.trainer.parallel_dims import Ranks
+from agentrl.trainer.parallel_dims import ParallelDims, Ranks
 from agentrl.trainer.processes import RankProcesses
 from agentrl.trainer.sharded_load import empty_model
 from agentrl.trainer.stats import StepStats, SupervisedStats
@@ -77,7 +76,7 @@ class TrainerGroup:
         self.total_steps = total_steps
         self.step = 0
         self.has_changed = False
-        layout = RankLayout(
+        layout = ParallelDims(
             size=config.ranks,
             replicate=config.replicate,
             sequence=config.sequence_parallel,

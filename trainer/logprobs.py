@@ -25,13 +25,13 @@ from agentrl.engine.local.demands import Heads, attending, measure_heads, text_c
 from agentrl.engine.local.models.vocabulary import known_ids
 from agentrl.engine.local.reference import (
     SHARED,
-    Row,
+    ReferenceRow,
     reference_rows,
     refuse_difference,
 )
 from agentrl.engine.local.routing_replay import routed
 from agentrl.errors import ConfigError
-from agentrl.trainer.attention import PACKED_ATTENTION, Layout
+from agentrl.trainer.attention import PACKED_ATTENTION, AttentionPlan
 from agentrl.trainer.fsdp import head_precision, in_pass, settle
 from agentrl.trainer.packing import PackedRows, find_places
 from agentrl.trainer.prefix_tree import pieces, tree
@@ -120,7 +120,9 @@ def check_model(model: PreTrainedModel, longest: int, *, low_precision: bool = F
     settle(model)
 
 
-def _packed_logits(model: PreTrainedModel, heads: Heads, rows: Sequence[Row]) -> list[Tensor]:
+def _packed_logits(
+    model: PreTrainedModel, heads: Heads, rows: Sequence[ReferenceRow]
+) -> list[Tensor]:
     lengths = [len(row) for row in rows]
     # Rows 0 and 1 begin alike.
     parts = pieces(lengths, [0, min(SHARED, *lengths[:2]), *[0] * (len(rows) - 2)])
@@ -133,7 +135,7 @@ def _packed_logits(model: PreTrainedModel, heads: Heads, rows: Sequence[Row]) ->
         torch.cat([row.experts[layer][span] for row, span in sources])
         for layer in range(len(rows[0].experts))
     ]
-    layout = Layout(packed, model.device)
+    layout = AttentionPlan(packed, model.device)
     with routed(model, experts) if experts else nullcontext():
         logits_PV = in_pass(
             model, lambda: _head(model)(_hidden_of(model, ids_P, positions_P, layout)).float()
@@ -149,11 +151,11 @@ def _packed_logits(model: PreTrainedModel, heads: Heads, rows: Sequence[Row]) ->
 
 def _hidden(model: PreTrainedModel, rows: PackedRows) -> Tensor:
     ids_P, positions_P = torch.from_numpy(rows.ids_P), torch.from_numpy(rows.positions_P)
-    return _hidden_of(model, ids_P, positions_P, Layout(rows.tree, model.device, rows.cut))
+    return _hidden_of(model, ids_P, positions_P, AttentionPlan(rows.tree, model.device, rows.cut))
 
 
 def _hidden_of(
-    model: PreTrainedModel, ids_P: Tensor, positions_P: Tensor, layout: Layout
+    model: PreTrainedModel, ids_P: Tensor, positions_P: Tensor, layout: AttentionPlan
 ) -> Tensor:
     with attending(model, PACKED_ATTENTION):
         output = _body(model)(

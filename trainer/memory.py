@@ -37,7 +37,7 @@ from agentrl.trainer.logprobs import KEPT_LOGITS, PIECE_LOGITS, predicting_state
 from agentrl.trainer.lora import add_adapters
 from agentrl.trainer.packing import PackedRows
 from agentrl.trainer.parallel_dims import SINGLE
-from agentrl.trainer.prefix_tree import Tree
+from agentrl.trainer.prefix_tree import PrefixTree
 
 _FLOAT32 = 4
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -63,7 +63,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class SamplingBytes:
     """What the engine is asked for."""
 
     engine: EngineConfig
@@ -83,7 +83,7 @@ class _Held:
     """At the worst moment of backward."""
 
 
-def estimate(folder: Path, config: TrainerConfig, sampling: Sampling) -> Need:
+def estimate(folder: Path, config: TrainerConfig, sampling: SamplingBytes) -> Need:
     """The need of one device that samples and trains; the model's `config.json` is read."""
     settings = _settings(folder)
     lora: Any = config.lora  # frozen, so it hashes, as `relevant` below does
@@ -284,7 +284,7 @@ def _rows(num_tokens: int, longest: int) -> PackedRows:
     return PackedRows(
         ids_P=zeros,
         positions_P=np.arange(num_tokens) - np.repeat(starts, ends - starts),
-        tree=Tree(offsets_S1=np.append(starts, num_tokens), ends_S=ends, longest=longest),
+        tree=PrefixTree(offsets_S1=np.append(starts, num_tokens), ends_S=ends, longest=longest),
         predictors_K=np.arange(num_tokens),
         targets_K=zeros,
         source_K=zeros,
@@ -301,7 +301,7 @@ def _head(settings: PreTrainedConfig, num_tokens: int, *, trained: bool) -> tupl
 
 
 def _engine(
-    settings: PreTrainedConfig, plain: int, config: TrainerConfig, sampling: Sampling
+    settings: PreTrainedConfig, plain: int, config: TrainerConfig, sampling: SamplingBytes
 ) -> dict[str, int]:
     """The engine's weights, unless they are the trainer's, and its keys and values."""
     engine = sampling.engine

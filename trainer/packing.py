@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from agentrl.engine.experts import CHANNEL as EXPERTS
 from agentrl.errors import RunError
-from agentrl.trainer.prefix_tree import Piece, Tree, common, pieces, tree
+from agentrl.trainer.prefix_tree import PrefixPiece, PrefixTree, common, pieces, tree
 from agentrl.types import Batch
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class PackedRows:
     ids_P: NDArray[np.int64]
     positions_P: NDArray[np.int64]
     """Positions restart at 0 in each row."""
-    tree: Tree
+    tree: PrefixTree
     """Which packed tokens attend to which."""
     predictors_K: NDArray[np.int64]
     """Where in the packed tokens the logits of each target are; never falling."""
@@ -161,7 +161,7 @@ def pack(batch: Batch, rows: Sequence[int], *, share: bool = True) -> PackedRows
 
 
 def find_places(
-    parts: Sequence[Piece], layout: Tree, lengths: Sequence[int]
+    parts: Sequence[PrefixPiece], layout: PrefixTree, lengths: Sequence[int]
 ) -> list[NDArray[np.int64]]:
     """Where among the packed tokens each token of each row is."""
     places = [np.empty(length, dtype=np.int64) for length in lengths]
@@ -185,7 +185,7 @@ def empty() -> PackedRows:
     return PackedRows(
         ids_P=one,
         positions_P=one,
-        tree=tree([Piece(first=0, last=1, start=0, stop=1)], 1),
+        tree=tree([PrefixPiece(first=0, last=1, start=0, stop=1)], 1),
         predictors_K=nothing,
         targets_K=nothing,
         source_K=nothing,

@@ -31,7 +31,7 @@ F = TypeVar("F", np.float32, np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ParallelDims:
     """How many ranks there are and how they share the work."""
 
     size: int = 1
@@ -53,7 +53,7 @@ class Ranks:
     """One process among its peers."""
 
     rank: int = 0
-    layout: Layout = Layout()
+    layout: ParallelDims = ParallelDims()
     device: torch.device = CPU
     mesh: DeviceMesh | None = None
     """What weights are sharded over, with a dimension of copies before it if there are any."""
@@ -101,7 +101,7 @@ SINGLE = Ranks()
 """One process, without peers or groups."""
 
 
-def join(rank: int, layout: Layout, *, device: torch.device, rendezvous: Path) -> Ranks:
+def join(rank: int, layout: ParallelDims, *, device: torch.device, rendezvous: Path) -> Ranks:
     """Meet the other ranks by a file that all of them see; every rank calls this once."""
     use(device)
     distributed.init_process_group(
@@ -114,7 +114,7 @@ def join(rank: int, layout: Layout, *, device: torch.device, rendezvous: Path) -
     return arrange(rank, layout, device)
 
 
-def arrange(rank: int, layout: Layout, device: torch.device) -> Ranks:
+def arrange(rank: int, layout: ParallelDims, device: torch.device) -> Ranks:
     """The groups of a layout, among processes that have met; all of them call this alike."""
     timeout = timedelta(seconds=layout.timeout_s)
     kinds = backend(device)
@@ -140,7 +140,10 @@ def arrange(rank: int, layout: Layout, device: torch.device) -> Ranks:
 
 
 def _mesh(
-    rank: int, layout: Layout, device: torch.device, group: Callable[[list[int]], ProcessGroup]
+    rank: int,
+    layout: ParallelDims,
+    device: torch.device,
+    group: Callable[[list[int]], ProcessGroup],
 ) -> DeviceMesh:
     """Made from groups, since those that a mesh makes itself have no deadline of ours."""
     table = torch.arange(layout.size).view(layout.replicate, -1)

@@ -25,7 +25,7 @@ STRIDE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
+class PrefixTree:
     """How packed tokens hang together; rows that share nothing are pieces without children."""
 
     offsets_S1: NDArray[np.int64]
@@ -51,7 +51,7 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class PrefixPiece:
     """Tokens `start..stop-1` of each of the rows `first..last-1`, which agree there."""
 
     first: int
@@ -68,18 +68,18 @@ def common(left: NDArray[np.int32], right: NDArray[np.int32]) -> int:
     return same - same % STRIDE
 
 
-def pieces(lengths: Sequence[int], shared: Sequence[int]) -> list[Piece]:
+def pieces(lengths: Sequence[int], shared: Sequence[int]) -> list[PrefixPiece]:
     """The pieces of sorted rows in depth-first order.
 
     `shared[i]` is what row i has in common with row i - 1; the first one is not read.
     """
-    result: list[Piece] = []
+    result: list[PrefixPiece] = []
     waiting = [(0, len(lengths), 0)]
     while waiting:
         first, last, start = waiting.pop()
         stop = min(shared[first + 1 : last], default=lengths[first])
         if stop > start:
-            result.append(Piece(first=first, last=last, start=start, stop=stop))
+            result.append(PrefixPiece(first=first, last=last, start=start, stop=stop))
         if last - first > 1:
             cuts = [i for i in range(first + 1, last) if shared[i] == stop]
             bounds = [first, *cuts, last]
@@ -88,7 +88,7 @@ def pieces(lengths: Sequence[int], shared: Sequence[int]) -> list[Piece]:
     return result
 
 
-def tree(parts: Sequence[Piece], longest: int) -> Tree:
+def tree(parts: Sequence[PrefixPiece], longest: int) -> PrefixTree:
     """Where the pieces lie, and where what hangs on each one ends."""
     offsets_S1 = np.cumsum([0, *(part.stop - part.start for part in parts)])
     ends: list[int] = []
@@ -98,4 +98,4 @@ def tree(parts: Sequence[Piece], longest: int) -> Tree:
             ends[open_.pop()] = int(offsets_S1[index])
         ends.append(int(offsets_S1[-1]))
         open_.append(index)
-    return Tree(offsets_S1=offsets_S1, ends_S=np.array(ends, dtype=np.int64), longest=longest)
+    return PrefixTree(offsets_S1=offsets_S1, ends_S=np.array(ends, dtype=np.int64), longest=longest)

@@ -26,7 +26,7 @@ from torch import distributed
 
 from agentrl.errors import AgentrlError, RunError
 from agentrl.trainer.device import OutOfMemory, is_out_of_memory, resolve_device
-from agentrl.trainer.parallel_dims import Layout, Ranks, join
+from agentrl.trainer.parallel_dims import ParallelDims, Ranks, join
 from agentrl.workers import WorkerDied
 from agentrl.workers.calls import pickled_call, value_of
 from agentrl.workers.channel import Channel
@@ -52,7 +52,7 @@ class PeerLost(RunError):
 class RankProcesses:
     """Starts the processes, and ends them with all that they started."""
 
-    def __init__(self, layout: Layout, *, device: str = "cpu", threads: int = 0) -> None:
+    def __init__(self, layout: ParallelDims, *, device: str = "cpu", threads: int = 0) -> None:
         """Start them and let them meet.
 
         Args:
@@ -212,7 +212,7 @@ _held: list[Ranks] = []
 """In a rank's process: which one it is."""
 
 
-def _start(rank: int, layout: Layout, device: str, rendezvous: Path, threads: int) -> None:
+def _start(rank: int, layout: ParallelDims, device: str, rendezvous: Path, threads: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the run has a step to end, and a checkpoint
     torch.set_num_threads(threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -24,7 +24,7 @@ from torch.distributed import ProcessGroup
 
 from agentrl.trainer.packing import PackedRows
 from agentrl.trainer.parallel_dims import Ranks
-from agentrl.trainer.prefix_tree import Tree
+from agentrl.trainer.prefix_tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def _lengthened(rows: PackedRows, least: int) -> PackedRows:
         rows,
         ids_P=np.pad(rows.ids_P, (0, missing)),
         positions_P=np.pad(rows.positions_P, (0, missing)),
-        tree=Tree(
+        tree=PrefixTree(
             offsets_S1=np.append(rows.tree.offsets_S1, least),
             ends_S=np.append(rows.tree.ends_S, least),
             longest=max(rows.tree.longest, missing),

@@ -31,7 +31,7 @@ class Arguments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command(Generic[O]):
+class Verb(Generic[O]):
     """One command: its options, what else it takes, and the function that does it.
 
     `config` is the configuration whose keys are flags of the command too; `short` are their short
@@ -49,7 +49,7 @@ class Command(Generic[O]):
     short: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def invoke(command: Command[O], argv: Sequence[str]) -> int:
+def invoke(command: Verb[O], argv: Sequence[str]) -> int:
     """Run a command with the arguments after its name.
 
     Raises:
@@ -65,7 +65,7 @@ def invoke(command: Command[O], argv: Sequence[str]) -> int:
     return command.run(options, arguments)
 
 
-def parse(command: Command[O], argv: Sequence[str]) -> tuple[O, Arguments]:
+def parse(command: Verb[O], argv: Sequence[str]) -> tuple[O, Arguments]:
     """Split arguments into the command's own options and the rest.
 
     Raises:
@@ -89,7 +89,7 @@ def _tokens(flags: Sequence[Flag]) -> tuple[str, ...]:
     return tuple(f.name if f.text is None else f"{f.name}={f.text}" for f in flags)
 
 
-def _check_count(command: Command[O], positional: Sequence[str]) -> None:
+def _check_count(command: Verb[O], positional: Sequence[str]) -> None:
     needed = [name for name in command.takes if not name.startswith("[")]
     if len(positional) < len(needed):
         raise ConfigError(

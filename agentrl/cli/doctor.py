@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
 from agentrl.config.plain import as_mapping
 from agentrl.extras import TRAIN, pip_line
 from agentrl.one_line import one_line
@@ -43,7 +43,7 @@ def _run(options: JsonOption, arguments: Arguments) -> int:
     return 0
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="doctor",
     summary="Show versions, devices, engines and sandboxes of this machine.",
     examples=["agentrl doctor", "agentrl doctor --json"],

@@ -6,11 +6,11 @@ from dataclasses import asdict
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, Command, JsonOption, print_json
-from agentrl.engine.sglang.check import Row
+from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+from agentrl.engine.sglang.check import EngineCheckRow
 
 
-class CheckOptions(JsonOption):
+class EngineCheckOptions(JsonOption):
     """What to compare with."""
 
     model: str | None = Field(
@@ -18,7 +18,7 @@ class CheckOptions(JsonOption):
     )
 
 
-def _run(options: CheckOptions, arguments: Arguments) -> int:
+def _run(options: EngineCheckOptions, arguments: Arguments) -> int:
     from agentrl.orchestration.engines import check_url
 
     url = arguments.positional[0].rstrip("/")
@@ -30,19 +30,19 @@ def _run(options: CheckOptions, arguments: Arguments) -> int:
     return 0 if all(row.ok for row in rows) else 1
 
 
-def render(rows: Sequence[Row]) -> str:
+def render(rows: Sequence[EngineCheckRow]) -> str:
     """The table for people."""
     return "\n".join(f"{'ok  ' if row.ok else 'FAIL'}  {row.name:11}  {row.detail}" for row in rows)
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="engine check",
     summary="Ask a running SGLang server whether it can be trained with.",
     examples=[
         "agentrl engine check http://127.0.0.1:30000",
         "agentrl engine check http://127.0.0.1:30000 --model smollm2-135m --json",
     ],
-    options=CheckOptions,
+    options=EngineCheckOptions,
     run=_run,
     takes=["URL"],
 )

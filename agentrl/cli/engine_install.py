@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
 from agentrl.cli.engine_names import INSTALLED, check_name
 from agentrl.engine.sglang.install import SGLANG, Flavour, install
 
@@ -26,7 +26,7 @@ def _run(options: InstallOptions, arguments: Arguments) -> int:
     return 0
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="engine install",
     summary="Install an engine's server into an environment of its own.",
     examples=["agentrl engine install sglang --cpu", "agentrl engine install sglang"],

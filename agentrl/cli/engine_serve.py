@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, Command
+from agentrl.cli.command import Arguments, Verb
 from agentrl.cli.engine_names import SERVED, check_name
 from agentrl.config import Config, load_config
 from agentrl.engine.config import EngineConfig
@@ -87,7 +87,7 @@ def _wait(server: Server) -> None:
     raise EngineError(f"the server ended: {server.last_words()}")
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="engine serve",
     summary="Start a server for a model; it ends with this command.",
     examples=[

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
 from agentrl.config import Config, load_config
 from agentrl.config.load import parse_params
 from agentrl.envs import ToolEnv, resolve_env
@@ -16,7 +16,7 @@ from agentrl.tokens import Tokenizer
 from agentrl.verifiers import resolve_verifier
 
 
-class CheckOptions(JsonOption):
+class EnvCheckOptions(JsonOption):
     """How to check."""
 
     tasks: int = Field(default=8, ge=1, description="Tasks that each scripted agent plays.")
@@ -56,7 +56,7 @@ def load_env(arguments: Arguments) -> tuple[type[ToolEnv], Config]:
     return env_class, parse_params(env_class.Config, entry.params, "env")
 
 
-def _run(options: CheckOptions, arguments: Arguments) -> int:
+def _run(options: EnvCheckOptions, arguments: Arguments) -> int:
     env_class, config = load_env(arguments)
     tokenizer, limit = _limits(options.model, arguments) if options.model else (None, None)
     report = check_env_class(
@@ -99,7 +99,7 @@ def _limits(model: str, arguments: Arguments) -> tuple[Tokenizer, int]:
     return Tokenizer.load(folder), make_limits(config, context_length(config, folder)).prompt_tokens
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="env check",
     summary="Let scripted agents play an environment and report what is wrong with it.",
     examples=[
@@ -107,7 +107,7 @@ COMMAND = Command(
         "agentrl env check calculator --env.digits 3 --json",
         "agentrl env check examples/my_first_env/env.py:MyEnv --tasks 20",
     ],
-    options=CheckOptions,
+    options=EnvCheckOptions,
     run=_run,
     takes=["ENV"],
     config=EnvFlags,

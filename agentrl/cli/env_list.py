@@ -3,7 +3,7 @@
 import inspect
 from dataclasses import asdict, dataclass
 
-from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
 from agentrl.config.dump import toml_value
 from agentrl.config.plain import plain
 from agentrl.config.schema import schema_of
@@ -40,7 +40,7 @@ def _run(options: JsonOption, arguments: Arguments) -> int:
     return 0
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="env list",
     summary="List the built-in environments and their parameters.",
     examples=["agentrl env list", "agentrl env list --json"],

@@ -8,7 +8,7 @@ from typing import cast
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, Command
+from agentrl.cli.command import Arguments, Verb
 from agentrl.cli.env_check import SHORT, EnvFlags, load_env
 from agentrl.config import Config
 from agentrl.envs import ToolEnv
@@ -106,7 +106,7 @@ def _show(messages: tuple[Message, ...]) -> None:
         print(f"\n--- {label} ---\n{message.content}")
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="env play",
     summary="Play an episode by hand: a line is a turn.",
     examples=[

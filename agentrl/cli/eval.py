@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
 from agentrl.cli.run_config import FILE, load
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 from agentrl.orchestration.evaluate import EvalResult
@@ -52,7 +52,7 @@ def render(result: EvalResult) -> str:
     return "\n".join(lines)
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="eval",
     summary="Play held-out tasks with a model; no trainer is loaded.",
     examples=[

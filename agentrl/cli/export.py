@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, Command
+from agentrl.cli.command import Arguments, Verb
 from agentrl.config import Config
 from agentrl.orchestration.config import RunConfig
 
@@ -29,7 +29,7 @@ def _run(options: ExportOptions, arguments: Arguments) -> int:
     return 0
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="export",
     summary="Write a run's model, or that of a checkpoint, as a Hugging Face folder.",
     examples=["agentrl export last my-model", "agentrl export last my-adapter --adapter"],

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from agentrl.cli.command import Command
+from agentrl.cli.command import Verb
 from agentrl.config.describe import accepts_only_bool, bounds, placeholder
 from agentrl.config.dump import toml_value
 from agentrl.config.flags import flag_of
@@ -17,7 +17,7 @@ from agentrl.config.schema import Schema, schema_of
 _INDENT = 30
 
 
-def render(command: Command[Any]) -> str:
+def render(command: Verb[Any]) -> str:
     """Usage, examples, then every flag: the command's own, the short names, all keys."""
     flags = " [--KEY VALUE ...]" if command.config else ""
     takes = "".join(f" {name}" for name in command.takes)

@@ -1,6 +1,6 @@
 """`agentrl sandbox build`: the image of Docker sandboxes."""
 
-from agentrl.cli.command import Arguments, Command
+from agentrl.cli.command import Arguments, Verb
 from agentrl.config import Config
 from agentrl.sandboxes.image import build
 from agentrl.sandboxes.types import DEFAULT_IMAGE
@@ -12,7 +12,7 @@ def _run(options: Config, arguments: Arguments) -> int:
     return 0
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="sandbox build",
     summary="Build the image of Docker sandboxes from this machine's Debian packages; no registry "
     "is asked.",

@@ -1,6 +1,6 @@
 """`agentrl sandbox gc`: remove what dead processes left behind."""
 
-from agentrl.cli.command import Arguments, Command, JsonOption
+from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.cli.sandbox_list import show
 from agentrl.sandboxes.leftovers import collect_leftovers
 
@@ -10,7 +10,7 @@ def _run(options: JsonOption, arguments: Arguments) -> int:
     return 0
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="sandbox gc",
     summary="Remove the sandboxes of processes that are gone; those in use stay.",
     examples=["agentrl sandbox gc"],

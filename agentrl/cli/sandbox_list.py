@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
 from agentrl.sandboxes.leftovers import Found, find_sandboxes
 
 
@@ -24,7 +24,7 @@ def show(found: Sequence[Found], options: JsonOption, nothing: str) -> None:
         print(nothing)
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="sandbox list",
     summary="List the sandboxes that exist on this machine, and which are left over.",
     examples=["agentrl sandbox list", "agentrl sandbox list --json"],

@@ -1,6 +1,6 @@
 """`agentrl sft`: supervised training on an environment's scripted demonstrations."""
 
-from agentrl.cli.command import Arguments, Command, JsonOption
+from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.cli.run_config import FILE, load, show_result, shown
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 
@@ -16,7 +16,7 @@ def _run(options: JsonOption, arguments: Arguments) -> int:
     return 0
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="sft",
     summary="Train a model on an environment's scripted demonstrations.",
     examples=[

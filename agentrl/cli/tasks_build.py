@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
 from agentrl.envs.swe.build.builder import Built, build, split
-from agentrl.envs.swe.build.recipe import SHIPPED, Entry, read_recipe
+from agentrl.envs.swe.build.recipe import SHIPPED, RecipeEntry, read_recipe
 from agentrl.envs.swe.build.records import write_records
 from agentrl.errors import ConfigError
 from agentrl.places import short_path
@@ -55,13 +55,13 @@ def _run(options: BuildOptions, arguments: Arguments) -> int:
     return 0 if all(counts.values()) else 1
 
 
-def _entries(options: BuildOptions, packages: tuple[str, ...]) -> tuple[Entry, ...]:
+def _entries(options: BuildOptions, packages: tuple[str, ...]) -> tuple[RecipeEntry, ...]:
     if not packages:
         return read_recipe(options.recipe or SHIPPED)
     if options.recipe is not None:
         raise ConfigError(f"got the recipe {options.recipe} and {packages[0]}; give one of the two")
     return tuple(
-        Entry(
+        RecipeEntry(
             source=source,
             tests=options.tests,
             requires=options.requires,
@@ -72,7 +72,7 @@ def _entries(options: BuildOptions, packages: tuple[str, ...]) -> tuple[Entry, .
     )
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="tasks build",
     summary="Turn Python packages that have tests into validated repair tasks.",
     examples=[

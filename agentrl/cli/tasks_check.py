@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
 from agentrl.envs.swe.build.records import TASKS
 from agentrl.envs.swe.repair import read_repairs
 from agentrl.envs.swe.survey import survey
@@ -44,7 +44,7 @@ def _run(options: TasksOptions, arguments: Arguments) -> int:
     return 1 if problems or not guarded else 0
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="tasks check",
     summary="Say which repair tasks of a file are guarded by decoys, and which cannot be graded.",
     examples=["agentrl tasks check", "agentrl tasks check tasks.jsonl --sandbox bwrap"],

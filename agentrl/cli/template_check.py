@@ -10,11 +10,11 @@ from typing import NoReturn
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
 from agentrl.errors import ConfigError
 from agentrl.one_line import one_line
 from agentrl.tokens import Renderer, Tokenizer, ToolFormat, choose_format
-from agentrl.tokens.template_check import Report, examine
+from agentrl.tokens.template_check import TemplateReport, examine
 from agentrl.tokens.tokenizer import read_template
 from agentrl.types import ToolSchema
 
@@ -68,7 +68,7 @@ def _format_of(tokenizer: Tokenizer) -> ToolFormat | None:
         return None
 
 
-def render(name: str, about: str, reports: dict[str, Report]) -> str:
+def render(name: str, about: str, reports: dict[str, TemplateReport]) -> str:
     """The reports for people: a table of what was tried, then a verdict for each use."""
     lines = [f"tokenizer: {about}"]
     tools, text = reports["with tools"].rows, reports["without tools"].rows
@@ -81,7 +81,7 @@ def render(name: str, about: str, reports: dict[str, Report]) -> str:
     return "\n".join(lines)
 
 
-def _advice(use: str, report: Report) -> str:
+def _advice(use: str, report: TemplateReport) -> str:
     if report.verdict == "forked":
         return "; needs rollout.reasoning fork"
     if report.verdict == "refused" and use == "with tools":
@@ -136,7 +136,7 @@ def _limited(seconds: float) -> Generator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="template check",
     summary="Try a chat template on short conversations and report what breaks.",
     examples=[

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, Command, JsonOption, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
 from agentrl.cli.run_config import FILE, load, load_resumed, show_result, shown
 from agentrl.config import Loaded, dump_config
 from agentrl.errors import ConfigError
@@ -99,7 +99,7 @@ def _train(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> i
     return 0
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="train",
     summary="Train a model on an environment by reinforcement learning.",
     examples=[

@@ -38,7 +38,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FieldRow:
     """One table of a list of tables: its data, their origin, and the flags on top."""
 
     data: Mapping[str, object]
@@ -47,7 +47,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked(Generic[C]):
+class CheckedField(Generic[C]):
     """A valid configuration and the origin of every leaf."""
 
     config: C
@@ -67,7 +67,7 @@ class Draft(Generic[C]):
     short: Mapping[str, str] = field(default_factory=dict[str, str])
     parameters: Mapping[str, ParametersOf] = field(default_factory=dict[str, ParametersOf])
     values: dict[str, Value] = field(default_factory=dict[str, Value])
-    rows: dict[str, list[Row]] = field(default_factory=dict[str, list[Row]])
+    rows: dict[str, list[FieldRow]] = field(default_factory=dict[str, list[FieldRow]])
     problems: list[str] = field(default_factory=list[str])
     folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """What relative paths of an origin are relative to; of others it is the working folder."""
@@ -106,7 +106,7 @@ class Draft(Generic[C]):
             return f"given twice; write several as [[{key}]] tables in a TOML file"
         return f"given twice (also as {before}); keep one"
 
-    def check(self) -> Checked[C] | None:
+    def check(self) -> CheckedField[C] | None:
         """Validate; None if there are `problems`."""
         self._anchor_defaults()
         origins = dict.fromkeys(self.schema.leaves, DEFAULT)
@@ -117,7 +117,7 @@ class Draft(Generic[C]):
         for key, rows in self.rows.items():
             data[key] = [self._row(key, i, row, origins) for i, row in enumerate(rows)]
         config = None if self.problems else self._validated(data)
-        return None if config is None else Checked(config, origins)
+        return None if config is None else CheckedField(config, origins)
 
     def _anchor_defaults(self) -> None:
         """Paths by default are relative to the working folder, which a stored file is not in."""
@@ -152,7 +152,7 @@ class Draft(Generic[C]):
             name = self.prefix + key
             self._problem(f"{origin}: {name}", f"got {shown(value)}, expected [[{name}]] tables")
             return
-        self.rows[key] = [Row(table, origin) for table in tables if table is not None]
+        self.rows[key] = [FieldRow(table, origin) for table in tables if table is not None]
 
     def _put(self, key: str, value: object, origin: str) -> None:
         field_info = self.schema.leaves.get(key) or self.schema.sections[key]
@@ -222,7 +222,7 @@ class Draft(Generic[C]):
             for row in self.rows.get(flag.key, [])
             if self._anchored(name, row.data.get("name"), row.origin) == wanted
         ]
-        self.rows[flag.key] = named or [Row({"name": flag.text}, flag.name)]
+        self.rows[flag.key] = named or [FieldRow({"name": flag.text}, flag.name)]
 
     def _add_to_row(self, table: str, flag: Flag) -> None:
         rows = self.rows.get(table, [])
@@ -234,7 +234,7 @@ class Draft(Generic[C]):
         rows[0] = replace(rows[0], flags=(*rows[0].flags, replace(flag, key=key)))
 
     def _row(
-        self, table: str, index: int, row: Row, origins: dict[str, str]
+        self, table: str, index: int, row: FieldRow, origins: dict[str, str]
     ) -> Mapping[str, object]:
         """Check one table row: the fields of its class, then its own parameters."""
         cls = self.schema.tables[table]
@@ -255,14 +255,14 @@ class Draft(Generic[C]):
         self.problems += entry.problems
         if checked is None:
             return {}
-        own_row = Row(extra, row.origin, tuple(flags))
+        own_row = FieldRow(extra, row.origin, tuple(flags))
         data, more = self._parameters(table, checked.config, prefix, own_row)
         found = {**checked.origins, **more}
         origins |= {f"{table}.{index}.{name}": origin for name, origin in found.items()}
         return {**checked.config.model_dump(mode="json"), **data}
 
     def _parameters(
-        self, table: str, entry: Config, prefix: str, row: Row
+        self, table: str, entry: Config, prefix: str, row: FieldRow
     ) -> tuple[Mapping[str, object], Mapping[str, str]]:
         """The row's own parameters, by their class where one is known, and their origins."""
         if table not in self.parameters:

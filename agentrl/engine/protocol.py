@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
 from agentrl.engine.reshard import Bucket, Handle, Layout, Written
-from agentrl.types import Completion, Sampling, Session
+from agentrl.types import Completion, EpisodeSession, Sampling
 
 if TYPE_CHECKING:
     import torch
@@ -59,12 +59,12 @@ class Engine(Protocol):
     """True if a completion is a function of (weights, ids, sampling, batch shape)."""
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, session: Session
+        self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
     ) -> Completion:
         """Sample one completion of `ids`; requests run together, an abandoned one is aborted."""
         ...
 
-    async def end_session(self, session: Session) -> None:
+    async def end_session(self, session: EpisodeSession) -> None:
         """Forget what is kept for the session; unknown sessions are fine."""
         ...
 
@@ -95,7 +95,7 @@ class Engine(Protocol):
         """Take memory back; weights have no values until `update_weights`, which `resume` needs."""
         ...
 
-    async def abort(self, session: Session) -> None:
+    async def abort(self, session: EpisodeSession) -> None:
         """End the session's running request; it returns its ids so far with ABORT."""
         ...
 

@@ -18,9 +18,9 @@ from agentrl.types import (
     Agent,
     AssistantTurn,
     Completion,
+    EpisodeSession,
     EpisodeView,
     Sampling,
-    Session,
     StopReason,
 )
 
@@ -64,7 +64,7 @@ class ScriptedEngine:
         self._memory = MemoryStages()
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, session: Session
+        self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
     ) -> Completion:
         """The agent's next turn, given the session's view of the conversation."""
         self._check(session)
@@ -76,7 +76,7 @@ class ScriptedEngine:
         limit = min(sampling.max_tokens, self.context_length - len(ids))
         return self._answer(session, sampling.stop_ids, limit)
 
-    async def end_session(self, session: Session) -> None:
+    async def end_session(self, session: EpisodeSession) -> None:
         """Nothing is kept for sessions."""
 
     async def update_weights(self, weights: WeightSource, version: int) -> None:
@@ -106,7 +106,7 @@ class ScriptedEngine:
         """As `release_memory`."""
         self._memory.resume(tags)
 
-    async def abort(self, session: Session) -> None:
+    async def abort(self, session: EpisodeSession) -> None:
         """End the session's waiting request without a token."""
         if session.key in self._stops:
             self._stops[session.key].set()
@@ -127,7 +127,7 @@ class ScriptedEngine:
         for stop in self._stops.values():
             stop.set()
 
-    async def _wait(self, session: Session) -> bool:
+    async def _wait(self, session: EpisodeSession) -> bool:
         """Wait for the latency and while paused; true if aborted meanwhile."""
         stop = self._stops.setdefault(session.key, asyncio.Event())
         try:
@@ -140,7 +140,7 @@ class ScriptedEngine:
             self._stops.pop(session.key, None)
         return stop.is_set()
 
-    def _check(self, session: Session) -> None:
+    def _check(self, session: EpisodeSession) -> None:
         if self._closed:
             raise EngineError("the engine was closed")
         if session.view is None:
@@ -149,7 +149,7 @@ class ScriptedEngine:
                 "conversation; give Session(view=...)"
             )
 
-    def _answer(self, session: Session, stop_ids: frozenset[int], limit: int) -> Completion:
+    def _answer(self, session: EpisodeSession, stop_ids: frozenset[int], limit: int) -> Completion:
         assert session.view is not None
         ids = self._renderer.assistant(self._act(session.view()))
         end = min((ids.index(stop) + 1 for stop in stop_ids if stop in ids), default=limit + 1)

@@ -10,7 +10,7 @@ from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.sampling import context_length, make_limits
-from agentrl.trainer.memory import Sampling, estimate
+from agentrl.trainer.memory import SamplingBytes, estimate
 
 C = TypeVar("C", bound=Config)
 
@@ -95,7 +95,7 @@ def _fits(total: int, device_bytes: int) -> bool:
 def _parts(config: RunConfig) -> Mapping[str, int]:
     folder = resolve_model(config.model, seed=config.seed)
     rollout = config.rollout
-    sampling = Sampling(
+    sampling = SamplingBytes(
         engine=config.engine,
         rows=min(rollout.concurrency, rollout.tasks_per_step * rollout.group_size),
         longest=make_limits(config, context_length(config, folder)).context_tokens,

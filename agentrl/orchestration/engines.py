@@ -16,12 +16,12 @@ from agentrl.engine.local.models.check import check_files
 from agentrl.engine.local.models.files import read_json
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
-from agentrl.engine.sglang.check import Row, check_server, refuse
+from agentrl.engine.sglang.check import EngineCheckRow, check_server, refuse
 from agentrl.engine.sglang.client import GenerateClient
 from agentrl.engine.sglang.control import Control, Keys
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.install import require_installed
-from agentrl.engine.sglang.router import Slot
+from agentrl.engine.sglang.router import ServerState
 from agentrl.engine.sglang.server import start
 from agentrl.engine.sglang.weights import AdapterTransport, make_transport
 from agentrl.errors import ConfigError, EngineError
@@ -123,7 +123,7 @@ def _vocab_size(folder: Path) -> int:
     return size
 
 
-async def check_url(url: str, model: str | None) -> list[Row]:
+async def check_url(url: str, model: str | None) -> list[EngineCheckRow]:
     """The rows of `agentrl engine check`: a running server against a model on the CPU.
 
     Raises:
@@ -142,7 +142,7 @@ async def check_url(url: str, model: str | None) -> list[Row]:
         client = GenerateClient(url, keys.headers(), vocab_size=size)
         try:
             return await check_server(
-                Slot(client=client, control=control),
+                ServerState(client=client, control=control),
                 Tokenizer.load(folder),
                 vocab_size=size,
                 reference=partial(sequence_logprobs, trained),

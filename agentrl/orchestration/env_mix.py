@@ -69,7 +69,7 @@ class BoundEnv:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Objects:
+class Overrides:
     """What a caller in Python gives as objects, where a configuration has names."""
 
     given: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -84,10 +84,10 @@ class Objects:
         return self.given.get(text or "")
 
 
-NO_OBJECTS = Objects()
+NO_OBJECTS = Overrides()
 
 
-def bind_envs(config: RunConfig, objects: Objects) -> tuple[BoundEnv, ...]:
+def bind_envs(config: RunConfig, objects: Overrides) -> tuple[BoundEnv, ...]:
     """Resolve and check all environments of a run.
 
     Raises:

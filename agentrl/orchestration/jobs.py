@@ -7,7 +7,7 @@ from agentrl.engine.local.models.resolve import resolve_model, resolve_tokenizer
 from agentrl.extras import TRAIN, require
 from agentrl.loops import run as run_coroutine
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.env_mix import NO_OBJECTS, Objects
+from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.observers import Observer, Observers, make_observers
 from agentrl.orchestration.preflight import Plan, make_plan
@@ -19,7 +19,7 @@ from agentrl.types import Episode
 def train(
     loaded: Loaded[RunConfig],
     *,
-    objects: Objects = NO_OBJECTS,
+    objects: Overrides = NO_OBJECTS,
     resume: bool = False,
     observers: Sequence[Observer] = (),
     accept_changes: bool = False,
@@ -41,7 +41,7 @@ def train(
 def evaluate(
     config: RunConfig,
     *,
-    objects: Objects = NO_OBJECTS,
+    objects: Overrides = NO_OBJECTS,
     on_episode: Callable[[Episode], None] = lambda _: None,
     agent: str = "",
 ) -> tuple[EvalResult, Collected]:
@@ -80,7 +80,7 @@ def evaluate(
 def sft(
     loaded: Loaded[RunConfig],
     *,
-    objects: Objects = NO_OBJECTS,
+    objects: Overrides = NO_OBJECTS,
     observers: Sequence[Observer] = (),
 ) -> RunResult:
     """Train on the experts' demonstrations and export the model."""

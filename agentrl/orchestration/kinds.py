@@ -18,7 +18,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.server import RESERVED, check_startable
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.env_mix import BoundEnv, Objects
+from agentrl.orchestration.env_mix import BoundEnv, Overrides
 from agentrl.orchestration.started import Started
 from agentrl.rollout import Codec
 
@@ -111,7 +111,7 @@ class SglangKind(EngineKind):
 ENGINES: Final = Seam("engine", {"local": LocalKind, "sglang": SglangKind}, "agentrl.engines")
 
 
-def engine_kind(config: RunConfig, objects: Objects) -> EngineKind:
+def engine_kind(config: RunConfig, objects: Overrides) -> EngineKind:
     """The kind that a configuration asks for; raises ConfigError if there is none."""
     name = config.engine.name
     label = ENGINES.label(name)

@@ -18,7 +18,7 @@ from agentrl.config.load import Loaded
 from agentrl.config.plain import as_list, as_mapping
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.env_mix import NO_OBJECTS, Objects
+from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.load import load_run_config
 from agentrl.run_dir import RunDirectory
 from agentrl.run_dir.streams import LineWriter, read_lines
@@ -74,7 +74,7 @@ class Layers:
         return cls(tuple(_layer(line) for line in lines))
 
     @classmethod
-    def started(cls, directory: RunDirectory, objects: Objects) -> "Layers":
+    def started(cls, directory: RunDirectory, objects: Overrides) -> "Layers":
         """Those of a run, or what it has in `config.toml` where it was killed before it had any."""
         found = cls.read(directory)
         if not found.layers:
@@ -139,7 +139,7 @@ def load_resumed(
     *,
     flags: Sequence[str] = (),
     keywords: Mapping[str, object] | None = None,
-    objects: Objects = NO_OBJECTS,
+    objects: Overrides = NO_OBJECTS,
 ) -> Loaded[RunConfig]:
     """The configuration of a run with flags and keywords on top; what stays keeps its origin.
 
@@ -168,7 +168,7 @@ def load_resumed(
 
 
 def check_resumable(
-    directory: RunDirectory, loaded: Loaded[RunConfig], objects: Objects = NO_OBJECTS
+    directory: RunDirectory, loaded: Loaded[RunConfig], objects: Overrides = NO_OBJECTS
 ) -> None:
     """Compare a configuration with what the run was started with, whatever `config.toml` says now.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from agentrl.config.load import Loaded, load_config, read_toml
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
-from agentrl.orchestration.env_mix import NO_OBJECTS, Objects
+from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.preflight import ENV_PRESETS, MODEL_PRESETS, PAIR_PRESETS
 
 
@@ -14,7 +14,7 @@ def load_run_config(
     file: Path | None = None,
     flags: Sequence[str] = (),
     keywords: Mapping[str, object] | None = None,
-    objects: Objects = NO_OBJECTS,
+    objects: Overrides = NO_OBJECTS,
 ) -> Loaded[RunConfig]:
     """Load and check a run's configuration; later layers win: preset, file, keywords, flags.
 

@@ -9,7 +9,7 @@ from agentrl.boundary import user_code
 from agentrl.config.seams import Seam, instance_of
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.env_mix import Objects
+from agentrl.orchestration.env_mix import Overrides
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.types import Episode
 
@@ -107,7 +107,7 @@ class Observers(Observer):
 OBSERVERS: Final = Seam("observer", {}, "agentrl.observers")
 
 
-def check_observers(config: RunConfig, objects: Objects) -> None:
+def check_observers(config: RunConfig, objects: Overrides) -> None:
     """Raise ConfigError for an observer that is none; classes are not instantiated yet."""
     for ref in config.observers:
         found = OBSERVERS.find(objects.get(ref) or ref)
@@ -118,7 +118,7 @@ def check_observers(config: RunConfig, objects: Objects) -> None:
             )
 
 
-def make_observers(config: RunConfig, objects: Objects) -> list[Observer]:
+def make_observers(config: RunConfig, objects: Overrides) -> list[Observer]:
     """The observers of a configuration, which `check_observers` has checked."""
     found = [(ref, OBSERVERS.find(objects.get(ref) or ref)) for ref in config.observers]
     return [cast("Observer", instance_of(one, OBSERVERS.label(ref))) for ref, one in found]

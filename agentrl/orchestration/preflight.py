@@ -11,7 +11,7 @@ from agentrl.engine.local.models.resolve import check_model
 from agentrl.errors import ConfigError
 from agentrl.extras import TRAIN, require
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.env_mix import NO_OBJECTS, BoundEnv, Objects, bind_envs
+from agentrl.orchestration.env_mix import NO_OBJECTS, BoundEnv, Overrides, bind_envs
 from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.observers import check_observers
 from agentrl.rollout.sampler import check_sampler
@@ -33,7 +33,7 @@ class Plan:
     config: RunConfig
     envs: tuple[BoundEnv, ...]
     tool_names: tuple[str, ...]
-    objects: Objects
+    objects: Overrides
 
     def to_json(self) -> dict[str, object]:
         """What `--dry-run` prints."""
@@ -43,7 +43,7 @@ class Plan:
 
 def make_plan(
     config: RunConfig,
-    objects: Objects = NO_OBJECTS,
+    objects: Overrides = NO_OBJECTS,
     *,
     train: bool = True,
     resume: bool = False,

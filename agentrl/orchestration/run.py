@@ -19,7 +19,7 @@ from agentrl.config.load import Loaded
 from agentrl.errors import ConfigError
 from agentrl.loops import Runner
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.env_mix import NO_OBJECTS, Objects
+from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
 from agentrl.orchestration.journal import Journal
@@ -59,7 +59,7 @@ class Run:
         self,
         loaded: Loaded[RunConfig],
         *,
-        objects: Objects = NO_OBJECTS,
+        objects: Overrides = NO_OBJECTS,
         resume: bool = False,
         observers: Sequence[Observer] = (),
         accept_changes: bool = False,

@@ -10,12 +10,12 @@ from agentrl.engine.local.models.files import read_json
 from agentrl.envs import EnvServices
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.env_mix import NO_OBJECTS, JobMaker, Objects
+from agentrl.orchestration.env_mix import NO_OBJECTS, JobMaker, Overrides
 from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.kinds import EngineSetup, Starting, engine_kind
 from agentrl.orchestration.preflight import Plan
 from agentrl.orchestration.started import Begin, Started, nothing
-from agentrl.rollout import Codec, Collected, Collector, CollectSettings, Limits
+from agentrl.rollout import Codec, Collected, Collector, CollectSettings, EpisodeLimits
 from agentrl.tokens import Tokenizer, ToolFormat
 from agentrl.types import Episode
 
@@ -98,7 +98,7 @@ def checked_codec(plan: Plan, model_folder: Path) -> Codec:
     return codec
 
 
-def context_length(config: RunConfig, model_folder: Path, objects: Objects = NO_OBJECTS) -> int:
+def context_length(config: RunConfig, model_folder: Path, objects: Overrides = NO_OBJECTS) -> int:
     """Most tokens of an episode that model and engine allow, from the model's config."""
     settings = _config(model_folder)
     longest = settings.get("max_position_embeddings")
@@ -120,7 +120,7 @@ def with_codec(plan: Plan, codec: Codec, started: Started) -> SamplingParts:
     )
 
 
-def make_limits(config: RunConfig, context_length: int) -> Limits:
+def make_limits(config: RunConfig, context_length: int) -> EpisodeLimits:
     """The budgets of an episode; with `deterministic` no clock ends one.
 
     Raises:
@@ -139,7 +139,7 @@ def make_limits(config: RunConfig, context_length: int) -> Limits:
             f"context.at: got {config.context.at}, expected less than the context's {asked} tokens "
             "(rollout.max_context_tokens)"
         )
-    return Limits(
+    return EpisodeLimits(
         turn_tokens=rollout.max_turn_tokens,
         context_tokens=asked,
         episode_tokens=rollout.max_episode_tokens,

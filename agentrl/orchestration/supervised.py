@@ -10,7 +10,7 @@ from agentrl.errors import ConfigError
 from agentrl.loops import run
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import stat_numbers
-from agentrl.orchestration.env_mix import Objects
+from agentrl.orchestration.env_mix import Overrides
 from agentrl.orchestration.journal import journal
 from agentrl.orchestration.observers import Observer, make_observers
 from agentrl.orchestration.parts import Parts, build_parts
@@ -22,7 +22,7 @@ from agentrl.run_dir import MetricsWriter, RunDirectory
 
 
 def supervised_run(
-    loaded: Loaded[RunConfig], objects: Objects, observers: Sequence[Observer]
+    loaded: Loaded[RunConfig], objects: Overrides, observers: Sequence[Observer]
 ) -> RunResult:
     """Train as `warm_start` says, in a run directory of its own.
 

@@ -5,7 +5,7 @@ from agentrl.rollout.call_faults import NEVER_RAN, call_faults
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.collect import Collected, Collector, CollectSettings, Job, reasons
 from agentrl.rollout.config import RolloutConfig
-from agentrl.rollout.episode import EpisodeRunner, Limits
+from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner
 from agentrl.rollout.episode_state import EpisodeSpec
 from agentrl.rollout.metrics import episode_metrics, succeeded, successes
 from agentrl.rollout.prompts import LongPrompt, find_long
@@ -19,10 +19,10 @@ __all__ = [
     "Collected",
     "Collector",
     "EnvSource",
+    "EpisodeLimits",
     "EpisodeRunner",
     "EpisodeSpec",
     "Job",
-    "Limits",
     "LongPrompt",
     "RolloutConfig",
     "TaskRef",

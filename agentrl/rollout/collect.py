@@ -18,13 +18,13 @@ from agentrl.engine import Engine
 from agentrl.envs import ToolEnv
 from agentrl.errors import BreakerTripped, ConfigError, EpisodeError
 from agentrl.rollout.codec import Codec
-from agentrl.rollout.episode import EpisodeRunner, Generate, Limits
+from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner, Generate
 from agentrl.rollout.episode_state import EpisodeSpec
 from agentrl.rollout.fixed_order import Lockstep
 from agentrl.rollout.prompts import LongPrompt, too_long
 from agentrl.rollout.seeds import derive_seed
 from agentrl.tools import LoopWatch, user_code
-from agentrl.types import Episode, Invalid, Session, Task
+from agentrl.types import Episode, EpisodeSession, Invalid, Task
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Collected:
 class CollectSettings:
     """How a collector runs; see `RolloutConfig` for the meaning of the fields."""
 
-    limits: Limits
+    limits: EpisodeLimits
     temperature: float
     concurrency: int
     attempts: int
@@ -178,7 +178,7 @@ class Collector:
                 seed=derive_seed(*parts),
             )
             episode = await runner.run(spec, job.make_env)
-            await self._engine.end_session(Session(spec.id))
+            await self._engine.end_session(EpisodeSession(spec.id))
             on_episode(episode)
             if not isinstance(episode.outcome, Invalid):
                 return episode

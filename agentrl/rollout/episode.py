@@ -41,13 +41,13 @@ from agentrl.types import (
     AssistantTurn,
     Completion,
     Episode,
+    EpisodeSession,
     EpisodeStop,
     EpisodeView,
     Invalid,
     Message,
     Outcome,
     Sampling,
-    Session,
     StopReason,
     ToolSchema,
 )
@@ -57,13 +57,15 @@ from agentrl.waiting import OutOfTime, within
 class Generate(Protocol):
     """The part of an engine that an episode needs."""
 
-    async def __call__(self, ids: list[int], sampling: Sampling, session: Session) -> Completion:
+    async def __call__(
+        self, ids: list[int], sampling: Sampling, session: EpisodeSession
+    ) -> Completion:
         """As `Engine.generate`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class EpisodeLimits:
     """The budgets of one episode."""
 
     turn_tokens: int
@@ -98,7 +100,7 @@ class EpisodeRunner:
     """Runs episodes against one engine with one codec and one set of limits."""
 
     def __init__(
-        self, *, codec: Codec, generate: Generate, limits: Limits, temperature: float
+        self, *, codec: Codec, generate: Generate, limits: EpisodeLimits, temperature: float
     ) -> None:
         self._codec = codec
         self._generate = generate
@@ -258,7 +260,7 @@ class EpisodeRunner:
             seed=(spec.seed + 0x9E3779B97F4A7C15 * (len(running.turns) + 1)) % 2**63,
         )
         # One session for all segments: the engine goes on from the longest common prefix.
-        session = Session(spec.id, lambda: EpisodeView(task=spec.task, messages=shown))
+        session = EpisodeSession(spec.id, lambda: EpisodeView(task=spec.task, messages=shown))
         started = time.perf_counter()
         completion = await self._generate(record.ids, sampling, session)
         if completion.stop_reason is StopReason.ABORT:

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl.engine import Engine
-from agentrl.types import Completion, Sampling, Session
+from agentrl.types import Completion, EpisodeSession, Sampling
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
     ids: Sequence[int]
     sampling: Sampling
-    session: Session
+    session: EpisodeSession
     answer: "asyncio.Future[Completion]"
     call: "asyncio.Task[Completion] | None" = None
     """The engine's work on it, once its round has begun."""
@@ -45,7 +45,7 @@ class Lockstep:
         self._start_round_if_full()
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, session: Session
+        self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
     ) -> Completion:
         """As `Engine.generate`, answered with the whole round."""
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()

@@ -22,7 +22,7 @@ Action = Literal["", "keep", "fork", "refuse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TemplateRow:
     """One thing that was tried."""
 
     name: str
@@ -32,10 +32,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class TemplateReport:
     """What was learnt about a template for one use."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TemplateRow, ...]
 
     @property
     def verdict(self) -> Verdict:
@@ -57,62 +57,70 @@ class Report:
             raise ConfigError(f"{self.reason}, or set rollout.reasoning to fork")
 
 
-def examine(renderer: Renderer, *, with_tools: bool) -> Report:
+def examine(renderer: Renderer, *, with_tools: bool) -> TemplateReport:
     """Try the template for conversations with or without tools; never raises for the template."""
     if fault := renderer.profile.fault:
-        return Report(rows=(Row(name="conversation", detail=fault, action="refuse"),))
+        return TemplateReport(
+            rows=(TemplateRow(name="conversation", detail=fault, action="refuse"),)
+        )
     chats = [
         chat for chat in CHATS if with_tools or not any(message.tool_calls for message in chat)
     ]
     if not renderer.profile.parallel_calls and renderer.calls_in_template:
         chats = [chat for chat in chats if all(len(message.tool_calls) < 2 for message in chat)]
     rows = [_tried(renderer, chat) for chat in chats]
-    report = Report(rows=tuple(rows))
+    report = TemplateReport(rows=tuple(rows))
     if report.verdict == "refused":
         return report
     rows += _spellings(renderer, with_tools)
     shown = [chat[-1].role != "assistant" for chat in chats]
     later = [row for row, goes_on in zip(rows, shown, strict=False) if goes_on]
     facts = (*_facts(renderer, rows, later), *_values(renderer, with_tools))
-    return Report(rows=(*facts, *rows))
+    return TemplateReport(rows=(*facts, *rows))
 
 
-def _facts(renderer: Renderer, rows: Sequence[Row], later: Sequence[Row]) -> Iterator[Row]:
+def _facts(
+    renderer: Renderer, rows: Sequence[TemplateRow], later: Sequence[TemplateRow]
+) -> Iterator[TemplateRow]:
     profile, name = renderer.profile, renderer.name_of
-    yield Row(name="prefix-preserving", detail=_preserving(renderer, rows, later))
+    yield TemplateRow(name="prefix-preserving", detail=_preserving(renderer, rows, later))
     stops = ", ".join(sorted(map(name, renderer.stop_ids)))
     by_role = "; the marker of the next role" if profile.after_text.is_next_role else ""
-    yield Row(name="stop tokens", detail=f"{stops}{by_role}")
-    yield Row(name="stop tokens are", detail="sampled by the model, and never added to its turn")
+    yield TemplateRow(name="stop tokens", detail=f"{stops}{by_role}")
+    yield TemplateRow(
+        name="stop tokens are", detail="sampled by the model, and never added to its turn"
+    )
     yield _shown(renderer, "separator", [_ASK], _separator)
     yield _bos(renderer)
     opened = "opened by the prompt" if renderer.opens_thinking else "not opened by the prompt"
     shown = "shown" if profile.shows_reasoning else "not shown"
-    yield Row(name="thinking", detail=f"{opened}, {shown} in the last message")
-    yield Row(name="tools in the template", detail=_by(renderer.tools_in_template))
-    yield Row(name="calls in the template", detail=_by(renderer.calls_in_template))
+    yield TemplateRow(name="thinking", detail=f"{opened}, {shown} in the last message")
+    yield TemplateRow(name="tools in the template", detail=_by(renderer.tools_in_template))
+    yield TemplateRow(name="calls in the template", detail=_by(renderer.calls_in_template))
     several = profile.parallel_calls or not renderer.calls_in_template
-    yield Row(name="calls of one turn", detail="several" if several else "one")
+    yield TemplateRow(name="calls of one turn", detail="several" if several else "one")
     system = "own" if profile.dialect.has_system else "in front of the first user message"
     developer = "own" if profile.dialect.has_developer else "as system"
-    yield Row(name="roles", detail=f"system {system}, developer {developer}")
+    yield TemplateRow(name="roles", detail=f"system {system}, developer {developer}")
 
 
 def _shown(
     renderer: Renderer, name: str, said: Sequence[Message], show: Callable[[str], str]
-) -> Row:
+) -> TemplateRow:
     """What is appended when this is said; a template that only forks may have no such text."""
     try:
-        return Row(name=name, detail=show(renderer.suffix(said)))
+        return TemplateRow(name=name, detail=show(renderer.suffix(said)))
     except ConfigError as error:
-        return Row(name=name, detail=str(error), action="fork")
+        return TemplateRow(name=name, detail=str(error), action="fork")
 
 
 def _separator(suffix: str) -> str:
     return f"{suffix.partition(_ASK.content)[0]!r} (given by the environment)"
 
 
-def _preserving(renderer: Renderer, rows: Sequence[Row], later: Sequence[Row]) -> str:
+def _preserving(
+    renderer: Renderer, rows: Sequence[TemplateRow], later: Sequence[TemplateRow]
+) -> str:
     """Whether the template shows `later` what was sampled; thinking counts where it knows any."""
     kept = [row for row in later if row.action == "keep"]
     if any(renderer.knows_thinking or "reasoning" not in row.name for row in kept):
@@ -121,22 +129,22 @@ def _preserving(renderer: Renderer, rows: Sequence[Row], later: Sequence[Row]) -
     return "yes" + ", for turns as it writes them; others are kept as sampled" * others
 
 
-def _bos(renderer: Renderer) -> Row:
+def _bos(renderer: Renderer) -> TemplateRow:
     text, count = renderer.bos
     if count <= 1:
-        return Row(name="BOS", detail=f"{text}, once" if count else "none")
+        return TemplateRow(name="BOS", detail=f"{text}, once" if count else "none")
     detail = (
         f"the chat template writes the BOS {text} {count} times in a prompt of one message; "
         "use a template that writes it once, or set no bos_token"
     )
-    return Row(name="BOS", detail=detail, action="refuse")
+    return TemplateRow(name="BOS", detail=detail, action="refuse")
 
 
 def _by(template: bool) -> str:
     return "yes" if template else "no, described by us"
 
 
-def _values(renderer: Renderer, with_tools: bool) -> Iterator[Row]:
+def _values(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
     """How values of all kinds come out, and whether content can pose as scaffold."""
     if with_tools:
         arguments: dict[str, Json] = {"yes": True, "no": None, "text": "ü😀"}
@@ -145,16 +153,18 @@ def _values(renderer: Renderer, with_tools: bool) -> Iterator[Row]:
         text = renderer.text(chat).partition(_ASK.content)[2]
         forms = {"JSON": ("true", "null"), "Python": ("True", "None")}
         manner = [name for name, words in forms.items() if all(word in text for word in words)]
-        yield Row(name="booleans and None", detail=f"written as in {' '.join(manner) or 'neither'}")
+        yield TemplateRow(
+            name="booleans and None", detail=f"written as in {' '.join(manner) or 'neither'}"
+        )
         kept = text.count("ü😀") == 2
-        yield Row(name="unicode", detail="kept" if kept else "escaped")
+        yield TemplateRow(name="unicode", detail="kept" if kept else "escaped")
     answer = [_result("")] if with_tools else [_user("")]
     yield _shown(renderer, "empty content", answer, lambda suffix: repr(suffix)[:70])
     yield _answers(renderer, with_tools)
     yield _injection(renderer)
 
 
-def _answers(renderer: Renderer, with_tools: bool) -> Row:
+def _answers(renderer: Renderer, with_tools: bool) -> TemplateRow:
     """Whether what answers a turn comes out once and unchanged, except at its ends."""
     what = "tool result" if with_tools else "user message"
     several = renderer.profile.parallel_calls or not renderer.calls_in_template
@@ -166,7 +176,7 @@ def _answers(renderer: Renderer, with_tools: bool) -> Row:
         try:
             text = renderer.suffix(answers)
         except ConfigError as error:
-            return Row(name=what, detail=str(error), action="fork")
+            return TemplateRow(name=what, detail=str(error), action="fork")
         places = [_place(content, text) for content in said]
         for content, place in zip(said, places, strict=True):
             if place < 0 or places != sorted(places):
@@ -175,8 +185,8 @@ def _answers(renderer: Renderer, with_tools: bool) -> Row:
                     f"{len(content)} characters, should stand once and in order in "
                     f"{_shortened(text)!r}; use a template that writes a {what} as it is"
                 )
-                return Row(name=what, detail=detail, action="refuse")
-    return Row(name=what, detail="written once, unchanged")
+                return TemplateRow(name=what, detail=detail, action="refuse")
+    return TemplateRow(name=what, detail="written once, unchanged")
 
 
 def _place(content: str, text: str) -> int:
@@ -191,14 +201,14 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 160 else f"{text[:80]} ... {text[-80:]}"
 
 
-def _injection(renderer: Renderer) -> Row:
+def _injection(renderer: Renderer) -> TemplateRow:
     evil = "x" + "".join(renderer.markers) + "x"
     chats = [(_user(t), _assistant(t), _user(t)) for t in (evil, "x")]
     hostile, harmless = (renderer.num_controls(chat) for chat in chats)
     if hostile == harmless:
-        return Row(name="injection", detail=f"{len(renderer.markers)} markers stay text")
+        return TemplateRow(name="injection", detail=f"{len(renderer.markers)} markers stay text")
     detail = f"content makes {hostile - harmless} control tokens: for user, assistant, user"
-    return Row(name="injection", detail=detail, action="refuse")
+    return TemplateRow(name="injection", detail=detail, action="refuse")
 
 
 def _user(text: str) -> Message:
@@ -249,7 +259,7 @@ CHATS: tuple[tuple[Message, ...], ...] = (
 )
 
 
-def _tried(renderer: Renderer, chat: Sequence[Message]) -> Row:
+def _tried(renderer: Renderer, chat: Sequence[Message]) -> TemplateRow:
     rewritten, record = "", ""
     for begin, end in _turns(chat):
         so_far, answers = chat[:end], chat[begin + 1 : end]
@@ -257,22 +267,24 @@ def _tried(renderer: Renderer, chat: Sequence[Message]) -> Row:
             before = renderer.text(chat[:begin])
             whole = renderer.text(so_far, generate=bool(answers))
         except ConfigError as error:
-            return Row(name=_name(chat), detail=str(error), action="refuse")
+            return TemplateRow(name=_name(chat), detail=str(error), action="refuse")
         if lost := _lost(so_far, whole):
             detail = (
                 "the chat template changes earlier text when messages are added: for "
                 f"{roles(so_far)}, it drops or alters {lost!r}; use a template that only appends"
             )
-            return Row(name=_name(chat), detail=detail, action="refuse")
+            return TemplateRow(name=_name(chat), detail=detail, action="refuse")
         if answers and (fault := _fault(renderer, so_far, begin, whole)):
-            return Row(name=_name(chat), detail=fault, action="fork")
+            return TemplateRow(name=_name(chat), detail=fault, action="fork")
         try:
             record = (record or before) + renderer.spoken(chat[begin])
             record += renderer.suffix(answers) if answers else ""
         except ConfigError as error:
-            return Row(name=_name(chat), detail=str(error), action="keep")
+            return TemplateRow(name=_name(chat), detail=str(error), action="keep")
         rewritten = rewritten or _rewriting(so_far, record, whole)
-    return Row(name=_name(chat), detail=rewritten or "kept", action="keep" if rewritten else "")
+    return TemplateRow(
+        name=_name(chat), detail=rewritten or "kept", action="keep" if rewritten else ""
+    )
 
 
 def _name(chat: Sequence[Message]) -> str:
@@ -299,7 +311,7 @@ def _excerpt(text: str, at: int) -> str:
     return text[at if begin < 0 else begin + (text[begin] != "<") :][:60]
 
 
-def _spellings(renderer: Renderer, with_tools: bool) -> Iterator[Row]:
+def _spellings(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
     """Turns that a model may write and a template cannot, since messages do not say how."""
     answer, words, stop = _SAY.content, "Some words.", renderer.profile.after_text.stop.text
     blank = f" \n{answer}\n "
@@ -315,7 +327,7 @@ def _spellings(renderer: Renderer, with_tools: bool) -> Iterator[Row]:
 
 def _spelt(
     renderer: Renderer, name: str, chat: Sequence[Message], edits: Mapping[str, str]
-) -> Iterator[Row]:
+) -> Iterator[TemplateRow]:
     """The row of a chat whose turn the model writes with `edits` of the template's writing."""
     ask, turn, answer = chat
     try:
@@ -330,7 +342,7 @@ def _spelt(
     else:
         if spoken == written:
             return
-    yield Row(name=name, detail=rewritten or "kept", action="keep" if rewritten else "")
+    yield TemplateRow(name=name, detail=rewritten or "kept", action="keep" if rewritten else "")
 
 
 def _fault(renderer: Renderer, chat: Sequence[Message], begin: int, whole: str) -> str:

@@ -189,7 +189,7 @@ class Agent(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class EpisodeSession:
     """The identity of one episode towards an engine: its turns share a prefix, long or short.
 
     `view` lets a scripted engine see the conversation that a real engine sees as ids.

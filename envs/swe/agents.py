@@ -58,7 +58,7 @@ def _edit_turns(repair: Repair) -> Iterator[AssistantTurn]:
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class EditCall:
     """A piece of a text that is in it once, and what takes its place."""
 
     line: int
@@ -67,9 +67,9 @@ class Edit:
     new: str
 
 
-def edits(before: str, after: str) -> Sequence[Edit]:
+def edits(before: str, after: str) -> Sequence[EditCall]:
     """What turns one text into another, one after the other, each with as few lines as it takes."""
-    found: list[Edit] = []
+    found: list[EditCall] = []
     old, new = before.split("\n"), after.split("\n")
     top = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), 0)
     places = [
@@ -90,10 +90,10 @@ def edits(before: str, after: str) -> Sequence[Edit]:
             if piece and text.find(piece) == text.rfind(piece):
                 break
             if not text:  # earlier edits left nothing that the next could take hold of
-                return [Edit(line=1, old=before, new=after)]
+                return [EditCall(line=1, old=before, new=after)]
             above, below = (above + 1, below) if above <= below else (above, below + 1)
         lines = [*old[first:i], *new[k:m], *old[j:last]]
-        found.append(Edit(line=i + 1, old=piece, new="\n".join(lines)))
+        found.append(EditCall(line=i + 1, old=piece, new="\n".join(lines)))
         old[i:j] = new[k:m]
     return found
 

@@ -28,8 +28,8 @@ from agentrl.envs.swe.report import (
     RUNNER_PLACE,
     BadReport,
     Outcome,
-    Report,
-    Request,
+    SuiteReport,
+    SuiteRequest,
     file_of,
     read_report,
 )
@@ -213,7 +213,7 @@ async def run_tests(
     decoys: Sequence[Decoy] = (),
     *,
     reverse: bool = False,
-) -> Report:
+) -> SuiteReport:
     """Run the tests once, in a sandbox with the repository and nothing else.
 
     Raises:
@@ -228,7 +228,7 @@ async def run_tests(
         raise BadReport(f"the patch does not apply: {said}")
     key, argv = secrets.token_bytes(32), grading.command.argv
     arguments = [*OPTIONS, *grading.arguments]
-    request = Request(root=grading.root, paths=grading.paths, arguments=arguments)
+    request = SuiteRequest(root=grading.root, paths=grading.paths, arguments=arguments)
     done = await sandbox.exec(
         [*argv, *grading.arguments] if grading.by_log else [*argv, RUNNER_PLACE],
         cwd=grading.root,
@@ -249,7 +249,7 @@ async def run_tests(
     return _named(_report_of(grading, done, key), grading)
 
 
-def _named(report: Report, grading: Grading) -> Report:
+def _named(report: SuiteReport, grading: Grading) -> SuiteReport:
     """With the names that the instance has for its tests; two with one name both have to pass."""
     outcomes: dict[str, Outcome] = {}
     for test, outcome in report.outcomes.items():
@@ -310,11 +310,11 @@ async def _write_texts(sandbox: Sandbox, grading: Grading, texts: Mapping[str, s
         await sandbox.write_files(files)
 
 
-def _report_of(grading: Grading, done: ExecResult, key: bytes) -> Report:
+def _report_of(grading: Grading, done: ExecResult, key: bytes) -> SuiteReport:
     if not grading.by_log:
         return read_report(done.stdout, key)
     log = (done.stdout + b"\n" + done.stderr).decode(errors="replace")
     parsed = PARSERS[grading.command.reads](log)
     outcomes: dict[str, Outcome] = {grading.id_of(test): o for test, o in parsed.items()}
     saws = {grading.id_of(test): saw for test, saw in read_saws(log).items()}
-    return Report(outcomes=outcomes, saws=saws, broken={}, status=done.exit_code or 0)
+    return SuiteReport(outcomes=outcomes, saws=saws, broken={}, status=done.exit_code or 0)

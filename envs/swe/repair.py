@@ -21,7 +21,7 @@ from agentrl.envs.swe.grade import Grading, of_instance, of_task
 from agentrl.envs.swe.instances import Instance, read_instances
 from agentrl.envs.swe.patch import make_patch
 from agentrl.envs.swe.report import file_of
-from agentrl.envs.swe.worktree import Tree
+from agentrl.envs.swe.worktree import WorkTree
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 
@@ -33,9 +33,9 @@ _GIT_TIMEOUT_S: Final = 120.0
 class Trees:
     """A task's repository, twice."""
 
-    agent: Tree
+    agent: WorkTree
     """Without the tests that decide."""
-    whole: Tree
+    whole: WorkTree
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -163,7 +163,7 @@ class PublicRepair:
             )
         without = f"{script} && rm -f -- {shlex.join(hidden)}" if hidden else script
         return Trees(
-            agent=Tree(script=without, stdin=stdin), whole=Tree(script=script, stdin=stdin)
+            agent=WorkTree(script=without, stdin=stdin), whole=WorkTree(script=script, stdin=stdin)
         )
 
     def grading(self, root: str, tools: str) -> Grading:
@@ -242,7 +242,7 @@ def _public(instance: Instance, repos: str, place: str) -> Repair:
     return PublicRepair(instance=instance, folder=folder, place=place)
 
 
-def _packed(root: Path, changed: Mapping[str, str], left_out: frozenset[str]) -> Tree:
+def _packed(root: Path, changed: Mapping[str, str], left_out: frozenset[str]) -> WorkTree:
     """A folder's files as a tree."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -258,7 +258,7 @@ def _packed(root: Path, changed: Mapping[str, str], left_out: frozenset[str]) ->
             data = changed[name].encode() if name in changed else path.read_bytes()
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    return Tree(script="tar -xf - --no-same-owner", stdin=buffer.getvalue())
+    return WorkTree(script="tar -xf - --no-same-owner", stdin=buffer.getvalue())
 
 
 def _files(folder: Path) -> Iterator[Path]:

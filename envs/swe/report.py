@@ -1,6 +1,7 @@
 """The report of a test run: asked for with a key of its own, and believed only if it is whole.
 
-`Request` goes to the standard input of `runner.py` in the sandbox, `read_report` takes the output.
+`SuiteRequest` goes to the standard input of `runner.py` in the sandbox, `read_report` takes what
+comes out.
 """
 
 import ast
@@ -26,7 +27,7 @@ class BadReport(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class SuiteRequest:
     """What the runner is to run."""
 
     root: str
@@ -54,7 +55,7 @@ class Saw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class SuiteReport:
     """What became of each test; `broken` are the files that could not be collected."""
 
     outcomes: Mapping[str, Outcome]
@@ -71,7 +72,7 @@ class Report:
         return frozenset(test for test, outcome in self.outcomes.items() if outcome == "passed")
 
 
-def read_report(data: bytes, key: bytes) -> Report:
+def read_report(data: bytes, key: bytes) -> SuiteReport:
     """Check every line of a report.
 
     Raises:
@@ -93,7 +94,7 @@ def read_report(data: bytes, key: bytes) -> Report:
             ends = number == len(lines) - 1 and event.get("tests") == len(outcomes)
             if not isinstance(status, int) or not ends:
                 raise BadReport("the report goes on after its end")
-            return Report(
+            return SuiteReport(
                 outcomes=outcomes, saws=saws, broken=broken, status=status, notes=tuple(notes)
             )
         if kind == "begin":

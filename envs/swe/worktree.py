@@ -41,7 +41,7 @@ _ENVIRONMENT: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
+class WorkTree:
     """How an empty folder in a sandbox becomes a repository."""
 
     script: str
@@ -53,7 +53,7 @@ class NoPatch(Exception):
     """The agent has left nothing that a patch could be made of; the message says why."""
 
 
-async def fill(sandbox: Sandbox, tree: Tree, *, commit: bool) -> None:
+async def fill(sandbox: Sandbox, tree: WorkTree, *, commit: bool) -> None:
     """Make a new sandbox's workspace the repository; with `commit`, one of git with one commit.
 
     Raises:
@@ -65,7 +65,7 @@ async def fill(sandbox: Sandbox, tree: Tree, *, commit: bool) -> None:
         raise SandboxError(f"the repository cannot be put into the sandbox: {_said(done)}")
 
 
-async def take_patch(sandbox: Sandbox, before: Tree) -> str:
+async def take_patch(sandbox: Sandbox, before: WorkTree) -> str:
     """What differs in the workspace from the tree that it began as, in git's format.
 
     Everything that runs is ended. What the agent has done to its .git does not matter. The

@@ -15,16 +15,16 @@ from agentrl.envs import (
     ToolEnv,
     Window,
 )
-from agentrl.rollout import Codec, Collector, CollectSettings, Job, Limits, make_batch
+from agentrl.rollout import Codec, Collector, CollectSettings, EpisodeLimits, Job, make_batch
 from agentrl.tokens import Tokenizer, verify_batch
 from agentrl.tools import tool
 from agentrl.types import (
     AssistantTurn,
     Completion,
+    EpisodeSession,
     EpisodeView,
     Message,
     Sampling,
-    Session,
     Source,
     Task,
     ToolCall,
@@ -70,7 +70,7 @@ async def test_no_request_is_too_long_and_every_token_is_accounted_for(
 
     class Engine(ScriptedEngine):
         async def generate(
-            self, ids: Sequence[int], sampling: Sampling, session: Session
+            self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
         ) -> Completion:
             asked.append(len(ids) + sampling.max_tokens)
             return await super().generate(ids, sampling, session)
@@ -81,7 +81,7 @@ async def test_no_request_is_too_long_and_every_token_is_accounted_for(
         return env
 
     engine = Engine(reads, codec.renderer(Pages().tool_schemas), vocab_size=768)
-    limits = Limits(turn_tokens=32, context_tokens=LIMIT, wall_s=None, setup_s=5.0)
+    limits = EpisodeLimits(turn_tokens=32, context_tokens=LIMIT, wall_s=None, setup_s=5.0)
     settings = CollectSettings(
         limits=limits, temperature=1.0, concurrency=8, attempts=1, max_invalid_share=0.0
     )

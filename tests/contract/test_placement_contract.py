@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.envs import EnvServices
 from agentrl.errors import BreakerTripped
-from agentrl.tools import LoopWatch, ThreadCensus, tool
+from agentrl.tools import AbandonedThreads, LoopWatch, tool
 from agentrl.types import (
     AssistantTurn,
     EpisodeStop,
@@ -168,7 +168,7 @@ async def test_an_abandoned_thread_closes_the_resources_when_it_returns() -> Non
 
 async def test_too_many_hanging_threads_trip_the_breaker_by_name() -> None:
     Hanging.gate = threading.Event()
-    services = EnvServices(census=ThreadCensus(limit=1))
+    services = EnvServices(census=AbandonedThreads(limit=1))
     await play(Hanging(services=services), call("hang"))
     with pytest.raises(BreakerTripped, match=r"2 threads .* Hanging: tool hang \(2\)"):
         await play(Hanging(services=services), call("hang"))

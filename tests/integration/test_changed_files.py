@@ -9,7 +9,7 @@ from agentrl.envs import default_services
 from agentrl.envs.code_sandbox import CodeSandbox
 from agentrl.envs.swe.repair import repair_of
 from agentrl.envs.swe_sandbox import SweSandbox
-from agentrl.orchestration.env_mix import NO_OBJECTS, BoundEnv, Objects, bind_envs
+from agentrl.orchestration.env_mix import NO_OBJECTS, BoundEnv, Overrides, bind_envs
 from agentrl.orchestration.load import load_run_config
 from agentrl.types import AssistantTurn, Score
 
@@ -36,7 +36,7 @@ def write(folder: Path, prompt: str, score: float, turns: int) -> None:
     (folder / "env.py").write_text(ENV.format(turns=turns))
 
 
-def bind(env: str, objects: Objects = NO_OBJECTS) -> BoundEnv:
+def bind(env: str, objects: Overrides = NO_OBJECTS) -> BoundEnv:
     (bound,) = bind_envs(load_run_config(flags=["--env", env], objects=objects).config, objects)
     return bound
 
@@ -55,7 +55,7 @@ async def played(bound: BoundEnv) -> tuple[str, float, int]:
 async def test_the_next_job_goes_by_the_files_and_the_last_one_by_what_it_had(here: Path) -> None:
     write(here, "a", 0.1, 1)
     first = bind("env.py:Listed")
-    given = Objects(given={"Listed": first.env_class})
+    given = Overrides(given={"Listed": first.env_class})
     assert await played(first) == ("a", 0.1, 1)
     write(here, "b", 0.2, 1)  # the class is the same, what it names is not
     second = bind("env.py:Listed")

@@ -29,7 +29,7 @@ ATTENTION = "agentrl_rows"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CachedPiece:
     """New tokens `start..stop-1` of the flat list, which end a row at position `length`."""
 
     start: int
@@ -39,7 +39,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Plan:
+class DecodePlan:
     """Where the new tokens of one forward pass belong and what they attend to."""
 
     cache: RowCache
@@ -47,7 +47,7 @@ class Plan:
     """Where their keys and values go in the flat cache, `[N * K]`."""
     lengths_D: NDArray[np.int64]
     """How many positions each decoding row attends to."""
-    pieces: list[Piece]
+    pieces: list[CachedPiece]
     calls: list[int] = field(default_factory=list[int])
     """The layers that have attended."""
     _masks: dict[int | None, list[Tensor | None]] = field(
@@ -118,7 +118,7 @@ class Plan:
 class FlatPass:
     """The tokens of one forward pass."""
 
-    plan: Plan
+    plan: DecodePlan
     owners_N: NDArray[np.int64]
     """The row of each token."""
     positions_N: NDArray[np.int64]
@@ -146,22 +146,22 @@ def lay_out(
     # An idle row between decoding ones computes nonsense and stores it where nobody reads.
     writes = [np.where(active_D, filled_R[:num_decode], cache.length)]
     owners = [np.arange(num_decode)]
-    pieces: list[Piece] = []
+    pieces: list[CachedPiece] = []
     start = num_decode
     for row, num in spans:
         first = int(filled_R[row])
-        pieces.append(Piece(start, start + num, row, first + num))
+        pieces.append(CachedPiece(start, start + num, row, first + num))
         positions.append(np.arange(first, first + num))
         writes.append(positions[-1])
         owners.append(np.full(num, row))
         start += num
     owners_N, writes_N = np.concatenate(owners), np.concatenate(writes)
-    plan = Plan(cache, cache.index(owners_N, writes_N), positions[0] + 1, pieces)
+    plan = DecodePlan(cache, cache.index(owners_N, writes_N), positions[0] + 1, pieces)
     return FlatPass(plan, owners_N, np.concatenate(positions), writes_N)
 
 
 def _prefill(
-    piece: Piece,
+    piece: CachedPiece,
     query: Tensor,
     cached: LayerCache,
     mask: Tensor,
@@ -246,7 +246,7 @@ def row_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    plan: Plan,
+    plan: DecodePlan,
     scaling: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,

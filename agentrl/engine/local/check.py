@@ -23,7 +23,7 @@ from agentrl.engine.local.cache import RowCache
 from agentrl.engine.local.demands import Heads
 from agentrl.engine.local.reference import (
     SHARED,
-    Row,
+    ReferenceRow,
     reference_rows,
     refuse_difference,
 )
@@ -50,7 +50,7 @@ def check_engine(model: PreTrainedModel, heads: Heads, longest: int) -> None:
 class _Passes:
     """Rows on their way through a cache."""
 
-    def __init__(self, model: PreTrainedModel, heads: Heads, rows: Sequence[Row]) -> None:
+    def __init__(self, model: PreTrainedModel, heads: Heads, rows: Sequence[ReferenceRow]) -> None:
         self._model = model
         self._rows = rows
         self._cache = RowCache(heads, model.dtype, model.device)

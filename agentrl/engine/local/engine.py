@@ -25,13 +25,13 @@ from agentrl.engine.local.attention import ATTENTION
 from agentrl.engine.local.check import check_engine
 from agentrl.engine.local.demands import context_length, measure_heads, set_attention
 from agentrl.engine.local.models.load import load_model
-from agentrl.engine.local.stepper import Request, Stepper
+from agentrl.engine.local.stepper import SlotRequest, Stepper
 from agentrl.engine.local.weights import Slices, inference_model, update
 from agentrl.engine.memory import MEMORY_TAGS, MemoryStages, MemoryTag
 from agentrl.engine.protocol import Health, SlicedSource, WeightSource
 from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens.seal import seal
-from agentrl.types import Completion, Sampling, Session
+from agentrl.types import Completion, EpisodeSession, Sampling
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SEED_MASK = (1 << 64) - 1
@@ -95,7 +95,7 @@ class LocalEngine:
         self,
         ids: Sequence[int],
         sampling: Sampling,
-        session: Session,
+        session: EpisodeSession,
         *,
         cache_key: str | None = None,
     ) -> Completion:
@@ -117,12 +117,12 @@ class LocalEngine:
             raise
         return _completion(request)
 
-    async def end_session(self, session: Session) -> None:
+    async def end_session(self, session: EpisodeSession) -> None:
         """Forget what is kept for the session."""
         if self._dead is None:
             self._post(lambda: self._stepper.end_session(session.key))
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: EpisodeSession) -> None:
         """End a session, but let others begin with what is kept of it while there is room."""
         if self._dead is None:
             self._post(lambda: self._stepper.leave(session.key))
@@ -168,7 +168,7 @@ class LocalEngine:
         """Make room for weights, which have no values yet; the cache grows as it is needed."""
         await self.between_steps(lambda stepper: self._take_back(stepper, tags))
 
-    async def abort(self, session: Session) -> None:
+    async def abort(self, session: EpisodeSession) -> None:
         """End the session's running request; it returns with what it has."""
         await self.between_steps(lambda stepper: stepper.abort(session.key))
 
@@ -220,13 +220,13 @@ class LocalEngine:
         self,
         ids: Sequence[int],
         sampling: Sampling,
-        session: Session,
+        session: EpisodeSession,
         waiter: _Waiter,
         cache_key: str | None,
-    ) -> Request:
+    ) -> SlotRequest:
         ids_T = np.asarray(ids, dtype=np.int64)
         self._check(ids_T, sampling, session)
-        return Request(
+        return SlotRequest(
             ids_T=ids_T,
             sampling=sampling,
             session=session.key,
@@ -236,7 +236,7 @@ class LocalEngine:
             cache_key=cache_key,
         )
 
-    def _check(self, ids_T: np.ndarray, sampling: Sampling, session: Session) -> None:
+    def _check(self, ids_T: np.ndarray, sampling: Sampling, session: EpisodeSession) -> None:
         if ids_T.ndim != 1 or not len(ids_T):
             raise EngineError(f"session {session.key!r} sent an empty prompt; send at least one id")
         if len(ids_T) >= self.context_length:
@@ -368,7 +368,7 @@ def _shares(config: EngineConfig, theirs: torch.dtype, ours: torch.dtype) -> boo
     return config.share_weights
 
 
-def _completion(request: Request) -> Completion:
+def _completion(request: SlotRequest) -> Completion:
     assert request.stop_reason is not None
     experts = ExpertChannels()
     if request.experts is not None:

@@ -45,7 +45,7 @@ _BORDERS = ("window", "chunk", "position", "floor_scale", "context_len", "seq_le
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ReferenceRow:
     """What the model's own code says of one row."""
 
     ids_T: NDArray[np.int64]
@@ -65,18 +65,18 @@ class _Gap:
     relative: float
     """To what rounding explains."""
     nats: float
-    row: Row
+    row: ReferenceRow
 
     @property
     def small(self) -> bool:
         return self.relative <= 1
 
 
-Compute = Callable[[Sequence[Row]], Sequence[Tensor]]
+Compute = Callable[[Sequence[ReferenceRow]], Sequence[Tensor]]
 """The logits [T, V] of rows, all of them computed together."""
 
 
-def reference_rows(model: PreTrainedModel, longest: int) -> list[Row]:
+def reference_rows(model: PreTrainedModel, longest: int) -> list[ReferenceRow]:
     """The rows for a context of `longest` tokens, each computed alone, in evaluation."""
     was_training = model.training
     model.train(False)
@@ -95,7 +95,11 @@ def reference_rows(model: PreTrainedModel, longest: int) -> list[Row]:
 
 
 def refuse_difference(
-    what: str, model: PreTrainedModel, rows: Sequence[Row], compute: Compute, low_precision: bool
+    what: str,
+    model: PreTrainedModel,
+    rows: Sequence[ReferenceRow],
+    compute: Compute,
+    low_precision: bool,
 ) -> None:
     """Compare a way to compute with the model's own.
 
@@ -115,7 +119,7 @@ def refuse_difference(
 
 
 def _advise(
-    model: PreTrainedModel, rows: Sequence[Row], compute: Compute, low_precision: bool
+    model: PreTrainedModel, rows: Sequence[ReferenceRow], compute: Compute, low_precision: bool
 ) -> str:
     """The longest context in which nothing differs, if there is one."""
     for border in sorted(_borders(model), reverse=True):
@@ -125,7 +129,9 @@ def _advise(
     return "choose another model"
 
 
-def _with_shared_experts(model: PreTrainedModel, first: Row, second: Row) -> Row:
+def _with_shared_experts(
+    model: PreTrainedModel, first: ReferenceRow, second: ReferenceRow
+) -> ReferenceRow:
     """The second row with the first one's choice of experts where they are alike."""
     experts = [
         torch.cat([ours[:SHARED], theirs[SHARED:]])
@@ -139,7 +145,7 @@ def _compute_row(
     ids: NDArray[np.int64],
     first: int,
     experts: Sequence[Tensor] | None = None,
-) -> Row:
+) -> ReferenceRow:
     positions = np.arange(first, first + len(ids))
     with routed(model, experts) as noted:
         output = model(
@@ -147,7 +153,7 @@ def _compute_row(
             position_ids=torch.from_numpy(positions)[None].to(model.device),
             use_cache=False,
         )
-    return Row(
+    return ReferenceRow(
         ids_T=ids,
         positions_T=positions,
         logits_TV=output.logits[0].float(),
@@ -191,7 +197,7 @@ def _find_borders(settings: dict[str, Any]) -> Iterator[int]:
             yield int(value)
 
 
-def _largest_gap(rows: Sequence[Row], compute: Compute, low_precision: bool) -> _Gap:
+def _largest_gap(rows: Sequence[ReferenceRow], compute: Compute, low_precision: bool) -> _Gap:
     gaps = [_Gap(0.0, 0.0, rows[0])]
     for row, logits_TV in zip(rows, compute(rows), strict=True):
         theirs = torch.log_softmax(row.logits_TV, dim=-1)

@@ -33,7 +33,7 @@ from agentrl.types import Sampling, StopReason
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class SlotRequest:
     """One completion on its way; `stop_reason` or `error` is set when it ends."""
 
     ids_T: NDArray[np.int64]
@@ -43,7 +43,7 @@ class Request:
     """64 bits."""
     limit: int
     """Length of prompt and completion at which it is cut."""
-    done: Callable[["Request"], None]
+    done: Callable[["SlotRequest"], None]
     cache_key: str | None = None
     """Prefixes are shared among sessions of one key."""
     row: int = -1
@@ -82,9 +82,9 @@ class Stepper:
         self.prefill_tokens = 0
         self.cached_tokens = 0
         self.sampled_tokens = 0
-        self.running: dict[int, Request] = {}
+        self.running: dict[int, SlotRequest] = {}
         """By row."""
-        self.waiting: deque[Request] = deque()
+        self.waiting: deque[SlotRequest] = deque()
         self.model = model
         self._device = model.device
         self._cache = RowCache(heads, model.dtype, self._device)
@@ -92,7 +92,7 @@ class Stepper:
         self._rows = Rows(self._cache, slots)
         self._budget = prefill_tokens
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SlotRequest) -> None:
         """Queue a request."""
         if any(other.session == request.session for other in self._all()):
             request.error = EngineError(
@@ -108,7 +108,7 @@ class Stepper:
             if request.session == session:
                 self._end(request, StopReason.ABORT)
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: SlotRequest) -> None:
         """End a request that nobody waits for any more."""
         self._end(request, StopReason.ABORT)
 
@@ -222,7 +222,7 @@ class Stepper:
         ):
             self._book(request, token, logprob)
 
-    def _book(self, request: Request, token: int, logprob: float) -> None:
+    def _book(self, request: SlotRequest, token: int, logprob: float) -> None:
         if not math.isfinite(logprob):
             self._break(request)
             return
@@ -234,7 +234,7 @@ class Stepper:
         elif len(request.sampled) == request.limit - len(request.ids_T):
             self._end(request, StopReason.LENGTH)
 
-    def _break(self, request: Request) -> None:
+    def _break(self, request: SlotRequest) -> None:
         """The model gave numbers that are not finite: nothing of this sequence may be kept."""
         request.error = EngineError(
             f"the model's output for session {request.session!r} is not finite under version "
@@ -244,7 +244,7 @@ class Stepper:
         request.forget = True
         self._end(request, None)
 
-    def _end(self, request: Request, stop_reason: StopReason | None) -> None:
+    def _end(self, request: SlotRequest, stop_reason: StopReason | None) -> None:
         request.stop_reason = stop_reason
         if request.row in self.running and self.running[request.row] is request:
             del self.running[request.row]
@@ -260,7 +260,7 @@ class Stepper:
             return
         request.done(request)
 
-    def _all(self) -> list[Request]:
+    def _all(self) -> list[SlotRequest]:
         return [*self.running.values(), *self.waiting]
 
     def _tensor(self, array: NDArray[np.int64]) -> torch.Tensor:
@@ -277,7 +277,7 @@ class Stepper:
         """Start every waiting request that finds a row, in their order."""
         if not self.waiting:
             return
-        still: deque[Request] = deque()
+        still: deque[SlotRequest] = deque()
         for request in self.waiting:
             found = self._rows.find(
                 request.session, request.ids_T, request.limit, request.cache_key

@@ -83,7 +83,7 @@ class App:
             return _refused(str(error))
 
     async def _generate(self, request: web.Request) -> web.Response:
-        asked = wire.Generate.model_validate_json(await request.read())
+        asked = wire.GenerateRequest.model_validate_json(await request.read())
         admitted = self._serving.admit(asked)
         try:
             return _json(await self._serving.generate(asked, *admitted))

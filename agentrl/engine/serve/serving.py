@@ -24,7 +24,7 @@ from agentrl.engine.local.weights import as_in_files, update
 from agentrl.engine.serve.unpickle import Named, read_tensors
 from agentrl.engine.serve.wire import (
     DiskUpdate,
-    Generate,
+    GenerateRequest,
     Json,
     SamplingParams,
     TensorUpdate,
@@ -35,7 +35,7 @@ from agentrl.engine.sglang.client import check_request
 from agentrl.engine.sglang.control import PauseMode
 from agentrl.errors import EngineError
 from agentrl.tokens import Tokenizer
-from agentrl.types import Completion, Sampling, Session, StopReason
+from agentrl.types import Completion, EpisodeSession, Sampling, StopReason
 
 _GREEDY_BELOW = 1e-6
 _LOOK_S = 0.02
@@ -64,7 +64,7 @@ class Serving:
         """The name of the weights that are loaded."""
         return self._names[-1]
 
-    def admit(self, asked: Generate) -> tuple[list[int], Sampling, str]:
+    def admit(self, asked: GenerateRequest) -> tuple[list[int], Sampling, str]:
         """Ids, settings and name of a request that can be served.
 
         Raises EngineError for any other.
@@ -106,10 +106,12 @@ class Serving:
             seed=secrets.randbits(63) if seed is None else seed,
         )
 
-    async def generate(self, asked: Generate, ids: list[int], sampling: Sampling, rid: str) -> Json:
+    async def generate(
+        self, asked: GenerateRequest, ids: list[int], sampling: Sampling, rid: str
+    ) -> Json:
         """The answer to an admitted request; abandoned, it ends."""
         begun = time.monotonic()
-        session = Session(rid)
+        session = EpisodeSession(rid)
         self._live.add(rid)
         try:
             completion = await self.engine.generate(
@@ -150,7 +152,7 @@ class Serving:
         if everything:
             await self.engine.between_steps(Stepper.abort_all)
         elif rid:
-            await self.engine.abort(Session(rid))
+            await self.engine.abort(EpisodeSession(rid))
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling: running requests end, stay as they are, or compute their prefix again."""

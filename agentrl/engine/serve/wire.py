@@ -63,7 +63,7 @@ class SamplingParams(BaseModel):
                 )
 
 
-class Generate(BaseModel):
+class GenerateRequest(BaseModel):
     """One request of `/generate`."""
 
     model_config = ConfigDict(strict=True, extra="allow")

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from agentrl.engine.sglang.client import check_request, new_rid
-from agentrl.engine.sglang.router import Slot
+from agentrl.engine.sglang.router import ServerState
 from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens import Tokenizer
 from agentrl.types import Completion, Sampling
@@ -27,7 +27,7 @@ _TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class EngineCheckRow:
     """One answer."""
 
     name: str
@@ -36,31 +36,31 @@ class Row:
 
 
 async def check_server(
-    slot: Slot,
+    slot: ServerState,
     tokenizer: Tokenizer,
     *,
     vocab_size: int,
     reference: Reference | None,
     in_place: bool = False,
-) -> list[Row]:
+) -> list[EngineCheckRow]:
     """All questions to one server; it must not be in use. Never raises for a bad answer.
 
     `in_place`: updates will not flush the cache, so prefixes must be kept apart by version.
     """
     asker = _Asker(slot, tokenizer, vocab_size, reference, in_place)
-    rows: list[Row] = []
+    rows: list[EngineCheckRow] = []
     for name, ask in asker.questions():
         try:
             ok, detail = await ask()
         except EngineError as error:
             ok, detail = False, str(error)
-        rows.append(Row(name=name, ok=ok, detail=detail))
+        rows.append(EngineCheckRow(name=name, ok=ok, detail=detail))
         if not ok and name in ("settings", "tokenizer", "ids"):
             break  # the others could only fail, or harm the server
     return rows
 
 
-def refuse(url: str, rows: Sequence[Row]) -> None:
+def refuse(url: str, rows: Sequence[EngineCheckRow]) -> None:
     """Raise ConfigError with what is unfit for training."""
     wrong = [f"{row.name}: {row.detail}" for row in rows if not row.ok]
     if wrong:
@@ -70,7 +70,7 @@ def refuse(url: str, rows: Sequence[Row]) -> None:
 class _Asker:
     def __init__(
         self,
-        slot: Slot,
+        slot: ServerState,
         tokenizer: Tokenizer,
         vocab_size: int,
         reference: Reference | None,

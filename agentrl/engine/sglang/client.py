@@ -12,7 +12,7 @@ from uuid import uuid4
 import aiohttp
 import orjson
 
-from agentrl.engine.sglang.response import Asked, error_text, parse
+from agentrl.engine.sglang.response import RequestShape, error_text, parse
 from agentrl.errors import EngineError
 from agentrl.types import Completion, Sampling
 
@@ -138,7 +138,7 @@ class GenerateClient:
             what = str(error) or type(error).__name__
             raise Unreachable(f"the SGLang server at {self.url} cut off: {what}") from error
         if status == 200:
-            asked = Asked(len(ids), sampling.max_tokens, self._vocab_size, self._experts)
+            asked = RequestShape(len(ids), sampling.max_tokens, self._vocab_size, self._experts)
             return parse(answer, asked)
         text = f"the SGLang server at {self.url} answered {error_text(status, answer)}"
         if status == 503:

@@ -21,11 +21,11 @@ from agentrl.engine.protocol import Health, WeightSource
 from agentrl.engine.sglang.client import Busy, GenerateClient, Unreachable, check_request, new_rid
 from agentrl.engine.sglang.control import Control, Keys, PauseMode
 from agentrl.engine.sglang.fleet import HEALTH_S, Fleet
-from agentrl.engine.sglang.router import Nobody, Slot
+from agentrl.engine.sglang.router import NoServer, ServerState
 from agentrl.engine.sglang.server import Server
 from agentrl.errors import EngineError
 from agentrl.tokens.seal import seal
-from agentrl.types import Completion, Sampling, Session, StopReason
+from agentrl.types import Completion, EpisodeSession, Sampling, StopReason
 
 if TYPE_CHECKING:
     from agentrl.engine.sglang.weights import Transport
@@ -35,12 +35,12 @@ _BACK_OFF_S = (0.05, 2.0)
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
+class _InFlight:
     """A running request of a session."""
 
     abort: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
-    slot: Slot | None = None
+    slot: ServerState | None = None
     rid: str = ""
 
 
@@ -76,10 +76,10 @@ class SglangEngine:
         slots = [self._slot(server) for server in servers]
         self._fleet = Fleet(slots, transport=transport, mode=pause, restarts=restarts)
         self._router = self._fleet.router
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, _InFlight] = {}
         self._closed = False
 
-    def _slot(self, server: Server | str) -> Slot:
+    def _slot(self, server: Server | str) -> ServerState:
         owned = None if isinstance(server, str) else server
         keys = Keys.given() if owned is None else owned.keys
         url = server if isinstance(server, str) else server.url
@@ -87,10 +87,10 @@ class SglangEngine:
             url.rstrip("/"), keys.headers(), vocab_size=self.vocab_size, experts=self._experts
         )
         control = Control(client.url, keys, timeout_s=self._control_s)
-        return Slot(client=client, control=control, server=owned)
+        return ServerState(client=client, control=control, server=owned)
 
     @property
-    def slots(self) -> Sequence[Slot]:
+    def slots(self) -> Sequence[ServerState]:
         """The servers, with their state and counters."""
         return self._fleet.slots
 
@@ -108,7 +108,7 @@ class SglangEngine:
         await self._fleet.start(ready_s, weights)
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, session: Session
+        self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
     ) -> Completion:
         """Sample one completion of `ids`."""
         if self._closed:
@@ -118,7 +118,7 @@ class SglangEngine:
             raise EngineError(
                 f"session {session.key!r} already has a running request; await it first"
             )
-        flight = self._flights[session.key] = _Flight()
+        flight = self._flights[session.key] = _InFlight()
         clock = asyncio.timeout(self._timeout_s)
         try:
             async with clock:
@@ -131,7 +131,7 @@ class SglangEngine:
             flight.done.set()
             del self._flights[session.key]
 
-    async def end_session(self, session: Session) -> None:
+    async def end_session(self, session: EpisodeSession) -> None:
         """Forget where the session was; the server drops its prefix by age."""
         self._router.forget(session.key)
 
@@ -170,7 +170,7 @@ class SglangEngine:
         """Let them have it again; weights have no values until `update_weights`."""
         await self._fleet.take_back(tags)
 
-    async def abort(self, session: Session) -> None:
+    async def abort(self, session: EpisodeSession) -> None:
         """End the session's running request; it returns its ids so far with ABORT."""
         flight = self._flights.get(session.key)
         if flight is None:
@@ -207,7 +207,7 @@ class SglangEngine:
         await self._fleet.aclose()
 
     async def _complete(
-        self, ids: list[int], sampling: Sampling, session: Session, flight: _Flight
+        self, ids: list[int], sampling: Sampling, session: EpisodeSession, flight: _InFlight
     ) -> Completion:
         """One request, or more: after a pause that ended it, or a stop at a token not ours."""
         room = min(sampling.max_tokens, self.context_length - len(ids))
@@ -230,7 +230,7 @@ class SglangEngine:
             ids = [*ids, *part.ids_T.tolist()]
 
     async def _request(
-        self, ids: list[int], sampling: Sampling, session: Session, flight: _Flight
+        self, ids: list[int], sampling: Sampling, session: EpisodeSession, flight: _InFlight
     ) -> tuple[Completion, int | None]:
         """Ask servers until one answers: later if it is busy, elsewhere if it is gone."""
         tries = unreachable = 0
@@ -240,7 +240,7 @@ class SglangEngine:
                 return seal([], [], [], StopReason.ABORT), None
             try:
                 slot = self._router.pick(session.key)
-            except Nobody:
+            except NoServer:
                 await asyncio.sleep(_BACK_OFF_S[1] * random.uniform(0.5, 1))
                 continue
             try:
@@ -258,7 +258,7 @@ class SglangEngine:
             await asyncio.sleep(min(high, low * 2**tries) * random.uniform(0.5, 1))
 
     async def _ask(
-        self, slot: Slot, ids: list[int], sampling: Sampling, flight: _Flight
+        self, slot: ServerState, ids: list[int], sampling: Sampling, flight: _InFlight
     ) -> tuple[Completion, int | None]:
         flight.slot, flight.rid = slot, new_rid()
         fleet = self._fleet
@@ -288,7 +288,7 @@ class SglangEngine:
             completion = _earlier(completion, began)
         return completion, stopped_by
 
-    async def _wait_going(self, flight: _Flight) -> None:
+    async def _wait_going(self, flight: _InFlight) -> None:
         """Wait while paused, unless the request is aborted."""
         while not self._fleet.going.is_set() and not flight.abort.is_set():
             waits = [asyncio.ensure_future(e.wait()) for e in (self._fleet.going, flight.abort)]
@@ -298,7 +298,7 @@ class SglangEngine:
                 for wait in waits:
                     wait.cancel()
 
-    async def _why_late(self, session: Session, flight: _Flight) -> str:
+    async def _why_late(self, session: EpisodeSession, flight: _InFlight) -> str:
         if flight.slot is None and not any(slot.state == "serving" for slot in self.slots):
             hint = f"no server serves: {self._router.reasons()}"
             return f"session {session.key!r} got no completion within {self._timeout_s:g} s; {hint}"

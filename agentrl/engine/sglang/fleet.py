@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from agentrl.engine.memory import MemoryStages, MemoryTag
 from agentrl.engine.protocol import WeightSource
 from agentrl.engine.sglang.control import Control, PauseMode
-from agentrl.engine.sglang.router import Router, Slot
+from agentrl.engine.sglang.router import Router, ServerState
 from agentrl.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Fleet:
 
     def __init__(
         self,
-        slots: Sequence[Slot],
+        slots: Sequence[ServerState],
         *,
         transport: "Transport | None",
         mode: PauseMode,
@@ -66,7 +66,7 @@ class Fleet:
         self._watchers: list[asyncio.Task[None]] = []
 
     @property
-    def slots(self) -> Sequence[Slot]:
+    def slots(self) -> Sequence[ServerState]:
         """The servers, with their state and counters."""
         return self.router.slots
 
@@ -184,7 +184,7 @@ class Fleet:
 
     async def _publish(
         self,
-        slots: Sequence[Slot],
+        slots: Sequence[ServerState],
         weights: WeightSource,
         version: int,
         *,
@@ -203,7 +203,7 @@ class Fleet:
             version,
             flush=flush,
         )
-        failed: list[Slot] = []
+        failed: list[ServerState] = []
         for slot, failure in zip(targets, failures, strict=True):
             if failure is None:
                 slot.serve()
@@ -217,7 +217,7 @@ class Fleet:
                 await self._publish(failed, weights, version, flush=flush, again=True)
         return any(slot.state == "serving" for slot in targets)
 
-    async def _reachable(self, slot: Slot) -> bool:
+    async def _reachable(self, slot: ServerState) -> bool:
         if slot.state == "serving":
             return True
         if not await slot.control.healthy(2.0):
@@ -240,7 +240,7 @@ class Fleet:
             elif isinstance(result, BaseException):
                 raise result
 
-    async def _watch(self, slot: Slot) -> None:
+    async def _watch(self, slot: ServerState) -> None:
         """Ask a server for its health, for ever."""
         while True:
             await asyncio.sleep(WATCH_S)
@@ -255,7 +255,7 @@ class Fleet:
                 if slot.state == "serving" and slot.missed >= MISSED_MOST:
                     slot.fail("down", f"it gave no sign of life {slot.missed} times")
 
-    async def _revive(self, slot: Slot) -> None:
+    async def _revive(self, slot: ServerState) -> None:
         """Start a dead server of ours again, unless that was done too often."""
         if slot.server is None or not slot.restarts_left:
             if slot.state != "down":
@@ -280,7 +280,7 @@ class Fleet:
         else:
             await self._take_back(slot)
 
-    async def _take_back(self, slot: Slot) -> None:
+    async def _take_back(self, slot: ServerState) -> None:
         """Let a server that answers again serve, with the weights of now."""
         async with self._updating:
             if slot.state == "serving" or not self.going.is_set():

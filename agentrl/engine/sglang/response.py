@@ -22,7 +22,7 @@ Json = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestShape:
     """What a request asked for, as far as its answer must fit."""
 
     num_prompt: int
@@ -32,7 +32,7 @@ class Asked:
     """How many the model sends a token to in each layer; 0 if it is dense."""
 
 
-def parse(body: bytes, asked: Asked) -> tuple[Completion, int | None]:
+def parse(body: bytes, asked: RequestShape) -> tuple[Completion, int | None]:
     """The completion, and the id that stopped it if one did.
 
     Raises EngineError if ids, logprobs, counts, versions or the reason for the end disagree.
@@ -106,7 +106,7 @@ def _list(value: object, what: str) -> list[object]:
     return cast("list[object]", value)
 
 
-def _reason(value: object, ids: list[object], asked: Asked) -> tuple[StopReason, int | None]:
+def _reason(value: object, ids: list[object], asked: RequestShape) -> tuple[StopReason, int | None]:
     finish = _mapping(value, "finish_reason")
     kind = finish.get("type")
     if kind == "abort":
@@ -152,7 +152,7 @@ def _logprobs(rows: list[object], ids: list[object]) -> NDArray[np.float32]:
         raise EngineError(f"the server sent a logprob that is no number ({error})") from error
 
 
-def _check_counts(meta: Json, ids: list[object], asked: Asked, *, aborted: bool) -> None:
+def _check_counts(meta: Json, ids: list[object], asked: RequestShape, *, aborted: bool) -> None:
     said = "prompt_tokens" in meta or not aborted  # what was aborted in the queue does not say
     if said and meta.get("prompt_tokens") != asked.num_prompt:
         raise EngineError(
@@ -167,7 +167,7 @@ def _check_counts(meta: Json, ids: list[object], asked: Asked, *, aborted: bool)
         )
 
 
-def _experts(meta: Json, num: int, asked: Asked) -> ExpertChannels:
+def _experts(meta: Json, num: int, asked: RequestShape) -> ExpertChannels:
     """What the server recorded of all tokens but the last, 32-bit numbers in base64."""
     if not asked.experts:
         return {}

@@ -26,7 +26,7 @@ DYING_S = 5.0
 """How long it may take until a server of ours that answers no more is known to have ended."""
 
 
-class Nobody(Busy):
+class NoServer(Busy):
     """No server serves now, but one may soon."""
 
 
@@ -42,7 +42,7 @@ class ServerStats:
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class ServerState:
     """One server as we see it."""
 
     client: GenerateClient
@@ -112,11 +112,11 @@ class Slot:
 class Router:
     """Chooses servers; sessions stay where their prefix is cached."""
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[ServerState]) -> None:
         self.slots = tuple(slots)
-        self._of: dict[str, Slot] = {}
+        self._of: dict[str, ServerState] = {}
 
-    def pick(self, session: str) -> Slot:
+    def pick(self, session: str) -> ServerState:
         """The server for the session's next request.
 
         Raises EngineError, with the reason of each, if none serves: Nobody if waiting may help.
@@ -126,7 +126,7 @@ class Router:
             serving = [slot for slot in self.slots if slot.state == "serving"]
             if not serving:
                 hope = any(slot.reviving or slot.state == "stale" for slot in self.slots)
-                kind = Nobody if hope else EngineError
+                kind = NoServer if hope else EngineError
                 raise kind(f"no SGLang server can be used: {self.reasons()}")
             slot = self._of[session] = min(serving, key=lambda slot: slot.running)
         return slot

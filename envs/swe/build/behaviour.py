@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from agentrl.envs.swe.build.suite import Suite, SuiteRunner
-from agentrl.envs.swe.report import Report
+from agentrl.envs.swe.report import SuiteReport
 
 WATCHER: Final = Path(__file__).parent / "watcher.py"
 
@@ -71,6 +71,6 @@ def differences(
 
 def _watched(
     runner: SuiteRunner, suite: Suite, mode: str, sources: Sequence[str], tests: Sequence[str]
-) -> Report | None:
+) -> SuiteReport | None:
     watch = [str(WATCHER), mode, str(suite.root), "\n".join(sources), "\n".join(tests)]
     return runner.run(suite, watch=watch).report

@@ -14,7 +14,7 @@ from typing import Final
 
 from agentrl.envs.swe.build.archive import Archive, install_tools, unpack
 from agentrl.envs.swe.build.data_files import MOST_BYTES, MOST_FILES, is_data
-from agentrl.envs.swe.build.layout import Layout, layout
+from agentrl.envs.swe.build.layout import PackageLayout, layout
 from agentrl.envs.swe.build.suite import Suite, SuiteRun, SuiteRunner
 from agentrl.envs.swe.report import Outcome, by_file, function_of
 from agentrl.envs.swe.rewriting import rewrite_tests
@@ -36,7 +36,7 @@ class Bench:
     archive: Archive
     root: Path
     pristine: Path
-    layout: Layout
+    layout: PackageLayout
     suite: Suite
     texts: Mapping[str, str]
     """The test files that run rewritten, as they are, and what they read."""
@@ -186,7 +186,7 @@ def steady(runs: Sequence[Mapping[str, Outcome]]) -> tuple[str, ...]:
     )
 
 
-def _test_files(found: Layout) -> Iterator[str]:
+def _test_files(found: PackageLayout) -> Iterator[str]:
     names = ((file, file.rpartition("/")[2]) for file in found.tests)
     return (file for file, name in names if re.match(r"test.*\.py$|.*_tests?\.py$", name))
 

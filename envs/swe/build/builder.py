@@ -29,7 +29,7 @@ from agentrl.envs.swe.build.guarding import (
     share_with_decoys,
 )
 from agentrl.envs.swe.build.issue import write_issue
-from agentrl.envs.swe.build.recipe import Entry
+from agentrl.envs.swe.build.recipe import RecipeEntry
 from agentrl.envs.swe.build.records import Package, RepairTask, mutated
 from agentrl.envs.swe.build.suite import Suite
 from agentrl.envs.swe.decoys import Decoy, num_runs
@@ -72,7 +72,7 @@ class _Work:
     """One package in the making."""
 
     bench: Bench
-    entry: Entry
+    entry: RecipeEntry
     rng: random.Random
     say: Say
     right: Mapping[str, Sequence[Call]]
@@ -239,7 +239,7 @@ class _Work:
             raise Dropped("repair does not work")
 
 
-def build(entry: Entry, *, seed: int, say: Say) -> Built:
+def build(entry: RecipeEntry, *, seed: int, say: Say) -> Built:
     """Make the tasks of one package.
 
     Raises:
@@ -317,7 +317,7 @@ def _several(work: _Work) -> None:
             used.update((a.task.task, b.task.task))
 
 
-def _package(bench: Bench, entry: Entry, decoys: Sequence[Decoy]) -> Package:
+def _package(bench: Bench, entry: RecipeEntry, decoys: Sequence[Decoy]) -> Package:
     tests: dict[str, list[str]] = defaultdict(list)
     for test in bench.tests:
         file, _, name = test.partition("::")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentrl.envs.swe.build.operators import OPERATORS, changed_names
 from agentrl.envs.swe.build.records import Mutation
-from agentrl.envs.swe.build.source import NotMutable, Source, position
+from agentrl.envs.swe.build.source import NotMutable, PackageSource, position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,14 @@ def candidates(
     found: list[Candidate] = []
     for file in sources:
         try:
-            source = Source((root / file).read_bytes())
+            source = PackageSource((root / file).read_bytes())
         except NotMutable:
             continue  # in another encoding, say: there are other files
         found += _of_file(source, file, lines.get(file, frozenset()))
     return found
 
 
-def _of_file(source: Source, file: str, lines: frozenset[int]) -> Iterator[Candidate]:
+def _of_file(source: PackageSource, file: str, lines: frozenset[int]) -> Iterator[Candidate]:
     for node in source.nodes():
         if node.lineno not in lines:
             continue

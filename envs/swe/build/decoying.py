@@ -18,7 +18,7 @@ from agentrl.envs.swe.build.data_files import bare, find_data_spots, written_as
 from agentrl.envs.swe.build.other_values import other_value, secrecy
 from agentrl.envs.swe.build.spots import Spot, find_spots, is_literal
 from agentrl.envs.swe.decoys import Decoy, disjoint, rewrite_files
-from agentrl.envs.swe.report import Report, Saw, file_of, function_of
+from agentrl.envs.swe.report import Saw, SuiteReport, file_of, function_of
 from agentrl.envs.swe.runner import MOST_TEXT, UNKNOWN, literal
 from agentrl.envs.swe.verdict import is_same, judge_run
 
@@ -48,7 +48,7 @@ class Validated:
     counts: Mapping[str, int]
 
 
-Search: TypeAlias = Generator[Sequence[Decoy], Report | None, list[Validated]]
+Search: TypeAlias = Generator[Sequence[Decoy], SuiteReport | None, list[Validated]]
 """Yields decoys, takes the report of a right program's suite with them; None: it came to no end."""
 
 
@@ -148,7 +148,7 @@ def as_decoys(chosen: Sequence[Change]) -> list[Decoy]:
 
 
 def validated(
-    chosen: Sequence[Change], report: Report, tests: frozenset[str], text: str
+    chosen: Sequence[Change], report: SuiteReport, tests: frozenset[str], text: str
 ) -> list[Validated]:
     """The candidates by which a right program has failed, as a round's report shows it.
 
@@ -234,7 +234,7 @@ def _validated(candidate: Change, effects: _Effects, text: str) -> Validated | N
     return Validated(decoy=decoy, counts={t: saw.count for t, saw in effects.shown.items()})
 
 
-def misfits(decoys: Sequence[Decoy], report: Report, tests: Sequence[str]) -> list[Decoy]:
+def misfits(decoys: Sequence[Decoy], report: SuiteReport, tests: Sequence[str]) -> list[Decoy]:
     """The decoys of a run by which a right program would be judged wrong."""
     judged = judge_run(report.outcomes, report.saws, decoys, tests)
     bad: list[Decoy] = []

@@ -12,7 +12,7 @@ from agentrl.envs.swe.build.choose import Candidate
 from agentrl.envs.swe.build.decoying import Observed, Validated, search
 from agentrl.envs.swe.build.records import mutated
 from agentrl.envs.swe.decoys import Decoy, rewrite_files
-from agentrl.envs.swe.report import Report, Saw, file_of
+from agentrl.envs.swe.report import Saw, SuiteReport, file_of
 from agentrl.errors import ConfigError
 
 WRONG_PROGRAMS: Final = 24
@@ -50,7 +50,7 @@ def _told(bench: Bench) -> str:
     return "\n".join(path.read_text(errors="replace") for path in others)
 
 
-def _run(bench: Bench, decoys: Sequence[Decoy]) -> Report | None:
+def _run(bench: Bench, decoys: Sequence[Decoy]) -> SuiteReport | None:
     touched = {decoy.file for decoy in decoys}
     texts = {file: text for file, text in bench.texts.items() if file in touched}
     with bench.changed(rewrite_files(texts, decoys)):

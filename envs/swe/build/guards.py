@@ -25,7 +25,7 @@ from agentrl.envs.swe.decoys import Decoy, num_runs, rewrite_files
 from agentrl.envs.swe.grade import Grading, put_tests, run_tests
 from agentrl.envs.swe.ids import digest_of, keep
 from agentrl.envs.swe.repair import PublicRepair, trees_of
-from agentrl.envs.swe.report import BadReport, Report, Saw, by_file, file_of
+from agentrl.envs.swe.report import BadReport, Saw, SuiteReport, by_file, file_of
 from agentrl.envs.swe.worktree import fill
 from agentrl.sandboxes import Sandbox
 
@@ -142,7 +142,7 @@ class _Search:
         files = tuple(sorted({*texts, *(decoy.file for decoy in decoys)}))
         return Guard(rewritten=files, names=names, decoys=decoys, deciding=numbers)
 
-    def _called(self, plain: Report, texts: Collection[str]) -> dict[str, str]:
+    def _called(self, plain: SuiteReport, texts: Collection[str]) -> dict[str, str]:
         """What the instance calls the tests that it expects: some by their docstrings' first lines.
 
         A log has such a line behind the test's name; here it counts if it can be no other test's.
@@ -206,7 +206,7 @@ class _Search:
 
     async def _report(
         self, grading: Grading, decoys: Sequence[Decoy] = (), *, mended: bool = True
-    ) -> Report | None:
+    ) -> SuiteReport | None:
         await self._fresh()
         patch, is_bug = self._repair.patch() if mended else ("", False)
         try:
@@ -219,7 +219,7 @@ class _Search:
         await fill(self._sandbox, trees_of(self._repair).whole, commit=False)
 
 
-def _paired(plain: Report, rewritten: Report, files: Collection[str]) -> dict[str, str]:
+def _paired(plain: SuiteReport, rewritten: SuiteReport, files: Collection[str]) -> dict[str, str]:
     """What tests are called in the files as they are, by their ids in rewritten ones."""
     found: dict[str, str] = {}
     for file in files:

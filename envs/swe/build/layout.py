@@ -15,7 +15,7 @@ _NO_SOURCE_FILES: Final = frozenset({"setup.py", "noxfile.py", "tasks.py", "__ma
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class PackageLayout:
     """The files of an unpacked package, by their path from the root."""
 
     sources: tuple[str, ...]
@@ -24,7 +24,7 @@ class Layout:
     """Folders for the import path."""
 
 
-def layout(root: Path, name: str) -> Layout:
+def layout(root: Path, name: str) -> PackageLayout:
     """Find the sources and the tests.
 
     Raises:
@@ -46,4 +46,4 @@ def layout(root: Path, name: str) -> Layout:
     if not sources:
         raise ConfigError(f"{name} has tests but no Python sources beside them")
     # The root too: tests import one another as `tests.helpers`.
-    return Layout(sources=sources, tests=tests, paths=("src", ".") if inside else (".",))
+    return PackageLayout(sources=sources, tests=tests, paths=("src", ".") if inside else (".",))

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from keyword import iskeyword
 from typing import Final, TypeAlias
 
-from agentrl.envs.swe.build.source import Edit, Node, Source
+from agentrl.envs.swe.build.source import Node, PackageSource, SourceEdit
 
-Operator: TypeAlias = Callable[[Source, Node], Iterator[Edit]]
+Operator: TypeAlias = Callable[[PackageSource, Node], Iterator[SourceEdit]]
 
 _BOUNDARIES: Final[Mapping[type[ast.cmpop], tuple[str, str]]] = {
     ast.Lt: ("<", "<="),
@@ -70,38 +70,40 @@ _SMALL: Final = 1000
 _MOST_OTHER_NAMES: Final = 3
 
 
-def _between(source: Source, left: Node, right: Node, old: str, new: str) -> Iterator[Edit]:
+def _between(
+    source: PackageSource, left: Node, right: Node, old: str, new: str
+) -> Iterator[SourceEdit]:
     """Replace the operator between two operands; `old` is a pattern."""
     start, end = source.span(left)[1], source.span(right)[0]
     found = re.search(rf"(?<![#\w]){old}", source.text[start:end])
     if found and "#" not in source.text[start : start + found.start()]:
-        yield Edit(start=start + found.start(), end=start + found.end(), text=new, to=new)
+        yield SourceEdit(start=start + found.start(), end=start + found.end(), text=new, to=new)
 
 
-def _whole(source: Source, node: Node, text: str, to: str) -> Edit:
+def _whole(source: PackageSource, node: Node, text: str, to: str) -> SourceEdit:
     start, end = source.span(node)
-    return Edit(start=start, end=end, text=text, to=to)
+    return SourceEdit(start=start, end=end, text=text, to=to)
 
 
 def _compared(
-    source: Source, node: Node, table: Mapping[type[ast.cmpop], tuple[str, str]]
-) -> Iterator[Edit]:
+    source: PackageSource, node: Node, table: Mapping[type[ast.cmpop], tuple[str, str]]
+) -> Iterator[SourceEdit]:
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in table:
         old, new = table[type(node.ops[0])]
         yield from _between(source, node.left, node.comparators[0], old, new)
 
 
-def boundary(source: Source, node: Node) -> Iterator[Edit]:
+def boundary(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """`<` becomes `<=` and so on."""
     return _compared(source, node, _BOUNDARIES)
 
 
-def comparison(source: Source, node: Node) -> Iterator[Edit]:
+def comparison(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """`==` becomes `!=`, `in` becomes `not in`."""
     return _compared(source, node, _COMPARISONS)
 
 
-def arithmetic(source: Source, node: Node) -> Iterator[Edit]:
+def arithmetic(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """`+` becomes `-`; what is done to a literal string is left alone."""
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
         sides = (node.left, node.right)
@@ -110,14 +112,14 @@ def arithmetic(source: Source, node: Node) -> Iterator[Edit]:
             yield from _between(source, node.left, node.right, re.escape(old), new)
 
 
-def logic(source: Source, node: Node) -> Iterator[Edit]:
+def logic(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """`and` becomes `or`."""
     if isinstance(node, ast.BoolOp) and len(node.values) == 2:
         old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
         yield from _between(source, node.values[0], node.values[1], old, new)
 
 
-def condition(source: Source, node: Node) -> Iterator[Edit]:
+def condition(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """The condition of an `if` or `while` is turned round."""
     if isinstance(node, ast.If | ast.IfExp):
         test = node.test
@@ -127,14 +129,14 @@ def condition(source: Source, node: Node) -> Iterator[Edit]:
             yield _whole(source, test, f"not ({source.segment(test)})", "not")
 
 
-def missing_condition(source: Source, node: Node) -> Iterator[Edit]:
+def missing_condition(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """One part of an `and` or `or` is left out."""
     if isinstance(node, ast.BoolOp) and len(node.values) == 2:
         for i, kept in enumerate(node.values):
             yield _whole(source, node, f"({source.segment(kept)})", f"part {i + 1}")
 
 
-def off_by_one(source: Source, node: Node) -> Iterator[Edit]:
+def off_by_one(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """A small whole number is one more or one less."""
     if isinstance(node, ast.Constant) and type(node.value) is int and node.value < _SMALL:
         for value in (node.value + 1, node.value - 1):
@@ -142,13 +144,13 @@ def off_by_one(source: Source, node: Node) -> Iterator[Edit]:
             yield _whole(source, node, text, str(value))
 
 
-def flag(source: Source, node: Node) -> Iterator[Edit]:
+def flag(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """`True` becomes `False`."""
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield _whole(source, node, str(not node.value), str(not node.value))
 
 
-def default(source: Source, node: Node) -> Iterator[Edit]:
+def default(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """The default of a parameter is another one."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return
@@ -163,7 +165,7 @@ def default(source: Source, node: Node) -> Iterator[Edit]:
             yield _whole(source, value, repr(new), f"{_index(node, value)}: {new!r}")
 
 
-def missing_call(source: Source, node: Node) -> Iterator[Edit]:
+def missing_call(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """`f(x)` becomes `x`, `x.strip()` becomes `x`."""
     if not isinstance(node, ast.Call) or node.keywords:
         return
@@ -174,7 +176,7 @@ def missing_call(source: Source, node: Node) -> Iterator[Edit]:
         yield _whole(source, node, source.segment(node.func.value), "object")
 
 
-def missing_statement(source: Source, node: Node) -> Iterator[Edit]:
+def missing_statement(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """A call, an assignment to an attribute or item, or a `+=` is left out."""
     target = node.targets[0] if isinstance(node, ast.Assign) else None
     if (
@@ -185,7 +187,7 @@ def missing_statement(source: Source, node: Node) -> Iterator[Edit]:
         yield _whole(source, node, "pass", "pass")
 
 
-def wrong_variable(source: Source, node: Node) -> Iterator[Edit]:
+def wrong_variable(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """A variable is read where another parameter or variable of the function was meant."""
     if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
         return
@@ -197,7 +199,7 @@ def wrong_variable(source: Source, node: Node) -> Iterator[Edit]:
             yield _whole(source, node, name, name)
 
 
-def exception(source: Source, node: Node) -> Iterator[Edit]:
+def exception(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """Another built-in exception is raised, or caught."""
     where: ast.expr | None = None
     if isinstance(node, ast.Raise):
@@ -209,17 +211,17 @@ def exception(source: Source, node: Node) -> Iterator[Edit]:
         yield _whole(source, where, new, new)
 
 
-def missing_argument(source: Source, node: Node) -> Iterator[Edit]:
+def missing_argument(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """A keyword argument is not passed on."""
     if isinstance(node, ast.Call):
         for keyword in node.keywords:
             start, end = source.span(keyword)
             before = source.text[:start].rstrip()
             if keyword.arg and before.endswith(","):
-                yield Edit(start=len(before) - 1, end=end, text="", to=keyword.arg)
+                yield SourceEdit(start=len(before) - 1, end=end, text="", to=keyword.arg)
 
 
-def swapped_arguments(source: Source, node: Node) -> Iterator[Edit]:
+def swapped_arguments(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """Two neighbouring arguments change places."""
     if not isinstance(node, ast.Call) or any(isinstance(a, ast.Starred) for a in node.args):
         return
@@ -228,10 +230,10 @@ def swapped_arguments(source: Source, node: Node) -> Iterator[Edit]:
             start, end = source.span(left)[0], source.span(right)[1]
             gap = source.text[source.span(left)[1] : source.span(right)[0]]
             text = source.segment(right) + gap + source.segment(left)
-            yield Edit(start=start, end=end, text=text, to=f"argument {i + 1}")
+            yield SourceEdit(start=start, end=end, text=text, to=f"argument {i + 1}")
 
 
-def missing_return(source: Source, node: Node) -> Iterator[Edit]:
+def missing_return(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """The value of a `return` is lost."""
     if (
         isinstance(node, ast.Return)
@@ -241,14 +243,14 @@ def missing_return(source: Source, node: Node) -> Iterator[Edit]:
         yield _whole(source, node, "return None", "None")
 
 
-def loop(source: Source, node: Node) -> Iterator[Edit]:
+def loop(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """`break` becomes `continue`."""
     if isinstance(node, ast.Break | ast.Continue):
         text = "continue" if isinstance(node, ast.Break) else "break"
         yield _whole(source, node, text, text)
 
 
-def slice_bound(source: Source, node: Node) -> Iterator[Edit]:
+def slice_bound(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """A slice loses a bound."""
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
         for name, bound in (("lower", node.slice.lower), ("upper", node.slice.upper)):
@@ -256,7 +258,7 @@ def slice_bound(source: Source, node: Node) -> Iterator[Edit]:
                 yield _whole(source, bound, "", name)
 
 
-def assignment(source: Source, node: Node) -> Iterator[Edit]:
+def assignment(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """`+=` becomes `=` or `-=`."""
     if isinstance(node, ast.AugAssign):
         old, new = _ARITHMETIC.get(type(node.op), ("", ""))
@@ -265,13 +267,13 @@ def assignment(source: Source, node: Node) -> Iterator[Edit]:
                 yield from _between(source, node.target, node.value, re.escape(old) + "=", text)
 
 
-def wrong_method(source: Source, node: Node) -> Iterator[Edit]:
+def wrong_method(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """Another function of the same family is called: `startswith` for `endswith`."""
     if not isinstance(node, ast.Call):
         return
     if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS:
         end, new = source.span(node.func)[1], _METHODS[node.func.attr]
-        yield Edit(start=end - len(node.func.attr), end=end, text=new, to=new)
+        yield SourceEdit(start=end - len(node.func.attr), end=end, text=new, to=new)
     elif isinstance(node.func, ast.Name) and node.func.id in ("min", "max", "any", "all"):
         new = _METHODS[node.func.id]
         yield _whole(source, node.func, new, new)
@@ -287,7 +289,7 @@ OPERATORS: Final[Mapping[str, Operator]] = {
 }  # fmt: skip
 
 
-def changed_names(source: Source, node: Node, edit: Edit) -> frozenset[str]:
+def changed_names(source: PackageSource, node: Node, edit: SourceEdit) -> frozenset[str]:
     """The names that a description of the bug must not hold: the function's and the edit's own."""
     function, qualified = source.functions.get(node, (None, ""))
     names = {qualified.rpartition(".")[2]} if function is not None else set[str]()

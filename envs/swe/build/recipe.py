@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 SHIPPED: Final = Path(__file__).parent / "recipe.toml"
 
 
-class Entry(Config):
+class RecipeEntry(Config):
     """One package of a recipe."""
 
     source: str = Field(description="NAME==VERSION in the package index, or a folder")
@@ -28,10 +28,10 @@ class Entry(Config):
 class Recipe(Config):
     """The content of a recipe file: a table `[[package]]` each."""
 
-    package: tuple[Entry, ...] = Field(min_length=1, description="the packages")
+    package: tuple[RecipeEntry, ...] = Field(min_length=1, description="the packages")
 
 
-def read_recipe(path: Path) -> tuple[Entry, ...]:
+def read_recipe(path: Path) -> tuple[RecipeEntry, ...]:
     """The packages of a recipe.
 
     Raises:

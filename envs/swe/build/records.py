@@ -13,7 +13,14 @@ from pydantic import Field, ValidationError
 
 from agentrl.config import Config
 from agentrl.envs.swe.build.operators import OPERATORS
-from agentrl.envs.swe.build.source import Edit, Node, NotMutable, Position, Source, position
+from agentrl.envs.swe.build.source import (
+    Node,
+    NotMutable,
+    PackageSource,
+    Position,
+    SourceEdit,
+    position,
+)
 from agentrl.envs.swe.decoys import Decoy
 from agentrl.envs.swe.patch import make_patch
 from agentrl.errors import ConfigError
@@ -76,7 +83,7 @@ class RepairTask(Config):
         return tuple(test for test in package.test_ids() if test not in failing)
 
 
-def find(source: Source, mutation: Mutation) -> tuple[Node, Edit]:
+def find(source: PackageSource, mutation: Mutation) -> tuple[Node, SourceEdit]:
     """The node and the edit of a mutation.
 
     Raises:
@@ -109,7 +116,7 @@ def mutated(root: Path, mutations: Sequence[Mutation]) -> tuple[dict[str, str], 
     whole: dict[str, str] = {}
     for file in sorted({mutation.file for mutation in mutations}):
         try:
-            source = Source((root / file).read_bytes())
+            source = PackageSource((root / file).read_bytes())
             edits = [find(source, m)[1] for m in mutations if m.file == file]
             broken[file], whole[file] = source.replaced(*edits), source.text
         except (OSError, NotMutable) as error:

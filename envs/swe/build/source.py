@@ -19,7 +19,7 @@ class NotMutable(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
+class SourceEdit:
     """One replaced piece of a text; `to` tells it from the operator's other edits of the node."""
 
     start: int
@@ -28,7 +28,7 @@ class Edit:
     to: str
 
 
-class Source:
+class PackageSource:
     """One file's text and tree."""
 
     def __init__(self, data: bytes) -> None:
@@ -99,7 +99,7 @@ class Source:
             if inside and node not in skipped and isinstance(node, Node):
                 yield node
 
-    def replaced(self, *edits: Edit) -> str:
+    def replaced(self, *edits: SourceEdit) -> str:
         """The text with pieces replaced.
 
         Raises:

@@ -20,7 +20,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
-from agentrl.envs.swe.report import PYTHON_FLAGS, RUNNER, BadReport, Report, Request, read_report
+from agentrl.envs.swe.report import (
+    PYTHON_FLAGS,
+    RUNNER,
+    BadReport,
+    SuiteReport,
+    SuiteRequest,
+    read_report,
+)
 from agentrl.errors import RunError
 
 _FORKS: Final = Path(__file__).parent / "forks.py"
@@ -56,9 +63,9 @@ class Suite:
         """The same suite with these tests alone."""
         return replace(self, arguments=tuple(tests))
 
-    def request(self, watch: Sequence[str]) -> Request:
+    def request(self, watch: Sequence[str]) -> SuiteRequest:
         """For the runner; `watch` are the arguments of the watching plugin, if any."""
-        return Request(
+        return SuiteRequest(
             root=str(self.root),
             paths=[str(self.tools), *(str(self.root / path) for path in self.paths)],
             arguments=[*_OPTIONS, *self.arguments],
@@ -70,7 +77,7 @@ class Suite:
 class SuiteRun:
     """One run: a report, or why there is none."""
 
-    report: Report | None
+    report: SuiteReport | None
     problem: str
     seconds: float
     """Of processor time."""

@@ -17,7 +17,7 @@ from agentrl.engine.local.routing_replay import routed
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import start
 from agentrl.tokens import TokenRecord
-from agentrl.types import Sampling, Session
+from agentrl.types import EpisodeSession, Sampling
 from tests.contract.engine.conftest import READY_S
 
 pytestmark = [pytest.mark.sglang, pytest.mark.nightly, pytest.mark.timeout(600)]
@@ -60,7 +60,9 @@ async def test_the_server_records_the_experts_of_every_token(
     try:
         await engine.start(ready_s=READY_S)
         for _ in range(2):
-            completion = await engine.generate(record.ids, Sampling(max_tokens=8), Session("a"))
+            completion = await engine.generate(
+                record.ids, Sampling(max_tokens=8), EpisodeSession("a")
+            )
             record.append_sampled(completion)
             record.append_environment([5, 6])
     finally:

@@ -7,7 +7,7 @@ import pytest
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import Server
 from agentrl.errors import EngineError
-from agentrl.types import Sampling, Session
+from agentrl.types import EpisodeSession, Sampling
 from tests.contract.engine.proxy import PROMPT, Proxy
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
@@ -45,9 +45,9 @@ async def test_a_fault_is_one_sentence(
 ) -> None:
     proxy.faults = [fault]
     with pytest.raises(EngineError) as caught:
-        await engine.generate(PROMPT, SAMPLING, Session("a"))
+        await engine.generate(PROMPT, SAMPLING, EpisodeSession("a"))
     assert said in str(caught.value)
-    assert len((await engine.generate(PROMPT, SAMPLING, Session("a"))).ids_T)
+    assert len((await engine.generate(PROMPT, SAMPLING, EpisodeSession("a"))).ids_T)
 
 
 @pytest.mark.parametrize("fault", ["503", "cut"])
@@ -55,18 +55,18 @@ async def test_what_another_try_mends_is_tried_again(
     proxy: Proxy, engine: SglangEngine, fault: str
 ) -> None:
     proxy.faults = [fault, fault]
-    assert len((await engine.generate(PROMPT, SAMPLING, Session("a"))).ids_T)
+    assert len((await engine.generate(PROMPT, SAMPLING, EpisodeSession("a"))).ids_T)
     assert proxy.calls == 3
 
 
 async def test_what_never_mends_ends_by_the_deadline(proxy: Proxy, engine: SglangEngine) -> None:
     proxy.faults = ["503"] * 1000
     with pytest.raises(EngineError, match="no completion within 2 s"):
-        await engine.generate(PROMPT, SAMPLING, Session("a"))
+        await engine.generate(PROMPT, SAMPLING, EpisodeSession("a"))
     assert proxy.calls < 20, "it must wait longer each time"
     proxy.faults = ["cut"] * 1000
     with pytest.raises(EngineError, match="cut off"):
-        await engine.generate(PROMPT, SAMPLING, Session("a"))
+        await engine.generate(PROMPT, SAMPLING, EpisodeSession("a"))
     proxy.faults = ["late"]
     with pytest.raises(EngineError, match="no completion within 2 s; the server is alive but slow"):
-        await engine.generate(PROMPT, SAMPLING, Session("a"))
+        await engine.generate(PROMPT, SAMPLING, EpisodeSession("a"))

@@ -18,7 +18,7 @@ from agentrl.engine.config import EngineConfig, SglangConfig
 from agentrl.engine.sglang import fleet
 from agentrl.engine.sglang.control import ADMIN_KEY, KEY, Keys
 from agentrl.engine.sglang.engine import SglangEngine
-from agentrl.engine.sglang.router import Slot
+from agentrl.engine.sglang.router import ServerState
 from agentrl.engine.sglang.server import Server, start
 from agentrl.engine.sglang.weights import TensorTransport
 from agentrl.engine.sglang.weights.bucket import Named
@@ -26,7 +26,7 @@ from agentrl.engine.sglang.weights.transport import Target
 from agentrl.errors import ConfigError, EngineError
 from agentrl.trainer.logprobs import sequence_logprobs
 from agentrl.trainer.weights import ModelWeights
-from agentrl.types import Completion, Sampling, Session
+from agentrl.types import Completion, EpisodeSession, Sampling
 from tests.contract.engine.conftest import READY_S
 from tests.contract.engine.proxy import Proxy
 
@@ -106,12 +106,12 @@ async def test_a_wrong_key_is_named_by_its_variable(
 
 async def test_a_completion_that_the_cache_cut_off_is_no_completion(limited: SglangEngine) -> None:
     with pytest.raises(EngineError, match=r"cut a completion at|exceeds the maximum"):
-        await limited.generate(PROMPT, Sampling(max_tokens=1000), Session("a"))
+        await limited.generate(PROMPT, Sampling(max_tokens=1000), EpisodeSession("a"))
 
 
 async def test_a_full_queue_is_waited_for(limited: SglangEngine) -> None:
     sampling = Sampling(max_tokens=40)
-    runs = [limited.generate(PROMPT, sampling, Session(f"s{i}")) for i in range(12)]
+    runs = [limited.generate(PROMPT, sampling, EpisodeSession(f"s{i}")) for i in range(12)]
     completions = await asyncio.gather(*runs)
     assert all(len(completion.ids_T) == 40 for completion in completions)
 
@@ -166,7 +166,7 @@ async def pair(
 
 async def sample(engine: SglangEngine, name: str, num: int = 30) -> Completion:
     sampling = Sampling(max_tokens=num, stop_ids=STOP_IDS)
-    return await engine.generate(PROMPT, sampling, Session(name))
+    return await engine.generate(PROMPT, sampling, EpisodeSession(name))
 
 
 async def versions(engine: SglangEngine, names: str, num: int = 30) -> list[set[int]]:
@@ -174,11 +174,11 @@ async def versions(engine: SglangEngine, names: str, num: int = 30) -> list[set[
     return [set(completion.versions_T.tolist()) for completion in completions]
 
 
-def state(slot: Slot) -> str:
+def state(slot: ServerState) -> str:
     return slot.state
 
 
-async def until(slot: Slot, wanted: str, seconds: float = 30) -> None:
+async def until(slot: ServerState, wanted: str, seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while slot.state != wanted:
         assert time.monotonic() < end, f"the server is {slot.state}, not {wanted}: {slot.why}"

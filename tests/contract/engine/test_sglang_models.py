@@ -38,7 +38,7 @@ from agentrl.engine.sglang.weights.bucket import Named
 from agentrl.errors import EngineError
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.weights import ModelWeights
-from agentrl.types import Sampling, Session
+from agentrl.types import EpisodeSession, Sampling
 from tests.contract.engine.conftest import READY_S
 from tests.slices import RowSlices
 
@@ -108,7 +108,7 @@ async def gap(
 
     `across` an update a token that only the server stops at ends what has the first version.
     """
-    completion = await engine.generate(ids, Sampling(max_tokens=num), Session(session))
+    completion = await engine.generate(ids, Sampling(max_tokens=num), EpisodeSession(session))
     of_version = completion.versions_T == version
     assert of_version[0] if across else of_version.all()
     sampled = torch.tensor(completion.ids_T.tolist())

@@ -16,7 +16,7 @@ from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import Server
 from agentrl.engine.sglang.weights import DiskTransport, TensorTransport
 from agentrl.trainer.weights import ModelWeights
-from agentrl.types import Sampling, Session, StopReason
+from agentrl.types import EpisodeSession, Sampling, StopReason
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
@@ -99,7 +99,9 @@ async def test_each_token_of_a_request_across_an_update_is_from_its_version(
     paused_engine: SglangEngine, model: PreTrainedModel, mode: PauseMode
 ) -> None:
     engine, new = paused_engine, changed(model)
-    running = [asyncio.ensure_future(engine.generate(PROMPT, LONG, Session(name))) for name in "ab"]
+    running = [
+        asyncio.ensure_future(engine.generate(PROMPT, LONG, EpisodeSession(name))) for name in "ab"
+    ]
     await begun(engine.slots[0].url, len(running))
     await engine.update_weights(ModelWeights(new), 1)
     for completion in await asyncio.gather(*running):
@@ -123,9 +125,9 @@ async def test_each_token_of_a_request_across_an_update_is_from_its_version(
         assert gaps.max() < 1e-4
         assert first + 1 >= len(wrong) or wrong[first + 1 :].max() > 1e-2
     # Whoever begins later is sampled under the new weights alone, also with a prefix of before.
-    later = await engine.generate(PROMPT, Sampling(max_tokens=16), Session("c"))
+    later = await engine.generate(PROMPT, Sampling(max_tokens=16), EpisodeSession("c"))
     ids = PROMPT + later.ids_T.tolist()
     only_new = expected((new, new), ids, 1, kept=False)
     assert np.abs(only_new - later.logprobs_T).max() < 1e-4
-    cached = await engine.generate(PROMPT, Sampling(max_tokens=1), Session("d"))
+    cached = await engine.generate(PROMPT, Sampling(max_tokens=1), EpisodeSession("d"))
     assert cached.cached_tokens > 0

@@ -26,7 +26,7 @@ from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.logprobs import sequence_logprobs
 from agentrl.trainer.weights import ModelWeights
-from agentrl.types import Completion, Sampling, Session, StopReason
+from agentrl.types import Completion, EpisodeSession, Sampling, StopReason
 from tests.contract.engine.conftest import Target
 
 pytestmark = pytest.mark.timeout(300)
@@ -66,7 +66,7 @@ async def test_logprobs_are_the_models_after_the_temperature(
     engine: SglangEngine, model: PreTrainedModel, temperature: float
 ) -> None:
     sampling = Sampling(max_tokens=24, temperature=temperature)
-    completion = await engine.generate(PROMPT, sampling, Session("a"))
+    completion = await engine.generate(PROMPT, sampling, EpisodeSession("a"))
     assert gap(model, completion, temperature) < 1e-4
     assert completion.versions_T.tolist() == [0] * len(completion.ids_T)
 
@@ -74,7 +74,9 @@ async def test_logprobs_are_the_models_after_the_temperature(
 async def test_a_greedy_completion_is_the_most_likely_one(
     engine: SglangEngine, model: PreTrainedModel
 ) -> None:
-    completion = await engine.generate(PROMPT, Sampling(max_tokens=4, temperature=0), Session("a"))
+    completion = await engine.generate(
+        PROMPT, Sampling(max_tokens=4, temperature=0), EpisodeSession("a")
+    )
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([PROMPT])).logits[0, -1]
     assert completion.ids_T[0] == int(logits.argmax())
@@ -83,7 +85,7 @@ async def test_a_greedy_completion_is_the_most_likely_one(
 
 async def test_the_stop_token_is_the_last_id(engine: SglangEngine) -> None:
     sampling = Sampling(max_tokens=200, stop_ids=frozenset(range(0, 768, 3)))
-    completion = await engine.generate(PROMPT, sampling, Session("a"))
+    completion = await engine.generate(PROMPT, sampling, EpisodeSession("a"))
     ids = completion.ids_T.tolist()
     assert completion.stop_reason is StopReason.STOP
     assert ids[-1] % 3 == 0
@@ -96,14 +98,14 @@ async def test_sampling_goes_on_past_a_stop_token_of_the_servers_own(
     prefer(model, END_OF_TEXT)
     await engine.update_weights(ModelWeights(model), 1)
     sampling = Sampling(max_tokens=5, stop_ids=frozenset({STOP}))
-    completion = await engine.generate(PROMPT, sampling, Session("a"))
+    completion = await engine.generate(PROMPT, sampling, EpisodeSession("a"))
     assert completion.ids_T.tolist() == [END_OF_TEXT] * 5
     assert completion.stop_reason is StopReason.LENGTH
     assert engine.slots[0].stats.requests == 5
 
 
 async def test_a_session_finds_its_prefix_cached(engine: SglangEngine) -> None:
-    session, sampling = Session("a"), Sampling(max_tokens=8)
+    session, sampling = EpisodeSession("a"), Sampling(max_tokens=8)
     first = await engine.generate(PROMPT, sampling, session)
     ids = [*PROMPT, *first.ids_T.tolist(), 5, 6]
     second = await engine.generate(ids, sampling, session)
@@ -117,10 +119,10 @@ async def test_a_session_finds_its_prefix_cached(engine: SglangEngine) -> None:
 async def test_the_context_holds_exactly_what_it_says(engine: SglangEngine) -> None:
     for missing in (1, 4):
         ids = [5] * (engine.context_length - missing)
-        completion = await engine.generate(ids, Sampling(max_tokens=100), Session("a"))
+        completion = await engine.generate(ids, Sampling(max_tokens=100), EpisodeSession("a"))
         assert len(completion.ids_T) == missing
     with pytest.raises(EngineError, match="holds 2040"):
-        await engine.generate([5] * 2040, Sampling(max_tokens=1), Session("a"))
+        await engine.generate([5] * 2040, Sampling(max_tokens=1), EpisodeSession("a"))
 
 
 @pytest.mark.parametrize("bad", [-1, 768, 99_999_999])
@@ -128,7 +130,7 @@ async def test_an_id_outside_the_vocabulary_never_reaches_the_server(
     engine: SglangEngine, bad: int
 ) -> None:
     with pytest.raises(EngineError, match=f"got id {bad}, expected 0 to 767"):
-        await engine.generate([5, bad], Sampling(max_tokens=1), Session("a"))
+        await engine.generate([5, bad], Sampling(max_tokens=1), EpisodeSession("a"))
     assert (await engine.health()).alive
 
 
@@ -141,10 +143,10 @@ async def test_new_weights_are_sampled_under_their_version(
     other = SglangEngine([target.url], vocab_size=768, context_length=CONTEXT, transport=kind())
     await other.start(ready_s=60, weights=ModelWeights(model))
     try:
-        await other.generate(PROMPT, Sampling(max_tokens=4), Session("a"))
+        await other.generate(PROMPT, Sampling(max_tokens=4), EpisodeSession("a"))
         change(model, 1.05)
         await other.update_weights(ModelWeights(model), 1)
-        completion = await other.generate(PROMPT, Sampling(max_tokens=16), Session("a"))
+        completion = await other.generate(PROMPT, Sampling(max_tokens=16), EpisodeSession("a"))
         assert completion.cached_tokens == 0, "keys and values of the old weights were used"
         assert set(completion.versions_T.tolist()) == {1}
         assert gap(model, completion) < 1e-4
@@ -169,7 +171,7 @@ async def test_the_server_takes_many_buckets(engine: SglangEngine, model: PreTra
         }
         await control.send("/update_weights_from_tensor", body, timeout_s=60)
     await control.end_update()
-    completion = await engine.generate(PROMPT, Sampling(max_tokens=8), Session("a"))
+    completion = await engine.generate(PROMPT, Sampling(max_tokens=8), EpisodeSession("a"))
     assert gap(model, completion) < 1e-4
 
 
@@ -184,7 +186,9 @@ async def test_an_update_session_that_a_dead_trainer_left_open_is_closed(
 async def test_a_version_across_an_update_is_known_token_by_token(
     engine: SglangEngine, model: PreTrainedModel
 ) -> None:
-    running = asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=400), Session("a")))
+    running = asyncio.ensure_future(
+        engine.generate(PROMPT, Sampling(max_tokens=400), EpisodeSession("a"))
+    )
     await asyncio.sleep(0.3)
     await engine.pause()
     change(model, 1.01)
@@ -198,7 +202,9 @@ async def test_a_version_across_an_update_is_known_token_by_token(
 async def test_weights_of_another_shape_change_nothing(
     engine: SglangEngine, model: PreTrainedModel
 ) -> None:
-    before = await engine.generate(PROMPT, Sampling(max_tokens=8, temperature=0), Session("a"))
+    before = await engine.generate(
+        PROMPT, Sampling(max_tokens=8, temperature=0), EpisodeSession("a")
+    )
 
     class Short:
         def named_tensors(self) -> object:
@@ -206,15 +212,19 @@ async def test_weights_of_another_shape_change_nothing(
 
     with pytest.raises(EngineError, match=r"differ from the model's in model\.embed_tokens"):
         await engine.update_weights(Short(), 1)  # type: ignore[arg-type]  # a list will do
-    after = await engine.generate(PROMPT, Sampling(max_tokens=8, temperature=0), Session("a"))
+    after = await engine.generate(
+        PROMPT, Sampling(max_tokens=8, temperature=0), EpisodeSession("a")
+    )
     assert after.ids_T.tolist() == before.ids_T.tolist()
     assert after.versions_T.tolist() == [0] * len(after.ids_T)
 
 
 async def test_an_abort_returns_what_there_is(engine: SglangEngine) -> None:
-    session = Session("a")
+    session = EpisodeSession("a")
     running = asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=1900), session))
-    other = asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=50), Session("b")))
+    other = asyncio.ensure_future(
+        engine.generate(PROMPT, Sampling(max_tokens=50), EpisodeSession("b"))
+    )
     await asyncio.sleep(0.5)
     await engine.abort(session)
     completion = await running
@@ -226,17 +236,19 @@ async def test_an_abort_returns_what_there_is(engine: SglangEngine) -> None:
 
 async def test_an_abort_while_paused_is_not_lost(engine: SglangEngine) -> None:
     running = asyncio.ensure_future(
-        engine.generate(PROMPT, Sampling(max_tokens=1900), Session("a"))
+        engine.generate(PROMPT, Sampling(max_tokens=1900), EpisodeSession("a"))
     )
     await asyncio.sleep(0.3)
     await engine.pause()
-    waiting = asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=5), Session("b")))
+    waiting = asyncio.ensure_future(
+        engine.generate(PROMPT, Sampling(max_tokens=5), EpisodeSession("b"))
+    )
     await asyncio.sleep(0.1)
     assert await engine.slots[0].control.healthy(), "a paused server is no sick one"
-    await engine.abort(Session("b"))
+    await engine.abort(EpisodeSession("b"))
     assert len((await waiting).ids_T) == 0
     await engine.resume()
-    await engine.abort(Session("a"))
+    await engine.abort(EpisodeSession("a"))
     assert (await running).stop_reason is StopReason.ABORT
 
 
@@ -244,7 +256,7 @@ async def test_a_cancelled_request_ends_on_the_server_too(
     engine: SglangEngine, target: Target
 ) -> None:
     running = asyncio.ensure_future(
-        engine.generate(PROMPT, Sampling(max_tokens=1900), Session("a"))
+        engine.generate(PROMPT, Sampling(max_tokens=1900), EpisodeSession("a"))
     )
     await asyncio.sleep(0.5)
     running.cancel()
@@ -263,7 +275,7 @@ async def test_a_request_that_takes_too_long_says_that_the_server_lives(target: 
     slow = SglangEngine([target.url], vocab_size=768, context_length=CONTEXT, timeout_s=0.3)
     await slow.start(ready_s=60)
     with pytest.raises(EngineError, match=r"no completion within 0\.3 s; the server is alive"):
-        await slow.generate(PROMPT, Sampling(max_tokens=1900), Session("a"))
+        await slow.generate(PROMPT, Sampling(max_tokens=1900), EpisodeSession("a"))
     await slow.aclose()
 
 

@@ -19,7 +19,7 @@ from agentrl.engine.sglang.weights.bucket import Named
 from agentrl.engine.sglang.weights.transport import Target
 from agentrl.errors import EngineError
 from agentrl.trainer.weights import ModelWeights
-from agentrl.types import Sampling, Session
+from agentrl.types import EpisodeSession, Sampling
 from tests.contract.engine.conftest import READY_S
 
 pytestmark = [pytest.mark.sglang, pytest.mark.nightly, pytest.mark.timeout(600)]
@@ -73,7 +73,7 @@ async def test_weights_arrive_where_they_cannot_be_read_back(
                 for parameter in model.parameters():
                     parameter.mul_(1.05)
             await engine.update_weights(ModelWeights(model), version)
-            found = await engine.generate(ids, Sampling(max_tokens=8), Session(f"{version}"))
+            found = await engine.generate(ids, Sampling(max_tokens=8), EpisodeSession(f"{version}"))
             sampled = torch.tensor(found.ids_T.tolist())
             with torch.no_grad():
                 logits = model(torch.cat([torch.tensor(ids), sampled])[None, :-1]).logits[0]

@@ -18,7 +18,7 @@ from agentrl.envs.swe.build.decoying import deciding
 from agentrl.envs.swe.build.guarding import find_decoys
 from agentrl.envs.swe.build.operators import OPERATORS
 from agentrl.envs.swe.build.records import Mutation, Package, RepairTask, write_records
-from agentrl.envs.swe.build.source import Source, position
+from agentrl.envs.swe.build.source import PackageSource, position
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.types import Agent, AssistantTurn, EpisodeView, Outcome, ToolCall
 
@@ -115,7 +115,7 @@ def tasks_file(folder: Path, tests: str = TESTS) -> Path:
 
 
 def _mutation() -> Mutation:
-    source = Source(PRICES.encode())
+    source = PackageSource(PRICES.encode())
     for node in source.nodes():
         for edit in OPERATORS["arithmetic"](source, node):
             if source.replaced(edit) == WRONG:

@@ -15,7 +15,7 @@ from agentrl.envs.check import check_env_class
 from agentrl.envs.services import EnvServices
 from agentrl.envs.swe_sandbox import SweSandbox
 from agentrl.envs.toolenv import ToolEnv
-from agentrl.rollout import Codec, Collector, CollectSettings, Job, Limits, episode_metrics
+from agentrl.rollout import Codec, Collector, CollectSettings, EpisodeLimits, Job, episode_metrics
 from agentrl.rollout.batch import make_batch
 from agentrl.sandboxes import SandboxOptions, run_sync
 from agentrl.tokens import Tokenizer
@@ -143,7 +143,7 @@ async def test_a_mixture_earns_what_its_honest_part_earns(file: Path, tiny_folde
     )
     codec = Codec(Tokenizer.load(tiny_folder))
     engine = ScriptedEngine(mixture, codec.renderer(SweSandbox().tool_schemas))
-    limits = Limits(turn_tokens=1 << 20, context_tokens=1 << 20, wall_s=None, setup_s=60)
+    limits = EpisodeLimits(turn_tokens=1 << 20, context_tokens=1 << 20, wall_s=None, setup_s=60)
     settings = CollectSettings(
         limits=limits, temperature=1.0, concurrency=4, attempts=1, max_invalid_share=0.0
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.tokens import Renderer, Tokenizer
-from agentrl.tokens.template_check import Report, examine
+from agentrl.tokens.template_check import TemplateReport, examine
 from agentrl.types import AssistantTurn, Message, ToolSchema
 
 MakeFolder = Callable[..., Path]
@@ -19,7 +19,7 @@ CHATML = (
 )
 
 
-def with_result(folder: Path, shown: str, tools: tuple[ToolSchema, ...]) -> Report:
+def with_result(folder: Path, shown: str, tools: tuple[ToolSchema, ...]) -> TemplateReport:
     """The report where the template writes `shown` as the result of a tool."""
     source = load(folder).template.source
     assert source.count(RESULT) == 1

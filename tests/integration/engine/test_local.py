@@ -12,7 +12,7 @@ from agentrl.engine import Engine
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.errors import EngineError
-from agentrl.types import Completion, Sampling, Session, StopReason
+from agentrl.types import Completion, EpisodeSession, Sampling, StopReason
 from tests.integration.engine.plain import VOCAB, random_llama, reference_logprobs, sampled
 
 MEAN_GAP, MAX_GAP = 1e-5, 1e-3
@@ -55,7 +55,7 @@ async def episode(
     engine: Engine, model: PreTrainedModel, prompt: list[int], seed: int, turns: int = 4
 ) -> list[np.ndarray]:
     rng = random.Random(seed)
-    session, ids, found = Session(f"e{seed}"), list(prompt), list[np.ndarray]()
+    session, ids, found = EpisodeSession(f"e{seed}"), list(prompt), list[np.ndarray]()
     for turn in range(turns):
         temperature = rng.choice([0.5, 1.0, 1.3])
         sampling = Sampling(
@@ -87,7 +87,7 @@ async def test_logprobs_equal_a_plain_forward_pass(slots: int, prefill_tokens: i
 
 async def test_a_turn_costs_its_new_tokens(llama: LlamaForCausalLM) -> None:
     async with local(llama) as engine:
-        ids, session = some_ids(random.Random(0), 50), Session("a")
+        ids, session = some_ids(random.Random(0), 50), EpisodeSession("a")
         first = await engine.generate(ids, Sampling(max_tokens=10), session)
         assert first.cached_tokens == 0
         ids += [*first.ids_T.tolist(), 1, 2, 3]
@@ -101,7 +101,8 @@ async def test_a_prompt_shared_by_a_group_is_computed_once(llama: LlamaForCausal
     ids = some_ids(random.Random(0), 60)
     async with local(llama, prefill_tokens=16) as engine:
         jobs = [
-            engine.generate(ids, Sampling(max_tokens=3, seed=i), Session(str(i))) for i in range(8)
+            engine.generate(ids, Sampling(max_tokens=3, seed=i), EpisodeSession(str(i)))
+            for i in range(8)
         ]
         completions = await asyncio.gather(*jobs)
         assert sorted(c.cached_tokens for c in completions) == [0] + [59] * 7
@@ -114,11 +115,11 @@ async def test_an_evicted_session_is_computed_again(llama: LlamaForCausalLM) -> 
     rng = random.Random(0)
     async with local(llama, slots=1) as engine:
         first = await engine.generate(
-            ids := some_ids(rng, 20), Sampling(max_tokens=5), Session("a")
+            ids := some_ids(rng, 20), Sampling(max_tokens=5), EpisodeSession("a")
         )
-        await engine.generate(some_ids(rng, 20), Sampling(max_tokens=5), Session("b"))
+        await engine.generate(some_ids(rng, 20), Sampling(max_tokens=5), EpisodeSession("b"))
         ids += first.ids_T.tolist()
-        again = await engine.generate(ids, Sampling(max_tokens=5), Session("a"))
+        again = await engine.generate(ids, Sampling(max_tokens=5), EpisodeSession("a"))
     assert again.cached_tokens < 5
     assert gaps(llama, ids, again, 1.0).max() < MAX_GAP
 
@@ -126,9 +127,9 @@ async def test_an_evicted_session_is_computed_again(llama: LlamaForCausalLM) -> 
 async def test_history_that_was_rewritten_is_computed_again(llama: LlamaForCausalLM) -> None:
     ids = some_ids(random.Random(0), 30)
     async with local(llama) as engine:
-        await engine.generate(ids, Sampling(max_tokens=5), Session("a"))
+        await engine.generate(ids, Sampling(max_tokens=5), EpisodeSession("a"))
         changed = [*ids[:12], (ids[12] + 1) % VOCAB, *ids[13:25]]
-        completion = await engine.generate(changed, Sampling(max_tokens=5), Session("a"))
+        completion = await engine.generate(changed, Sampling(max_tokens=5), EpisodeSession("a"))
     assert completion.cached_tokens == 12
     assert gaps(llama, changed, completion, 1.0).max() < MAX_GAP
 
@@ -137,13 +138,17 @@ async def test_a_completion_follows_from_its_seed_alone(llama: LlamaForCausalLM)
     ids, rng = some_ids(random.Random(0), 20), random.Random(1)
     sampling = Sampling(max_tokens=20, seed=2**70 + 7)
     async with local(llama) as engine:
-        alone = await engine.generate(ids, sampling, Session("a"))
+        alone = await engine.generate(ids, sampling, EpisodeSession("a"))
         others = [
-            engine.generate(some_ids(rng, 9), Sampling(max_tokens=15, seed=i), Session(f"o{i}"))
+            engine.generate(
+                some_ids(rng, 9), Sampling(max_tokens=15, seed=i), EpisodeSession(f"o{i}")
+            )
             for i in range(6)
         ]
-        crowded, *_ = await asyncio.gather(engine.generate(ids, sampling, Session("b")), *others)
-        other = await engine.generate(ids, Sampling(max_tokens=20, seed=8), Session("c"))
+        crowded, *_ = await asyncio.gather(
+            engine.generate(ids, sampling, EpisodeSession("b")), *others
+        )
+        other = await engine.generate(ids, Sampling(max_tokens=20, seed=8), EpisodeSession("c"))
     assert alone.ids_T.tolist() == crowded.ids_T.tolist()
     assert alone.ids_T.tolist() != other.ids_T.tolist()
 
@@ -152,8 +157,8 @@ async def test_temperature_zero_takes_the_most_likely(llama: LlamaForCausalLM) -
     ids = some_ids(random.Random(0), 20)
     async with local(llama) as engine:
         greedy, sampled = await asyncio.gather(
-            engine.generate(ids, Sampling(max_tokens=12, temperature=0.0), Session("a")),
-            engine.generate(ids, Sampling(max_tokens=12, seed=3), Session("b")),
+            engine.generate(ids, Sampling(max_tokens=12, temperature=0.0), EpisodeSession("a")),
+            engine.generate(ids, Sampling(max_tokens=12, seed=3), EpisodeSession("b")),
         )
     assert gaps(llama, ids, greedy, 1.0).max() < MAX_GAP
     assert greedy.logprobs_T.sum() > sampled.logprobs_T.sum()
@@ -166,15 +171,15 @@ async def test_why_a_completion_ends(llama: LlamaForCausalLM) -> None:
     async with local(llama, context_length=32) as engine:
         stop_ids = frozenset(range(0, VOCAB, 3))
         stopped = await engine.generate(
-            ids, Sampling(max_tokens=12, stop_ids=stop_ids, seed=1), Session("a")
+            ids, Sampling(max_tokens=12, stop_ids=stop_ids, seed=1), EpisodeSession("a")
         )
         assert stopped.stop_reason is StopReason.STOP
         assert [token in stop_ids for token in stopped.ids_T.tolist()].index(True) == (
             len(stopped.ids_T) - 1
         )
-        cut = await engine.generate(ids, Sampling(max_tokens=5), Session("b"))
+        cut = await engine.generate(ids, Sampling(max_tokens=5), EpisodeSession("b"))
         assert (cut.stop_reason, len(cut.ids_T)) == (StopReason.LENGTH, 5)
-        full = await engine.generate(ids, Sampling(max_tokens=50), Session("c"))
+        full = await engine.generate(ids, Sampling(max_tokens=50), EpisodeSession("c"))
         assert (full.stop_reason, len(full.ids_T)) == (StopReason.LENGTH, 12)
 
 
@@ -194,28 +199,32 @@ async def test_requests_that_cannot_be_served(
 ) -> None:
     async with local(llama, context_length=64) as engine:
         with pytest.raises(EngineError, match=message):
-            await engine.generate(ids, sampling, Session("a"))
+            await engine.generate(ids, sampling, EpisodeSession("a"))
         assert (await engine.health()).alive
 
 
 async def test_two_requests_of_one_session_are_refused(llama: LlamaForCausalLM) -> None:
     async with local(llama) as engine:
-        first = asyncio.create_task(engine.generate([3], Sampling(max_tokens=60), Session("a")))
+        first = asyncio.create_task(
+            engine.generate([3], Sampling(max_tokens=60), EpisodeSession("a"))
+        )
         await asyncio.sleep(0)
         with pytest.raises(EngineError, match="'a' already has a running request"):
-            await engine.generate([3], Sampling(max_tokens=1), Session("a"))
+            await engine.generate([3], Sampling(max_tokens=1), EpisodeSession("a"))
         assert len((await first).ids_T) == 60
 
 
 async def test_abort_returns_what_was_sampled(llama: LlamaForCausalLM) -> None:
     async with local(llama, slots=1) as engine:
         tasks = [
-            asyncio.create_task(engine.generate([3, 4], Sampling(max_tokens=500), Session(key)))
+            asyncio.create_task(
+                engine.generate([3, 4], Sampling(max_tokens=500), EpisodeSession(key))
+            )
             for key in ("running", "waiting")
         ]
         await sampled(engine, 3)
-        await engine.abort(Session("waiting"))
-        await engine.abort(Session("running"))
+        await engine.abort(EpisodeSession("waiting"))
+        await engine.abort(EpisodeSession("running"))
         running, waiting = await asyncio.gather(*tasks)
         assert running.stop_reason is waiting.stop_reason is StopReason.ABORT
         assert len(waiting.ids_T) == 0
@@ -225,13 +234,15 @@ async def test_abort_returns_what_was_sampled(llama: LlamaForCausalLM) -> None:
 
 async def test_a_cancelled_request_frees_its_slot(llama: LlamaForCausalLM) -> None:
     async with local(llama, slots=1) as engine:
-        task = asyncio.create_task(engine.generate([3], Sampling(max_tokens=500), Session("a")))
+        task = asyncio.create_task(
+            engine.generate([3], Sampling(max_tokens=500), EpisodeSession("a"))
+        )
         await sampled(engine, 3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         async with asyncio.timeout(2):
-            await engine.generate([4], Sampling(max_tokens=1), Session("b"))
+            await engine.generate([4], Sampling(max_tokens=1), EpisodeSession("b"))
         assert (await engine.health()).running == 0
 
 
@@ -239,7 +250,7 @@ async def test_a_request_ends_by_its_deadline(llama: LlamaForCausalLM) -> None:
     async with local(llama, timeout_s=0.05) as engine:
         await engine.pause()
         with pytest.raises(EngineError, match=r"no completion within 0\.05 s"):
-            await engine.generate([3], Sampling(max_tokens=1), Session("a"))
+            await engine.generate([3], Sampling(max_tokens=1), EpisodeSession("a"))
         await engine.resume()
         assert (await engine.health()).waiting == 0
 
@@ -254,7 +265,7 @@ async def test_what_a_session_left_is_the_prefix_of_another(
         rng = random.Random(number)
         ids, cached = some_ids(rng, 20), 0
         for turn in range(4):
-            session = Session(f"{number}.{turn}")
+            session = EpisodeSession(f"{number}.{turn}")
             sampling = Sampling(max_tokens=rng.randint(1, 12), seed=turn)
             completion = await engine.generate(ids, sampling, session)
             engine.leave(session)
@@ -272,7 +283,9 @@ async def test_what_a_session_left_is_the_prefix_of_another(
 
 async def test_nothing_is_sampled_while_paused(llama: LlamaForCausalLM) -> None:
     async with local(llama) as engine:
-        task = asyncio.create_task(engine.generate([3], Sampling(max_tokens=90), Session("a")))
+        task = asyncio.create_task(
+            engine.generate([3], Sampling(max_tokens=90), EpisodeSession("a"))
+        )
         await sampled(engine, 3)
         await engine.pause()
         before = (await engine.health()).sampled_tokens
@@ -284,13 +297,15 @@ async def test_nothing_is_sampled_while_paused(llama: LlamaForCausalLM) -> None:
 
 async def test_closing_fails_what_runs(llama: LlamaForCausalLM) -> None:
     async with local(llama) as engine:
-        task = asyncio.create_task(engine.generate([3], Sampling(max_tokens=500), Session("a")))
+        task = asyncio.create_task(
+            engine.generate([3], Sampling(max_tokens=500), EpisodeSession("a"))
+        )
         await asyncio.sleep(0.01)
         await engine.aclose()
         with pytest.raises(EngineError, match="closed"):
             await task
         with pytest.raises(EngineError, match="closed"):
-            await engine.generate([3], Sampling(max_tokens=1), Session("b"))
+            await engine.generate([3], Sampling(max_tokens=1), EpisodeSession("b"))
         assert not (await engine.health()).alive
 
 
@@ -305,9 +320,9 @@ async def test_a_dead_thread_fails_every_request() -> None:
     model = Breaking(random_llama().config)
     async with local(model, slots=2) as engine:
         found = await asyncio.gather(
-            engine.generate([3], Sampling(max_tokens=500), Session("running")),
-            engine.generate([3, 13], Sampling(max_tokens=1), Session("breaking")),
-            engine.generate([3], Sampling(max_tokens=500), Session("waiting")),
+            engine.generate([3], Sampling(max_tokens=500), EpisodeSession("running")),
+            engine.generate([3, 13], Sampling(max_tokens=1), EpisodeSession("breaking")),
+            engine.generate([3], Sampling(max_tokens=500), EpisodeSession("waiting")),
             return_exceptions=True,
         )
         for error in found:
@@ -326,14 +341,14 @@ async def test_numbers_that_are_not_finite_fail_one_request_only() -> None:
     with_nan[bad] = float("nan")
     async with local(model, slots=2) as engine:
         first, second = await asyncio.gather(
-            engine.generate([good, bad, good], Sampling(max_tokens=1), Session("a")),
+            engine.generate([good, bad, good], Sampling(max_tokens=1), EpisodeSession("a")),
             engine.generate(
-                [good, good], Sampling(max_tokens=4, stop_ids=frozenset()), Session("b")
+                [good, good], Sampling(max_tokens=4, stop_ids=frozenset()), EpisodeSession("b")
             ),
             return_exceptions=True,
         )
         assert isinstance(first, EngineError)
         assert "not finite" in str(first)
         assert isinstance(second, Completion)
-        again = await engine.generate([good] * 9, Sampling(max_tokens=1), Session("c"))
+        again = await engine.generate([good] * 9, Sampling(max_tokens=1), EpisodeSession("c"))
         assert np.isfinite(again.logprobs_T).all()

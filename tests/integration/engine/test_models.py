@@ -18,7 +18,7 @@ from agentrl.engine.local.engine import LocalEngine
 from agentrl.errors import ConfigError, RunError
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer.trainer import Trainer
-from agentrl.types import Sampling, Session
+from agentrl.types import EpisodeSession, Sampling
 from tests.integration.engine.plain import random_llama
 from tests.one_thread import one_thread
 from tests.unit.trainer.batches import on_policy, random_segments
@@ -90,7 +90,7 @@ async def engine_gap(model: PreTrainedModel, *, longest: int = 0) -> float:
         ids = np.random.default_rng(length).integers(31, size=length).tolist()
         for turn in range(2):
             sampling = Sampling(max_tokens=5, seed=number)
-            found = await engine.generate(ids, sampling, Session(f"{number}"))
+            found = await engine.generate(ids, sampling, EpisodeSession(f"{number}"))
             ids += found.ids_T.tolist()
             own = own_logprobs(model, torch.tensor(ids))[-len(found.ids_T) :]
             gaps.append(float(np.abs(own.numpy() - found.logprobs_T).max()))

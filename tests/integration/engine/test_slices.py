@@ -12,7 +12,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.reshard import Bucket, Handle, Written
 from agentrl.errors import EngineError
-from agentrl.types import Sampling, Session
+from agentrl.types import EpisodeSession, Sampling
 from tests.integration.engine.plain import random_llama, reference_logprobs
 from tests.slices import RowSlices
 
@@ -21,7 +21,7 @@ OWN_COPY = EngineConfig(slots=4, share_weights=False, timeout_s=5)
 
 
 async def gap(engine: LocalEngine, seed: int, version: int) -> float:
-    completion = await engine.generate(PROMPT, Sampling(max_tokens=8), Session("a"))
+    completion = await engine.generate(PROMPT, Sampling(max_tokens=8), EpisodeSession("a"))
     assert set(completion.versions_T.tolist()) == {version}
     expected = reference_logprobs(random_llama(seed), PROMPT, completion.ids_T.tolist())
     return float(np.abs(expected - completion.logprobs_T).max())

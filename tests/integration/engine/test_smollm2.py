@@ -14,7 +14,7 @@ from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError
-from agentrl.types import Completion, Sampling, Session, StopReason
+from agentrl.types import Completion, EpisodeSession, Sampling, StopReason
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -46,10 +46,12 @@ async def test_it_answers_and_its_logprobs_are_the_models(folder: Path) -> None:
     stop = frozenset({2})
     greedy, *sampled = await asyncio.gather(
         engine.generate(
-            prompt, Sampling(max_tokens=24, temperature=0, stop_ids=stop), Session("g")
+            prompt, Sampling(max_tokens=24, temperature=0, stop_ids=stop), EpisodeSession("g")
         ),
         *(
-            engine.generate(prompt, Sampling(max_tokens=24, seed=i, stop_ids=stop), Session(str(i)))
+            engine.generate(
+                prompt, Sampling(max_tokens=24, seed=i, stop_ids=stop), EpisodeSession(str(i))
+            )
             for i in range(3)
         ),
     )

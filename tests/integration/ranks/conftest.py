@@ -3,7 +3,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from agentrl.trainer.parallel_dims import Layout
+from agentrl.trainer.parallel_dims import ParallelDims
 from agentrl.trainer.processes import RankProcesses
 
 Group = Callable[..., RankProcesses]
@@ -12,11 +12,11 @@ Group = Callable[..., RankProcesses]
 @pytest.fixture(scope="session")
 def group() -> Iterator[Group]:
     """Groups of ranks by their layout, each started once."""
-    started: dict[Layout, RankProcesses] = {}
+    started: dict[ParallelDims, RankProcesses] = {}
     with ExitStack() as stack:
 
         def get(size: int, **options: int) -> RankProcesses:
-            layout = Layout(size=size, timeout_s=30, **options)
+            layout = ParallelDims(size=size, timeout_s=30, **options)
             if layout not in started or not started[layout].alive:
                 started[layout] = stack.enter_context(RankProcesses(layout, threads=1))
             return started[layout]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError, RunError
-from agentrl.trainer.parallel_dims import Layout, Ranks
+from agentrl.trainer.parallel_dims import ParallelDims, Ranks
 from agentrl.trainer.processes import RankProcesses
 from agentrl.trainer.trainer import Trainer
 from tests.integration.ranks.cases import CONFIG, ragged
@@ -61,7 +61,7 @@ def test_one_sentence_and_nothing_left(
     killed = tmp_path / "agentrl-ranks-99999999-x"  # no process has so high a number
     killed.mkdir()
     os.utime(killed, (0, 0))
-    ranks = RankProcesses(Layout(size=2, timeout_s=DEADLINE_S), threads=1)
+    ranks = RankProcesses(ParallelDims(size=2, timeout_s=DEADLINE_S), threads=1)
     pids = ranks.call(pid)
     started = time.monotonic()
     with pytest.raises((RunError, ValueError), match=sentence) as caught:
@@ -81,7 +81,7 @@ def refuse(ranks: Ranks) -> None:
 
 
 def test_ranks_that_fail_alike_go_on() -> None:
-    with RankProcesses(Layout(size=2, timeout_s=DEADLINE_S), threads=1) as ranks:
+    with RankProcesses(ParallelDims(size=2, timeout_s=DEADLINE_S), threads=1) as ranks:
         with pytest.raises(ConfigError, match="all of us say so"):
             ranks.call(refuse)
         assert len(set(ranks.call(pid))) == 2

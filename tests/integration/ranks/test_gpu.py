@@ -12,7 +12,7 @@ from torch import nn
 
 from agentrl.trainer.device import memory, resolve_device, synchronize
 from agentrl.trainer.fsdp import local
-from agentrl.trainer.parallel_dims import Layout, Ranks, join
+from agentrl.trainer.parallel_dims import ParallelDims, Ranks, join
 from agentrl.trainer.trainer import Trainer
 from tests.integration.ranks.cases import CONFIG, ragged, reference
 from tests.unit.trainer.batches import tiny_model
@@ -28,7 +28,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     rendezvous: Path = tmp_path_factory.mktemp("ranks") / "rendezvous"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        joined = join(0, Layout(), device=resolve_device("auto"), rendezvous=rendezvous)
+        joined = join(0, ParallelDims(), device=resolve_device("auto"), rendezvous=rendezvous)
         yield joined
         joined.leave()
 

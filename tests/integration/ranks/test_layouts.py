@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer.config import KlConfig, LoraConfig, check_heads
 from agentrl.trainer.fsdp import local, whole
-from agentrl.trainer.parallel_dims import SINGLE, Layout, Ranks, arrange
+from agentrl.trainer.parallel_dims import SINGLE, ParallelDims, Ranks, arrange
 from agentrl.trainer.sharded_load import empty_model
 from agentrl.trainer.stats import StepStats
 from agentrl.trainer.trainer import Trainer
@@ -29,17 +29,17 @@ from tests.integration.trainer.test_routing import moe_model, sampled_batch
 from tests.unit.trainer.batches import batch_of, random_segments, tiny_model
 
 LENGTHS = (20, 7, 19, 3, 18, 33, 4, 4)
-_arranged: dict[Layout, Ranks] = {}
+_arranged: dict[ParallelDims, Ranks] = {}
 
 
-def in_layout(ranks: Ranks, layout: Layout) -> Ranks:
+def in_layout(ranks: Ranks, layout: ParallelDims) -> Ranks:
     """The same processes in another layout."""
     if layout not in _arranged:
         _arranged[layout] = arrange(ranks.rank, layout, ranks.device)
     return _arranged[layout]
 
 
-def arranged(ranks: Ranks, layout: Layout, batch: Batch, config: TrainerConfig) -> Update:
+def arranged(ranks: Ranks, layout: ParallelDims, batch: Batch, config: TrainerConfig) -> Update:
     """An update in another layout."""
     return update(in_layout(ranks, layout), batch, config, torch.float64)
 
@@ -66,7 +66,7 @@ def test_layouts_equal_the_slow_reference(
     config = CONFIG.model_copy(
         update={"token_budget": token_budget, "activation_checkpointing": checkpointing}
     )
-    layout = Layout(size=2, timeout_s=30, **options)
+    layout = ParallelDims(size=2, timeout_s=30, **options)
     for result in group(2).call(arranged, layout, batch, config):
         assert result.stats.loss == pytest.approx(expected.loss, rel=1e-9, abs=1e-12)
         for name, gradient in expected.gradients.items():
@@ -209,7 +209,7 @@ def test_other_architectures(group: Group, kind: str) -> None:
 
 
 def replay(
-    ranks: Ranks, batch: Batch, config: TrainerConfig, layout: Layout | None = None
+    ranks: Ranks, batch: Batch, config: TrainerConfig, layout: ParallelDims | None = None
 ) -> tuple[StepStats, dict[str, Tensor]]:
     ranks = ranks if layout is None else in_layout(ranks, layout)
     trainer = Trainer(moe_model(), config, total_steps=1, ranks=ranks)
@@ -227,7 +227,7 @@ def test_recorded_experts_are_replayed_on_every_rank(
     group: Group, routed_batch: Batch, options: dict[str, int]
 ) -> None:
     """The routers nearly tie, so without the record some tokens would go to other experts."""
-    layout = Layout(size=2, timeout_s=30, **options)
+    layout = ParallelDims(size=2, timeout_s=30, **options)
     alone, expected = replay(SINGLE, routed_batch, CONFIG)
     for checkpointing in (False, True):
         config = CONFIG.model_copy(update={"activation_checkpointing": checkpointing})

@@ -15,18 +15,18 @@ from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices, ToolEnv
 from agentrl.envs.calculator import Calculator
 from agentrl.errors import BreakerTripped, EngineError, RecordMismatch
-from agentrl.rollout import Codec, Collector, CollectSettings, Job, Limits, make_batch
+from agentrl.rollout import Codec, Collector, CollectSettings, EpisodeLimits, Job, make_batch
 from agentrl.tokens import Tokenizer, seal, verify_batch, verify_segment
 from agentrl.types import (
     AssistantTurn,
     Completion,
     Episode,
+    EpisodeSession,
     EpisodeStop,
     EpisodeView,
     Invalid,
     Sampling,
     Score,
-    Session,
     StopReason,
     Task,
 )
@@ -42,7 +42,7 @@ def codec(tiny_folder: Path) -> Codec:
 
 
 def settings(**changes: object) -> CollectSettings:
-    limits = Limits(turn_tokens=64, context_tokens=512, wall_s=5.0, setup_s=5.0)
+    limits = EpisodeLimits(turn_tokens=64, context_tokens=512, wall_s=5.0, setup_s=5.0)
     values = {"limits": limits, "temperature": 1.0, "concurrency": 64, "attempts": 3}
     return CollectSettings(**{**values, "max_invalid_share": 1.0, **changes})  # type: ignore[arg-type]
 
@@ -109,7 +109,7 @@ async def test_waiting_for_what_is_scarce_is_no_time_of_the_episode(codec: Codec
             await asyncio.sleep(0.05)
 
     # Together they wait for longer than one may take.
-    limits = Limits(turn_tokens=64, context_tokens=512, wall_s=0.6, setup_s=0.6)
+    limits = EpisodeLimits(turn_tokens=64, context_tokens=512, wall_s=0.6, setup_s=0.6)
     episodes = await play(codec, jobs(8, Scarce), limits=limits)
     assert [episode.outcome for episode in episodes] == [Score(value=1.0)] * 16
 
@@ -124,7 +124,7 @@ async def test_sampled_ids_are_recorded_as_they_are(codec: Codec) -> None:
 
     class Splitting(ScriptedEngine):
         async def generate(
-            self, ids: Sequence[int], sampling: Sampling, session: Session
+            self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
         ) -> Completion:
             seen.append(list(ids))
             out = [*split, stop]
@@ -153,7 +153,7 @@ class Flaky(ScriptedEngine):
     failures = 0
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, session: Session
+        self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
     ) -> Completion:
         assert session.view is not None
         if len(session.view().messages) > 2 and self.failures > 0:
@@ -249,7 +249,7 @@ async def test_a_wrong_answer_of_the_engine_is_invalid(
 ) -> None:
     class Wrong(ScriptedEngine):
         async def generate(
-            self, ids: Sequence[int], sampling: Sampling, session: Session
+            self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
         ) -> Completion:
             return answer()
 
@@ -265,7 +265,7 @@ async def test_a_wrong_answer_of_the_engine_is_invalid(
 async def test_an_aborted_completion_is_the_engines_fault(codec: Codec) -> None:
     class Aborts(ScriptedEngine):
         async def generate(
-            self, ids: Sequence[int], sampling: Sampling, session: Session
+            self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
         ) -> Completion:
             return seal([1, 2], [-0.1, -0.1], [0, 0], StopReason.ABORT)
 
@@ -280,7 +280,7 @@ async def test_an_aborted_completion_is_the_engines_fault(codec: Codec) -> None:
 async def test_a_completion_changed_after_its_seal_stops_the_run(codec: Codec) -> None:
     class Flips(ScriptedEngine):
         async def generate(
-            self, ids: Sequence[int], sampling: Sampling, session: Session
+            self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
         ) -> Completion:
             completion = await super().generate(ids, sampling, session)
             return replace(completion, logprobs_T=completion.logprobs_T - np.float32(1e-6))
@@ -292,8 +292,8 @@ async def test_a_completion_changed_after_its_seal_stops_the_run(codec: Codec) -
 
 
 async def test_budgets_cut_and_the_episode_is_still_scored(codec: Codec) -> None:
-    def cut(turn_tokens: int = 64, episode_tokens: int = 512, wall_s: float = 5.0) -> Limits:
-        return Limits(
+    def cut(turn_tokens: int = 64, episode_tokens: int = 512, wall_s: float = 5.0) -> EpisodeLimits:
+        return EpisodeLimits(
             turn_tokens=turn_tokens,
             context_tokens=512,
             episode_tokens=episode_tokens,
@@ -305,7 +305,7 @@ async def test_budgets_cut_and_the_episode_is_still_scored(codec: Codec) -> None
         async def reply(self, text: str) -> None:
             await asyncio.sleep(60)
 
-    async def stop(limits: Limits, env: type[ToolEnv] = Calculator) -> Episode:
+    async def stop(limits: EpisodeLimits, env: type[ToolEnv] = Calculator) -> Episode:
         [episode, _] = await play(codec, jobs(1, env), limits=limits)
         assert episode.valid
         return episode
@@ -329,7 +329,7 @@ async def test_what_the_wall_clock_cuts_off_keeps_its_rewards(codec: Codec) -> N
             await asyncio.sleep(60)
             return "never"
 
-    limits = Limits(turn_tokens=64, context_tokens=512, wall_s=0.8, setup_s=5.0)
+    limits = EpisodeLimits(turn_tokens=64, context_tokens=512, wall_s=0.8, setup_s=5.0)
     [episode, _] = await play(codec, jobs(1, Slow), limits=limits)
     assert episode.stop is EpisodeStop.WALL_TIME
     assert episode.reward == 0.5
@@ -356,7 +356,7 @@ async def test_an_environment_that_cannot_close_makes_its_episode_invalid(codec:
 async def test_a_stopped_collection_leaves_no_work_behind(codec: Codec, fixed_order: bool) -> None:
     class Fails(ScriptedEngine):
         async def generate(
-            self, ids: Sequence[int], sampling: Sampling, session: Session
+            self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
         ) -> Completion:
             if "-g0-" in session.key or "-g1-" in session.key or "-g2-" in session.key:
                 raise EngineError("the server answered 500")

@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import Ask, ContextPolicy, ContextView, ToolEnv
-from agentrl.rollout import Codec, Collector, CollectSettings, Job, Limits, make_batch
+from agentrl.rollout import Codec, Collector, CollectSettings, EpisodeLimits, Job, make_batch
 from agentrl.tokens import Reasoning, verify_batch
 from agentrl.types import AssistantTurn, Episode, EpisodeView, Source, Task
 from tests.integration.templates import corpus
@@ -39,7 +39,7 @@ def asks_once(view: ContextView) -> Ask | None:
 async def play(reasoning: Reasoning, policy: ContextPolicy | None = None) -> tuple[Codec, Episode]:
     codec = Codec(corpus.load("qwen3"), reasoning=reasoning)
     engine = ScriptedEngine(Thinks(), codec.renderer(()), vocab_size=codec.tokenizer.vocab_size)
-    limits = Limits(turn_tokens=64, context_tokens=512, wall_s=30.0, setup_s=5.0)
+    limits = EpisodeLimits(turn_tokens=64, context_tokens=512, wall_s=30.0, setup_s=5.0)
     settings = CollectSettings(
         limits=limits, temperature=1.0, concurrency=4, attempts=1, max_invalid_share=1.0
     )

@@ -21,8 +21,8 @@ from agentrl.rollout import (
     Collected,
     Collector,
     CollectSettings,
+    EpisodeLimits,
     Job,
-    Limits,
     episode_metrics,
     make_batch,
 )
@@ -34,11 +34,11 @@ from agentrl.types import (
     AssistantTurn,
     Completion,
     Episode,
+    EpisodeSession,
     EpisodeStop,
     EpisodeView,
     Message,
     Sampling,
-    Session,
     Source,
 )
 
@@ -58,7 +58,7 @@ class Counting(ScriptedEngine):
         self.asked: list[int] = []
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, session: Session
+        self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
     ) -> Completion:
         self.asked.append(len(ids) + sampling.max_tokens)
         return await super().generate(ids, sampling, session)
@@ -86,7 +86,7 @@ async def play(
     num_tasks: int = 4,
     context: int = CONTEXT,
 ) -> Collected:
-    limits = Limits(
+    limits = EpisodeLimits(
         turn_tokens=16,
         context_tokens=context,
         episode_tokens=episode_tokens,
@@ -229,7 +229,7 @@ async def test_the_local_engine_goes_on_over_segments(codec: Codec, tiny_folder:
             self,
             ids: Sequence[int],
             sampling: Sampling,
-            session: Session,
+            session: EpisodeSession,
             *,
             cache_key: str | None = None,
         ) -> Completion:
@@ -249,7 +249,7 @@ async def test_the_local_engine_goes_on_over_segments(codec: Codec, tiny_folder:
         return (*view.first[:-1], replace(view.first[-1], content=f"Again {view.num_tokens}."))
 
     try:
-        limits = Limits(turn_tokens=64, context_tokens=CONTEXT, wall_s=60.0, setup_s=5.0)
+        limits = EpisodeLimits(turn_tokens=64, context_tokens=CONTEXT, wall_s=60.0, setup_s=5.0)
         settings = CollectSettings(
             limits=limits,
             temperature=1.0,

@@ -14,7 +14,7 @@ from agentrl.cli.eval import NO_SUCCESS, render
 from agentrl.envs import ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.orchestration import jobs
-from agentrl.orchestration.env_mix import Objects
+from agentrl.orchestration.env_mix import Overrides
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.load import load_run_config
 from agentrl.rollout.metrics import successes
@@ -55,7 +55,7 @@ class Expert:
 
 def evaluated(env: type[ToolEnv], verifier: Verifier | None = None) -> EvalResult:
     given = {"env": env} | ({} if verifier is None else {"<it>": verifier})
-    objects = Objects(given=given)
+    objects = Overrides(given=given)
     values = {"env": [{"name": "env"}], "eval.tasks": 10}
     values |= {} if verifier is None else {"verifier": "<it>"}
     config = load_run_config(keywords=values, objects=objects).config

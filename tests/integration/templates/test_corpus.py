@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from agentrl.tokens import Renderer, Results
-from agentrl.tokens.template_check import Report, examine
+from agentrl.tokens.template_check import TemplateReport, examine
 from agentrl.types import AssistantTurn, Message, ToolCall, ToolSchema
 from tests.golden import check_golden
 from tests.integration.templates.conversations import (
@@ -97,7 +97,7 @@ def renderer_of(name: str, use: str) -> Renderer:
 
 
 @cache
-def report_of(name: str, use: str) -> Report:
+def report_of(name: str, use: str) -> TemplateReport:
     return examine(renderer_of(name, use), with_tools=True)
 
 

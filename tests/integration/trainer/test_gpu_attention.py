@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from agentrl.trainer import attention
-from agentrl.trainer.attention import Layout, attend
+from agentrl.trainer.attention import AttentionPlan, attend
 from agentrl.trainer.device import resolve_device
-from agentrl.trainer.prefix_tree import Tree, pieces, tree
+from agentrl.trainer.prefix_tree import PrefixTree, pieces, tree
 from tests.one_thread import one_thread
 
 __all__ = ["one_thread"]
@@ -29,13 +29,13 @@ def device() -> torch.device:
     return found
 
 
-def compute(made: Tree, device: torch.device, dtype: torch.dtype) -> Sequence[Tensor]:
+def compute(made: PrefixTree, device: torch.device, dtype: torch.dtype) -> Sequence[Tensor]:
     """The output and the gradients of query, key and value, from the same numbers everywhere."""
     torch.manual_seed(0)
     drawn = [torch.randn(made.num_tokens, heads, 64) for heads in (4, 2, 2, 4)]
     query, key, value, gradient = (t.to(device, dtype) for t in drawn)
     states = [state.requires_grad_() for state in (query, key, value)]
-    output = attend(states[0], states[1], states[2], Layout(made, device), 0.125)
+    output = attend(states[0], states[1], states[2], AttentionPlan(made, device), 0.125)
     results = (output, *torch.autograd.grad(output, states, gradient))
     return [result.detach().float().cpu() for result in results]
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from agentrl.trainer.attention import Layout, attend, flex
+from agentrl.trainer.attention import AttentionPlan, attend, flex
 from agentrl.trainer.logprobs import policy_logprobs
 from agentrl.trainer.packing import pack, plan, trained_rows
-from agentrl.trainer.prefix_tree import STRIDE, Tree
+from agentrl.trainer.prefix_tree import STRIDE, PrefixTree
 from agentrl.types import Batch, Segment
 from tests.one_thread import one_thread
 from tests.unit.trainer.batches import VOCAB, batch_of, plain_logprobs, segment, tiny_model
@@ -135,7 +135,7 @@ def test_any_tree_gives_the_gradients_of_its_rows(batch: Batch, token_budget: in
     check_equal(batch, token_budget=token_budget)
 
 
-def dense(states: Sequence[Tensor], made: Tree, window: int | None, sinks: Tensor) -> Tensor:
+def dense(states: Sequence[Tensor], made: PrefixTree, window: int | None, sinks: Tensor) -> Tensor:
     """Attention over the tree with a whole mask, and sinks as one more column of scores."""
     query, key, value = (s.transpose(0, 1) for s in states)
     sizes = np.diff(made.offsets_S1)
@@ -160,7 +160,7 @@ def test_windows_and_sinks_have_the_gradients_of_a_dense_mask(
     window: int | None, sunk: bool
 ) -> None:
     made = pack(three_levels(), range(5)).tree
-    layout = Layout(made, torch.device("cpu"))
+    layout = AttentionPlan(made, torch.device("cpu"))
     assert len(layout.stems) == 3
     torch.manual_seed(0)
     # Keys that are wider than values, as where keys and values are made of one latent vector.
@@ -185,7 +185,7 @@ def test_windows_and_sinks_have_the_gradients_of_a_dense_mask(
 def test_flex_attention_sees_the_same_tree(window: int | None, sunk: bool) -> None:
     """Forward only: it has no backward on a CPU."""
     made = pack(three_levels(), range(5)).tree
-    layout = Layout(made, torch.device("cpu"))
+    layout = AttentionPlan(made, torch.device("cpu"))
     query, key, value = (torch.randn(made.num_tokens, heads, 8) for heads in (4, 2, 2))
     sinks = torch.randn(4) if sunk else None
     expected = attend(query, key, value, layout, 0.3, window, sinks)

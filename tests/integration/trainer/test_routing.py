@@ -27,7 +27,7 @@ from agentrl.trainer.logprobs import policy_logprobs
 from agentrl.trainer.packing import pack
 from agentrl.trainer.routing_replay import warn_of_unrecorded
 from agentrl.trainer.trainer import Trainer
-from agentrl.types import Batch, Sampling, Segment, Session
+from agentrl.types import Batch, EpisodeSession, Sampling, Segment
 from tests.integration.engine.test_mixtures import mixture
 from tests.one_thread import one_thread
 from tests.unit.trainer.batches import VOCAB, batch_of, random_segments, tiny_model
@@ -76,7 +76,7 @@ async def sample(engine: LocalEngine, name: str, prompt: list[int]) -> Segment:
         if turn:
             record.append_environment([turn, 7, 9])
         completion = await engine.generate(
-            record.ids, Sampling(max_tokens=12, temperature=0.9, seed=turn), Session(name)
+            record.ids, Sampling(max_tokens=12, temperature=0.9, seed=turn), EpisodeSession(name)
         )
         record.append_sampled(completion)
     return record.close()

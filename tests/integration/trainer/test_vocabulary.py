@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError
 from agentrl.tokens import TokenRecord
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer.trainer import Trainer
-from agentrl.types import Completion, Sampling, Segment, Session
+from agentrl.types import Completion, EpisodeSession, Sampling, Segment
 from tests.unit.trainer.batches import VOCAB, batch_of, tiny_model
 
 PROMPTS = ((1, 2, 3), (4, 5), (6, 7, 8, 9))
@@ -22,7 +22,9 @@ async def sample(model: Any) -> list[Completion]:
     try:
         return await asyncio.gather(
             *(
-                engine.generate(prompt, Sampling(max_tokens=40, seed=seed), Session(str(seed)))
+                engine.generate(
+                    prompt, Sampling(max_tokens=40, seed=seed), EpisodeSession(str(seed))
+                )
                 for seed, prompt in enumerate(PROMPTS)
             )
         )

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 from pydantic import ConfigDict, Field
 
-from agentrl.cli.command import Arguments, Command, JsonOption, invoke, parse
+from agentrl.cli.command import Arguments, JsonOption, Verb, invoke, parse
 from agentrl.cli.help import render
 from agentrl.config import Config
 from agentrl.errors import ConfigError
@@ -37,7 +37,7 @@ def _run(options: Options, arguments: Arguments) -> int:
     return 3
 
 
-COMMAND = Command(
+COMMAND = Verb(
     name="train",
     summary="Train.",
     examples=["agentrl train run.toml"],
@@ -47,7 +47,7 @@ COMMAND = Command(
     config=Tree,
     short={"lr": "trainer.lr", "steps": "steps", "env": "env"},
 )
-PLAIN = Command(
+PLAIN = Verb(
     name="check",
     summary="Check.",
     examples=["agentrl check x"],
@@ -91,7 +91,7 @@ def test_arguments_are_split(
     ],
 )
 def test_a_wrong_argument_gets_one_sentence(
-    command: Command[JsonOption], argv: Sequence[str], message: str
+    command: Verb[JsonOption], argv: Sequence[str], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(command, argv)
@@ -130,7 +130,7 @@ def test_help_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_name_with_dots_takes_any_number(capsys: pytest.CaptureFixture[str]) -> None:
-    command = Command(
+    command = Verb(
         name="build", summary="", examples=["x"], options=Options, run=_run, takes=["[THING...]"]
     )
     for arguments in ([], ["a"], ["a", "b", "c"]):

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import agentrl.cli.dispatch as cli
-from agentrl.cli.command import Command, JsonOption
+from agentrl.cli.command import JsonOption, Verb
 from agentrl.errors import ConfigError, EngineError, RunError
 
 
 def _as_doctor(monkeypatch: pytest.MonkeyPatch, run: Callable[[], int]) -> None:
     module = types.ModuleType("agentrl.cli.doctor")
-    module.COMMAND = Command(  # type: ignore[attr-defined]  # a module made for the test
+    module.COMMAND = Verb(  # type: ignore[attr-defined]  # a module made for the test
         name="doctor",
         summary="",
         examples=["x"],

@@ -8,7 +8,7 @@ from torch import Tensor
 from agentrl.engine import Engine
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.errors import EngineError
-from agentrl.types import AssistantTurn, EpisodeView, Sampling, Session, StopReason, Task
+from agentrl.types import AssistantTurn, EpisodeSession, EpisodeView, Sampling, StopReason, Task
 
 STOP = 1
 
@@ -30,8 +30,8 @@ class Hello:
         return AssistantTurn(text=f"re: {view.task.prompt}")
 
 
-def session(prompt: str = "hi", key: str = "a") -> Session:
-    return Session(key, lambda: EpisodeView(task=Task(prompt=prompt), messages=()))
+def session(prompt: str = "hi", key: str = "a") -> EpisodeSession:
+    return EpisodeSession(key, lambda: EpisodeView(task=Task(prompt=prompt), messages=()))
 
 
 def sampling(max_tokens: int = 50) -> Sampling:
@@ -64,7 +64,7 @@ async def test_the_context_cuts_the_turn() -> None:
 
 async def test_a_session_without_view_is_an_error() -> None:
     with pytest.raises(EngineError, match="has no view"):
-        await ScriptedEngine(Hello(), Letters()).generate([5], sampling(), Session("a"))
+        await ScriptedEngine(Hello(), Letters()).generate([5], sampling(), EpisodeSession("a"))
 
 
 async def test_versions_follow_updates() -> None:

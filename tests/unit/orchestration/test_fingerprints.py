@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.envs import ToolEnv
-from agentrl.orchestration.env_mix import Objects
+from agentrl.orchestration.env_mix import Overrides
 from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
 from agentrl.orchestration.layers import Layer, write_layer
 from agentrl.orchestration.load import load_run_config
@@ -24,7 +24,7 @@ def digest_of(tasks: Sequence[Task]) -> str:
 
 
 def prints_of(env: type[ToolEnv]) -> Mapping[str, str]:
-    objects = Objects(given={env.__name__: env})
+    objects = Overrides(given={env.__name__: env})
     loaded = load_run_config(flags=["--env", env.__name__], objects=objects)
     return take_fingerprints(make_plan(loaded.config, objects)).data
 
@@ -91,7 +91,7 @@ def test_a_generator_is_known_by_its_first_tasks() -> None:
 def test_the_newest_readable_checkpoint_is_compared(tmp_path: Path, broken: bytes) -> None:
     directory = RunDirectory.create(tmp_path, "run")
     loaded = load_run_config(flags=["--env", "calculator"])
-    now = take_fingerprints(make_plan(loaded.config, Objects()))
+    now = take_fingerprints(make_plan(loaded.config, Overrides()))
     assert compare_fingerprints(directory, now).data == ()
     [name] = now.data
     for step, digest in ((2, "old"), (10, now.data[name])):

@@ -7,7 +7,7 @@ import pytest
 
 import agentrl
 from agentrl.errors import ConfigError
-from agentrl.orchestration.env_mix import NO_OBJECTS, Objects
+from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.kinds import (
     EngineKind,
     EngineSetup,
@@ -22,7 +22,7 @@ from agentrl.orchestration.preflight import make_plan
 OWN = f"{Path(__file__).parents[3]}/examples/extending/engine.py:Expert"
 
 
-def kind_of(*flags: str, objects: Objects = NO_OBJECTS) -> EngineKind:
+def kind_of(*flags: str, objects: Overrides = NO_OBJECTS) -> EngineKind:
     return engine_kind(load_run_config(flags=flags).config, objects)
 
 
@@ -76,7 +76,7 @@ def test_what_starts_nothing_is_said_in_one_sentence(kind: Any, said: str) -> No
         context_length=1,
     )
     with pytest.raises(ConfigError) as caught:
-        Starting.of(engine_kind(config, Objects(given={"<it>": kind})), setup)
+        Starting.of(engine_kind(config, Overrides(given={"<it>": kind})), setup)
     assert said in str(caught.value)
 
 
@@ -84,7 +84,7 @@ def test_an_engine_that_ignores_seeds_is_not_deterministic() -> None:
     flags = ["--env", "calculator", "--engine", "<it>", "--deterministic"]
     config = load_run_config(flags=flags).config
     with pytest.raises(ConfigError, match="got true with engine <it>, which ignores seeds"):
-        make_plan(config, Objects(given={"<it>": Silent}), train=False, scripted=True)
+        make_plan(config, Overrides(given={"<it>": Silent}), train=False, scripted=True)
 
 
 def test_an_evaluation_is_played_by_one_s_own(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import agentrl
 from agentrl.errors import ConfigError, RunError
-from agentrl.orchestration.env_mix import Objects
+from agentrl.orchestration.env_mix import Overrides
 from agentrl.orchestration.journal import Journal
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.observers import Observer, Observers, check_observers, make_observers
@@ -136,13 +136,13 @@ def test_several_flags_are_several_observers(tmp_path: Path) -> None:
 def test_what_is_none_is_found_before_the_run(ref: str, said: str) -> None:
     config = load_run_config(keywords={"observers": [ref]}).config
     with pytest.raises(ConfigError) as caught:
-        check_observers(config, Objects())
+        check_observers(config, Overrides())
     assert said in str(caught.value)
 
 
 def test_objects_and_references_are_observers() -> None:
     sound = Keeps()
-    objects = Objects(given={"<Keeps>": sound})
+    objects = Overrides(given={"<Keeps>": sound})
     config = load_run_config(keywords={"observers": ["<Keeps>", f"{HERE}:Keeps"]}).config
     check_observers(config, objects)
     given, made = make_observers(config, objects)
@@ -158,4 +158,4 @@ class Needs(Observer):
 def test_one_that_cannot_be_made_stops_the_run_before_it_begins() -> None:
     config = load_run_config(keywords={"observers": ["<Needs>"]}).config
     with pytest.raises(ConfigError, match="making observer <Needs> raised LookupError: no server"):
-        make_observers(config, Objects(given={"<Needs>": Needs}))
+        make_observers(config, Overrides(given={"<Needs>": Needs}))

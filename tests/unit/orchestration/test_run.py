@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration import assembly
 from agentrl.orchestration.assembly import Assembly
 from agentrl.orchestration.controller import Controller
-from agentrl.orchestration.env_mix import Objects
+from agentrl.orchestration.env_mix import Overrides
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.run import Run
 from agentrl.run_dir import RunDirectory
@@ -118,7 +118,7 @@ def test_what_a_run_was_given_reaches_its_controller(wiring: Wiring, make_run: M
         asked.append(batch.num_rows)
         return batch.mask_N.astype("float32")
 
-    objects = Objects(given={"<estimate>": estimate})
+    objects = Overrides(given={"<estimate>": estimate})
     with make_run("--steps", "1", "--estimator", "<estimate>", objects=objects) as run:
         list(run)
         assert run.evaluate().episodes == 2

@@ -8,7 +8,7 @@ import pytest
 from agentrl.errors import EngineError
 from agentrl.rollout.fixed_order import Lockstep
 from agentrl.tokens import seal
-from agentrl.types import Completion, Sampling, Session, StopReason
+from agentrl.types import Completion, EpisodeSession, Sampling, StopReason
 
 SAMPLING = Sampling(max_tokens=1)
 
@@ -29,7 +29,7 @@ class RecordingEngine:
         self._paused = False
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, session: Session
+        self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
     ) -> Completion:
         self.arrivals.append(session.key)
         self.paused_arrivals.append(self._paused)
@@ -47,7 +47,7 @@ async def play(engine: RecordingEngine, noise: int) -> None:
         try:
             for _ in range(1 + number % 3):
                 await asyncio.sleep(waits.random() / 200)
-                await gate.generate([1], SAMPLING, Session(f"e{number}"))
+                await gate.generate([1], SAMPLING, EpisodeSession(f"e{number}"))
         finally:
             gate.leave()
 
@@ -74,7 +74,7 @@ async def test_an_engine_that_cannot_pause_fails_every_request_of_the_round() ->
     gate.join(2)
     async with asyncio.timeout(1):
         answers = await asyncio.gather(
-            *(gate.generate([1], SAMPLING, Session(f"e{i}")) for i in range(2)),
+            *(gate.generate([1], SAMPLING, EpisodeSession(f"e{i}")) for i in range(2)),
             return_exceptions=True,
         )
     assert [str(answer) for answer in answers] == ["the engine's thread died"] * 2
@@ -84,13 +84,13 @@ async def test_a_cancelled_request_takes_no_part_in_a_round() -> None:
     engine = RecordingEngine(0)
     gate = Lockstep(engine)  # type: ignore[arg-type]  # the three methods that it uses
     gate.join(2)
-    gone = asyncio.create_task(gate.generate([1], SAMPLING, Session("gone")))
+    gone = asyncio.create_task(gate.generate([1], SAMPLING, EpisodeSession("gone")))
     await asyncio.sleep(0)
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
     gate.leave()
-    await gate.generate([1], SAMPLING, Session("stays"))
+    await gate.generate([1], SAMPLING, EpisodeSession("stays"))
     assert engine.arrivals == ["stays"]
 
 
@@ -99,7 +99,7 @@ async def test_a_request_that_is_cancelled_in_its_round_stops_in_the_engine() ->
 
     class Endless(RecordingEngine):
         async def generate(
-            self, ids: Sequence[int], sampling: Sampling, session: Session
+            self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
         ) -> Completion:
             try:
                 await asyncio.sleep(60)
@@ -109,7 +109,7 @@ async def test_a_request_that_is_cancelled_in_its_round_stops_in_the_engine() ->
 
     gate = Lockstep(Endless(0))  # type: ignore[arg-type]  # the three methods that it uses
     gate.join(1)
-    work = asyncio.create_task(gate.generate([1], SAMPLING, Session("e0")))
+    work = asyncio.create_task(gate.generate([1], SAMPLING, EpisodeSession("e0")))
     await asyncio.sleep(0.01)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):

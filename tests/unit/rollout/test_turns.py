@@ -9,9 +9,9 @@ from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices
 from agentrl.envs.calculator import Calculator
 from agentrl.errors import EnvironmentFault
-from agentrl.rollout import Codec, Collected, Collector, CollectSettings, Job, Limits
+from agentrl.rollout import Codec, Collected, Collector, CollectSettings, EpisodeLimits, Job
 from agentrl.tokens import Tokenizer
-from agentrl.types import Completion, EpisodeStop, Sampling, Session
+from agentrl.types import Completion, EpisodeSession, EpisodeStop, Sampling
 
 
 class Asked(ScriptedEngine):
@@ -23,7 +23,7 @@ class Asked(ScriptedEngine):
         self.turns: dict[str, list[tuple[int, Sampling]]] = {}
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, session: Session
+        self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
     ) -> Completion:
         self.turns.setdefault(session.key, []).append((len(ids), sampling))
         return await super().generate(ids, sampling, session)
@@ -38,7 +38,7 @@ class Bench:
     ) -> tuple[Collected, dict[str, list[tuple[int, Sampling]]]]:
         engine, services = Asked(self.codec), EnvServices()
         settings = CollectSettings(
-            limits=Limits(turn_tokens=64, context_tokens=context, wall_s=5.0, setup_s=5.0),
+            limits=EpisodeLimits(turn_tokens=64, context_tokens=context, wall_s=5.0, setup_s=5.0),
             temperature=1.0,
             concurrency=4,
             attempts=3,

@@ -8,7 +8,7 @@ from agentrl.envs.swe.build.data_files import find_data_spots, is_data, written_
 from agentrl.envs.swe.build.decoying import Change, as_decoys, candidates, misfits, validated
 from agentrl.envs.swe.build.spots import Spot
 from agentrl.envs.swe.decoys import Decoy, rewrite_files
-from agentrl.envs.swe.report import Outcome, Report, Saw
+from agentrl.envs.swe.report import Outcome, Saw, SuiteReport
 
 TEST: Final = "tests/test_a.py"
 JSON: Final = '{"in": "ox", "left": ["oxen", "é\\u00e9"],\r\n "oxen": -3, "n": [4.5, true, -3]}\n'
@@ -94,7 +94,7 @@ def test_a_right_program_has_to_show_the_value_in_whose_place_the_decoy_stands(
     spot = found(saw("'oxs'", "'oxen'"))["tests/b.csv", "oxen"]
     test = f"{TEST}::test_one"
     outcomes: Mapping[str, Outcome] = {test: "failed"}
-    report = Report(outcomes=outcomes, saws={test: saw(*sides)}, broken={}, status=1)
+    report = SuiteReport(outcomes=outcomes, saws={test: saw(*sides)}, broken={}, status=1)
     made = validated([Change(spot=spot, to="cows", text="cows")], report, frozenset([test]), "")
     assert [[*one.decoy.sees] for one in made] == ([[test]] if is_decoy else [])
 
@@ -112,7 +112,7 @@ def test_a_file_that_another_test_reads_too_has_no_decoy() -> None:
     )
     outcomes: dict[str, Outcome] = {mine: "failed", other: "passed"}
     saws = {mine: saw("'oxen'", "'cows'")}
-    report = Report(outcomes=outcomes, saws=saws, broken={}, status=1)
+    report = SuiteReport(outcomes=outcomes, saws=saws, broken={}, status=1)
     assert misfits([decoy], report, [mine, other]) == []
-    report = Report(outcomes={**outcomes, other: "failed"}, saws=saws, broken={}, status=1)
+    report = SuiteReport(outcomes={**outcomes, other: "failed"}, saws=saws, broken={}, status=1)
     assert misfits([decoy], report, [mine, other]) == [decoy]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from agentrl.envs.swe.build.decoying import Change, validated
 from agentrl.envs.swe.build.spots import find_spots
-from agentrl.envs.swe.report import Report, Saw
+from agentrl.envs.swe.report import Saw, SuiteReport
 from agentrl.envs.swe.runner import MOST_TEXT, literal
 from agentrl.envs.swe.verdict import is_same
 
@@ -213,7 +213,7 @@ def has_decoy(expression: str, to: object, true: object, shown: object) -> bool:
     (spot,) = find_spots("t.py", f"def test_it():\n    {expression}\n")
     saw = Saw(site=next(iter(spot.sites)), count=1, sides=(literal(true), literal(shown)))
     test = "t.py::test_it"
-    report = Report(outcomes={test: "failed"}, saws={test: saw}, broken={}, status=1)
+    report = SuiteReport(outcomes={test: "failed"}, saws={test: saw}, broken={}, status=1)
     change = Change(spot=spot, to=to, text=repr(to))
     return bool(validated([change], report, frozenset([test]), ""))
 

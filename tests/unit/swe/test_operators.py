@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.envs.swe.build.operators import OPERATORS, changed_names
 from agentrl.envs.swe.build.records import Mutation, find
-from agentrl.envs.swe.build.source import Edit, Node, NotMutable, Source, position
+from agentrl.envs.swe.build.source import Node, NotMutable, PackageSource, SourceEdit, position
 
 WHOLE = '''
 """Ä module with an umlaut before its code."""
@@ -35,7 +35,7 @@ class Shelf:
 '''
 
 
-def edits(source: Source, operator: str) -> Iterator[tuple[Node, Edit]]:
+def edits(source: PackageSource, operator: str) -> Iterator[tuple[Node, SourceEdit]]:
     for node in source.nodes():
         for edit in OPERATORS[operator](source, node):
             yield node, edit
@@ -44,7 +44,7 @@ def edits(source: Source, operator: str) -> Iterator[tuple[Node, Edit]]:
 def bodies(operator: str, body: str, parameters: str = "a, b, c") -> list[str]:
     """What an operator makes of a function's body."""
     head = f"def f({parameters}):\n"
-    source = Source((head + textwrap.indent(body, "    ")).encode())
+    source = PackageSource((head + textwrap.indent(body, "    ")).encode())
     texts = [source.replaced(edit) for _, edit in edits(source, operator)]
     return sorted(textwrap.dedent(text.partition(":\n")[2]) for text in texts)
 
@@ -93,7 +93,7 @@ def test_an_operator(operator: str, body: str, expected: list[str]) -> None:
 
 
 def test_a_default_is_another_one() -> None:
-    source = Source(b"def f(a, b=1, c='x', *, d=True, e=None):\n    return a\n")
+    source = PackageSource(b"def f(a, b=1, c='x', *, d=True, e=None):\n    return a\n")
     made = {source.replaced(edit).split("\n")[0] for _, edit in edits(source, "default")}
     assert made == {
         "def f(a, b=2, c='x', *, d=True, e=None):",
@@ -104,7 +104,7 @@ def test_a_default_is_another_one() -> None:
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_each_edit_is_made_again_from_its_record(operator: str) -> None:
-    source = Source(WHOLE.encode())
+    source = PackageSource(WHOLE.encode())
     made: set[tuple[object, str]] = set()
     for node, edit in edits(source, operator):
         assert (position(node), edit.to) not in made  # else a record would be ambiguous
@@ -119,13 +119,13 @@ def test_each_edit_is_made_again_from_its_record(operator: str) -> None:
 
 
 def test_annotations_and_f_strings_are_left_alone() -> None:
-    source = Source(b'@d(1)\ndef f(a: "x[2]" = 0) -> g(3):\n    return f"{a + 4}"\n')
+    source = PackageSource(b'@d(1)\ndef f(a: "x[2]" = 0) -> g(3):\n    return f"{a + 4}"\n')
     assert [source.segment(node) for node, _ in edits(source, "off_by_one")] == ["0", "0"]
     assert list(edits(source, "arithmetic")) == []
 
 
 def test_what_must_not_be_said_are_the_names_of_function_and_edit() -> None:
-    source = Source(WHOLE.encode())
+    source = PackageSource(WHOLE.encode())
     ((node, edit),) = [(n, e) for n, e in edits(source, "exception") if e.to == "IndexError"]
     assert changed_names(source, node, edit) == {"area", "KeyError", "IndexError"}
     node, edit = next(edits(source, "missing_statement"))
@@ -135,11 +135,11 @@ def test_what_must_not_be_said_are_the_names_of_function_and_edit() -> None:
 @pytest.mark.parametrize("data", [b"def f(:", b"\xff", b"a = 1\r\n", b"a = 1\x0c\n", b"a\0"])
 def test_files_that_could_not_be_put_together_again_are_refused(data: bytes) -> None:
     with pytest.raises(NotMutable):
-        Source(data)
+        PackageSource(data)
 
 
 def test_overlapping_edits_are_refused() -> None:
-    source = Source(b"def f(a):\n    return a\n")
-    edit = Edit(start=1, end=5, text="", to="")
+    source = PackageSource(b"def f(a):\n    return a\n")
+    edit = SourceEdit(start=1, end=5, text="", to="")
     with pytest.raises(NotMutable):
-        source.replaced(edit, Edit(start=4, end=8, text="", to=""))
+        source.replaced(edit, SourceEdit(start=4, end=8, text="", to=""))

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from agentrl.errors import BreakerTripped
-from agentrl.tools import EpisodeThread, ThreadCensus
+from agentrl.tools import AbandonedThreads, EpisodeThread
 
 
 async def test_calls_run_in_order_on_one_thread_with_the_callers_context() -> None:
@@ -76,7 +76,7 @@ def test_a_result_for_a_loop_that_is_gone_is_dropped() -> None:
 
 
 def test_the_census_counts_by_name_and_trips() -> None:
-    census = ThreadCensus(limit=2)
+    census = AbandonedThreads(limit=2)
     census.abandon("a")
     census.abandon("b")
     census.come_back("b")

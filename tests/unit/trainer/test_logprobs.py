@@ -90,14 +90,14 @@ def test_a_shift_that_is_off_by_one_is_seen(by: int, monkeypatch: pytest.MonkeyP
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of logits of each piece that is computed."""
     result: list[int] = []
-    compute = module._logprobs  # pyright: ignore[reportPrivateUsage]
+    compute = module._compute_logprobs  # pyright: ignore[reportPrivateUsage]
 
     def count(*arguments: Any) -> Tensor:
         logprobs = compute(*arguments)
         result.append(logprobs.numel())
         return logprobs
 
-    monkeypatch.setattr(module, "_logprobs", count)
+    monkeypatch.setattr(module, "_compute_logprobs", count)
     return result
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from agentrl.engine.sglang.weights.adapter import AdapterTransport
 from agentrl.engine.sglang.weights.broadcast import BroadcastTransport
-from agentrl.engine.sglang.weights.bucket import Bucket, buckets
+from agentrl.engine.sglang.weights.bucket import DigestedBucket, buckets
 from agentrl.engine.sglang.weights.local import DiskTransport, TensorTransport
 from agentrl.engine.sglang.weights.shared import SharedTransport
 from agentrl.engine.sglang.weights.transport import Transport
@@ -16,7 +16,7 @@ from agentrl.engine.sglang.weights.transport import Transport
 __all__ = [
     "AdapterTransport",
     "BroadcastTransport",
-    "Bucket",
+    "DigestedBucket",
     "DiskTransport",
     "SharedTransport",
     "TensorTransport",

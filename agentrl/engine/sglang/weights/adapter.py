@@ -9,11 +9,11 @@ from uuid import uuid4
 
 from agentrl.engine.sglang.control import Control
 from agentrl.engine.sglang.weights.bucket import Named, buckets
-from agentrl.engine.sglang.weights.transport import UPDATE_S, Checked, Target, each
+from agentrl.engine.sglang.weights.transport import UPDATE_S, CheckedWeights, Target, each
 from agentrl.errors import EngineError
 
 
-class AdapterTransport(Checked):
+class AdapterTransport(CheckedWeights):
     """Loads adapters into servers that have `--enable-lora`, with their rank and modules.
 
     Sources yield what `adapter_model.safetensors` holds, under its names.

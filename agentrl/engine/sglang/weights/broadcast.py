@@ -17,8 +17,8 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from agentrl.engine.sglang.control import Control, Info
-from agentrl.engine.sglang.weights.bucket import Bucket, Named, buckets
-from agentrl.engine.sglang.weights.transport import UPDATE_S, Checked, Target, each, session
+from agentrl.engine.sglang.weights.bucket import DigestedBucket, Named, buckets
+from agentrl.engine.sglang.weights.transport import UPDATE_S, CheckedWeights, Target, each, session
 from agentrl.errors import EngineError
 
 
@@ -32,7 +32,7 @@ class _Group:
     info: Info
 
 
-class BroadcastTransport(Checked):
+class BroadcastTransport(CheckedWeights):
     """Broadcasts buckets over gloo from a CPU and over NCCL from a GPU."""
 
     def __init__(self, *, timeout_s: float = UPDATE_S) -> None:
@@ -52,7 +52,7 @@ class BroadcastTransport(Checked):
 
         await each(list(groups.values()), _leave)
 
-    async def _to_one(self, target: Target, made: Sequence[Bucket], flush: bool) -> None:
+    async def _to_one(self, target: Target, made: Sequence[DigestedBucket], flush: bool) -> None:
         control, info = target
         try:
             group = await self._group(control, info, made[0].data.device.type)

@@ -54,7 +54,7 @@ class _Pickler(pickle._Pickler):  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class DigestedBucket:
     """Tensors of one dtype, one after the other in a flat tensor of bytes."""
 
     data: Tensor
@@ -75,7 +75,7 @@ class Bucket:
         return base64.b64encode(buffer.getvalue()).decode()
 
 
-def buckets(named: Named, most_bytes: int = BUCKET_BYTES) -> Iterator[Bucket]:
+def buckets(named: Named, most_bytes: int = BUCKET_BYTES) -> Iterator[DigestedBucket]:
     """The tensors in buckets of at most so many bytes, or of one tensor; each holds one dtype."""
     for dtype in dict.fromkeys(tensor.dtype for _, tensor in named):
         waiting: list[tuple[str, Tensor]] = []
@@ -91,7 +91,7 @@ def buckets(named: Named, most_bytes: int = BUCKET_BYTES) -> Iterator[Bucket]:
         yield _bucket(waiting)
 
 
-def _bucket(named: Named) -> Bucket:
+def _bucket(named: Named) -> DigestedBucket:
     metadata: list[FlattenedTensorMetadata] = []
     start = 0
     for name, tensor in named:
@@ -104,4 +104,4 @@ def _bucket(named: Named) -> Bucket:
     for meta, (_, tensor) in zip(metadata, named, strict=True):
         flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
         data[meta.start_idx : meta.end_idx] = flat
-    return Bucket(data, metadata)
+    return DigestedBucket(data, metadata)

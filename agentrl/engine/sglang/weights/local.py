@@ -11,11 +11,11 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from agentrl.engine.sglang.weights.bucket import Named, buckets
-from agentrl.engine.sglang.weights.transport import UPDATE_S, Checked, Target, each, session
+from agentrl.engine.sglang.weights.transport import UPDATE_S, CheckedWeights, Target, each, session
 from agentrl.errors import EngineError
 
 
-class TensorTransport(Checked):
+class TensorTransport(CheckedWeights):
     """Buckets in the body of a request: the bytes of a CPU, or where a GPU's memory is."""
 
     async def send(
@@ -42,7 +42,7 @@ class TensorTransport(Checked):
         return await each(targets, to_one)
 
 
-class DiskTransport(Checked):
+class DiskTransport(CheckedWeights):
     """A safetensors file that every server reads; the folder must be seen by all of them."""
 
     def __init__(self, root: Path | None = None, *, timeout_s: float = UPDATE_S) -> None:

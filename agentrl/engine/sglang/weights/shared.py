@@ -36,7 +36,7 @@ from agentrl.engine.reshard import Bucket, Layout, buckets, plan, shapes_of
 from agentrl.engine.sglang.control import Control, Info
 from agentrl.engine.sglang.weights.bucket import Named
 from agentrl.engine.sglang.weights.layout import loader_layout, server_layout
-from agentrl.engine.sglang.weights.transport import UPDATE_S, Checked, Target, session
+from agentrl.engine.sglang.weights.transport import UPDATE_S, CheckedWeights, Target, session
 from agentrl.errors import EngineError
 
 BUCKET_BYTES = 128 << 20
@@ -70,7 +70,7 @@ class _Torn(EngineError):
     """A server has some of the new weights, and some of the old ones."""
 
 
-class SharedTransport(Checked):
+class SharedTransport(CheckedWeights):
     """Takes slices, of one rank or many; the servers' processes must be able to map our memory."""
 
     def __init__(self, *, bucket_bytes: int = BUCKET_BYTES, timeout_s: float = UPDATE_S) -> None:

@@ -67,7 +67,7 @@ class Transport(Protocol):
         ...
 
 
-class Checked:
+class CheckedWeights:
     """What all transports share: which tensors there must be, and the check of one of them.
 
     A server has `timeout_s` for each bucket.
