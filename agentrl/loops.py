@@ -75,11 +75,11 @@ def _new_runner() -> asyncio.Runner:
 
 def _new_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(_report)
+    loop.set_exception_handler(_report_fault)
     return loop
 
 
-def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _report_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Say what went wrong in the loop, but for what was given up with the thread that uses it.
 
     The loop's end closes such generators in any order, so that one misses the other.

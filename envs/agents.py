@@ -91,13 +91,13 @@ class RandomAgent:
 
 def _some(tool: ToolSchema, rng: np.random.Generator) -> dict[str, Json]:
     properties = cast("Mapping[str, Mapping[str, Any]]", tool.parameters["properties"])
-    return {name: _value(schema, rng) for name, schema in properties.items()}
+    return {name: _draw_value(schema, rng) for name, schema in properties.items()}
 
 
-def _value(schema: Mapping[str, Any], rng: np.random.Generator) -> Json:
+def _draw_value(schema: Mapping[str, Any], rng: np.random.Generator) -> Json:
     """A value of the schema's type; a short one."""
     if "anyOf" in schema:
-        return _value(schema["anyOf"][int(rng.integers(len(schema["anyOf"])))], rng)
+        return _draw_value(schema["anyOf"][int(rng.integers(len(schema["anyOf"])))], rng)
     if "enum" in schema:
         return cast("Json", schema["enum"][int(rng.integers(len(schema["enum"])))])
     match schema.get("type"):
@@ -110,7 +110,7 @@ def _value(schema: Mapping[str, Any], rng: np.random.Generator) -> Json:
         case "string":
             return str(schema["const"]) if "const" in schema else str(rng.integers(1000))
         case "array":
-            return [_value(schema.get("items", {}), rng) for _ in range(int(rng.integers(3)))]
+            return [_draw_value(schema.get("items", {}), rng) for _ in range(int(rng.integers(3)))]
         case "object":
             return {}
         case _:

@@ -154,13 +154,13 @@ async def _play_all(env: ToolEnv, agent: Agent, tasks: Sequence[Task]) -> list[_
     """The agent's episodes up to the first invalid one: each may have waited for a time limit."""
     played: list[_Played] = []
     for seed, task in enumerate(tasks):
-        played.append(await _play(env, agent, task, seed))
+        played.append(await _play_agent(env, agent, task, seed))
         if isinstance(played[-1].outcome, Invalid):
             break
     return played
 
 
-async def _play(env: ToolEnv, agent: Agent, task: Task, seed: int) -> _Played:
+async def _play_agent(env: ToolEnv, agent: Agent, task: Task, seed: int) -> _Played:
     """One episode; a fault of the environment is its outcome."""
     played = _Played((), Invalid(reason="it was not scored", blame="environment"))
     try:

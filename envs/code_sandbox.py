@@ -101,9 +101,9 @@ def _read_splits(file: Path) -> dict[str, list[Task]]:
 class _Expert:
     def act(self, view: EpisodeView) -> AssistantTurn:
         if view.messages[-1].role == "tool":
-            return _call("submit")
-        return _call("write_file", path=SOLUTION, content=view.task.data["solution"])
+            return _call_tool("submit")
+        return _call_tool("write_file", path=SOLUTION, content=view.task.data["solution"])
 
 
-def _call(name: str, **arguments: str) -> AssistantTurn:
+def _call_tool(name: str, **arguments: str) -> AssistantTurn:
     return AssistantTurn(calls=(ToolCall(name=name, arguments=dict(arguments), id="call_0"),))

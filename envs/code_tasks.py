@@ -55,11 +55,11 @@ def _ints(rng: Generator, k: int) -> list[int]:
     return [a if rng.random() < 0.7 else b for a, b in zip(found, near, strict=True)]
 
 
-def _number(rng: Generator, k: int) -> int:
+def _draw_number(rng: Generator, k: int) -> int:
     return int(rng.integers(0, 60))
 
 
-def _word(rng: Generator, k: int) -> str:
+def _draw_word(rng: Generator, k: int) -> str:
     letters = rng.choice(list("aabbcdeino   "), size=int(rng.integers(0, 20)))
     return " ".join("".join(letters).split())
 
@@ -74,14 +74,14 @@ FAMILIES: Final = (
     Family("returns list x rotated to the left by {k} places",
            "k = {k} % len(x) if x else 0\nreturn x[k:] + x[:k]", _ints, (1, 2, 3, 4, 5)),
     Family("returns the sum of the digits of x, where x is an integer, times {k}",
-           "return sum(int(d) for d in str(x)) * {k}", _number, (1, 2, 3, 4, 5)),
+           "return sum(int(d) for d in str(x)) * {k}", _draw_number, (1, 2, 3, 4, 5)),
     Family("returns the Fibonacci number of index x (0, 1, 1, 2, ...) modulo {k}",
            "a, b = 0, 1\nfor _ in range(x):\n    a, b = b, a + b\nreturn a % {k}",
-           _number, (7, 10, 13, 97, 100)),
+           _draw_number, (7, 10, 13, 97, 100)),
     Family("returns the words of string x that have at least {k} letters, as a list",
-           "return [w for w in x.split() if len(w) >= {k}]", _word, (1, 2, 3, 4)),
+           "return [w for w in x.split() if len(w) >= {k}]", _draw_word, (1, 2, 3, 4)),
     Family("returns string x with every letter repeated {k} times and spaces removed",
-           "return ''.join(c * {k} for c in x if c != ' ')", _word, (2, 3, 4)),
+           "return ''.join(c * {k} for c in x if c != ' ')", _draw_word, (2, 3, 4)),
 )  # fmt: skip
 
 _FUNCTION: Final = (

@@ -98,7 +98,7 @@ class EnvProcess:
         async with asyncio.timeout(limit_s):
             if self._pending is not None:
                 await asyncio.wait({self._pending})
-            self._pending = asyncio.create_task(self._exchange((method, args, kwargs)))
+            self._pending = asyncio.create_task(self._exchange_frames((method, args, kwargs)))
             try:
                 return await asyncio.shield(self._pending)
             except (ConnectionError, EOFError) as error:
@@ -113,9 +113,9 @@ class EnvProcess:
         self._process.cancel()
         await asyncio.gather(self._process, return_exceptions=True)
 
-    async def _exchange(self, request: object) -> Reply:
+    async def _exchange_frames(self, request: object) -> Reply:
         await _send(self._streams[1], request)
-        return cast("Reply", await _receive(self._streams[0]))
+        return cast("Reply", await _receive_frame(self._streams[0]))
 
 
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -135,13 +135,13 @@ async def _serve(address: str, birth: EnvSpec) -> None:
     reader, writer = await asyncio.open_unix_connection(address)
     while True:
         try:
-            method, args, kwargs = cast("tuple[str, Any, Any]", await _receive(reader))
+            method, args, kwargs = cast("tuple[str, Any, Any]", await _receive_frame(reader))
         except EOFError:
             return
-        await _send(writer, await _answer(env, method, args, kwargs))
+        await _send(writer, await _answer_request(env, method, args, kwargs))
 
 
-async def _answer(env: "ToolEnv", method: str, args: Any, kwargs: Any) -> Reply:
+async def _answer_request(env: "ToolEnv", method: str, args: Any, kwargs: Any) -> Reply:
     value, error = None, None
     try:
         value = await getattr(env, method)(*args, **kwargs)
@@ -160,7 +160,7 @@ async def _send(writer: asyncio.StreamWriter, value: object) -> None:
     await writer.drain()
 
 
-async def _receive(reader: asyncio.StreamReader) -> object:
+async def _receive_frame(reader: asyncio.StreamReader) -> object:
     """One frame; EOFError (asyncio's IncompleteReadError is one) at the end of the stream."""
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     return pickle.loads(await reader.readexactly(length))

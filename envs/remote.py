@@ -87,7 +87,7 @@ class RemotePlay:
         coarse = {"max_tool_tokens": _COARSE * limits.max_tool_tokens, "isolation": "none"}
         birth = replace(self._birth, attributes={**self._birth.attributes, **coarse})
         self._process = await EnvProcess.start(birth, self._pool, limits.hook_s)
-        await self._ask("areset", limits.hook_s, seed=seed, options={"task": self.task})
+        await self._call_remote("areset", limits.hook_s, seed=seed, options={"task": self.task})
 
     async def advance(self, turn: AssistantTurn) -> Transition:
         """Play one turn there; a process that does not answer in time is killed."""
@@ -95,7 +95,7 @@ class RemotePlay:
         limits, known = self._limits, len(self.messages)
         limit_s = len(turn.calls) * limits.tool_s + limits.turn_hooks_s + limits.grace_s
         try:
-            transition: Transition = await self._ask("advance", limit_s, turn)
+            transition: Transition = await self._call_remote("advance", limit_s, turn)
         except TimeoutError:
             return await self._give_up(EpisodeStop.TOOL_TIMEOUT, turn)
         return replace(transition, messages=self.messages[known + 1 :])
@@ -104,7 +104,9 @@ class RemotePlay:
         """End the episode by a budget; a process that is still busy is killed."""
         new = None if turn is self._last_turn else turn
         try:
-            transition: Transition = await self._ask("truncate", self._limits.grace_s, stop, new)
+            transition: Transition = await self._call_remote(
+                "truncate", self._limits.grace_s, stop, new
+            )
         except TimeoutError:
             return await self._give_up(stop, turn)
         return transition
@@ -115,7 +117,7 @@ class RemotePlay:
             return Invalid(reason="the environment's process died", blame="environment")
         if self._process is None:
             return Score(value=0.0)
-        outcome: Outcome = await self._ask("ascore", self._limits.hook_s)
+        outcome: Outcome = await self._call_remote("ascore", self._limits.hook_s)
         return outcome
 
     async def close(self) -> None:
@@ -123,13 +125,15 @@ class RemotePlay:
         if self._process is None:
             return
         try:
-            await self._ask("aclose", 2 * self._limits.hook_s)
+            await self._call_remote("aclose", 2 * self._limits.hook_s)
         except TimeoutError:
             raise EnvironmentFault("teardown did not end in time; its process is gone") from None
         finally:
             await self._kill()
 
-    async def _ask(self, method: str, limit_s: float, *args: object, **kwargs: object) -> Any:
+    async def _call_remote(
+        self, method: str, limit_s: float, *args: object, **kwargs: object
+    ) -> Any:
         """The value of a method there; the view comes back with it."""
         if self._process is None:
             raise EnvironmentFault("the environment's process is gone")
@@ -141,13 +145,13 @@ class RemotePlay:
             raise
         if reply.view is not None:
             known = self.messages
-            new = tuple(self._cut(message) for message in reply.view.messages[len(known) :])
+            new = tuple(self._cut_message(message) for message in reply.view.messages[len(known) :])
             self._view = replace(reply.view, messages=(*known, *new))
         if reply.error is not None:
             raise reply.error
         return reply.value
 
-    def _cut(self, message: Message) -> Message:
+    def _cut_message(self, message: Message) -> Message:
         if message.role != "tool":
             return message
         text = truncate_middle(message.content, self._limits.max_tool_tokens, self._tokenizer)

@@ -28,18 +28,18 @@ class Resources:
     def enter_context(self, manager: AbstractContextManager[T]) -> T:
         """Enter and keep; returns what `with` would bind."""
         value = manager.__enter__()
-        self._add(lambda: manager.__exit__(None, None, None))
+        self._add_close(lambda: manager.__exit__(None, None, None))
         return value
 
     async def enter_async_context(self, manager: AbstractAsyncContextManager[T]) -> T:
         """Enter and keep; returns what `async with` would bind."""
         value = await manager.__aenter__()
-        self._add(lambda: manager.__aexit__(None, None, None))
+        self._add_close(lambda: manager.__aexit__(None, None, None))
         return value
 
     def push(self, manager: AbstractContextManager[object]) -> None:
         """Keep something that is entered already; only its exit is left to do."""
-        self._add(lambda: manager.__exit__(None, None, None))
+        self._add_close(lambda: manager.__exit__(None, None, None))
 
     def callback(
         self,
@@ -48,11 +48,11 @@ class Resources:
         **kwargs: P.kwargs,
     ) -> None:
         """Call the function at the end; it may be async."""
-        self._add(lambda: function(*args, **kwargs))
+        self._add_close(lambda: function(*args, **kwargs))
 
     def pop(self) -> Exit | None:
         """Take away what is to be closed next."""
         return self._exits.pop() if self._exits else None
 
-    def _add(self, close: Callable[[], object | Awaitable[object]]) -> None:
+    def _add_close(self, close: Callable[[], object | Awaitable[object]]) -> None:
         self._exits.append(Exit(close, threading.get_ident()))

@@ -118,11 +118,11 @@ class Play:
 
     def finish(self, answer: Any) -> None:
         """The environment ends the episode after the running call."""
-        self._turn("finish").finish = (answer,)
+        self._open_tally("finish").finish = (answer,)
 
     def reward(self, value: float, part: str) -> None:
         """Add to the reward of the running turn."""
-        tally = self._turn("reward")
+        tally = self._open_tally("reward")
         if not math.isfinite(tally.reward + value):
             raise ValueError(
                 f"reward is {value} after {tally.reward} in this turn, expected a finite sum"
@@ -169,13 +169,13 @@ class Play:
         self._tally = tally = _Tally(num_calls=len(turn.calls))
         self._record(turn)
         try:
-            stop = await self._play(turn, tally)
+            stop = await self._play_turn(turn, tally)
         except EpisodeError:
             self._tally = None
             raise
         return self._ended(tally, stop)
 
-    async def _play(self, turn: AssistantTurn, tally: _Tally) -> EpisodeStop | None:
+    async def _play_turn(self, turn: AssistantTurn, tally: _Tally) -> EpisodeStop | None:
         if self._rules.state_key is not None:
             key = await self.world.call_hook("state_key", self._rules.state_key)
             if not isinstance(key, str | None):
@@ -219,7 +219,7 @@ class Play:
         self.messages.append(turn.message())
         self._last_turn = turn
 
-    def _turn(self, what: str) -> _Tally:
+    def _open_tally(self, what: str) -> _Tally:
         if self._tally is None:
             raise RuntimeError(
                 f"{what} was called outside of a turn; it belongs in a tool or reply"
@@ -238,42 +238,42 @@ class Play:
         if not isinstance(reply, str):
             raise EnvironmentFault(f"reply returned a {type(reply).__name__}, expected str or None")
         check_text("reply's text", reply)
-        self._turn("reply").messages.append(Message(role="user", content=reply))
+        self._open_tally("reply").messages.append(Message(role="user", content=reply))
         return None
 
     async def _run_calls(self, calls: tuple[ToolCall | CallError, ...]) -> EpisodeStop | None:
         """The calls of a turn in order, until one ends the episode."""
         for call in calls:
             if isinstance(call, CallError):
-                self._answer(call, f"Error: {call.message}", error=call.reason)
+                self._answer_call(call, f"Error: {call.message}", error=call.reason)
             elif (stop := await self._run_call(call)) is not None:
                 return stop
         return None
 
     async def _run_call(self, call: ToolCall) -> EpisodeStop | None:
         try:
-            text = await self._result(call)
+            text = await self._run_tool_call(call)
         except ToolHangs:
-            self._answer(call, "Error: timed out", error="tool_timeout")
+            self._answer_call(call, "Error: timed out", error="tool_timeout")
             await self.world.settle()
             return EpisodeStop.TOOL_TIMEOUT
         except ToolTimeout as error:
-            self._answer(call, f"Error: {error}", error="tool_timeout")
+            self._answer_call(call, f"Error: {error}", error="tool_timeout")
         except _CannotRun as error:
-            self._answer(call, f"Error: {error}", error=error.reason)
+            self._answer_call(call, f"Error: {error}", error=error.reason)
         except ToolError as error:
-            self._answer(call, f"Error: {error}", error="tool_error")
+            self._answer_call(call, f"Error: {error}", error="tool_error")
         else:
-            self._answer(call, text)
+            self._answer_call(call, text)
             return EpisodeStop.FINISHED if self._is_finished() else None
-        self._turn("finish").finish = None
+        self._open_tally("finish").finish = None
         return None
 
-    async def _result(self, call: ToolCall) -> str:
+    async def _run_tool_call(self, call: ToolCall) -> str:
         rules = self._rules
         spec = rules.tools.get(call.name)
         if spec is None:
-            raise _CannotRun(CallErrorReason.UNKNOWN_TOOL, _unknown(call.name, rules.tools))
+            raise _CannotRun(CallErrorReason.UNKNOWN_TOOL, _unknown_tool(call.name, rules.tools))
         try:
             arguments = spec.bind(call.arguments)
         except ToolError as error:
@@ -288,9 +288,11 @@ class Play:
         )
         return result_text(spec.name, value)
 
-    def _answer(self, call: ToolCall | CallError, text: str, *, error: str | None = None) -> None:
+    def _answer_call(
+        self, call: ToolCall | CallError, text: str, *, error: str | None = None
+    ) -> None:
         """The tool message of one call, within the limit of tokens."""
-        tally = self._turn("a tool")
+        tally = self._open_tally("a tool")
         if error is not None:
             tally.errors.append(error)
         text = truncate_middle(text, self._rules.max_tool_tokens, self._rules.tokenizer)
@@ -298,7 +300,7 @@ class Play:
         tally.messages.append(message)
 
     def _is_finished(self) -> bool:
-        self._finished = self._turn("finish").finish
+        self._finished = self._open_tally("finish").finish
         return self._finished is not None
 
 
@@ -321,6 +323,6 @@ def check_text(what: str, text: str) -> None:
         ) from None
 
 
-def _unknown(name: str, tools: Mapping[str, ToolSpec]) -> str:
+def _unknown_tool(name: str, tools: Mapping[str, ToolSpec]) -> str:
     known = ", ".join(tools) or "none"
     return f"there is no tool {name}; the tools are: {known}"

@@ -48,8 +48,9 @@ class Sandbox(ABC):
     """A place where untrusted commands run.
 
     Use it with `async with`, or call `start` and `close`. All paths are paths in the sandbox;
-    relative ones begin at `workspace`. A backend defines `_start`, `_destroy`,
-    `kill_leftovers` and `_open`, or `_exec` if it keeps no processes; the rest builds on these.
+    relative ones begin at `workspace`. A backend defines `_start_backend`, `_destroy_backend`,
+    `kill_leftovers` and `_open_command`, or `_exec_command` if it keeps no processes; the rest
+    builds on these.
     """
 
     name: ClassVar[str]
@@ -73,25 +74,25 @@ class Sandbox(ABC):
     # What a backend defines.
 
     @abstractmethod
-    async def _start(self) -> None:
-        """Come up and set `capabilities`; after an error `_destroy` is called."""
+    async def _start_backend(self) -> None:
+        """Come up and set `capabilities`; after an error `_destroy_backend` is called."""
 
     @abstractmethod
-    def _destroy(self) -> None:
-        """End everything and leave nothing; also after a `_start` that failed half way.
+    def _destroy_backend(self) -> None:
+        """End everything and leave nothing; also after a `_start_backend` that failed half way.
 
         It runs in a thread, or when the process ends, so it must not need an event loop.
         """
 
-    async def _exec(self, command: Command) -> ExecResult:
+    async def _exec_command(self, command: Command) -> ExecResult:
         """Run a command; SandboxDied if it cannot be known what came of it."""
 
         def opened(sink: Sink) -> Awaitable[Process]:
-            return self._open(command, sink)
+            return self._open_command(command, sink)
 
         return await run(opened, command, self._was_oom)
 
-    async def _open(self, command: Command, sink: Sink) -> Process:
+    async def _open_command(self, command: Command, sink: Sink) -> Process:
         raise UnsupportedLimit(f"the backend {self.name} keeps no processes, so it has no sessions")
 
     @abstractmethod
@@ -114,7 +115,7 @@ class Sandbox(ABC):
         keep_until_exit(self, self.destroy)
         done = False
         try:
-            await self._start()
+            await self._start_backend()
             wanted = {*self.options.require, *["mounts"] * bool(self.mounts)}
             missing = sorted(wanted - self.capabilities)
             if missing:
@@ -144,13 +145,13 @@ class Sandbox(ABC):
         """As `close`, where no event loop can run any more: at the end of the process."""
         if self._state == "running":
             self._state = "closed"
-            self._destroy()
+            self._destroy_backend()
 
     async def _close_all(self) -> None:
         try:
             await self._close_sessions()
         finally:
-            await asyncio.to_thread(self._destroy)
+            await asyncio.to_thread(self._destroy_backend)
             forget(self)
             if self._folder is not None:
                 await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
@@ -217,7 +218,7 @@ class Sandbox(ABC):
             # Who asks for more reads it himself: a report of tests has to come whole.
             max_output=max_output or limits.output_bytes,
         )
-        result = await self._run(command)
+        result = await self._run_admitted(command)
         if kill_leftovers:
             await self.kill_leftovers()
         return result
@@ -228,20 +229,20 @@ class Sandbox(ABC):
 
         async def open_(sink: Sink) -> Process:
             self._require_running()
-            return await self._open(command, sink)
+            return await self._open_command(command, sink)
 
         session = Session(kind, open_, self.limits)
         self._sessions.append(session)
         return session
 
-    async def _run(self, command: Command) -> ExecResult:
+    async def _run_admitted(self, command: Command) -> ExecResult:
         self._require_running()
         command = self._complete(command)
         wrong = _refused(command.argv)
         if wrong:
             data = f"{wrong}\n".encode()
             return ExecResult(status="exited", exit_code=126, stderr=data, stderr_total=len(data))
-        result = await self._exec(command)
+        result = await self._exec_command(command)
         self.num_execs += 1
         self.exec_s += result.duration_s
         return result
@@ -376,7 +377,7 @@ class Sandbox(ABC):
         timeout_s: float = files.TIMEOUT_S,
     ) -> ExecResult:
         argv = ("/bin/sh", "-c", script, "sh", *arguments)
-        return await self._run(
+        return await self._run_admitted(
             Command(argv=argv, cwd="", stdin=stdin, timeout_s=timeout_s, max_output=max_output)
         )
 
@@ -388,7 +389,7 @@ class Sandbox(ABC):
         if self._folder is None:
             self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="agentrl-"))
         place = self._folder / str(next(self._snapshots))
-        await self._save(place)
+        await self._save_workspace(place)
         return Snapshot(self.name, place)
 
     async def restore(self, snapshot: Snapshot) -> None:
@@ -399,13 +400,13 @@ class Sandbox(ABC):
                 f"the snapshot of a {snapshot.backend} sandbox is gone or does not fit {self.name}"
             )
         await self._stop_all()
-        await self._load(snapshot.place)
+        await self._load_workspace(snapshot.place)
 
     async def reset(self) -> None:
         """End what runs and make the workspace what it was after `start`."""
         self._require_running()
         await self._stop_all()
-        await self._load(None)
+        await self._load_workspace(None)
 
     async def fork(self) -> "Sandbox":
         """A new sandbox, started, whose workspace begins as this one's is."""
@@ -429,20 +430,20 @@ class Sandbox(ABC):
         for session in sessions:
             await session.close()
 
-    async def _save(self, place: Path) -> None:
+    async def _save_workspace(self, place: Path) -> None:
         data = await self._pack("")
         await asyncio.to_thread(place.write_bytes, data)
 
-    async def _load(self, place: Path | None) -> None:
-        """Fill the workspace from what `_save` made; None: from the base."""
-        result = await self._script(files.WIPE, self.workspace, *self._scratch())
+    async def _load_workspace(self, place: Path | None) -> None:
+        """Fill the workspace from what `_save_workspace` made; None: from the base."""
+        result = await self._script(files.WIPE, self.workspace, *self._scratch_folders())
         files.require_ok(result, "emptying the workspace")
         if place is not None:
             await self._unpack(await asyncio.to_thread(place.read_bytes), "")
         elif self.options.base is not None:
             await self.upload(self.options.base)
 
-    def _scratch(self) -> tuple[str, ...]:
+    def _scratch_folders(self) -> tuple[str, ...]:
         """Folders beside the workspace that a reset empties."""
         return ("/tmp",)
 

@@ -128,7 +128,7 @@ class BwrapSandbox(Sandbox):
         self._num_ooms = 0
         self._place: Workspace | None = None
 
-    async def _start(self) -> None:
+    async def _start_backend(self) -> None:
         await in_thread(self._make)
         self.capabilities = self._machine.capabilities
         try:
@@ -171,7 +171,7 @@ class BwrapSandbox(Sandbox):
         bwrap = shared_copy(self._machine.bwrap) if uid is not None else self._machine.bwrap
         self._launch = _launch_line(self._machine, bwrap, self._uid, self._group, self)
 
-    def _destroy(self) -> None:
+    def _destroy_backend(self) -> None:
         for process in tuple(self._running):
             process.send_kill()
         if self._group is not None and not self._group.remove():
@@ -187,7 +187,7 @@ class BwrapSandbox(Sandbox):
         if self._group is not None:
             await asyncio.to_thread(self._group.kill)
 
-    async def _open(self, command: Command, sink: Sink) -> Process:
+    async def _open_command(self, command: Command, sink: Sink) -> Process:
         assert self._place is not None
         await self._make_room()
         refused = self._num_refused() if self._group else -1
@@ -248,10 +248,10 @@ class BwrapSandbox(Sandbox):
                 raise SandboxDied("this machine's init does not take the exit status of processes")
             await asyncio.sleep(0.002)
 
-    async def _exec(self, command: Command) -> ExecResult:
+    async def _exec_command(self, command: Command) -> ExecResult:
         # A session may have run out of memory before, and nobody has asked.
         await self._was_oom(0)
-        return await super()._exec(command)
+        return await super()._exec_command(command)
 
     async def _was_oom(self, code: int) -> bool:
         if self._group is None:
@@ -259,17 +259,17 @@ class BwrapSandbox(Sandbox):
         before, self._num_ooms = self._num_ooms, self._group.oom_kills()
         return self._num_ooms > before
 
-    async def _save(self, place: Path) -> None:
+    async def _save_workspace(self, place: Path) -> None:
         if self._machine.mounts:
             await self._in_thread(lambda w: w.save(place))
         else:
-            await super()._save(place)
+            await super()._save_workspace(place)
 
-    async def _load(self, place: Path | None) -> None:
+    async def _load_workspace(self, place: Path | None) -> None:
         if self._machine.mounts or place is None:
             await self._in_thread(lambda w: w.recreate(place))
         else:
-            await super()._load(place)
+            await super()._load_workspace(place)
 
     async def _in_thread(self, change: Callable[[Workspace], object]) -> None:
         assert self._place is not None

@@ -72,23 +72,23 @@ class Group:
             self._create_v1(limits, *self._folders)
 
     def _create_v1(self, limits: Limits, memory: Path, pids: Path, cpu: Path) -> None:
-        _write(memory / "memory.limit_in_bytes", limits.memory_bytes)
+        _write_value(memory / "memory.limit_in_bytes", limits.memory_bytes)
         swap = memory / "memory.memsw.limit_in_bytes"
         if swap.exists():
-            _write(swap, limits.memory_bytes)
-        _write(pids / "pids.max", limits.processes)
-        _write(cpu / "cpu.cfs_period_us", _PERIOD_US)
-        _write(cpu / "cpu.cfs_quota_us", int(limits.cpus * _PERIOD_US))
+            _write_value(swap, limits.memory_bytes)
+        _write_value(pids / "pids.max", limits.processes)
+        _write_value(cpu / "cpu.cfs_period_us", _PERIOD_US)
+        _write_value(cpu / "cpu.cfs_quota_us", int(limits.cpus * _PERIOD_US))
 
     def _create_v2(self, limits: Limits, folder: Path) -> None:
         if not (folder / "memory.max").exists():
-            _write(folder.parent / "cgroup.subtree_control", "+memory +pids +cpu")
-        _write(folder / "memory.max", limits.memory_bytes)
+            _write_value(folder.parent / "cgroup.subtree_control", "+memory +pids +cpu")
+        _write_value(folder / "memory.max", limits.memory_bytes)
         swap = folder / "memory.swap.max"
         if swap.exists():
-            _write(swap, 0)
-        _write(folder / "pids.max", limits.processes)
-        _write(folder / "cpu.max", f"{int(limits.cpus * _PERIOD_US)} {_PERIOD_US}")
+            _write_value(swap, 0)
+        _write_value(folder / "pids.max", limits.processes)
+        _write_value(folder / "cpu.max", f"{int(limits.cpus * _PERIOD_US)} {_PERIOD_US}")
 
     @property
     def entrances(self) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ class Group:
             # In this order: what begins between the two counts as alive.
             counted = int((folder / "pids.current").read_text())
             dead = max(0, counted - self.num_alive())
-            _write(folder / "pids.max", processes + min(dead, processes))
+            _write_value(folder / "pids.max", processes + min(dead, processes))
             return dead <= processes
         return True
 
@@ -167,7 +167,7 @@ def _read_count(file: Path, wanted: str) -> int:
     return 0
 
 
-def _write(file: Path, value: object) -> None:
+def _write_value(file: Path, value: object) -> None:
     # No file may be made here: on a recorded tree a missing controller has to be seen.
     with file.open("r+") as open_file:
         open_file.write(str(value))

@@ -227,7 +227,7 @@ class DockerSandbox(Sandbox):
         self._num_ooms = 0
         self._engine: DockerEngine | None = None
 
-    async def _start(self) -> None:
+    async def _start_backend(self) -> None:
         self._engine = used = await asyncio.to_thread(engine)
         if used.is_podman:  # it would make a folder that is missing
             for source in self.options.mounts.values():
@@ -279,14 +279,14 @@ class DockerSandbox(Sandbox):
             for name, source in self.options.mounts.items()
         ]
 
-    def _destroy(self) -> None:
+    def _destroy_backend(self) -> None:
         if self._engine is not None:
             self._engine.remove(self._container)
 
     async def kill_leftovers(self) -> None:
         """End everything in the container, other commands and sessions too."""
         sweep = Command(argv=("sh", "-c", "kill -9 -1"), cwd="")
-        process = await self._open(sweep, lambda fd, data: None)
+        process = await self._open_command(sweep, lambda fd, data: None)
         try:
             async with asyncio.timeout(KILL_S):
                 await process.wait()
@@ -294,19 +294,19 @@ class DockerSandbox(Sandbox):
             await self.close()
             raise SandboxDied("the processes in the container cannot be killed") from None
 
-    def _scratch(self) -> tuple[str, ...]:
+    def _scratch_folders(self) -> tuple[str, ...]:
         return ("/tmp", "/dev/shm")
 
-    async def _ask(self, question: Callable[[Any], T]) -> T:
+    async def _ask_client(self, question: Callable[[Any], T]) -> T:
         """Ask the engine's client."""
         used = self._engine
         assert used is not None
         return await used.call(lambda: question(used.client.api))
 
-    async def _open(self, command: Command, sink: Sink) -> Process:
+    async def _open_command(self, command: Command, sink: Sink) -> Process:
         assert self._engine is not None
         marker = secrets.token_hex(8)
-        made: Mapping[str, str] = await self._ask(
+        made: Mapping[str, str] = await self._ask_client(
             lambda api: api.exec_create(
                 self._container,
                 list(command.argv),
@@ -334,7 +334,7 @@ class DockerSandbox(Sandbox):
 
     async def _require_container(self) -> None:
         """Every command ends like a killed one when the container does: then it has no result."""
-        found = await self._ask(lambda api: api.inspect_container(self._container))
+        found = await self._ask_client(lambda api: api.inspect_container(self._container))
         if not found["State"]["Running"]:
             raise SandboxDied("the container ended")
 
@@ -344,7 +344,7 @@ class DockerSandbox(Sandbox):
         Raises:
             SandboxDied: The container does not run any more.
         """
-        state: Mapping[str, Any] = await self._ask(lambda api: api.exec_inspect(exec_id))
+        state: Mapping[str, Any] = await self._ask_client(lambda api: api.exec_inspect(exec_id))
         if state["Running"] or state["ExitCode"] is None:
             return None
         code = int(state["ExitCode"])

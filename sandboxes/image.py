@@ -39,9 +39,11 @@ def image_tar() -> bytes:
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         _add_base(tar)
         # A file listed below /bin lies below /usr/bin, since /bin is a link.
-        paths = {Path(name).parent.resolve() / Path(name).name for name in _files(_closure())}
+        paths = {
+            Path(name).parent.resolve() / Path(name).name for name in _package_files(_closure())
+        }
         for path in sorted(paths - {Path("/", name) for name in _LINKS}):
-            _add(tar, path)
+            _add_file(tar, path)
     return buffer.getvalue()
 
 
@@ -60,7 +62,7 @@ def _add_base(tar: tarfile.TarFile) -> None:
         tar.addfile(info, io.BytesIO(text.encode()))
 
 
-def _add(tar: tarfile.TarFile, path: Path) -> None:
+def _add_file(tar: tarfile.TarFile, path: Path) -> None:
     info = tar.gettarinfo(str(path), str(path).lstrip("/"))
     info.uid = info.gid = 0
     info.uname = info.gname = ""
@@ -74,8 +76,8 @@ def _add(tar: tarfile.TarFile, path: Path) -> None:
         tar.addfile(info)
 
 
-def _files(packages: list[str]) -> Iterator[str]:
-    for line in _ask("dpkg", "-L", *packages).splitlines():
+def _package_files(packages: list[str]) -> Iterator[str]:
+    for line in _ask_daemon("dpkg", "-L", *packages).splitlines():
         if line.startswith("/") and not line.startswith((*_SKIPPED, "/etc/")):
             path = Path(line)
             if path.is_symlink() or path.is_file():
@@ -92,7 +94,7 @@ def _closure() -> list[str]:
     """The installed packages that ours need, themselves included."""
     known: dict[str, str] = {}
     provided: dict[str, str] = {}
-    table = _ask(
+    table = _ask_daemon(
         "dpkg-query", "-W", "-f", "${Package}\\t${Pre-Depends}, ${Depends}\\t${Provides}\\n"
     )
     for line in table.splitlines():
@@ -118,7 +120,7 @@ def _names(relations: str) -> list[str]:
     return [part.split()[0].partition(":")[0] for part in parts if part.strip()]
 
 
-def _ask(*command: str) -> str:
+def _ask_daemon(*command: str) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:

@@ -21,7 +21,7 @@ class UnsafeLocalSandbox(Sandbox):
     name = "unsafe-local"
     _home: Path | None = None
 
-    async def _start(self) -> None:
+    async def _start_backend(self) -> None:
         _log.warning("the sandbox unsafe-local contains nothing: commands run as this user")
         self._home = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="agentrl-unsafe-"))
         self.workspace = str(self._home / "workspace")
@@ -37,11 +37,11 @@ class UnsafeLocalSandbox(Sandbox):
             self.mounts[name] = f"{self.workspace}-{name}"
             copy_tree(source, Path(self.mounts[name]))
 
-    def _destroy(self) -> None:
+    def _destroy_backend(self) -> None:
         if self._home is not None:
             shutil.rmtree(self._home, ignore_errors=True)
 
-    async def _open(self, command: Command, sink: Sink) -> Process:
+    async def _open_command(self, command: Command, sink: Sink) -> Process:
         try:
             return await LocalProcess.start(command.argv, sink, cwd=self.workspace, env=command.env)
         except OSError as error:
@@ -50,5 +50,5 @@ class UnsafeLocalSandbox(Sandbox):
     async def kill_leftovers(self) -> None:
         """Nothing keeps track of what a child left behind."""
 
-    def _scratch(self) -> tuple[str, ...]:
+    def _scratch_folders(self) -> tuple[str, ...]:
         return ()  # /tmp is everybody's

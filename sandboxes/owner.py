@@ -22,7 +22,7 @@ class Owner:
     @classmethod
     def this(cls) -> "Owner":
         """The running process."""
-        return cls(socket.gethostname(), _boot(), os.getpid(), _started(os.getpid()) or 0)
+        return cls(socket.gethostname(), _boot(), os.getpid(), _start_time(os.getpid()) or 0)
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -44,7 +44,7 @@ class Owner:
             return False
         if here.partition("-")[0] != there.partition("-")[0]:
             return True
-        return here == there and _started(self.pid) != self.started
+        return here == there and _start_time(self.pid) != self.started
 
 
 @functools.cache
@@ -53,7 +53,7 @@ def _boot() -> str:
     return f"{boot}-{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
-def _started(pid: int) -> int | None:
+def _start_time(pid: int) -> int | None:
     """When a process started; None if there is none, or only its exit status is left."""
     try:
         # The name, in parentheses, may hold anything.

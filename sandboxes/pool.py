@@ -72,14 +72,14 @@ class SandboxPool:
     @asynccontextmanager
     async def _lease(self, queue_timeout_s: float | None) -> AsyncGenerator[Sandbox]:
         async with AsyncExitStack() as places:
-            await self._wait(places, queue_timeout_s)
-            sandbox = await self._take()
+            await self._wait_for_places(places, queue_timeout_s)
+            sandbox = await self._take_sandbox()
             try:
                 yield sandbox
             finally:
                 await asyncio.shield(self._give_back(sandbox))
 
-    async def _wait(self, places: AsyncExitStack, timeout_s: float | None) -> None:
+    async def _wait_for_places(self, places: AsyncExitStack, timeout_s: float | None) -> None:
         """A place of this pool, then one of the machine; it returns holding both."""
         began = time.monotonic()
         wanted, remedy = f"{self.size} sandboxes", "make the pool"
@@ -99,12 +99,12 @@ class SandboxPool:
             ) from None
         except OSError as error:
             raise SandboxUnavailable(f"the sandboxes in use cannot be counted: {error}") from error
-        self._add("queue", time.monotonic() - began)
+        self._add_timing("queue", time.monotonic() - began)
 
     async def warm_up(self, count: int) -> None:
         """Start sandboxes before they are needed."""
         missing = min(count, self.size) - len(self._idle)
-        started = await asyncio.gather(*(self._started() for _ in range(missing)))
+        started = await asyncio.gather(*(self._start_sandbox() for _ in range(missing)))
         with self._lock:
             self._idle += started
 
@@ -124,36 +124,36 @@ class SandboxPool:
             found[f"num_{name}"] = total.count
         return found
 
-    async def _take(self) -> Sandbox:
+    async def _take_sandbox(self) -> Sandbox:
         while True:
             with self._lock:
                 if self._closed:
                     raise SandboxClosed("the pool of sandboxes is closed")
                 sandbox = self._idle.pop() if self._idle else None
             if sandbox is None:
-                return await self._started()
+                return await self._start_sandbox()
             if await sandbox.alive():
                 return sandbox
             await sandbox.close()
 
-    async def _started(self) -> Sandbox:
+    async def _start_sandbox(self) -> Sandbox:
         async with self._starts.place():
             began = time.monotonic()
             sandbox = await asyncio.to_thread(make_sandbox, self.options)
             await sandbox.start()
-            self._add("start", time.monotonic() - began)
+            self._add_timing("start", time.monotonic() - began)
             self.isolation = (sandbox.name, *sorted(sandbox.capabilities))
             return sandbox
 
     async def _give_back(self, sandbox: Sandbox) -> None:
-        self._add("exec", sandbox.exec_s, sandbox.num_execs)
+        self._add_timing("exec", sandbox.exec_s, sandbox.num_execs)
         sandbox.exec_s, sandbox.num_execs = 0.0, 0
         began = time.monotonic()
         fit = False
         try:
             if not self._closed:
                 await sandbox.reset()
-                self._add("reset", time.monotonic() - began)
+                self._add_timing("reset", time.monotonic() - began)
                 fit = True
         except SandboxError:
             pass  # it is closed, and the next episode gets a new one
@@ -164,7 +164,7 @@ class SandboxPool:
         if not fit:
             await sandbox.close()
 
-    def _add(self, name: str, seconds: float, count: int = 1) -> None:
+    def _add_timing(self, name: str, seconds: float, count: int = 1) -> None:
         with self._lock:
             self._sums[name].add(seconds, count)
 

@@ -87,16 +87,16 @@ class Session:
         finally:
             self._busy = False
             if not done:
-                await asyncio.shield(self._end())
+                await asyncio.shield(self._end_session())
 
     async def _call(self, code: str, timeout_s: float) -> ExecResult:
-        ended = await self._started()
+        ended = await self._start_shell()
         started = time.monotonic()
         assert self._process is not None
         lines, marks = _CALLS[self.kind](code)
         self._process.write(lines)
         output = self._output = Output(marks, self._limits.output_bytes)
-        return await self._finish(output, ended, started, timeout_s)
+        return await self._finish_call(output, ended, started, timeout_s)
 
     async def interrupt(self) -> None:
         """Send SIGINT to what runs."""
@@ -115,24 +115,24 @@ class Session:
     async def close(self) -> None:
         """End it; a second call does nothing."""
         self._closed = True
-        await asyncio.shield(self._end())
+        await asyncio.shield(self._end_session())
 
-    async def _started(self) -> "asyncio.Task[int]":
+    async def _start_shell(self) -> "asyncio.Task[int]":
         if self._closed:
             raise SandboxClosed(f"the {self.kind} session was closed")
         self.began_anew = self._ended is not None and self._ended.done()
         if self._ended is None or self.began_anew:
-            await self._end()
-            self._process = await self._open(self._take)
+            await self._end_session()
+            self._process = await self._open(self._take_output)
             self._process.write(_FIRST[self.kind])
             self._ended = asyncio.create_task(self._process.wait())
         return self._ended
 
-    def _take(self, _: int, data: bytes) -> None:
+    def _take_output(self, _: int, data: bytes) -> None:
         if self._output is not None:
             self._output.feed(data)
 
-    async def _finish(
+    async def _finish_call(
         self, output: Output, ended: "asyncio.Task[int]", started: float, timeout_s: float
     ) -> ExecResult:
         ended.add_done_callback(output.stop)
@@ -147,7 +147,7 @@ class Session:
             # It ended, or what runs the code did not do so; then no success may be reported.
             code = await ended if ended.done() and not timed_out else code or 1
             code = code if output.begun else code or 1
-            await self._end()
+            await self._end_session()
         seen = output.seen()
         return ExecResult(
             status="timeout" if timed_out else "exited",
@@ -158,7 +158,7 @@ class Session:
             duration_s=time.monotonic() - started,
         )
 
-    async def _end(self) -> None:
+    async def _end_session(self) -> None:
         process, self._process = self._process, None
         ended, self._ended = self._ended, None
         if process is not None and ended is not None:

@@ -48,16 +48,16 @@ def evaluate(expression: str, max_bits: int | None = None) -> str:
         ToolError: It is no arithmetic, divides by zero, or its value is too long.
         TooCostly: With `max_bits`, before an operation that could exceed it.
     """
-    tree = _parse(expression)
+    tree = _parse_expression(expression)
     try:
-        return _text(_value(tree, max_bits, depth=0))
+        return _write_number(_evaluate_node(tree, max_bits, depth=0))
     except ZeroDivisionError:
         raise ToolError("division by zero") from None
     except OverflowError:
         raise ToolError("the value is too large") from None
 
 
-def _parse(expression: str) -> ast.expr:
+def _parse_expression(expression: str) -> ast.expr:
     if len(expression) > MAX_CHARS:
         raise ToolError(f"the expression is longer than {MAX_CHARS} characters")
     if not _ALLOWED.fullmatch(expression):
@@ -68,17 +68,17 @@ def _parse(expression: str) -> ast.expr:
         raise ToolError(f"{expression!r} is no complete expression") from None
 
 
-def _value(node: ast.expr, max_bits: int | None, depth: int) -> Number:
+def _evaluate_node(node: ast.expr, max_bits: int | None, depth: int) -> Number:
     if depth > _MAX_DEPTH:
         raise ToolError("the expression is nested too deeply")
     match node:
         case ast.Constant(value=int() | float() as value):
             return value
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-            return _real(_UNARY[type(op)](_value(operand, max_bits, depth + 1)))
+            return _real(_UNARY[type(op)](_evaluate_node(operand, max_bits, depth + 1)))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            a = _value(left, max_bits, depth + 1)
-            b = _value(right, max_bits, depth + 1)
+            a = _evaluate_node(left, max_bits, depth + 1)
+            b = _evaluate_node(right, max_bits, depth + 1)
             if max_bits is not None and _bits(op, a, b) > max_bits:
                 raise TooCostly
             return _real(_BINARY[type(op)](a, b))
@@ -102,7 +102,7 @@ def _real(value: object) -> Number:
     return value
 
 
-def _text(value: Number) -> str:
+def _write_number(value: Number) -> str:
     """Integers exactly, whole floats as integers, others by their shortest form."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)

@@ -78,14 +78,14 @@ class LoopWatch:
                 )
                 if holder is not None:
                     reported_s = beat_s
-                    self._report(late_s, holder)
+                    self._report_delay(late_s, holder)
             before = now
 
     def _queued_s(self) -> float:
         """How long the loop's thread has been ready without a processor."""
         return _queued_s(self._schedule)
 
-    def _report(self, late_s: float, holder: FrameType) -> None:
+    def _report_delay(self, late_s: float, holder: FrameType) -> None:
         self.num_stalls += 1
         code = holder.f_code
         _log.warning(

@@ -50,7 +50,7 @@ class UsesSandbox:
         result = await session.run(code, timeout_s=timeout_s)
         return shown(result, timeout_s, session)
 
-    async def _text(self, path: str) -> FileText:
+    async def _read_text(self, path: str) -> FileText:
         return FileText.read(await self.sandbox.read_file(path, max_bytes=_MAX_EDIT_BYTES))
 
 
@@ -113,7 +113,7 @@ class ReadFileTool(UsesSandbox):
         Args:
             path: the file; relative paths begin in the working folder.
         """
-        return (await self._text(path)).shown
+        return (await self._read_text(path)).shown
 
 
 class WriteFileTool(UsesSandbox):
@@ -202,25 +202,25 @@ class EditorTool(UsesSandbox):
                 return await self._view(path, view_range)
             case "create":
                 data = _given(file_text, "create", "file_text").encode()
-                await self._write(path, await self._old(path), data)
+                await self._write_edit(path, await self._old(path), data)
                 return f"Wrote {path}."
             case "str_replace":
                 old, new = (
                     _given(old_str, command, "old_str"),
                     require_text(new_str or "", "new_str"),
                 )
-                file = await self._text(path)
+                file = await self._read_text(path)
                 return await self._edit(path, file, *replaced(file, old, new, path))
             case "insert":
                 new = _given(new_str, command, "new_str")
-                file = await self._text(path)
+                file = await self._read_text(path)
                 return await self._edit(path, file, *inserted(file, insert_line, new))
             case "undo_edit":
                 return await self._undo(path)
 
     async def _view(self, path: str, view_range: list[int] | None) -> str:
         try:
-            file = await self._text(path)
+            file = await self._read_text(path)
         except FileAccessError as error:
             if "folder" not in str(error):
                 raise
@@ -230,13 +230,13 @@ class EditorTool(UsesSandbox):
         return _numbered(file.lines, first, last) or "[empty]"
 
     async def _edit(self, path: str, file: FileText, after: str, place: int) -> str:
-        await self._write(path, file.encoded(file.text), file.encoded(after))
+        await self._write_edit(path, file.encoded(file.text), file.encoded(after))
         lines = [*replace(file, text=after).lines, ""]
         changed = len(replace(file, text=after[:place] + "x").lines)
         near = _numbered(lines, max(1, changed - 3), min(len(lines), changed + 6))
         return f"Edited {path}:\n{near}"
 
-    async def _write(self, path: str, before: bytes | None, after: bytes) -> None:
+    async def _write_edit(self, path: str, before: bytes | None, after: bytes) -> None:
         await self.sandbox.write_file(path, after, in_place=True)
         self._edits.setdefault(path, []).append((before, after))
 

@@ -143,7 +143,7 @@ def _run_into(
     except BaseException as error:
         _post(loop, functools.partial(_fail, future, error))
     else:
-        _post(loop, functools.partial(_finish, future, result))
+        _post(loop, functools.partial(_finish_future, future, result))
 
 
 def _post(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
@@ -155,7 +155,7 @@ def _post(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None
             raise
 
 
-def _finish(future: "asyncio.Future[T]", result: T) -> None:
+def _finish_future(future: "asyncio.Future[T]", result: T) -> None:
     if not future.done():
         future.set_result(result)
 

@@ -84,7 +84,7 @@ class AttentionPlan:
     def buckets(self) -> tuple[PaddedGroup, ...]:
         """All pieces, by length."""
         return tuple(
-            _bucket(self._tree.offsets_S1, chosen, self._device)
+            _make_group(self._tree.offsets_S1, chosen, self._device)
             for chosen in buckets(np.diff(self._tree.offsets_S1))
         )
 
@@ -159,7 +159,9 @@ def buckets(lengths_S: NDArray[np.int64]) -> list[list[int]]:
     return result
 
 
-def _bucket(offsets_S1: NDArray[np.int64], chosen: list[int], device: torch.device) -> PaddedGroup:
+def _make_group(
+    offsets_S1: NDArray[np.int64], chosen: list[int], device: torch.device
+) -> PaddedGroup:
     lengths = (offsets_S1[1:] - offsets_S1[:-1])[chosen]
     longest = int(lengths[0])
     padded = int(lengths[-1]) < longest
@@ -301,11 +303,11 @@ class _TreeAttention(torch.autograd.Function):
         output = query.new_empty(num, heads, value.shape[-1], dtype=dtype)
         log_sum = query.new_empty(num, heads, dtype=dtype)
         for bucket in layout.buckets:
-            rows = [_rows(s, bucket) for s in (query, *_repeated(key, value, heads))]
+            rows = [_pad_rows(s, bucket) for s in (query, *_repeated(key, value, heads))]
             mask = _band(bucket.longest, window, query)
             part, part_sum = _forward(*rows, is_causal=mask is None, attn_mask=mask, scale=scale)
-            _put(output, part, bucket)
-            _put(log_sum, part_sum, bucket)
+            _unpad_rows(output, part, bucket)
+            _unpad_rows(log_sum, part_sum, bucket)
         for stem in layout.stems:
             behind = slice(stem.stop, stem.end)
             near, mask = _stem_mask(layout, stem, window, query, key)
@@ -333,12 +335,12 @@ class _TreeAttention(torch.autograd.Function):
         query_grad, key_grad, value_grad = (torch.empty_like(s) for s in (query, key, value))
         for bucket in layout.buckets:
             states = (grads[0], query, *_repeated(key, value, heads), output, log_sum)
-            rows = [_rows(s, bucket) for s in states]
+            rows = [_pad_rows(s, bucket) for s in states]
             mask = _band(bucket.longest, window, query)
             parts = _backward(*rows, 0.0, mask is None, attn_mask=mask, scale=scale)
-            _put(query_grad, parts[0], bucket)
+            _unpad_rows(query_grad, parts[0], bucket)
             for grad, part in ((key_grad, parts[1]), (value_grad, parts[2])):
-                _put(grad, _summed(part, groups), bucket)
+                _unpad_rows(grad, _summed(part, groups), bucket)
         for stem in layout.stems:
             behind = slice(stem.stop, stem.end)
             theirs = _stem_states(query, key, value, stem)
@@ -401,7 +403,7 @@ def _summed(grad: Tensor, groups: int) -> Tensor:
     return grad.view(rows, groups, heads // groups, *rest).sum(2)
 
 
-def _rows(states: Tensor, bucket: PaddedGroup) -> Tensor:
+def _pad_rows(states: Tensor, bucket: PaddedGroup) -> Tensor:
     """[rows, heads, longest, ...] of [P, heads, ...], with zeros behind the shorter rows."""
     states = states[bucket.tokens]
     if bucket.places is not None:
@@ -410,7 +412,7 @@ def _rows(states: Tensor, bucket: PaddedGroup) -> Tensor:
     return states.view(bucket.num_rows, bucket.longest, *states.shape[1:]).transpose(1, 2)
 
 
-def _put(target: Tensor, rows: Tensor, bucket: PaddedGroup) -> None:
+def _unpad_rows(target: Tensor, rows: Tensor, bucket: PaddedGroup) -> None:
     """The way back."""
     flat = rows.transpose(1, 2).flatten(0, 1)
     target[bucket.tokens] = (flat if bucket.places is None else flat[bucket.places]).to(

@@ -102,7 +102,7 @@ def save_checkpoint(
         target=folder / f"step-{step:06d}",
         tensors=tree_map(_copied, tensors) if background else tensors,
         host=orjson.dumps(_host_state(trainer, state)),
-        settings=_settings(trainer.config),
+        settings=_hash_settings(trainer.config),
         metric=metric,
         keep=keep,
         ranks=ranks,
@@ -129,7 +129,7 @@ def load_checkpoint(path: Path, trainer: "Trainer") -> Mapping[str, Json]:
             fault = str(error)
     if (fault := trainer.ranks.agree(fault)) is not None:
         raise RunError(fault)
-    if manifest and manifest.config_hash != _settings(trainer.config):
+    if manifest and manifest.config_hash != _hash_settings(trainer.config):
         _LOG.warning("%s was written under other trainer settings; the new ones count", path)
     _load_tensors(trainer, path / "weights")
     host = orjson.loads((path / "state.json").read_bytes())
@@ -186,15 +186,15 @@ class _Job:
             self.ranks.agree(None)  # the folder is there now
             try:
                 with disk_errors(self.target):
-                    self._save(unfinished / "weights")
+                    self._save_state(unfinished / "weights")
                     if self.ranks.rank == 0:
-                        self._finish(unfinished)
+                        self._finish_checkpoint(unfinished)
             except RunError as error:
                 fault = str(error)
             if (fault := self.ranks.agree(fault)) is not None:
                 raise RunError(fault)
 
-    def _save(self, folder: Path) -> None:
+    def _save_state(self, folder: Path) -> None:
         with _single_process():
             save(
                 self.tensors,
@@ -203,7 +203,7 @@ class _Job:
                 no_dist=self.ranks.size == 1,
             )
 
-    def _finish(self, unfinished: Path) -> None:
+    def _finish_checkpoint(self, unfinished: Path) -> None:
         (unfinished / "state.json").write_bytes(self.host)
         write_manifest(unfinished, self.settings, self.metric)
         replace_folder(unfinished, self.target)
@@ -388,7 +388,7 @@ def _drop_older(folder: Path, newest: Path, keep: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _settings(config: TrainerConfig) -> str:
+def _hash_settings(config: TrainerConfig) -> str:
     """The hash of what the weights depend on: where and in how many processes is no part of it."""
     plain = TrainerConfig()
     return config_hash(config.model_copy(update={key: getattr(plain, key) for key in _PLACES}))

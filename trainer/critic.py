@@ -81,7 +81,7 @@ class Critic:
         values_N = np.zeros(batch.num_tokens, dtype=np.float32)
         with torch.no_grad():
             for rows in self._micro_batches(batch, trained_rows(batch)):
-                values_N[rows.source_K] = self._values(rows).float().cpu().numpy()
+                values_N[rows.source_K] = self._predict_values(rows).float().cpu().numpy()
         settle(self.model)
         return self._ranks.sum_(values_N)
 
@@ -112,7 +112,7 @@ class Critic:
         count = trained_weight(batch, rows)
         total = 0.0
         for packed in self._micro_batches(batch, rows):
-            values_K = self._values(packed)
+            values_K = self._predict_values(packed)
             old, targets, weights = (
                 torch.from_numpy(a).to(values_K)
                 for a in (
@@ -128,7 +128,7 @@ class Critic:
             total += float(share.detach())
         return float(self._ranks.sum_(np.array([total]))[0])
 
-    def _values(self, rows: PackedRows) -> Tensor:
+    def _predict_values(self, rows: PackedRows) -> Tensor:
         return in_pass(self.model, lambda: self.model.forward(rows))
 
     def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Iterator[PackedRows]:

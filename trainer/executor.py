@@ -180,7 +180,7 @@ class GatheredWeights:
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor that the trainer publishes."""
-        self._ranks.call(_begin)
+        self._ranks.call(_begin_rank)
         while part := self._ranks.call(_gather)[0]:
             yield from part
 
@@ -198,7 +198,7 @@ class SlicedWeights(GatheredWeights):
     async def write(self, bucket: Bucket, memory: Handle, dtype: str) -> Sequence[Written]:
         """Let every rank write its moves into a bucket."""
         pickled = pickle.dumps(bucket)  # what pickles calls would look at each of its moves
-        return await asyncio.to_thread(self._ranks.call, _write, pickled, memory, dtype)
+        return await asyncio.to_thread(self._ranks.call, _write_slices, pickled, memory, dtype)
 
 
 # What runs in the processes of the ranks.
@@ -248,11 +248,11 @@ def _step(_: Ranks) -> int:
     return _trainers[0].step
 
 
-def _write(_: Ranks, pickled: bytes, memory: Handle, dtype: str) -> Written:
+def _write_slices(_: Ranks, pickled: bytes, memory: Handle, dtype: str) -> Written:
     return _sources[0].write_own(pickle.loads(pickled), memory, dtype)
 
 
-def _begin(_: Ranks) -> None:
+def _begin_rank(_: Ranks) -> None:
     _gathering[:] = [iter(_trainers[0].weights().named_tensors())]
 
 

@@ -60,7 +60,7 @@ def policy_scores(model: PreTrainedModel, rows: PackedRows, temperature: float) 
 def _scores(model: PreTrainedModel, rows: PackedRows, temperature: float) -> Tensor:
     with replayed(model, rows):
         hidden_PD = _hidden(model, rows)
-    head = _head(model)
+    head = _find_head(model)
     predictors_U, at_K = np.unique(rows.predictors_K, return_inverse=True)
     places_U, places_K, targets_K = (
         torch.from_numpy(indices).to(model.device)
@@ -106,7 +106,7 @@ def check_model(model: PreTrainedModel, longest: int, *, low_precision: bool = F
     Raises:
         ConfigError: they differ, as they do where logits are capped after the head.
     """
-    _head(model)
+    _find_head(model)
     heads = measure_heads(model, longest)
     rows = reference_rows(model, longest)
     low = low_precision or model.dtype.itemsize < 4
@@ -138,7 +138,7 @@ def _packed_logits(
     layout = AttentionPlan(packed, model.device)
     with routed(model, experts) if experts else nullcontext():
         logits_PV = in_pass(
-            model, lambda: _head(model)(_hidden_of(model, ids_P, positions_P, layout)).float()
+            model, lambda: _find_head(model)(_hidden_of(model, ids_P, positions_P, layout)).float()
         )
     logits_PV = logits_PV * _logit_factor(model)
     if layout.calls != heads.num_layers:
@@ -158,7 +158,7 @@ def _hidden_of(
     model: PreTrainedModel, ids_P: Tensor, positions_P: Tensor, layout: AttentionPlan
 ) -> Tensor:
     with attending(model, PACKED_ATTENTION):
-        output = _body(model)(
+        output = _find_backbone(model)(
             input_ids=ids_P[None].to(model.device),
             position_ids=positions_P[None].to(model.device),
             use_cache=False,
@@ -168,7 +168,7 @@ def _hidden_of(
     return hidden
 
 
-def _body(model: PreTrainedModel) -> nn.Module:
+def _find_backbone(model: PreTrainedModel) -> nn.Module:
     """What gives the last hidden states; some models name it otherwise than they say."""
     body: nn.Module = model.base_model
     if body is model:
@@ -176,7 +176,7 @@ def _body(model: PreTrainedModel) -> nn.Module:
     return body
 
 
-def _head(model: PreTrainedModel) -> nn.Linear:
+def _find_head(model: PreTrainedModel) -> nn.Linear:
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers'
     if not isinstance(head, nn.Linear):
         raise ConfigError(
@@ -217,7 +217,7 @@ class _HeadScores(torch.autograd.Function):
         scores: list[Tensor] = []
         room = KEPT_LOGITS
         for piece, (rows, mine) in enumerate(cuts):
-            logprobs_UV = _logprobs(hidden_UD[rows], weight_VD, bias_V, temperature)
+            logprobs_UV = _compute_logprobs(hidden_UD[rows], weight_VD, bias_V, temperature)
             at, targets = at_K[mine] - rows.start, targets_K[mine]
             scores.append(torch.stack([logprobs_UV[at, targets], logprobs_UV.mean(1)[at]]))
             room -= logprobs_UV.numel()
@@ -236,7 +236,7 @@ class _HeadScores(torch.autograd.Function):
         for piece, (rows, mine) in enumerate(ctx.cuts):
             logprobs_UV = ctx.kept.pop(piece, None)
             if logprobs_UV is None:
-                logprobs_UV = _logprobs(hidden_UD[rows], weight_VD, bias_V, ctx.temperature)
+                logprobs_UV = _compute_logprobs(hidden_UD[rows], weight_VD, bias_V, ctx.temperature)
             at, targets = at_K[mine] - rows.start, targets_K[mine]
             grad_UV = _logit_grad(logprobs_UV, grads[0][:, mine] / ctx.temperature, at, targets)
             grad_UV = grad_UV.to(weight_VD.dtype)
@@ -260,7 +260,7 @@ def _cuts(at_K: NDArray[np.int64], vocab: int) -> Cuts:
     ]
 
 
-def _logprobs(
+def _compute_logprobs(
     hidden_UD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float
 ) -> Tensor:
     logits_UV = nn.functional.linear(hidden_UD, weight_VD, bias_V)

@@ -85,7 +85,7 @@ class _Held:
 
 def estimate(folder: Path, config: TrainerConfig, sampling: SamplingBytes) -> Need:
     """The need of one device that samples and trains; the model's `config.json` is read."""
-    settings = _settings(folder)
+    settings = _read_settings(folder)
     lora: Any = config.lora  # frozen, so it hashes, as `relevant` below does
     count = _count(folder, lora)
     # Copies and sequence parallelism aside, each rank holds its share.
@@ -103,7 +103,7 @@ def estimate(folder: Path, config: TrainerConfig, sampling: SamplingBytes) -> Ne
     num_tokens = max(config.token_budget, sampling.longest)  # a longer row is computed alone
     relevant: Any = _of_a_pass(config)
     held = _layers(folder, relevant, num_tokens, sampling.longest)
-    logits, head = _head(settings, num_tokens, trained=not config.lora.rank)
+    logits, head = _head_bytes(settings, num_tokens, trained=not config.lora.rank)
     embedding = 0 if config.lora.rank else settings.vocab_size * settings.hidden_size * _FLOAT32
     extra = max(logits + head, held.most - held.kept, embedding - held.kept)
     passes = {"activations": held.kept, "logits": logits, "temporary": extra - logits}
@@ -114,7 +114,7 @@ def estimate(folder: Path, config: TrainerConfig, sampling: SamplingBytes) -> Ne
         width = _FLOAT32 if config.precision == "float32" else _FLOAT32 // 2
         there = {"weights": count.gathered * width, "gradients": count.gathered * _FLOAT32}
         sharded = dict.fromkeys(sharded, 0) | there
-    engine = _engine(settings, count.plain, config, sampling)
+    engine = _engine_bytes(settings, count.plain, config, sampling)
     if not sampling.engine.share_device:
         return Need(parts=sharded | passes | engine)
     return _in_turn(sharded, passes, engine, config)
@@ -155,14 +155,14 @@ class _Count:
 
 
 @cache
-def _settings(folder: Path) -> PreTrainedConfig:
+def _read_settings(folder: Path) -> PreTrainedConfig:
     settings: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     return settings
 
 
 @cache
 def _count(folder: Path, lora: LoraConfig) -> _Count:
-    model = _model(_settings(folder), lora)
+    model = _model(_read_settings(folder), lora)
     named = dict(model.named_parameters())
     blocks = [sum(p.numel() for p in layer.parameters()) for layer in layers(model)]
     return _Count(
@@ -206,10 +206,10 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
             result = func(*args, **kwargs)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
-                self._add(tensor.untyped_storage())
+                self._add_storage(tensor.untyped_storage())
         return result
 
-    def _add(self, storage: Any) -> None:
+    def _add_storage(self, storage: Any) -> None:
         if storage in self._seen:
             return
         self._seen.add(storage)
@@ -235,9 +235,9 @@ def _grouped_product(left: Tensor, right: Tensor, offsets: Tensor, *_: Any, **__
 @cache
 def _layers(folder: Path, config: TrainerConfig, num_tokens: int, longest: int) -> _Held:
     """What all layers hold, from models of one and of two of them."""
-    settings, rows = _settings(folder), _rows(num_tokens, longest)
+    settings, rows = _read_settings(folder), _packed_rows(num_tokens, longest)
     with library_errors(folder):
-        one, two = (_measured(_cut(settings, n), config, rows) for n in (1, 2))
+        one, two = (_measured(_cut_layers(settings, n), config, rows) for n in (1, 2))
     further = settings.num_hidden_layers - 2
     return _Held(
         kept=two.kept + further * (two.kept - one.kept),
@@ -276,7 +276,7 @@ def _end_at_the_layers(model: PreTrainedModel) -> None:
     embeddings.register_forward_hook(need_grad)
 
 
-def _rows(num_tokens: int, longest: int) -> PackedRows:
+def _packed_rows(num_tokens: int, longest: int) -> PackedRows:
     """Packed rows of the longest length, all of whose tokens are trained."""
     starts = np.arange(0, num_tokens, longest)
     ends = np.append(starts[1:], num_tokens)
@@ -292,7 +292,7 @@ def _rows(num_tokens: int, longest: int) -> PackedRows:
     )
 
 
-def _head(settings: PreTrainedConfig, num_tokens: int, *, trained: bool) -> tuple[int, int]:
+def _head_bytes(settings: PreTrainedConfig, num_tokens: int, *, trained: bool) -> tuple[int, int]:
     """Bytes of logits, and of the gradients of states and head beside them."""
     piece = min(max(1, PIECE_LOGITS // settings.vocab_size), num_tokens) * settings.vocab_size
     kept = min(num_tokens * settings.vocab_size, KEPT_LOGITS + piece)
@@ -300,7 +300,7 @@ def _head(settings: PreTrainedConfig, num_tokens: int, *, trained: bool) -> tupl
     return kept * _FLOAT32, gradients * settings.hidden_size * _FLOAT32
 
 
-def _engine(
+def _engine_bytes(
     settings: PreTrainedConfig, plain: int, config: TrainerConfig, sampling: SamplingBytes
 ) -> dict[str, int]:
     """The engine's weights, unless they are the trainer's, and its keys and values."""
@@ -340,7 +340,7 @@ def _model(settings: PreTrainedConfig, lora: LoraConfig) -> PreTrainedModel:
     return model
 
 
-def _cut(settings: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
+def _cut_layers(settings: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
     cut = copy.deepcopy(settings)
     cut.num_hidden_layers = num_layers
     kinds: Iterable[str] | None = getattr(cut, "layer_types", None)

@@ -43,10 +43,12 @@ def split_over_ranks(
     found = rows.tolist()
     dealt = deal([cost(num_read(batch, row), width) for row in found], num_ranks)
     choices = (
-        _cut(*_costs(batch, found, width), num_ranks),
+        _cut_order(*_costs(batch, found, width), num_ranks),
         [[found[i] for i in share] for share in dealt],
     )
-    shares = min(choices, key=lambda shares: max(_load(batch, share, width) for share in shares))
+    shares = min(
+        choices, key=lambda shares: max(_cost_of_rows(batch, share, width) for share in shares)
+    )
     plans = [plan(batch, np.array(share, np.int64), token_budget) for share in shares]
     most = max(map(len, plans))
     return [mine + [[]] * (most - len(mine)) for mine in plans]
@@ -69,11 +71,11 @@ def _costs(batch: Batch, rows: Sequence[int], width: int) -> tuple[list[int], li
     return order, [cost(length, width) - cost(same, width) for length, same in pairs]
 
 
-def _load(batch: Batch, rows: Sequence[int], width: int) -> float:
+def _cost_of_rows(batch: Batch, rows: Sequence[int], width: int) -> float:
     return sum(_costs(batch, rows, width)[1])
 
 
-def _cut(order: Sequence[int], costs: Sequence[float], num_ranks: int) -> list[list[int]]:
+def _cut_order(order: Sequence[int], costs: Sequence[float], num_ranks: int) -> list[list[int]]:
     """Neighbours for each rank: a row goes where its middle lies in the sum of all costs."""
     middles = np.cumsum(costs) - np.array(costs) / 2
     # A row that is all shared costs nothing, and may lie at the very end.

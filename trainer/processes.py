@@ -75,12 +75,14 @@ class RankProcesses:
         rendezvous = self._folder / "rendezvous"
         try:
             self._channels += [self._spawner.spawn() for _ in range(layout.size)]
-            self._exchange("start", [None] * layout.size, None, _START_S)
+            self._exchange_calls("start", [None] * layout.size, None, _START_S)
             starts = [
-                partial(_start, rank, layout, device, rendezvous, threads)
+                partial(_start_rank, rank, layout, device, rendezvous, threads)
                 for rank in range(layout.size)
             ]
-            self._exchange("meet", [pickled_call(s, ()) for s in starts], _start, _START_S)
+            self._exchange_calls(
+                "meet", [pickled_call(s, ()) for s in starts], _start_rank, _START_S
+            )
         except BaseException:
             self.close()
             raise
@@ -107,9 +109,9 @@ class RankProcesses:
         """
         if not self.alive:
             raise RunError("the ranks were stopped after an earlier error; resume the run")
-        request = pickled_call(_run, (partial(fn, **kwargs), args))
+        request = pickled_call(_run_call, (partial(fn, **kwargs), args))
         with self._lock:  # the ranks meet inside a call, so calls must not overlap
-            return self._exchange(name, [request] * self.layout.size, fn, _LONGEST_S)
+            return self._exchange_calls(name, [request] * self.layout.size, fn, _LONGEST_S)
 
     def close(self) -> None:
         """End the processes and wait for them; a second call does nothing."""
@@ -131,7 +133,7 @@ class RankProcesses:
     ) -> None:
         self.close()
 
-    def _exchange(
+    def _exchange_calls(
         self,
         name: str,
         requests: Sequence[bytes | None],
@@ -212,7 +214,9 @@ _held: list[Ranks] = []
 """In a rank's process: which one it is."""
 
 
-def _start(rank: int, layout: ParallelDims, device: str, rendezvous: Path, threads: int) -> None:
+def _start_rank(
+    rank: int, layout: ParallelDims, device: str, rendezvous: Path, threads: int
+) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the run has a step to end, and a checkpoint
     torch.set_num_threads(threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -220,7 +224,7 @@ def _start(rank: int, layout: ParallelDims, device: str, rendezvous: Path, threa
     _held.append(join(rank, layout, device=place, rendezvous=rendezvous))
 
 
-def _run(fn: Callable[..., T], args: tuple[object, ...]) -> T:
+def _run_call(fn: Callable[..., T], args: tuple[object, ...]) -> T:
     try:
         return fn(_held[0], *args)
     except (RuntimeError, MemoryError) as error:

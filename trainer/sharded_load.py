@@ -72,7 +72,7 @@ def read_slices(
     }
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     with ExitStack() as stack, torch.no_grad():
-        files = _files(folder, stack)
+        files = _open_files(folder, stack)
         values: dict[str, Tensor] = {
             name: _sharded(cast(DTensor, parameter), files[name].get_slice(name), weights)
             for name, parameter in model.named_parameters()
@@ -103,7 +103,7 @@ def _sharded(parameter: DTensor, stored: Any, device: torch.device) -> DTensor:
     )
 
 
-def _files(folder: Path, stack: ExitStack) -> dict[str, Any]:
+def _open_files(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """The open file of each tensor."""
     found: dict[str, Any] = {}
     for path in weight_files(folder):

@@ -179,7 +179,7 @@ class Trainer:
         if alarm is not None:
             self.optimizer.zero_grad(set_to_none=True)
             result = replace(result, nothing=alarm.reason)
-        common = self._finish(batch, result, num_verified, started)
+        common = self._finish_update(batch, result, num_verified, started)
         if common.skipped is None:
             self.gate.trained(batch)
         critic = None if alarm else self._update_critic(batch)
@@ -206,7 +206,7 @@ class Trainer:
         started = time.perf_counter()
         num_verified = verify_batch(batch)
         result = self._accumulate(batch, SupervisedObjective(smoothing))
-        return self._finish(batch, result, num_verified, started)
+        return self._finish_update(batch, result, num_verified, started)
 
     def with_values(self, batch: Batch) -> Batch:
         """The batch with the critic's values; an estimator that needs them comes next.
@@ -366,7 +366,7 @@ class Trainer:
             ranks=self.ranks,
         )
 
-    def _finish(
+    def _finish_update(
         self, batch: Batch, result: _Pass, num_verified: int, started: float
     ) -> SupervisedStats:
         """Take the step and say what it did."""

@@ -41,15 +41,15 @@ class Cut:
         (num, heads, width), ranks = states.shape, len(self.sizes)
         # Heads first, so that what one rank gets lies together.
         split = states.reshape(num, ranks, heads // ranks, width).transpose(0, 1)
-        return self._exchange(split.flatten(0, 1), [num] * ranks, list(self.sizes))
+        return self._exchange_states(split.flatten(0, 1), [num] * ranks, list(self.sizes))
 
     def to_tokens(self, states: Tensor) -> Tensor:
         """The way back."""
         num, ranks = self.sizes[self.mine], len(self.sizes)
-        got = self._exchange(states, list(self.sizes), [num] * ranks)
+        got = self._exchange_states(states, list(self.sizes), [num] * ranks)
         return got.view(ranks, num, *got.shape[1:]).transpose(0, 1).flatten(1, 2)
 
-    def _exchange(self, states: Tensor, send: list[int], receive: list[int]) -> Tensor:
+    def _exchange_states(self, states: Tensor, send: list[int], receive: list[int]) -> Tensor:
         result = _Exchange.apply(states, send, receive, self.group)  # type: ignore[no-untyped-call]
         return cast(Tensor, result)
 

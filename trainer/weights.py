@@ -45,7 +45,7 @@ class ModelWeights:
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter under its first name in the model without adapters, gathered."""
         for name, _ in self._laid_out():
-            yield name, whole(self._values(name).detach())
+            yield name, whole(self._read_values(name).detach())
 
     def held(self) -> Mapping[str, Held]:
         """What this rank has of each parameter."""
@@ -61,7 +61,7 @@ class ModelWeights:
             elif not layers or not parameter.requires_grad:
                 yield name, parameter
 
-    def _values(self, name: str) -> Tensor:
+    def _read_values(self, name: str) -> Tensor:
         owner, _, leaf = name.rpartition(".")
         module = self.model.get_submodule(owner)
         if not isinstance(module, LoraLayer):
@@ -87,7 +87,7 @@ class ModelWeights:
             self._mapped[memory] = attach(memory)
         # Every rank makes all of them, also those that it sends nothing of: making may meet others.
         names = dict.fromkeys(move.source for move in bucket.moves)
-        values = ((name, local(self._values(name))) for name in names)
+        values = ((name, local(self._read_values(name))) for name in names)
         return write_slices(values, bucket, self.rank, self._mapped[memory], dtype)
 
 

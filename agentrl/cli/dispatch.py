@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; every mistake in the input gives 2."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(arguments)
+        code = _run_command_line(arguments)
         sys.stdout.flush()
         return code
     except ConfigError as error:
@@ -156,7 +156,7 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _run(arguments: list[str]) -> int:
+def _run_command_line(arguments: list[str]) -> int:
     if signal.getsignal(signal.SIGINT) is leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not arguments or arguments[0] in ("-h", "--help", "help"):

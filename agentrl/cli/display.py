@@ -41,7 +41,7 @@ class PlainDisplay(Observer):
     def phase(self, name: str) -> None:
         """A line for what is not part of every step."""
         if name not in ROUTINE:
-            self._write(f"{name} ...")
+            self._write_text(f"{name} ...")
         elif not self._began:
             # The time that loading took says nothing about the steps.
             self._began = True
@@ -49,15 +49,17 @@ class PlainDisplay(Observer):
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """The step's line."""
-        self._write(step_line(step, self._total, metrics, self._eta.after(step, self._clock())))
+        self._write_text(
+            step_line(step, self._total, metrics, self._eta.after(step, self._clock()))
+        )
 
     def note(self, text: str) -> None:
         """A line."""
-        self._write(text)
+        self._write_text(text)
 
     def warn(self, text: str) -> None:
         """A line that begins with "warning"."""
-        self._write(f"warning: {text}")
+        self._write_text(f"warning: {text}")
 
-    def _write(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         print(text, file=self._stream, flush=True)

@@ -34,7 +34,7 @@ print(json.dumps({"devices": found, "threads": torch.get_num_threads()}))
 """
 
 
-def _run(options: JsonOption, arguments: Arguments) -> int:
+def _run_doctor(options: JsonOption, arguments: Arguments) -> int:
     report = examine()
     if options.as_json:
         print_json(report)
@@ -48,13 +48,13 @@ COMMAND = Verb(
     summary="Show versions, devices, engines and sandboxes of this machine.",
     examples=["agentrl doctor", "agentrl doctor --json"],
     options=JsonOption,
-    run=_run,
+    run=_run_doctor,
 )
 
 
 def examine() -> dict[str, dict[str, object]]:
     """Everything that `doctor` shows, by section."""
-    engines: dict[str, object] = {name: _engine(needs) for name, needs in _ENGINES.items()}
+    engines: dict[str, object] = {name: _describe_engine(needs) for name, needs in _ENGINES.items()}
     engines["sglang"] = _sglang()
     return {
         "versions": {"python": platform.python_version(), **{p: _version(p) for p in _PACKAGES}},
@@ -117,7 +117,7 @@ def _torch() -> dict[str, object]:
     return found
 
 
-def _engine(needs: tuple[str, ...]) -> dict[str, object]:
+def _describe_engine(needs: tuple[str, ...]) -> dict[str, object]:
     missing = [name for name in needs if importlib.util.find_spec(name) is None]
     detail = f"needs {', '.join(missing)}: {pip_line(missing[0])}" if missing else "ready"
     return {"works": not missing, "detail": detail}

@@ -18,7 +18,7 @@ class EngineCheckOptions(JsonOption):
     )
 
 
-def _run(options: EngineCheckOptions, arguments: Arguments) -> int:
+def _run_engine_check(options: EngineCheckOptions, arguments: Arguments) -> int:
     from agentrl.orchestration.engines import check_url
 
     url = arguments.positional[0].rstrip("/")
@@ -43,6 +43,6 @@ COMMAND = Verb(
         "agentrl engine check http://127.0.0.1:30000 --model smollm2-135m --json",
     ],
     options=EngineCheckOptions,
-    run=_run,
+    run=_run_engine_check,
     takes=["URL"],
 )

@@ -15,7 +15,7 @@ class InstallOptions(JsonOption):
     )
 
 
-def _run(options: InstallOptions, arguments: Arguments) -> int:
+def _run_engine_install(options: InstallOptions, arguments: Arguments) -> int:
     check_name(arguments.positional[0], INSTALLED, "installed")
     flavour: Flavour = "cpu" if options.cpu else "gpu"
     found = install(flavour) if options.as_json else install(flavour, lambda line: print(line))
@@ -31,6 +31,6 @@ COMMAND = Verb(
     summary="Install an engine's server into an environment of its own.",
     examples=["agentrl engine install sglang --cpu", "agentrl engine install sglang"],
     options=InstallOptions,
-    run=_run,
+    run=_run_engine_install,
     takes=["ENGINE"],
 )

@@ -40,7 +40,7 @@ class EngineFlags(Config):
     engine: EngineConfig = Field(default=EngineConfig(), description="The engine.")
 
 
-def _run(options: ServeOptions, arguments: Arguments) -> int:
+def _run_engine_serve(options: ServeOptions, arguments: Arguments) -> int:
     name = arguments.positional[0]
     check_name(name, SERVED, "served")
     config = load_config(EngineFlags, flags=arguments.flags).config.engine
@@ -73,7 +73,7 @@ def _serve_sglang(options: ServeOptions, config: EngineConfig, keys: Keys) -> in
         print(f"starting SGLang; its log is {server.log}", flush=True)
         asyncio.run(server.wait_ready(config.sglang.start_timeout_s))
         print(f"{options.model} is served at {server.url}; stop with Ctrl-C", flush=True)
-        _wait(server)
+        _wait_for_server(server)
     except (KeyboardInterrupt, Terminated):
         print("stopping", flush=True)
     finally:
@@ -81,7 +81,7 @@ def _serve_sglang(options: ServeOptions, config: EngineConfig, keys: Keys) -> in
     return 0
 
 
-def _wait(server: Server) -> None:
+def _wait_for_server(server: Server) -> None:
     while server.alive:
         time.sleep(_LOOK_S)
     raise EngineError(f"the server ended: {server.last_words()}")
@@ -96,7 +96,7 @@ COMMAND = Verb(
         "agentrl engine serve sglang --model Qwen/Qwen3-8B --engine.sglang.tp-size 2",
     ],
     options=ServeOptions,
-    run=_run,
+    run=_run_engine_serve,
     takes=["ENGINE"],
     config=EngineFlags,
 )

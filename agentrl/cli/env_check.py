@@ -56,7 +56,7 @@ def load_env(arguments: Arguments) -> tuple[type[ToolEnv], Config]:
     return env_class, parse_params(env_class.Config, entry.params, "env")
 
 
-def _run(options: EnvCheckOptions, arguments: Arguments) -> int:
+def _run_env_check(options: EnvCheckOptions, arguments: Arguments) -> int:
     env_class, config = load_env(arguments)
     tokenizer, limit = _limits(options.model, arguments) if options.model else (None, None)
     report = check_env_class(
@@ -108,7 +108,7 @@ COMMAND = Verb(
         "agentrl env check examples/my_first_env/env.py:MyEnv --tasks 20",
     ],
     options=EnvCheckOptions,
-    run=_run,
+    run=_run_env_check,
     takes=["ENV"],
     config=EnvFlags,
     short=SHORT,

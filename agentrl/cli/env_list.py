@@ -28,7 +28,7 @@ class Listed:
     parameters: dict[str, Parameter]
 
 
-def _run(options: JsonOption, arguments: Arguments) -> int:
+def _run_env_list(options: JsonOption, arguments: Arguments) -> int:
     found = [describe(name) for name in BUILT_IN]
     if options.as_json:
         print_json([asdict(env) for env in found])
@@ -45,7 +45,7 @@ COMMAND = Verb(
     summary="List the built-in environments and their parameters.",
     examples=["agentrl env list", "agentrl env list --json"],
     options=JsonOption,
-    run=_run,
+    run=_run_env_list,
 )
 
 

@@ -26,22 +26,22 @@ class PlayOptions(Config):
     seed: int = Field(default=0, description="Orders the tasks.")
 
 
-def _run(options: PlayOptions, arguments: Arguments) -> int:
+def _run_env_play(options: PlayOptions, arguments: Arguments) -> int:
     env_class, config = load_env(arguments)
     env = env_class(config)
     task = env_class.task_at(options.task, split=options.split, seed=options.seed, config=config)
-    return asyncio.run(_play(env, task, options))
+    return asyncio.run(_play_episode(env, task, options))
 
 
-async def _play(env: ToolEnv, task: Task, options: PlayOptions) -> int:
+async def _play_episode(env: ToolEnv, task: Task, options: PlayOptions) -> int:
     schemas = {schema.name: schema for schema in env.tool_schemas}
     try:
         async with env.admission(task):
             await env.areset(seed=options.seed, options={"task": task, "split": options.split})
             try:
-                _show(env.conversation)
+                _show_messages(env.conversation)
                 print(f"\ntools: {', '.join(map(_usage, schemas.values()))}\n{_HELP}")
-                await _turns(env, schemas)
+                await _play_turns(env, schemas)
                 outcome = await env.ascore()
             finally:
                 await env.aclose()
@@ -57,7 +57,7 @@ async def _play(env: ToolEnv, task: Task, options: PlayOptions) -> int:
     return 0
 
 
-async def _turns(env: ToolEnv, schemas: Mapping[str, ToolSchema]) -> None:
+async def _play_turns(env: ToolEnv, schemas: Mapping[str, ToolSchema]) -> None:
     stop = None
     while stop is None:
         print("\n> ", end="", flush=True)
@@ -67,7 +67,7 @@ async def _turns(env: ToolEnv, schemas: Mapping[str, ToolSchema]) -> None:
             print(turn)
             continue
         transition = await env.advance(turn)
-        _show(transition.messages)
+        _show_messages(transition.messages)
         stop = transition.stop
     print(f"\n[{stop}]")
 
@@ -100,7 +100,7 @@ def _usage(schema: ToolSchema) -> str:
     return f"{schema.name}({', '.join(_properties(schema))})"
 
 
-def _show(messages: tuple[Message, ...]) -> None:
+def _show_messages(messages: tuple[Message, ...]) -> None:
     for message in messages:
         label = f"{message.role} {message.name}".strip()
         print(f"\n--- {label} ---\n{message.content}")
@@ -115,7 +115,7 @@ COMMAND = Verb(
         "echo submit | agentrl env play swe_sandbox",
     ],
     options=PlayOptions,
-    run=_run,
+    run=_run_env_play,
     takes=["ENV"],
     config=EnvFlags,
     short=SHORT,

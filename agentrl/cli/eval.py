@@ -23,7 +23,7 @@ class EvalOptions(JsonOption):
     )
 
 
-def _run(options: EvalOptions, arguments: Arguments) -> int:
+def _run_eval(options: EvalOptions, arguments: Arguments) -> int:
     from agentrl.orchestration import jobs
 
     result, _ = jobs.evaluate(load(arguments).config, agent=options.agent)
@@ -61,7 +61,7 @@ COMMAND = Verb(
         "agentrl eval --env swe_sandbox --agent oracle",
     ],
     options=EvalOptions,
-    run=_run,
+    run=_run_eval,
     takes=[FILE],
     config=RunConfig,
     short=SHORT_NAMES,

@@ -21,7 +21,7 @@ class ExportOptions(Config):
     )
 
 
-def _run(options: ExportOptions, arguments: Arguments) -> int:
+def _run_export(options: ExportOptions, arguments: Arguments) -> int:
     from agentrl.orchestration.export import export_run
 
     source, out = arguments.positional
@@ -34,6 +34,6 @@ COMMAND = Verb(
     summary="Write a run's model, or that of a checkpoint, as a Hugging Face folder.",
     examples=["agentrl export last my-model", "agentrl export last my-adapter --adapter"],
     options=ExportOptions,
-    run=_run,
+    run=_run_export,
     takes=["RUN|CHECKPOINT", "OUT"],
 )

@@ -28,13 +28,13 @@ def render(command: Verb[Any]) -> str:
     if command.config is not None:
         schema = schema_of(command.config)
         if command.short:
-            lines += ["", "common keys:", *_short(schema, command.short)]
+            lines += ["", "common keys:", *_short_flags(schema, command.short)]
         lines += ["", "all keys (in a file as [section] and key):"]
         lines += _keys(schema, command.short)
     return "\n".join(lines)
 
 
-def _short(schema: Schema, short: Mapping[str, str]) -> Iterator[str]:
+def _short_flags(schema: Schema, short: Mapping[str, str]) -> Iterator[str]:
     for name, key in short.items():
         if key in schema.tables:
             yield from _entry(f"--{name} NAME", f"One [[{key}]] table; its keys are --{key}.KEY.")

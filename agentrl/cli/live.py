@@ -71,9 +71,9 @@ class LiveDisplay(Observer):
             self._live.stop()
 
     def _picture(self) -> RenderableType:
-        return Group(self._head(), self._body())
+        return Group(self._render_head(), self._render_body())
 
-    def _head(self) -> RenderableType:
+    def _render_head(self) -> RenderableType:
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._total, completed=self._step, width=30)
         seconds = time.monotonic() - self._phase_began
@@ -85,7 +85,7 @@ class LiveDisplay(Observer):
         head.add_row(title, f"step {self._step}/{self._total}", bar, left, Text(doing, style="dim"))
         return head
 
-    def _body(self) -> RenderableType:
+    def _render_body(self) -> RenderableType:
         shown, metrics = summary(self._metrics), self._metrics
         body = Table.grid(padding=(0, 2))
         width = max(10, min(60, self._console.width - 24))

@@ -66,7 +66,7 @@ def shown(config: RunConfig, total: int, *, as_json: bool) -> Generator[Observer
 def show_result(result: RunResult, *, as_json: bool) -> None:
     """Print where a run and its model are, with the last numbers for programs."""
     if not as_json:
-        print(f"run    {_short(result.path)}\nmodel  {_short(result.model)}")
+        print(f"run    {_shorten_path(result.path)}\nmodel  {_shorten_path(result.model)}")
         return
     print_json(
         {
@@ -79,7 +79,7 @@ def show_result(result: RunResult, *, as_json: bool) -> None:
     )
 
 
-def _short(path: Path) -> Path:
+def _shorten_path(path: Path) -> Path:
     """Relative to the working directory if it is below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

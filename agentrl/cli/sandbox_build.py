@@ -6,7 +6,7 @@ from agentrl.sandboxes.image import build
 from agentrl.sandboxes.types import DEFAULT_IMAGE
 
 
-def _run(options: Config, arguments: Arguments) -> int:
+def _run_sandbox_build(options: Config, arguments: Arguments) -> int:
     name = arguments.positional[0] if arguments.positional else DEFAULT_IMAGE
     print(f"{name} {build(name)}")
     return 0
@@ -19,5 +19,5 @@ COMMAND = Verb(
     examples=["agentrl sandbox build", "agentrl sandbox build my-sandbox:latest"],
     takes=["[IMAGE]"],
     options=Config,
-    run=_run,
+    run=_run_sandbox_build,
 )

@@ -5,7 +5,7 @@ from agentrl.cli.sandbox_list import show
 from agentrl.sandboxes.leftovers import collect_leftovers
 
 
-def _run(options: JsonOption, arguments: Arguments) -> int:
+def _run_sandbox_gc(options: JsonOption, arguments: Arguments) -> int:
     show(collect_leftovers(), options, "Nothing was left behind.")
     return 0
 
@@ -15,5 +15,5 @@ COMMAND = Verb(
     summary="Remove the sandboxes of processes that are gone; those in use stay.",
     examples=["agentrl sandbox gc"],
     options=JsonOption,
-    run=_run,
+    run=_run_sandbox_gc,
 )

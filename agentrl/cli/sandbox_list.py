@@ -7,7 +7,7 @@ from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
 from agentrl.sandboxes.leftovers import Found, find_sandboxes
 
 
-def _run(options: JsonOption, arguments: Arguments) -> int:
+def _run_sandbox_list(options: JsonOption, arguments: Arguments) -> int:
     show(find_sandboxes(), options, "There are no sandboxes.")
     return 0
 
@@ -29,5 +29,5 @@ COMMAND = Verb(
     summary="List the sandboxes that exist on this machine, and which are left over.",
     examples=["agentrl sandbox list", "agentrl sandbox list --json"],
     options=JsonOption,
-    run=_run,
+    run=_run_sandbox_list,
 )

@@ -5,7 +5,7 @@ from agentrl.cli.run_config import FILE, load, show_result, shown
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 
 
-def _run(options: JsonOption, arguments: Arguments) -> int:
+def _run_sft(options: JsonOption, arguments: Arguments) -> int:
     from agentrl.orchestration import jobs
 
     loaded = load(arguments)
@@ -24,7 +24,7 @@ COMMAND = Verb(
         "agentrl sft --env calculator --warm-start.updates 100 --name warm",
     ],
     options=JsonOption,
-    run=_run,
+    run=_run_sft,
     takes=[FILE],
     config=RunConfig,
     short=SHORT_NAMES,

@@ -29,7 +29,7 @@ class BuildOptions(JsonOption):
     seed: int = Field(default=0, description="Chooses which bugs.")
 
 
-def _run(options: BuildOptions, arguments: Arguments) -> int:
+def _run_tasks_build(options: BuildOptions, arguments: Arguments) -> int:
     entries = _entries(options, arguments.positional)
     to = sys.stderr if options.as_json else sys.stdout
 
@@ -81,6 +81,6 @@ COMMAND = Verb(
         "agentrl tasks build --out tasks.jsonl",
     ],
     options=BuildOptions,
-    run=_run,
+    run=_run_tasks_build,
     takes=["[PACKAGE...]"],
 )

@@ -23,7 +23,7 @@ class TasksOptions(JsonOption):
     image_root: str = Field(default="/testbed", description="Where images have the repository.")
 
 
-def _run(options: TasksOptions, arguments: Arguments) -> int:
+def _run_tasks_check(options: TasksOptions, arguments: Arguments) -> int:
     if len(arguments.positional) > 1:
         raise ConfigError(f"got {len(arguments.positional)} files, expected one")
     file = Path(arguments.positional[0]) if arguments.positional else TASKS
@@ -49,6 +49,6 @@ COMMAND = Verb(
     summary="Say which repair tasks of a file are guarded by decoys, and which cannot be graded.",
     examples=["agentrl tasks check", "agentrl tasks check tasks.jsonl --sandbox bwrap"],
     options=TasksOptions,
-    run=_run,
+    run=_run_tasks_check,
     takes=["[FILE]"],
 )

@@ -34,9 +34,9 @@ class TemplateOptions(JsonOption):
     )
 
 
-def _run(options: TemplateOptions, arguments: Arguments) -> int:
+def _run_template_check(options: TemplateOptions, arguments: Arguments) -> int:
     name = arguments.positional[0]
-    tokenizer, about = _load(name, options.tokenizer)
+    tokenizer, about = _load_template(name, options.tokenizer)
     made = partial(Renderer, tokenizer, tool_format=_format_of(tokenizer))
     with _limited(_WALL_LIMIT_S):
         reports = {
@@ -89,7 +89,7 @@ def _advice(use: str, report: TemplateReport) -> str:
     return ""
 
 
-def _load(name: str, tokenizer: str | None) -> tuple[Tokenizer, str]:
+def _load_template(name: str, tokenizer: str | None) -> tuple[Tokenizer, str]:
     """The tokenizer with the template to check, and what it is."""
     if not name.endswith(".jinja"):
         if tokenizer is not None:
@@ -145,6 +145,6 @@ COMMAND = Verb(
         "agentrl template check chat_template.jinja --tokenizer smollm2-135m",
     ],
     options=TemplateOptions,
-    run=_run,
+    run=_run_template_check,
     takes=["TEMPLATE"],
 )

@@ -32,14 +32,14 @@ class TrainOptions(JsonOption):
     )
 
 
-def _run(options: TrainOptions, arguments: Arguments) -> int:
+def _run_train(options: TrainOptions, arguments: Arguments) -> int:
     resumed = options.resume is not None
     if options.device_memory and not options.dry_run:
         raise ConfigError("--device-memory: got one without --dry-run, which it belongs to")
     if options.accept_changes and not resumed:
         raise ConfigError("--accept-changes: got it without --resume, which it belongs to")
     loaded = load_resumed(arguments, options.resume) if options.resume else load(arguments)
-    return _dry_run(loaded, options) if options.dry_run else _train(loaded, options, resumed)
+    return _dry_run(loaded, options) if options.dry_run else _train_run(loaded, options, resumed)
 
 
 def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
@@ -87,7 +87,7 @@ def _memory(config: RunConfig, options: TrainOptions) -> int:
     return 0 if fit.fits else 1
 
 
-def _train(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> int:
+def _train_run(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> int:
     from agentrl.orchestration import jobs
 
     steps = loaded.config.steps
@@ -110,7 +110,7 @@ COMMAND = Verb(
         "agentrl train --resume last",
     ],
     options=TrainOptions,
-    run=_run,
+    run=_run_train,
     takes=[FILE],
     config=RunConfig,
     short=SHORT_NAMES,

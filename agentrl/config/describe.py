@@ -25,14 +25,14 @@ _UNIONS = (Union, types.UnionType)
 def expected(field: FieldInfo, got: object = None) -> str:
     """The accepted values as a phrase, such as "an integer of at least 1"."""
     phrase = _phrase(field.annotation, field.metadata)
-    number = _number(got)
+    number = _number_of(got)
     finite = number is None or math.isfinite(number)
     return phrase if finite else phrase.replace("a number", "a finite number")
 
 
 def placeholder(field: FieldInfo) -> str:
     """The accepted values as one word for `--help`, such as "INT" or "a|b"."""
-    return _word(field.annotation)
+    return _name_type(field.annotation)
 
 
 def bounds(field: FieldInfo) -> str:
@@ -64,13 +64,13 @@ def members(annotation: Any) -> tuple[Any, ...]:
 def shown(value: object) -> str:
     """A value that was got, cut to a readable length; text in quotes unless it is a number."""
     if isinstance(value, str):
-        text = f'"{value}"' if _number(value) is None else value
+        text = f'"{value}"' if _number_of(value) is None else value
     else:
         text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
 
-def _number(value: object) -> float | None:
+def _number_of(value: object) -> float | None:
     try:
         return float(str(value))
     except ValueError:
@@ -80,7 +80,7 @@ def _number(value: object) -> float | None:
 def _phrase(annotation: Any, metadata: Iterable[Any]) -> str:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _phrase(args[0], [*_flat(args[1:]), *metadata])
+        return _phrase(args[0], [*_flatten_metadata(args[1:]), *metadata])
     if origin in _UNIONS:
         return _alternatives([_phrase(arg, metadata) for arg in args])
     if origin is Literal:
@@ -114,7 +114,7 @@ def _alternatives(phrases: Sequence[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _flat(metadata: Iterable[Any]) -> list[Any]:
+def _flatten_metadata(metadata: Iterable[Any]) -> list[Any]:
     out: list[Any] = []
     for item in metadata:
         out.extend(item.metadata if isinstance(item, FieldInfo) else [item])
@@ -124,7 +124,7 @@ def _flat(metadata: Iterable[Any]) -> list[Any]:
 def _limits(metadata: Iterable[Any], unit: str = "characters") -> str:
     low: list[str] = []
     high: list[str] = []
-    for item in _flat(metadata):
+    for item in _flatten_metadata(metadata):
         match item:
             case at.Ge(ge=x):
                 low.append(f"of at least {x}")
@@ -145,7 +145,7 @@ def _limits(metadata: Iterable[Any], unit: str = "characters") -> str:
     return " " + " and ".join((*low, *high)) if low or high else ""
 
 
-def _word(annotation: Any) -> str:
+def _name_type(annotation: Any) -> str:
     words: list[str] = []
     for member in members(annotation):
         if get_origin(member) is Literal:

@@ -87,7 +87,7 @@ class Draft(Generic[C]):
             elif key in self.schema.leaves:
                 self._put(key, value, origin)
             else:
-                self._unknown(key, section, origin)
+                self._report_unknown(key, section, origin)
 
     def add_flags(self, flags: Sequence[Flag]) -> None:
         """Lay flags over what is there; giving one key twice is a problem."""
@@ -298,7 +298,7 @@ class Draft(Generic[C]):
                 self.problems.append(sentence(item, self.where(key), leaf, got))
             return None
 
-    def _unknown(self, key: str, section: str, origin: str) -> None:
+    def _report_unknown(self, key: str, section: str, origin: str) -> None:
         where = f"{origin}: {self.prefix}{key}" if origin else self.prefix + key
         hint = nearest(key.rpartition(".")[2], self.schema.children(section))
         if not hint.startswith("did") and (elsewhere := self._elsewhere(key)):

@@ -45,7 +45,7 @@ def _inline_table(value: object) -> str:
     table = as_mapping(value)
     if table is None:
         raise TypeError(f"got {type(value).__name__}, expected a TOML value")
-    items = (f"{_key(name)} = {toml_value(item)}" for name, item in table.items())
+    items = (f"{_write_key(name)} = {toml_value(item)}" for name, item in table.items())
     return f"{{{', '.join(items)}}}"
 
 
@@ -62,9 +62,9 @@ def _section(
             below.append((key, value))
             continue
         origin = origins.get(f"{path}{key}", DEFAULT)
-        yield f"{_key(key)} = {toml_value(value)}  # {_comment(origin)}"
+        yield f"{_write_key(key)} = {toml_value(value)}  # {_comment(origin)}"
     for key, value in below:
-        header = f"{name}{_key(key)}"
+        header = f"{name}{_write_key(key)}"
         section = as_mapping(value)
         if section is not None:
             yield f"\n[{header}]"
@@ -80,7 +80,7 @@ def _is_below(value: object, path: str, origins: Mapping[str, str]) -> bool:
     return isinstance(value, (Mapping, list)) and any(key.startswith(path) for key in origins)
 
 
-def _key(name: str) -> str:
+def _write_key(name: str) -> str:
     return name if _BARE.fullmatch(name) else toml_value(name)
 
 

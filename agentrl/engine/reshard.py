@@ -130,7 +130,7 @@ def unsharded(shapes: Mapping[str, Sequence[int]]) -> Layout:
 def shapes_of(layout: Layout) -> Mapping[str, tuple[int, ...]]:
     """The full shape of each of the model's tensors that the ranks hold together."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for part in _parts(layout):
+    for part in _list_parts(layout):
         ends = tuple(stop for _, stop in part.box)
         shapes[part.source] = tuple(map(max, zip(shapes.get(part.source, ends), ends, strict=True)))
     return shapes
@@ -171,11 +171,11 @@ def buckets(
     for name in dict.fromkeys(name for tensors in receivers for name in tensors):
         more = sum(_bytes(tensors[name], value_bytes) for tensors in receivers if name in tensors)
         if names and size + more > most_bytes:
-            made.append(_bucket(receivers, names, by_target, value_bytes))
+            made.append(_make_bucket(receivers, names, by_target, value_bytes))
             names, size = [], 0
         names.append(name)
         size += more
-    return [*made, _bucket(receivers, names, by_target, value_bytes)] if names else made
+    return [*made, _make_bucket(receivers, names, by_target, value_bytes)] if names else made
 
 
 def _fill(
@@ -206,14 +206,14 @@ def _fill(
         missing = still
     if missing:
         raise EngineError(
-            f"the engine's {target} needs {part.source}{_text(missing[0])}, which no rank of the "
-            "trainer holds; publish the model that the engine was started with"
+            f"the engine's {target} needs {part.source}{_show_box(missing[0])}, which no rank of "
+            "the trainer holds; publish the model that the engine was started with"
         )
 
 
 def _check_taken(senders: Layout, receivers: Layout) -> None:
     taken: dict[str, set[Box]] = defaultdict(set)
-    for part in _parts(receivers):
+    for part in _list_parts(receivers):
         taken[part.source].add(part.box)
     for source, shape in shapes_of(senders).items():
         left = [whole(shape)]
@@ -221,12 +221,12 @@ def _check_taken(senders: Layout, receivers: Layout) -> None:
             left = [rest for one in left for rest in _rest(one, box)]
         if left:
             raise EngineError(
-                f"the trainer's {source}{_text(left[0])} has no place in the engine; publish the "
-                "model that the engine was started with"
+                f"the trainer's {source}{_show_box(left[0])} has no place in the engine; publish "
+                "the model that the engine was started with"
             )
 
 
-def _parts(layout: Layout) -> Iterator[Part]:
+def _list_parts(layout: Layout) -> Iterator[Part]:
     for tensors in layout:
         for held in tensors.values():
             yield from held.parts
@@ -269,7 +269,7 @@ def _bytes(held: Held, value_bytes: int) -> int:
     return -(-prod(held.shape) * value_bytes // ALIGNMENT) * ALIGNMENT
 
 
-def _bucket(
+def _make_bucket(
     receivers: Layout,
     names: Sequence[str],
     by_target: Mapping[str, Sequence[Move]],
@@ -286,5 +286,5 @@ def _bucket(
     return Bucket(places, offset, tuple(move for name in names for move in by_target.get(name, ())))
 
 
-def _text(box: Box) -> str:
+def _show_box(box: Box) -> str:
     return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"

@@ -71,7 +71,7 @@ def memory_fit(config: RunConfig, device: str) -> Fit:
         ConfigError: the size is none, or the model or its context is wrong.
     """
     device_bytes = parse_size(device)
-    parts = _parts(config)
+    parts = _budget_parts(config)
     ways_out: Sequence[str] | None = ()
     if not _fits(sum(parts.values()), device_bytes):
         ways_out = _ways_out(config, device_bytes)
@@ -92,7 +92,7 @@ def _fits(total: int, device_bytes: int) -> bool:
     return total <= device_bytes * (1 - _MARGIN)
 
 
-def _parts(config: RunConfig) -> Mapping[str, int]:
+def _budget_parts(config: RunConfig) -> Mapping[str, int]:
     folder = resolve_model(config.model, seed=config.seed)
     rollout = config.rollout
     sampling = SamplingBytes(
@@ -111,7 +111,7 @@ def _ways_out(config: RunConfig, device_bytes: int) -> Sequence[str] | None:
         changed = config
         for key in keys:
             changed = _with(changed, key.split("."), changes[key])
-        return sum(_parts(changed).values())
+        return sum(_budget_parts(changed).values())
 
     chosen: list[str] = []
     least = total(chosen)

@@ -89,7 +89,7 @@ class Controller:
         collected = await self._stopping.or_give_up(self._collect(number, refs))
         self._stopping.check_time(self._update_s)  # by that of the step before
         times["rollout_s"] = time.perf_counter() - started
-        stats = await self._train(collected, number, times)
+        stats = await self._train_batch(collected, number, times)
         self._update_s = times["train_s"] + times["publish_s"]
         times["step_s"] = time.perf_counter() - started
         metrics = self._metrics(collected, stats, times)
@@ -104,7 +104,9 @@ class Controller:
             )
         return result
 
-    async def _train(self, collected: Collected, number: int, times: dict[str, float]) -> StepStats:
+    async def _train_batch(
+        self, collected: Collected, number: int, times: dict[str, float]
+    ) -> StepStats:
         """Update and publish, while the engine makes way."""
         training = time.perf_counter()
         async with self._device.update_turn():
@@ -113,7 +115,7 @@ class Controller:
             times["train_s"] = publishing - training
             await self._device.before_publish()
             if not stats.skipped or self._device.publishes_always:
-                await self._publish()
+                await self._publish_weights()
         times["publish_s"] = time.perf_counter() - publishing
         return stats
 
@@ -171,7 +173,7 @@ class Controller:
             "gap_alarm", step=number, number=alarm.number, reason=alarm.reason, worst=lines
         )
 
-    async def _publish(self) -> None:
+    async def _publish_weights(self) -> None:
         weights = self._parts.trainer.weights()
         await self._parts.engine.update_weights(weights, self.version + 1)
         self.version += 1

@@ -60,7 +60,7 @@ def export_run(source: str, out: Path, *, adapter: bool, runs_dir: Path) -> Path
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: is there already; name a new folder")
-    directory, checkpoint = _find(source, runs_dir)
+    directory, checkpoint = _find_source(source, runs_dir)
     loaded, layers = load_run_config(file=directory.config), Layers.read(directory)
     step = int(checkpoint.name.removeprefix("step-"))
     config = config_at(loaded, layers, step)
@@ -88,7 +88,7 @@ def export_run(source: str, out: Path, *, adapter: bool, runs_dir: Path) -> Path
     return export_hf(model, base, out, adapter=adapter, card=card)
 
 
-def _find(source: str, runs_dir: Path) -> tuple[RunDirectory, Path]:
+def _find_source(source: str, runs_dir: Path) -> tuple[RunDirectory, Path]:
     path = Path(source).expanduser()
     if (path / MANIFEST).is_file():
         return RunDirectory.open(runs_dir, str(path.absolute().parents[1])), path
@@ -134,7 +134,7 @@ def _card(
         steps=step,
         changes="; ".join(changes).replace("|", "\\|") or "nothing",
         evaluation=_evaluation(directory, config, step),
-        digest=_digest(directory.config, checkpoint / MANIFEST),
+        digest=_digest_template(directory.config, checkpoint / MANIFEST),
     )
 
 
@@ -158,7 +158,7 @@ def _evaluation(directory: RunDirectory, config: RunConfig, step: int) -> str:
     return "none"
 
 
-def _digest(*files: Path) -> str:
+def _digest_template(*files: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
         digest.update(file.read_bytes())

@@ -73,11 +73,11 @@ def _unused(env: BoundEnv, episodes: Sequence[Episode]) -> str:
     names = f"({', '.join(tools)}) in this step"
     if not tried:
         return f"no episode of env {env.name} called a tool {names}: {_NO_FORMAT}"
-    told = _told(faults, _unknown_names(episodes, tools))
+    told = _describe_faults(faults, _unknown_names(episodes, tools))
     return f"no call of env {env.name} reached a tool {names}, of {tried}: {told}"
 
 
-def _told(faults: Mapping[str, int], unknown: str) -> str:
+def _describe_faults(faults: Mapping[str, int], unknown: str) -> str:
     """How many calls failed in which way, and what to do about the most frequent one."""
     kinds = sorted(faults, key=lambda kind: (-faults[kind], kind))
     texts = {**_FAULTS, "unknown_tool": _FAULTS["unknown_tool"] + unknown}

@@ -169,7 +169,7 @@ class Run:
     def _keep_step(self, stop: KeyboardInterrupt | Terminated) -> None:
         """Write the last step that was done, if what a signal broke off changed nothing."""
         if self.step > self._kept and not self._is_in_step and not self._stopping.is_urgent:
-            self._save()
+            self._save_checkpoint()
         kept = f"step {self._kept} is kept" if self._kept else "no step is kept"
         _say_of(stop, f"{kept}; {_go_on(self._assembly.store.directory)}")
 
@@ -205,10 +205,10 @@ class Run:
         self._last_eval = result.eval or self._last_eval
         due = number % self.config.checkpoint.every == 0 or number == self.config.steps
         if due or self._stopping.number:
-            self._save()
+            self._save_checkpoint()
         return result
 
-    def _save(self) -> None:
+    def _save_checkpoint(self) -> None:
         self._journal.phase("checkpoint")
         assembly = self._assembly
         metrics: Mapping[str, float] = self._last.metrics if self._last is not None else {}

@@ -75,7 +75,7 @@ class Stopping:
         finally:
             self._is_stepping = False
         if self.number:
-            raise _ending(self.number)
+            raise _make_ending(self.number)
 
     @contextmanager
     def writing(self) -> Generator[None]:
@@ -121,7 +121,7 @@ class Stopping:
         if number == signal.SIGHUP:
             self._silence()
         if not is_first or not self._is_stepping:
-            raise _ending(self.number)
+            raise _make_ending(self.number)
         self._deadline = time.monotonic() + GRACE_S
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         # Not by print: the signal may have come in the middle of one.
@@ -153,5 +153,5 @@ class Stopping:
         os.close(null)
 
 
-def _ending(number: int) -> BaseException:
+def _make_ending(number: int) -> BaseException:
     return KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)

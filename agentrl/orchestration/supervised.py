@@ -43,10 +43,12 @@ def supervised_run(
             for line in long_prompts(plan):
                 shown.warn(line)
             base = resolve_model(config.model, seed=config.seed)
-            return run(_train(plan, base, directory, shown))
+            return run(_train_supervised(plan, base, directory, shown))
 
 
-async def _train(plan: Plan, base: Path, directory: RunDirectory, observer: Observer) -> RunResult:
+async def _train_supervised(
+    plan: Plan, base: Path, directory: RunDirectory, observer: Observer
+) -> RunResult:
     parts = build_parts(supervised_plan(plan), base)
     try:
         with MetricsWriter(directory.metrics) as metrics:
@@ -59,12 +61,14 @@ async def _train(plan: Plan, base: Path, directory: RunDirectory, observer: Obse
                 }
                 metrics.write(number, last)
                 observer.step(number, last)
-        return _result(parts, base, directory, last)
+        return _make_result(parts, base, directory, last)
     finally:
         await parts.aclose()
 
 
-def _result(parts: Parts, base: Path, directory: RunDirectory, last: dict[str, float]) -> RunResult:
+def _make_result(
+    parts: Parts, base: Path, directory: RunDirectory, last: dict[str, float]
+) -> RunResult:
     folder = directory.path / "model"
     parts.trainer.export(base, folder)
     return RunResult(

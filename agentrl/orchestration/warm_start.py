@@ -153,7 +153,7 @@ class Demonstrations:
             episode
             for i, collector in enumerate(self._collectors)
             if (mine := [ref for ref in refs if ref.env == i])
-            for episode in await self._play(collector, mine, update)
+            for episode in await self._play_demonstrations(collector, mine, update)
         ]
 
     async def _deal(self, update: int) -> None:
@@ -166,7 +166,7 @@ class Demonstrations:
             self._dealt += [[played[i] for i in part] for part in parts if len(part)]
         self._dealt.reverse()
 
-    async def _play(
+    async def _play_demonstrations(
         self, collector: Collector, refs: Sequence[TaskRef], update: int
     ) -> list[Episode]:
         jobs = self._parts.jobs.jobs(refs, "train")

@@ -25,18 +25,18 @@ def make_batch(episodes: Sequence[Episode], *, temperature: float) -> Batch:
     rows = [(e, segment) for e, episode in enumerate(episodes) for segment in episode.segments]
     segments = [segment for _, segment in rows]
     return Batch(
-        ids_N=_flat(segments, lambda s: s.ids_T, np.int32),
-        mask_N=_flat(segments, lambda s: s.mask_T, np.bool_),
-        logprobs_N=_flat(segments, lambda s: s.logprobs_T, np.float32),
-        sources_N=_flat(segments, lambda s: s.sources_T, np.int8),
-        turns_N=_flat(segments, lambda s: s.turns_T, np.int16),
-        versions_N=_flat(segments, lambda s: s.versions_T, np.int32),
-        marks_N=_flat(segments, lambda s: s.marks_T, np.uint32),
+        ids_N=_flatten_segments(segments, lambda s: s.ids_T, np.int32),
+        mask_N=_flatten_segments(segments, lambda s: s.mask_T, np.bool_),
+        logprobs_N=_flatten_segments(segments, lambda s: s.logprobs_T, np.float32),
+        sources_N=_flatten_segments(segments, lambda s: s.sources_T, np.int8),
+        turns_N=_flatten_segments(segments, lambda s: s.turns_T, np.int16),
+        versions_N=_flatten_segments(segments, lambda s: s.versions_T, np.int32),
+        marks_N=_flatten_segments(segments, lambda s: s.marks_T, np.uint32),
         offsets_R1=_offsets([s.num_tokens for s in segments]),
         episode_R=np.array([e for e, _ in rows], dtype=np.int32),
         weights_R=np.ones(len(rows), dtype=np.float32),
         digests_R=tuple(s.digest for s in segments),
-        appends_A=_flat(segments, lambda s: s.appends_A, np.int32),
+        appends_A=_flatten_segments(segments, lambda s: s.appends_A, np.int32),
         append_offsets_R1=_offsets([len(s.appends_A) for s in segments]),
         episode_ids=tuple(episode.id for episode in episodes),
         group_E=np.array([episode.group for episode in episodes], dtype=np.int32),
@@ -48,7 +48,7 @@ def make_batch(episodes: Sequence[Episode], *, temperature: float) -> Batch:
     )
 
 
-def _flat(
+def _flatten_segments(
     segments: Sequence[Segment], part: Callable[[Segment], NDArray[S]], dtype: type[S]
 ) -> NDArray[S]:
     arrays = [part(segment) for segment in segments]

@@ -132,10 +132,10 @@ class EpisodeRunner:
     ) -> None:
         env = running.env = make_env()
         await admission.enter_async_context(env.admission(spec.task))
-        await self._play(spec, env, running)
+        await self._play_turns(spec, env, running)
         running.outcome = await self._score(env, running)
 
-    async def _play(self, spec: EpisodeSpec, env: ToolEnv, running: Running) -> None:
+    async def _play_turns(self, spec: EpisodeSpec, env: ToolEnv, running: Running) -> None:
         """Take turns until `running.stop` is set."""
         limits = self._limits
         options = {"task": spec.task, "split": spec.split}
@@ -157,9 +157,9 @@ class EpisodeRunner:
 
     async def _take_turns(self, parts: _Parts) -> None:
         while parts.running.stop is None:
-            await self._turn(parts)
+            await self._take_turn(parts)
 
-    async def _turn(self, parts: _Parts) -> None:
+    async def _take_turn(self, parts: _Parts) -> None:
         """Sample one completion, let the environment answer it, append both."""
         running = parts.running
         full = self._full(running)
@@ -168,15 +168,15 @@ class EpisodeRunner:
             return
         shown = running.segments.shown(parts.env.conversation)
         completion = await self._sample(parts, shown, trained=True)
-        turn = self._parse(parts, completion, parts.tools)
+        turn = self._parse_turn(parts, completion, parts.tools)
         running.last, running.advancing_since = turn, time.perf_counter()
         transition = await parts.env.advance(turn)
         running.book(transition)
         running.stop = transition.stop
         if running.stop is None:
-            await self._show(parts, transition.messages)
+            await self._show_observation(parts, transition.messages)
 
-    async def _show(self, parts: _Parts, new: Sequence[Message]) -> None:
+    async def _show_observation(self, parts: _Parts, new: Sequence[Message]) -> None:
         """Append what the environment answered, or begin the next segment."""
         record = parts.running.segments.record
         shown = parts.running.segments.shown(parts.env.conversation)
@@ -194,24 +194,24 @@ class EpisodeRunner:
         with user_code("the context policy"):
             decision = checked_decision(parts.env.context(view))
         if isinstance(decision, Ask):
-            await self._ask(parts, decision, view)
+            await self._ask_policy(parts, decision, view)
         elif decision is not None:
-            await self._begin(parts, decision)
+            await self._begin_segment(parts, decision)
         elif step.forks:
-            await self._begin(parts, shown)
+            await self._begin_segment(parts, shown)
         elif (full := self._full(parts.running, len(step.ids))) is not None:
             await self._truncate(parts, full)
         else:
             record.append_environment(step.ids)
 
-    async def _ask(self, parts: _Parts, ask: Ask, view: ContextView) -> None:
+    async def _ask_policy(self, parts: _Parts, ask: Ask, view: ContextView) -> None:
         """Let the model answer the context policy, then begin the next segment with its answer."""
         new = followed_by(view.messages[-view.num_new :], ask.request)
         shown = (*view.messages[: -view.num_new], *new)
         record = parts.running.segments.record
         step = parts.renderer.continuation(record.ids, shown, len(new))
         if step.forks:
-            await self._begin(parts, shown)
+            await self._begin_segment(parts, shown)
         elif (full := self._full(parts.running, len(step.ids))) is not None:
             await self._truncate(parts, full)
         else:
@@ -219,12 +219,12 @@ class EpisodeRunner:
         if parts.running.stop is not None:
             return
         completion = await self._sample(parts, shown, trained=ask.trained)
-        answer = self._parse(parts, completion, ())
+        answer = self._parse_turn(parts, completion, ())
         with user_code("the context policy"):
             messages = checked_messages(ask.then(answer.text))
-        await self._begin(parts, messages)
+        await self._begin_segment(parts, messages)
 
-    async def _begin(self, parts: _Parts, messages: Sequence[Message]) -> None:
+    async def _begin_segment(self, parts: _Parts, messages: Sequence[Message]) -> None:
         """Close the segment; the next one stands for the conversation so far."""
         ids = parts.renderer.prompt(messages)
         if (full := self._full(parts.running, len(ids), fresh=True)) is not None:
@@ -272,7 +272,7 @@ class EpisodeRunner:
         running.book_sampled(completion, time.perf_counter() - started)
         return completion
 
-    def _parse(
+    def _parse_turn(
         self, parts: _Parts, completion: Completion, tools: Sequence[ToolSchema]
     ) -> AssistantTurn:
         return self._codec.parse(

@@ -78,7 +78,7 @@ class Lockstep:
     async def _round(self, requests: list[_Request]) -> None:
         requests.sort(key=lambda request: request.session.key)
         # Gathered for its errors: what stops the round is the answer to each of its requests.
-        [answers] = await asyncio.gather(self._answers(requests), return_exceptions=True)
+        [answers] = await asyncio.gather(self._answer_requests(requests), return_exceptions=True)
         if isinstance(answers, BaseException):
             answers = [answers] * len(requests)
         self._running = None
@@ -91,7 +91,7 @@ class Lockstep:
                 request.answer.set_result(answer)
         self._start_round_if_full()
 
-    async def _answers(self, requests: list[_Request]) -> list[Completion | BaseException]:
+    async def _answer_requests(self, requests: list[_Request]) -> list[Completion | BaseException]:
         await self._engine.pause()  # so that the engine's first batch already holds all of them
         calls: list[asyncio.Task[Completion]] = []
         try:

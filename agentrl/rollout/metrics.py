@@ -60,14 +60,14 @@ def episode_metrics(collected: Collected) -> dict[str, float]:
     stops = Counter(episode.stop for episode in episodes)
     metrics |= {f"stop/{stop}": stops[stop] / len(episodes) for stop in EpisodeStop if stops[stop]}
     success = _success("success", episodes, collected)
-    return metrics | success | _parts(episodes) | _by_env(collected)
+    return metrics | success | _mean_parts(episodes) | _by_env(collected)
 
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
-def _parts(episodes: Sequence[Episode]) -> dict[str, float]:
+def _mean_parts(episodes: Sequence[Episode]) -> dict[str, float]:
     """The mean of each named score part over the episodes that have it."""
     values: dict[str, list[float]] = {}
     for episode in episodes:

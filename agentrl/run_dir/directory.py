@@ -66,7 +66,7 @@ class RunDirectory:
         Raises:
             ConfigError: there is no such run, or `write` and it is in use.
         """
-        path = _find(root, run).absolute()
+        path = _find_run(root, run).absolute()
         if not write:
             return cls(path, None)
         return cls(path, RunLock(path / "run.lock"))
@@ -213,7 +213,7 @@ def _checked(name: str) -> str:
     return name
 
 
-def _find(root: Path, run: str) -> Path:
+def _find_run(root: Path, run: str) -> Path:
     if run == _LAST:
         path = _target(root / _LAST)
         if not path.is_dir() or path.name == _LAST:

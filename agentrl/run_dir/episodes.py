@@ -52,7 +52,7 @@ class EpisodesWriter:
         """Write a step's episodes; a file of that step that is already there is replaced."""
         path = self.path(step, kind)
         table = to_table(episodes, run=self.run, step=step)
-        write_atomic(path, lambda temporary: _write(table, temporary))
+        write_atomic(path, lambda temporary: _write_table(table, temporary))
         return path
 
     def truncate_after(self, step: int) -> None:
@@ -85,7 +85,10 @@ def read_episodes(path: Path) -> list[Episode]:
 def to_table(episodes: Sequence[Episode], *, run: str, step: int) -> pa.Table:
     """Episodes as a table with the columns of `columns.SCHEMA`."""
     columns: dict[str, Any] = {"run": [run] * len(episodes), "step": [step] * len(episodes)}
-    rows = [{**_row(episode), **_outcome(episode), **_turns(episode)} for episode in episodes]
+    rows = [
+        {**_row(episode), **_outcome_columns(episode), **_turn_columns(episode)}
+        for episode in episodes
+    ]
     for name in SCHEMA.names:
         if name in SEGMENT_ARRAYS:
             columns[name] = nested(
@@ -96,7 +99,7 @@ def to_table(episodes: Sequence[Episode], *, run: str, step: int) -> pa.Table:
     return pa.table(columns, SCHEMA)  # pyright: ignore[reportUnknownMemberType]  # its stub is partial
 
 
-def _write(table: pa.Table, path: Path) -> None:
+def _write_table(table: pa.Table, path: Path) -> None:
     pq.write_table(table, path, compression="zstd")  # pyright: ignore[reportUnknownMemberType]  # its stub is partial
 
 
@@ -135,7 +138,7 @@ def _row(episode: Episode) -> dict[str, object]:
     }
 
 
-def _outcome(episode: Episode) -> dict[str, object]:
+def _outcome_columns(episode: Episode) -> dict[str, object]:
     outcome = episode.outcome
     score = outcome if isinstance(outcome, Score) else None
     invalid = outcome if isinstance(outcome, Invalid) else None
@@ -151,7 +154,7 @@ def _outcome(episode: Episode) -> dict[str, object]:
     }
 
 
-def _turns(episode: Episode) -> dict[str, object]:
+def _turn_columns(episode: Episode) -> dict[str, object]:
     turns = episode.turns
     return {
         "turn_rewards": [t.reward for t in turns],
@@ -234,7 +237,7 @@ def _episode(row: Mapping[str, Any], segments: tuple[Segment, ...]) -> Episode:
         seed=row["seed"],
         segments=segments,
         messages=load_messages(row["messages"]),
-        turns=tuple(_turn(row, i) for i in range(row["num_turns"])),
+        turns=tuple(_read_turn(row, i) for i in range(row["num_turns"])),
         stop=EpisodeStop(row["stop"]),
         outcome=_to_outcome(row),
         answer=load_value(row["answer"]),
@@ -243,7 +246,7 @@ def _episode(row: Mapping[str, Any], segments: tuple[Segment, ...]) -> Episode:
     )
 
 
-def _turn(row: Mapping[str, Any], i: int) -> TurnRecord:
+def _read_turn(row: Mapping[str, Any], i: int) -> TurnRecord:
     return TurnRecord(
         reward=row["turn_rewards"][i],
         parts=load_value(row["turn_parts"][i]),

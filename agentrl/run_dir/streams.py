@@ -30,7 +30,7 @@ class LineWriter:
     def __init__(self, path: Path, *, fsync: bool = False) -> None:
         self.path = path
         self._fsync = fsync
-        self._fd = self._open()
+        self._fd = self._open_stream()
 
     def append(self, record: Mapping[str, object]) -> None:
         """Write one object; NaN and infinity become null, which is all that JSON has for them."""
@@ -48,7 +48,7 @@ class LineWriter:
         text = b"".join(orjson.dumps(record, option=_OPTIONS) for record in records)
         self.close()
         write_atomic(self.path, lambda temporary: temporary.write_bytes(text))
-        self._fd = self._open()
+        self._fd = self._open_stream()
 
     def close(self) -> None:
         """Close the file; doing it twice is fine."""
@@ -67,7 +67,7 @@ class LineWriter:
     ) -> None:
         self.close()
 
-    def _open(self) -> int:
+    def _open_stream(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         with writing(self.path):
             fd = os.open(self.path, flags, 0o666)

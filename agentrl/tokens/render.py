@@ -128,8 +128,8 @@ class Renderer:
         Calls that could not be parsed are left out.
         """
         message = turn.message()
-        ending = self._ending(message)
-        ids = self._guard.encode(self._body(message, ending) + ending.stop.text)
+        ending = self._choose_ending(message)
+        ids = self._guard.encode(self._render_turn(message, ending) + ending.stop.text)
         if not ending.stop.text:
             ids.append(ending.stop.id)
         return ids[:-1] if turn.stop_reason is StopReason.LENGTH else ids
@@ -240,8 +240,8 @@ class Renderer:
 
     def spoken(self, message: Message) -> str:
         """What a model samples for the assistant's message, with its stop token, for readers."""
-        ending = self._ending(message)
-        return self._guard.plain(self._body(message, ending)) + ending.stop.text
+        ending = self._choose_ending(message)
+        return self._guard.plain(self._render_turn(message, ending)) + ending.stop.text
 
     def suffix(self, messages: Sequence[Message]) -> str:
         """What the template writes for messages behind a stop token, for readers."""
@@ -321,11 +321,11 @@ class Renderer:
         answers = self.calls_in_template and any(m.role == "tool" for m in messages)
         return self._usable.after_calls if answers else self._usable.after_text
 
-    def _ending(self, message: Message) -> Ending:
+    def _choose_ending(self, message: Message) -> Ending:
         calls = self.calls_in_template and message.tool_calls
         return self._usable.after_calls if calls else self._usable.after_text
 
-    def _body(self, message: Message, ending: Ending) -> str:
+    def _render_turn(self, message: Message, ending: Ending) -> str:
         """What a model writes for the message behind the generation prompt, without stop token.
 
         It is what the next prompt shows of it, except that reasoning is never left out.

@@ -43,9 +43,9 @@ def seal(
             f"completion has no tokens but stop reason {stop_reason}; "
             "the stop token that was sampled must be its last id"
         )
-    ids_T = _integers(ids, "token ids")
-    versions_T = _integers(versions, "policy versions")
-    logprobs_T = _logprobs(logprobs)
+    ids_T = _check_integers(ids, "token ids")
+    versions_T = _check_integers(versions, "policy versions")
+    logprobs_T = _check_logprobs(logprobs)
     frozen = {name: _frozen(np.array(values)) for name, values in channels.items()}
     given = prompt_channels or {}
     prompt = {name: _frozen(np.array(values)) for name, values in given.items()}
@@ -84,7 +84,7 @@ def _check_lengths(
             )
 
 
-def _integers(values: Integers, what: str) -> NDArray[np.int32]:
+def _check_integers(values: Integers, what: str) -> NDArray[np.int32]:
     array = np.asarray(values) if len(values) else np.empty(0, dtype=np.int32)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise EngineError(
@@ -101,7 +101,7 @@ def _integers(values: Integers, what: str) -> NDArray[np.int32]:
     return _frozen(array.astype(np.int32))
 
 
-def _logprobs(values: Floats) -> NDArray[np.float32]:
+def _check_logprobs(values: Floats) -> NDArray[np.float32]:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
         raise EngineError(

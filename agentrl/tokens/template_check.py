@@ -75,7 +75,7 @@ def examine(renderer: Renderer, *, with_tools: bool) -> TemplateReport:
     rows += _spellings(renderer, with_tools)
     shown = [chat[-1].role != "assistant" for chat in chats]
     later = [row for row, goes_on in zip(rows, shown, strict=False) if goes_on]
-    facts = (*_facts(renderer, rows, later), *_values(renderer, with_tools))
+    facts = (*_facts(renderer, rows, later), *_check_values(renderer, with_tools))
     return TemplateReport(rows=(*facts, *rows))
 
 
@@ -144,12 +144,12 @@ def _by(template: bool) -> str:
     return "yes" if template else "no, described by us"
 
 
-def _values(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
+def _check_values(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
     """How values of all kinds come out, and whether content can pose as scaffold."""
     if with_tools:
         arguments: dict[str, Json] = {"yes": True, "no": None, "text": "ü😀"}
         call = ToolCall(name="lookup", arguments=arguments, id="call_0")
-        chat = (_ASK, Message(role="assistant", tool_calls=(call,)), _result("ü😀"))
+        chat = (_ASK, Message(role="assistant", tool_calls=(call,)), _make_result("ü😀"))
         text = renderer.text(chat).partition(_ASK.content)[2]
         forms = {"JSON": ("true", "null"), "Python": ("True", "None")}
         manner = [name for name, words in forms.items() if all(word in text for word in words)]
@@ -158,13 +158,13 @@ def _values(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
         )
         kept = text.count("ü😀") == 2
         yield TemplateRow(name="unicode", detail="kept" if kept else "escaped")
-    answer = [_result("")] if with_tools else [_user("")]
+    answer = [_make_result("")] if with_tools else [_user("")]
     yield _shown(renderer, "empty content", answer, lambda suffix: repr(suffix)[:70])
-    yield _answers(renderer, with_tools)
+    yield _check_answers(renderer, with_tools)
     yield _injection(renderer)
 
 
-def _answers(renderer: Renderer, with_tools: bool) -> TemplateRow:
+def _check_answers(renderer: Renderer, with_tools: bool) -> TemplateRow:
     """Whether what answers a turn comes out once and unchanged, except at its ends."""
     what = "tool result" if with_tools else "user message"
     several = renderer.profile.parallel_calls or not renderer.calls_in_template
@@ -172,7 +172,7 @@ def _answers(renderer: Renderer, with_tools: bool) -> TemplateRow:
     if with_tools and several:
         tried.append(["Result one.", "Result two."])
     for said in tried:
-        answers = [_result(t, i) if with_tools else _user(t) for i, t in enumerate(said)]
+        answers = [_make_result(t, i) if with_tools else _user(t) for i, t in enumerate(said)]
         try:
             text = renderer.suffix(answers)
         except ConfigError as error:
@@ -223,14 +223,14 @@ def _assistant(text: str = "", calls: int = 0, reasoning: str = "") -> Message:
     return Message(role="assistant", content=text, tool_calls=made, reasoning=reasoning)
 
 
-def _result(text: str, number: int = 0) -> Message:
+def _make_result(text: str, number: int = 0) -> Message:
     return Message(role="tool", content=text, name="lookup", tool_call_id=f"call_{number}")
 
 
 _ASK, _MORE, _LAST = _user("First ask."), _user("Second ask."), _user("Third ask.")
 _SAY, _CALL = _assistant("Some answer."), _assistant(calls=1)
 _THOUGHT, _THOUGHT_CALL = (replace(turn, reasoning="Some thought.") for turn in (_SAY, _CALL))
-_RESULT = _result("Result one.")
+_RESULT = _make_result("Result one.")
 _SYSTEM = Message(role="system", content="Some rule.")
 _TRIALS = (
     "".join(f"{i}. A line  of text\n\twith another.\n\n" for i in range(9)),
@@ -249,19 +249,19 @@ CHATS: tuple[tuple[Message, ...], ...] = (
     (_ASK, _CALL),
     (_ASK, _THOUGHT_CALL, _RESULT),
     (_ASK, _assistant("Some words.", calls=1), _RESULT),
-    (_ASK, _assistant(calls=2), _RESULT, _result("Result two.", 1)),
+    (_ASK, _assistant(calls=2), _RESULT, _make_result("Result two.", 1)),
     (_ASK, _CALL, _RESULT, _MORE),
     (_ASK, _THOUGHT_CALL, _RESULT, _THOUGHT, _MORE),
     (_ASK, _SAY, _MORE, _assistant("More words."), _LAST),
     (_ASK, _CALL, _RESULT, _SAY, _MORE),
-    (_ASK, _CALL, _RESULT, _assistant(calls=1), _result("Result two.")),
-    (_ASK, _CALL, _RESULT, _SAY, _MORE, _CALL, _result("Result three.")),
+    (_ASK, _CALL, _RESULT, _assistant(calls=1), _make_result("Result two.")),
+    (_ASK, _CALL, _RESULT, _SAY, _MORE, _CALL, _make_result("Result three.")),
 )
 
 
 def _tried(renderer: Renderer, chat: Sequence[Message]) -> TemplateRow:
     rewritten, record = "", ""
-    for begin, end in _turns(chat):
+    for begin, end in _find_turns(chat):
         so_far, answers = chat[:end], chat[begin + 1 : end]
         try:
             before = renderer.text(chat[:begin])
@@ -360,7 +360,7 @@ def _fault(renderer: Renderer, chat: Sequence[Message], begin: int, whole: str) 
     return "" if moved else not_preserving(chat, suffix, whole[-len(suffix) :])
 
 
-def _turns(chat: Sequence[Message]) -> Iterator[tuple[int, int]]:
+def _find_turns(chat: Sequence[Message]) -> Iterator[tuple[int, int]]:
     """Where each assistant's message is, and where what answers it ends."""
     places = [i for i, message in enumerate(chat) if message.role == "assistant"]
     yield from zip(places, [*places[1:], len(chat)], strict=True)

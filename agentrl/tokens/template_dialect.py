@@ -111,7 +111,7 @@ def _entry(message: Message, dialect: Dialect) -> Wire:
     if dialect.content_as_parts:
         entry["content"] = [{"type": "text", "text": message.content}]
     if message.tool_calls:
-        entry["tool_calls"] = [_call(call, dialect) for call in message.tool_calls]
+        entry["tool_calls"] = [_call_to_wire(call, dialect) for call in message.tool_calls]
         if dialect.silent_as_none:
             entry["content"] = None
     if message.reasoning:
@@ -123,7 +123,7 @@ def _entry(message: Message, dialect: Dialect) -> Wire:
     return entry
 
 
-def _call(call: ToolCall, dialect: Dialect) -> Wire:
+def _call_to_wire(call: ToolCall, dialect: Dialect) -> Wire:
     arguments: object = call.arguments
     if dialect.arguments_as_text:
         arguments = json.dumps(arguments, ensure_ascii=False)

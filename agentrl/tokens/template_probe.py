@@ -90,8 +90,8 @@ class _Probe:
             description=word["about"],
             parameters={"type": "object", "properties": {word["key"]: {"type": "string"}}},
         )
-        self._one = (self._call("key", "value", 0),)
-        self._two = (*self._one, self._call("key2", "value2", 1))
+        self._one = (self._make_call("key", "value", 0),)
+        self._two = (*self._one, self._make_call("key2", "value2", 1))
         self._results = (
             Message(role="tool", content=word["result"], name=word["tool"], tool_call_id="call_0"),
             Message(
@@ -256,7 +256,7 @@ class _Probe:
                 "assistant, user, it drops what was said; use a template that only appends"
             )
         going_on = self._after(whole, "said")
-        ending = self._ending(alone, going_on, frozenset(), calls=False)
+        ending = self._find_ending(alone, going_on, frozenset(), calls=False)
         before = self._render([self._asked]).partition(self._words["result"])[0]
         return replace(ending, is_next_role=ending.stop.text in self._split(before)[-2:-1])
 
@@ -268,7 +268,7 @@ class _Probe:
         between, found, _ = two.rpartition(self._words["key2"])
         between = self._after(between, "value") if found else ""
         inner = frozenset(self._tokenizer.control_pattern.findall(between))
-        ending = self._ending(alone, self._after(full, "value"), inner, calls=True)
+        ending = self._find_ending(alone, self._after(full, "value"), inner, calls=True)
         # A marker that a result brings without a call, or each result anew, is the result's.
         alone = self._after(self._render([USER, self._said, self._results[0]]), "said")
         alone = alone.partition(self._words["result"])[0]
@@ -281,7 +281,9 @@ class _Probe:
     def _after(self, text: str, word: str) -> str:
         return text.rpartition(self._words[word])[2]
 
-    def _ending(self, alone: str, going_on: str, inner: frozenset[str], *, calls: bool) -> Ending:
+    def _find_ending(
+        self, alone: str, going_on: str, inner: frozenset[str], *, calls: bool
+    ) -> Ending:
         """From what stands behind the content at the end, and in the midst of a conversation.
 
         `inner` are control tokens that stand between two calls, so they end no message. What
@@ -325,7 +327,7 @@ class _Probe:
         """Text and control tokens in turn, beginning and ending with text."""
         return re.split(f"({self._tokenizer.control_pattern.pattern})", text)
 
-    def _call(self, key: str, value: str, number: int) -> ToolCall:
+    def _make_call(self, key: str, value: str, number: int) -> ToolCall:
         words = self._words
         return ToolCall(
             name=words["tool"], arguments={words[key]: words[value]}, id=f"call_{number}"

@@ -45,13 +45,15 @@ def _names(tree: nodes.Template, macros: Macros) -> frozenset[str]:
     """Names of variables, attributes and macros that may hold a content."""
     names = frozenset({"content"})
     while True:
-        more = names.union(*(_named(node, macros, names) for node in tree.find_all(nodes.Node)))
+        more = names.union(
+            *(_find_names(node, macros, names) for node in tree.find_all(nodes.Node))
+        )
         if more == names:
             return names
         names = more
 
 
-def _named(node: nodes.Node, macros: Macros, names: frozenset[str]) -> Iterator[str]:
+def _find_names(node: nodes.Node, macros: Macros, names: frozenset[str]) -> Iterator[str]:
     """Names that this node gives to a content."""
     assigned = isinstance(node, nodes.Assign) and _holds(node.node, names)
     if assigned or (isinstance(node, nodes.AssignBlock) and _within(node, names)):

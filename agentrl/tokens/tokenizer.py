@@ -50,7 +50,7 @@ class Tokenizer:
         begins with the BOS even where the template writes none.
         """
         self._definition = definition
-        self._full = _parse(definition)
+        self._full = _parse_definition(definition)
         self._full.no_truncation()
         self._full.no_padding()
         self._pieces = pieces_of(self._full)
@@ -232,7 +232,7 @@ def _alternatives(texts: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
-def _parse(definition: str) -> tokenizers.Tokenizer:
+def _parse_definition(definition: str) -> tokenizers.Tokenizer:
     """The library's tokenizer; raises ConfigError if it cannot be made or knows no text."""
     try:
         parsed = tokenizers.Tokenizer.from_str(definition)
@@ -276,7 +276,7 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
             "default": read_template(path)
         }
     of_processor = _read_json(folder / "chat_template.json")
-    named = _named(config.get("chat_template") or of_processor.get("chat_template"))
+    named = _name_templates(config.get("chat_template") or of_processor.get("chat_template"))
     if named and "default" not in named:
         raise ConfigError(
             f"model folder {folder} has chat templates named {sorted(named)} and none named "
@@ -290,7 +290,7 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return named
 
 
-def _named(templates: object) -> dict[str, str]:
+def _name_templates(templates: object) -> dict[str, str]:
     """`[{"name": "default", "template": ...}, ...]` as a mapping; one text is the default."""
     if isinstance(templates, str):
         return {"default": templates}

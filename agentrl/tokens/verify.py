@@ -193,28 +193,32 @@ def _check_structure(rows: _Rows) -> None:
     after_prompt_A = np.zeros_like(begins_A)
     after_prompt_A[1:] = begins_A[:-1] & ~begins_A[1:] & ~sampled_A[1:]
     disorder_A = (begins_A != (source_A == Source.PROMPT)) | again_A | after_prompt_A
-    _refuse(rows, np.repeat(disorder_A, rows.appends_A), "is out of order")
+    _refuse_rows(rows, np.repeat(disorder_A, rows.appends_A), "is out of order")
 
     first_R = fields.turns[rows.offsets_R1[:-1]].astype(np.int64)  # earlier segments had turns too
-    turn_A = _turns(sampled_A, begins_A) + first_R[np.cumsum(begins_A) - 1]
+    turn_A = _number_turns(sampled_A, begins_A) + first_R[np.cumsum(begins_A) - 1]
     wrong_turn = (fields.turns < 0) | (fields.turns != np.repeat(turn_A, rows.appends_A))
-    _refuse(rows, wrong_turn, "has the wrong turn")
+    _refuse_rows(rows, wrong_turn, "has the wrong turn")
     wrong_source = fields.sources != np.repeat(source_A, rows.appends_A)
-    _refuse(rows, wrong_source, "is not of its append's source")
+    _refuse_rows(rows, wrong_source, "is not of its append's source")
 
     sampled = fields.sources == Source.MODEL
-    _refuse(rows, fields.mask & ~sampled, "is trained but the policy did not sample it")
-    _refuse(rows, (fields.logprobs != 0) & ~fields.mask, "has a logprob but is not trained")
-    _refuse(rows, (fields.versions >= 0) != sampled, "has a version that does not fit its source")
+    _refuse_rows(rows, fields.mask & ~sampled, "is trained but the policy did not sample it")
+    _refuse_rows(rows, (fields.logprobs != 0) & ~fields.mask, "has a logprob but is not trained")
+    _refuse_rows(
+        rows, (fields.versions >= 0) != sampled, "has a version that does not fit its source"
+    )
     stop_A = np.where(sampled_A, first_A + rows.appends_A, 0)
     stop_R = np.maximum.reduceat(stop_A, rows.append_offsets_R1[:-1])
     after_N = np.arange(len(sampled)) >= np.repeat(stop_R, np.diff(rows.offsets_R1))
     for name, values in fields.channels.items():
         filled = np.reshape(values != np.zeros((), values.dtype), (len(values), -1)).any(axis=1)
-        _refuse(rows, filled & after_N, f"has side channel {name!r} but nothing was sampled after")
+        _refuse_rows(
+            rows, filled & after_N, f"has side channel {name!r} but nothing was sampled after"
+        )
 
 
-def _turns(sampled_A: NDArray[np.bool_], begins_A: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _number_turns(sampled_A: NDArray[np.bool_], begins_A: NDArray[np.bool_]) -> NDArray[np.int64]:
     """The turn of each append within its row: the completions before it, less one for answers."""
     count_A = np.cumsum(sampled_A)
     before_row_A: NDArray[np.int64] = (count_A - sampled_A)[np.flatnonzero(begins_A)][
@@ -224,7 +228,7 @@ def _turns(sampled_A: NDArray[np.bool_], begins_A: NDArray[np.bool_]) -> NDArray
     return turn_A
 
 
-def _refuse(rows: _Rows, wrong_N: NDArray[np.bool_], what: str) -> None:
+def _refuse_rows(rows: _Rows, wrong_N: NDArray[np.bool_], what: str) -> None:
     if wrong_N.any():
         raise RecordMismatch(
             f"{rows.where(int(np.flatnonzero(wrong_N)[0]))} {what}; "

@@ -70,18 +70,18 @@ def parse_number(value: object) -> Fraction | None:
         case bool():
             return None
         case str():
-            return _parse(value.strip()) if len(value) <= MAX_CHARS else None
+            return _parse_number(value.strip()) if len(value) <= MAX_CHARS else None
         case numbers.Rational():
             return Fraction(int(value.numerator), int(value.denominator))
         case Decimal():
-            return _parse(str(value))
+            return _parse_number(str(value))
         case numbers.Real():
-            return _parse(repr(float(value)))
+            return _parse_number(repr(float(value)))
         case _:
             return None
 
 
-def _parse(text: str) -> Fraction | None:
+def _parse_number(text: str) -> Fraction | None:
     match = _NUMBER.fullmatch(text)
     if match is None or abs(int(match["exponent"] or 0)) > MAX_EXPONENT:
         return None

@@ -50,15 +50,15 @@ def resolve_verifier(ref: object, folder: Path | None = None) -> Verifier:
     is_model = isinstance(ref, str) and ref.startswith(REWARD_MODEL)
     found = from_text(str(ref)) if is_model else VERIFIERS.find(ref)
     verifier = instance_of(found, label)
-    _check(verifier, label if isinstance(ref, str) else f"verifier {name_of(verifier)}")
+    _check_verifier(verifier, label if isinstance(ref, str) else f"verifier {name_of(verifier)}")
     return cast("Verifier", verifier)
 
 
-def _check(verifier: object, label: str) -> None:
+def _check_verifier(verifier: object, label: str) -> None:
     """Refuse what would make every episode Invalid."""
     if isinstance(verifier, Rubric):
         for name, part in verifier.verifiers.items():
-            _check(part, f"{label}, part {name}")
+            _check_verifier(part, f"{label}, part {name}")
     success_at(verifier)
     if is_composite(verifier):
         return

@@ -43,7 +43,7 @@ class RewardModel:
         self.score_range = score_range or (0.0, 1.0)
         self.success_at = success_at
         self._squash = score_range is None
-        _check(self.folder)
+        _check_folder(self.folder)
 
     async def score_episode(self, view: EpisodeView) -> Score:
         """Ask the model; the logit is logged beside the score."""
@@ -74,7 +74,7 @@ def _reward(folder: str, device: str, messages: Sequence[Message]) -> float:
     return reward(folder, device, messages)
 
 
-def _check(folder: Path) -> None:
+def _check_folder(folder: Path) -> None:
     check_folder(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     labels = len(config.get("id2label") or "??")

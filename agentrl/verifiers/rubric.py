@@ -39,7 +39,7 @@ class Rubric:
         if not parts:
             raise ConfigError("a rubric needs at least one part: Rubric(name=(verifier, weight))")
         for name, part in parts.items():
-            _check(name, part)
+            _check_part(name, part)
         self._gate = gate
         self.success_at = success_at
         self._parts = parts
@@ -71,15 +71,15 @@ class Rubric:
                     retryable=outcome.retryable,
                 )
             scores[name] = outcome
-        return Score(value=self._value(scores), parts=_named_parts(scores))
+        return Score(value=self._weigh_scores(scores), parts=_named_parts(scores))
 
-    def _value(self, scores: Mapping[str, Score]) -> float:
+    def _weigh_scores(self, scores: Mapping[str, Score]) -> float:
         if GATE in scores and scores[GATE].value == 0:
             return 0.0
         return math.fsum(scores[name].value * weight for name, (_, weight) in self._parts.items())
 
 
-def _check(name: str, part: object) -> None:
+def _check_part(name: str, part: object) -> None:
     pair = cast("tuple[object, ...]", part) if isinstance(part, tuple) else ()
     weight = pair[1] if len(pair) == 2 else None
     if not isinstance(weight, int | float) or isinstance(weight, bool):

@@ -40,11 +40,11 @@ async def score_with(
     if is_composite(verifier):
         # A composite runs nothing itself, so its parts' limits are its own.
         work = verifier.score_parts(partial(score_with, view=view, pool=pool, timeout_s=timeout_s))
-        return await _outcome(verifier, work)
-    return await _outcome(verifier, _run(verifier, view, pool, timeout_s))
+        return await _score_outcome(verifier, work)
+    return await _score_outcome(verifier, _call_verifier(verifier, view, pool, timeout_s))
 
 
-async def _outcome(verifier: Verifier, work: Awaitable[object]) -> Outcome:
+async def _score_outcome(verifier: Verifier, work: Awaitable[object]) -> Outcome:
     name = name_of(verifier)
     try:
         return checked(await work, score_range(verifier), name)
@@ -107,7 +107,9 @@ def as_number(value: object) -> float | None:
         return math.inf
 
 
-async def _run(verifier: Verifier, view: EpisodeView, pool: WorkerPool, timeout_s: float) -> object:
+async def _call_verifier(
+    verifier: Verifier, view: EpisodeView, pool: WorkerPool, timeout_s: float
+) -> object:
     method = method_of(verifier)
     episode = is_episode_verifier(verifier)
     arguments: tuple[object, ...] = (view,) if episode else (view.task, view.answer)

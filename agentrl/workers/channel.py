@@ -69,7 +69,7 @@ class Channel:
 
         def on_readable() -> None:
             try:
-                frame = self._receive()
+                frame = self._receive_reply()
             except WorkerDied as error:
                 _fail(answer, error)
                 loop.remove_reader(fd)
@@ -101,7 +101,7 @@ class Channel:
         self._prepare(request)
         while True:
             sent = self._send()
-            frame = self._receive()
+            frame = self._receive_reply()
             if frame is not None:
                 return frame
             left_s = deadline - time.monotonic()
@@ -132,7 +132,7 @@ class Channel:
             self._outgoing = memoryview(b"")
         return True
 
-    def _receive(self) -> bytes | None:
+    def _receive_reply(self) -> bytes | None:
         """The reply if it is complete, None if it is not."""
         while True:
             try:

@@ -82,7 +82,7 @@ class _Template:
             self._reap()
             if self._control.fileno() in ready and not self._obey():
                 break
-        self._end()
+        self._end_workers()
 
     def _obey(self) -> bool:
         """Do what one message asks for; False when the owner has hung up."""
@@ -119,7 +119,7 @@ class _Template:
             status = _reap_group(found.si_pid) if child else os.waitpid(found.si_pid, 0)[1]
             if child is not None:
                 self._kill_strays()
-                _report(child.connection, status)
+                _report_exit(child.connection, status)
 
     def _kill_strays(self) -> None:
         """Kill our children that are no workers: what dead workers left behind."""
@@ -129,7 +129,7 @@ class _Template:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
 
-    def _end(self) -> None:
+    def _end_workers(self) -> None:
         for pid in self._children:
             _kill_group(pid)
         for pid in tuple(self._children):
@@ -192,7 +192,7 @@ def _reap_group(leader: int) -> int:
             status = code
 
 
-def _report(connection: socket.socket, status: int) -> None:
+def _report_exit(connection: socket.socket, status: int) -> None:
     with contextlib.suppress(OSError):
         connection.send(STATUS.pack(MAGIC, status), socket.MSG_DONTWAIT)
     connection.close()

@@ -154,7 +154,7 @@ class WorkerPool:
         await self.aclose()
 
     async def _acquire(self, timeout_s: float | None) -> Channel:
-        found = self._take()
+        found = self._take_worker()
         if isinstance(found, Channel):
             return found
         try:
@@ -168,7 +168,7 @@ class WorkerPool:
             raise
 
     def _acquire_sync(self, timeout_s: float | None) -> Channel:
-        found = self._take()
+        found = self._take_worker()
         if isinstance(found, Channel):
             return found
         try:
@@ -177,7 +177,7 @@ class WorkerPool:
             self._withdraw(found)
             raise self._queue_timeout(timeout_s) from None
 
-    def _take(self) -> "Channel | Future[Channel]":
+    def _take_worker(self) -> "Channel | Future[Channel]":
         """A worker, or a place in the queue for one."""
         with self._lock:
             if self._closed:

@@ -42,7 +42,7 @@ class Spawner:
     def spawn(self) -> Channel:
         """Ask for a new worker; it says when it is ready."""
         if self._process is None or self._process.poll() is not None:
-            self._start()
+            self._start_process()
         self._spawned += 1
         ours, theirs = socket.socketpair()
         channel = Channel(ours, self._spawned, self._max_result_bytes)
@@ -77,7 +77,7 @@ class Spawner:
                 process.wait()
         control.close()
 
-    def _start(self) -> None:
+    def _start_process(self) -> None:
         self.close()
         self._owner = os.getpid()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

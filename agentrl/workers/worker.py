@@ -38,18 +38,18 @@ def serve(connection: socket.socket, max_result_bytes: int) -> None:
     """Answer calls until the parent closes its end."""
     connection.sendall(READY)
     while True:
-        header = _receive(connection, REQUEST.size)
+        header = _receive_bytes(connection, REQUEST.size)
         if header is None:
             return
-        request = _receive(connection, REQUEST.unpack(header)[0])
+        request = _receive_bytes(connection, REQUEST.unpack(header)[0])
         if request is None:
             return
-        reply = _bounded(_run(request), max_result_bytes)
+        reply = _bounded(_run_call(request), max_result_bytes)
         flag = SPENT if _has_children() else REUSABLE
         connection.sendall(REPLY.pack(len(reply), flag) + reply)
 
 
-def _receive(connection: socket.socket, size: int) -> bytes | None:
+def _receive_bytes(connection: socket.socket, size: int) -> bytes | None:
     """Exactly `size` bytes, or None at the end of the stream."""
     chunks = bytearray()
     while len(chunks) < size:
@@ -60,7 +60,7 @@ def _receive(connection: socket.socket, size: int) -> bytes | None:
     return bytes(chunks)
 
 
-def _run(request: bytes) -> bytes:
+def _run_call(request: bytes) -> bytes:
     # Whatever user code raises has to reach the caller, SystemExit and KeyboardInterrupt too: this
     # is the last frame of the process that can still tell.
     try:

@@ -33,22 +33,22 @@ class RepairAgent:
 
 @functools.lru_cache(maxsize=64)
 def _repair_turns(repair: Repair) -> Sequence[AssistantTurn]:
-    return (*_edit_turns(repair), _call("submit"))
+    return (*_edit_turns(repair), _call_tool("submit"))
 
 
 def _edit_turns(repair: Repair) -> Iterator[AssistantTurn]:
     if not isinstance(repair, BuiltRepair):
         patch, reverse = repair.patch()
         if patch:
-            yield _call("write_file", path=_PATCH, content=patch)
-            yield _call("bash", command=f"git apply{' -R' * reverse} {_PATCH}")
+            yield _call_tool("write_file", path=_PATCH, content=patch)
+            yield _call_tool("bash", command=f"git apply{' -R' * reverse} {_PATCH}")
         return
     broken, whole = repair.texts
     for file in sorted(broken):
         for edit in edits(broken[file], whole[file]):
             lines = [max(1, edit.line - _AROUND), edit.line + _AROUND]
-            yield _call("str_replace_editor", command="view", path=file, view_range=lines)
-            yield _call(
+            yield _call_tool("str_replace_editor", command="view", path=file, view_range=lines)
+            yield _call_tool(
                 "str_replace_editor",
                 command="str_replace",
                 path=file,
@@ -111,14 +111,14 @@ class SearchAgent:
             case 0:
                 words = sorted(_words(view.messages[-1].content), key=len, reverse=True)[:20]
                 pattern = "|".join(words) or "def"
-                return _call(
+                return _call_tool(
                     "bash", command=f"grep -rnwE --include='*.py' '{pattern}' . | head -200"
                 )
             case 1:
                 change = _guess(view.messages[-1].content, _words(view.messages[-2].content))
-                return _call("bash", command=change) if change else _call("submit")
+                return _call_tool("bash", command=change) if change else _call_tool("submit")
             case _:
-                return _call("submit")
+                return _call_tool("submit")
 
 
 def _words(text: str) -> frozenset[str]:
@@ -142,5 +142,5 @@ def _played(view: EpisodeView) -> int:
     return sum(message.role == "assistant" for message in view.messages)
 
 
-def _call(name: str, **arguments: Json) -> AssistantTurn:
+def _call_tool(name: str, **arguments: Json) -> AssistantTurn:
     return AssistantTurn(calls=(ToolCall(name=name, arguments=arguments, id="call_0"),))

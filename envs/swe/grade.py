@@ -246,10 +246,10 @@ async def run_tests(
             f"the runner of the tests did not begin in the sandbox ({lines[-1]}); it needs a "
             "Python of at least 3.7, and in an image pytest"
         )
-    return _named(_report_of(grading, done, key), grading)
+    return _name_tests(_report_of(grading, done, key), grading)
 
 
-def _named(report: SuiteReport, grading: Grading) -> SuiteReport:
+def _name_tests(report: SuiteReport, grading: Grading) -> SuiteReport:
     """With the names that the instance has for its tests; two with one name both have to pass."""
     outcomes: dict[str, Outcome] = {}
     for test, outcome in report.outcomes.items():

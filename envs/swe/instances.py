@@ -75,7 +75,7 @@ def read_instances(
     """
     found: dict[str, Instance] = {}
     problems: list[str] = []
-    for where, row in _rows(path):
+    for where, row in _read_rows(path):
         try:
             instance = _instance(row)
             if instance.id in found:
@@ -91,7 +91,7 @@ def read_instances(
     return tuple(found.values()), tuple(problems)
 
 
-def _rows(path: Path) -> Iterator[tuple[str, object]]:
+def _read_rows(path: Path) -> Iterator[tuple[str, object]]:
     try:
         if path.suffix == ".parquet":
             import pyarrow.parquet as pq
@@ -118,19 +118,19 @@ def _instance(row: object) -> Instance:
         raise _Unreadable(f"it is a {type(row).__name__}, expected an object")
     fields = cast("dict[str, object]", row)
     r2e = _get(fields, "expected") is not None
-    repo = _text(fields, "repo", needed=True)
+    repo = _text_field(fields, "repo", needed=True)
     common = Instance(
-        id=_text(fields, "id", needed=not r2e),
+        id=_text_field(fields, "id", needed=not r2e),
         repo=repo,
-        problem=_text(fields, "problem", needed=True),
+        problem=_text_field(fields, "problem", needed=True),
         fail_to_pass=(),
         pass_to_pass=(),
         command=R2E if r2e else COMMANDS.get(repo, RUNNER_IN_IMAGE),
-        commit=_text(fields, "commit"),
-        image=_text(fields, "image"),
-        dockerfile=_text(fields, "dockerfile"),
-        patch=_text(fields, "patch"),
-        test_patch=_text(fields, "test_patch"),
+        commit=_text_field(fields, "commit"),
+        image=_text_field(fields, "image"),
+        dockerfile=_text_field(fields, "dockerfile"),
+        patch=_text_field(fields, "patch"),
+        test_patch=_text_field(fields, "test_patch"),
     )
     return _require_ids(_r2e(fields, common) if r2e else _swe(fields, common))
 
@@ -153,8 +153,8 @@ def _swe(fields: Mapping[str, object], common: Instance) -> Instance:
 
 def _r2e(fields: Mapping[str, object], common: Instance) -> Instance:
     """R2E: the expected outcome of every test, and the tests' text beside the old log."""
-    expected = _mapping(fields, "expected")
-    executed = _mapping(fields, "executed")
+    expected = _mapping_field(fields, "expected")
+    executed = _mapping_field(fields, "executed")
     passing = [test for test, outcome in expected.items() if outcome == "PASSED"]
     log = parse_pytest(str(executed.get("old_commit_res_stdout", "")))
     old = {tail(test) for test, outcome in log.items() if outcome == "passed"}
@@ -171,7 +171,7 @@ def _r2e(fields: Mapping[str, object], common: Instance) -> Instance:
         common,
         id=common.id or f"{common.repo}__{common.commit[:12]}",
         commit="",  # the image is at the commit before it
-        patch=common.patch or _change(_mapping(fields, "change")),
+        patch=common.patch or _change(_mapping_field(fields, "change")),
         fail_to_pass=fail_to_pass,
         pass_to_pass=tuple(test for test in passing if test in old),
         test_files={f"r2e_tests/{name}": str(code) for name, code in files},
@@ -206,7 +206,7 @@ def _get(fields: Mapping[str, object], name: str) -> object:
     return next((fields[key] for key in _ALIASES[name] if fields.get(key) is not None), None)
 
 
-def _text(fields: Mapping[str, object], name: str, *, needed: bool = False) -> str:
+def _text_field(fields: Mapping[str, object], name: str, *, needed: bool = False) -> str:
     value = _get(fields, name)
     if value is None and not needed:
         return ""
@@ -246,7 +246,7 @@ def _may_be_id(test: str, command: TestCommand) -> bool:
     return bool(file and base.strip()) and (name.endswith("]") if bracket else "]" not in base)
 
 
-def _mapping(fields: Mapping[str, object], name: str) -> dict[str, object]:
+def _mapping_field(fields: Mapping[str, object], name: str) -> dict[str, object]:
     value = _get(fields, name)
     if isinstance(value, str):
         value = _unpacked(value, _ALIASES[name][0])

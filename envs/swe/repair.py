@@ -246,7 +246,7 @@ def _packed(root: Path, changed: Mapping[str, str], left_out: frozenset[str]) ->
     """A folder's files as a tree."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for path in _files(root):
+        for path in _list_files(root):
             name = path.relative_to(root).as_posix()
             if name in left_out:
                 continue
@@ -261,12 +261,12 @@ def _packed(root: Path, changed: Mapping[str, str], left_out: frozenset[str]) ->
     return WorkTree(script="tar -xf - --no-same-owner", stdin=buffer.getvalue())
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _list_files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if path.name not in _NO_SOURCES:
             yield path
             if path.is_dir() and not path.is_symlink():
-                yield from _files(path)
+                yield from _list_files(path)
 
 
 def _at_commit(folder: Path, instance: Instance, target: Path) -> None:

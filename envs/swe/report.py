@@ -106,7 +106,7 @@ def read_report(data: bytes, key: bytes) -> SuiteReport:
         elif test in outcomes:
             raise BadReport(f"the test {test} is reported twice")
         else:
-            outcomes[test] = _outcome(event)
+            outcomes[test] = _read_outcome(event)
             if event.get("saw"):
                 saws[test] = saw_of(event["saw"])
     raise BadReport("the run did not come to its end")
@@ -139,7 +139,7 @@ def saw_of(told: object) -> Saw:
             raise BadReport(f"the report tells of the comparison {told!r:.80}")
 
 
-def _outcome(event: Mapping[str, object]) -> Outcome:
+def _read_outcome(event: Mapping[str, object]) -> Outcome:
     outcome = event.get("outcome")
     if outcome not in get_args(Outcome):
         raise BadReport(f"the test {event.get('id')} has the unknown outcome {outcome}")

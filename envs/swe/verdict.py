@@ -125,8 +125,8 @@ def verdict_of(
     reasons = [
         f"{len(tests)} {what}: {', '.join(tests[:_MOST_TOLD])}"
         for what, tests in (
-            ("still failing", _told(fail_to_pass, last.wrong)),
-            ("now failing", _told(pass_to_pass, last.wrong)),
+            ("still failing", _tell_tests(fail_to_pass, last.wrong)),
+            ("now failing", _tell_tests(pass_to_pass, last.wrong)),
         )
         if tests
     ]
@@ -150,5 +150,5 @@ def verdict_of(
     )
 
 
-def _told(tests: Sequence[str], wrong: Mapping[str, str]) -> list[str]:
+def _tell_tests(tests: Sequence[str], wrong: Mapping[str, str]) -> list[str]:
     return [f"{test} ({wrong[test]})" for test in tests if test in wrong]

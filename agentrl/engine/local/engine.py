@@ -80,7 +80,7 @@ class LocalEngine:
         self._paused = False
         self._dead: EngineError | None = None
         self._thread = threading.Thread(
-            target=self._run, args=(config.threads,), name="agentrl-engine", daemon=True
+            target=self._run_steps, args=(config.threads,), name="agentrl-engine", daemon=True
         )
         self._thread.start()
 
@@ -101,7 +101,7 @@ class LocalEngine:
     ) -> Completion:
         """Sample one completion of `ids`; sessions share prefixes under one `cache_key`."""
         waiter: _Waiter = asyncio.get_running_loop().create_future()
-        request = self._request(ids, sampling, session, waiter, cache_key)
+        request = self._make_request(ids, sampling, session, waiter, cache_key)
         self._post(lambda: self._stepper.submit(request))
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -216,7 +216,7 @@ class LocalEngine:
         self._inbox.put(lambda: self._die(EngineError("the engine was closed")))
         await asyncio.to_thread(self._thread.join)
 
-    def _request(
+    def _make_request(
         self,
         ids: Sequence[int],
         sampling: Sampling,
@@ -225,7 +225,7 @@ class LocalEngine:
         cache_key: str | None,
     ) -> SlotRequest:
         ids_T = np.asarray(ids, dtype=np.int64)
-        self._check(ids_T, sampling, session)
+        self._check_request(ids_T, sampling, session)
         return SlotRequest(
             ids_T=ids_T,
             sampling=sampling,
@@ -236,7 +236,9 @@ class LocalEngine:
             cache_key=cache_key,
         )
 
-    def _check(self, ids_T: np.ndarray, sampling: Sampling, session: EpisodeSession) -> None:
+    def _check_request(
+        self, ids_T: np.ndarray, sampling: Sampling, session: EpisodeSession
+    ) -> None:
         if ids_T.ndim != 1 or not len(ids_T):
             raise EngineError(f"session {session.key!r} sent an empty prompt; send at least one id")
         if len(ids_T) >= self.context_length:
@@ -294,18 +296,18 @@ class LocalEngine:
             raise EngineError(str(self._dead)) from self._dead
         self._inbox.put(function)
 
-    def _run(self, threads: int) -> None:
+    def _run_steps(self, threads: int) -> None:
         if threads:
             torch.set_num_threads(threads)
         try:
             while self._dead is None:
-                self._turn()
+                self._take_step()
         # A thread's border: whatever ended it is the failure of every request it served.
         except Exception as e:
             self._die(EngineError(f"the engine's thread died: {type(e).__name__}: {e}"), e)
             self._deliver()
 
-    def _turn(self) -> None:
+    def _take_step(self) -> None:
         idle = self._paused or not (self._stepper.running or self._stepper.waiting)
         if idle:
             self._inbox.get()()

@@ -90,10 +90,10 @@ def routed(
                 block.forward = forward
     silent = [name for name, chosen in zip(found, noted, strict=True) if not len(chosen)]
     if 0 < len(silent) < len(found):
-        raise ConfigError(_unknown(silent[0], found[silent[0]], "outside of its own pass"))
+        raise ConfigError(_unknown_router(silent[0], found[silent[0]], "outside of its own pass"))
 
 
-def _unknown(name: str, module: nn.Module, how: str) -> str:
+def _unknown_router(name: str, module: nn.Module, how: str) -> str:
     return (
         f"{name} ({type(module).__name__}) is part of a mixture that chooses its experts {how}, so "
         "those that an engine chose cannot be used in training; choose another model"
@@ -133,7 +133,7 @@ def _route(
 
 def _book(name: str, block: nn.Module, noted: list[Tensor], layer: int, choice: "_Choice") -> None:
     if choice.chosen is None:
-        raise ConfigError(_unknown(name, block, "without torch.topk"))
+        raise ConfigError(_unknown_router(name, block, "without torch.topk"))
     noted[layer] = choice.chosen
 
 
@@ -152,7 +152,9 @@ class _NoChoice(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func in _CHOICES and args and args[0].is_floating_point():
-            raise ConfigError(_unknown("the model", self._model, "in no block that is known"))
+            raise ConfigError(
+                _unknown_router("the model", self._model, "in no block that is known")
+            )
         return func(*args, **(kwargs or {}))
 
 

@@ -51,12 +51,14 @@ def share(num_bytes: int) -> Shared:
             f"{_FOLDER} has no room for {num_bytes:,} bytes of weights ({error.strerror}); make it "
             "larger (in a container: --shm-size), or publish another way"
         ) from error
-    return Shared(_flat(storage), Handle(manager, name, size))
+    return Shared(_flatten_storage(storage), Handle(manager, name, size))
 
 
 def attach(handle: Handle) -> Tensor:
     """The bytes of another process."""
-    return _flat(_STORAGE._new_shared_filename_cpu(handle.manager, handle.name, handle.num_bytes))
+    return _flatten_storage(
+        _STORAGE._new_shared_filename_cpu(handle.manager, handle.name, handle.num_bytes)
+    )
 
 
 def view(data: Tensor, bucket: Bucket, receiver: int, name: str, dtype: torch.dtype) -> Tensor:
@@ -66,7 +68,7 @@ def view(data: Tensor, bucket: Bucket, receiver: int, name: str, dtype: torch.dt
     return data[place.offset : place.offset + size].view(dtype).view(place.shape)
 
 
-def _flat(storage: Any) -> Tensor:
+def _flatten_storage(storage: Any) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 

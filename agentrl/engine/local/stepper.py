@@ -106,11 +106,11 @@ class Stepper:
         """End the session's request with what it has."""
         for request in self._all():
             if request.session == session:
-                self._end(request, StopReason.ABORT)
+                self._end_request(request, StopReason.ABORT)
 
     def cancel(self, request: SlotRequest) -> None:
         """End a request that nobody waits for any more."""
-        self._end(request, StopReason.ABORT)
+        self._end_request(request, StopReason.ABORT)
 
     def end_session(self, session: str) -> None:
         """Forget what is kept for a session, at once or when its request has ended."""
@@ -125,7 +125,7 @@ class Stepper:
     def abort_all(self) -> None:
         """End every request with what it has."""
         for request in self._all():
-            self._end(request, StopReason.ABORT)
+            self._end_request(request, StopReason.ABORT)
 
     def invalidate(self) -> None:
         """Forget all keys and values, since the weights changed."""
@@ -144,7 +144,7 @@ class Stepper:
         """End everything with an error."""
         for request in self._all():
             request.error = error
-            self._end(request, None)
+            self._end_request(request, None)
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -154,7 +154,7 @@ class Stepper:
         if not self.running:
             return
         for pair in self._rows.compact():
-            self._exchange(*pair)
+            self._exchange_rows(*pair)
         work = self._plan()
         logits_SV = self._forward(work)
         self._rows.filled_R[work.decoding] += 1
@@ -230,9 +230,9 @@ class Stepper:
         request.logprobs.append(logprob)
         request.versions.append(self.version)
         if token in request.sampling.stop_ids:
-            self._end(request, StopReason.STOP)
+            self._end_request(request, StopReason.STOP)
         elif len(request.sampled) == request.limit - len(request.ids_T):
-            self._end(request, StopReason.LENGTH)
+            self._end_request(request, StopReason.LENGTH)
 
     def _break(self, request: SlotRequest) -> None:
         """The model gave numbers that are not finite: nothing of this sequence may be kept."""
@@ -242,9 +242,9 @@ class Stepper:
         )
         self._cache.clear(request.row)
         request.forget = True
-        self._end(request, None)
+        self._end_request(request, None)
 
-    def _end(self, request: SlotRequest, stop_reason: StopReason | None) -> None:
+    def _end_request(self, request: SlotRequest, stop_reason: StopReason | None) -> None:
         request.stop_reason = stop_reason
         if request.row in self.running and self.running[request.row] is request:
             del self.running[request.row]
@@ -266,7 +266,7 @@ class Stepper:
     def _tensor(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _exchange(self, a: int, b: int) -> None:
+    def _exchange_rows(self, a: int, b: int) -> None:
         first, second = self.running.pop(a, None), self.running.pop(b, None)
         for row, request in ((b, first), (a, second)):
             if request is not None:

@@ -85,7 +85,7 @@ class _Asker:
 
     def questions(self) -> list[tuple[str, Callable[[], Awaitable[tuple[bool, str]]]]]:
         return [
-            ("settings", self._settings),
+            ("settings", self._check_settings),
             ("tokenizer", self._same_tokenizer),
             ("ids", self._sampled_ids),
             ("versions", self._versions),
@@ -95,7 +95,7 @@ class _Asker:
             ("cache", self._cache),
         ]
 
-    async def _settings(self) -> tuple[bool, str]:
+    async def _check_settings(self) -> tuple[bool, str]:
         info = await self._slot.control.info()
         if info.quirks:
             return False, f"start the server without {', '.join(info.quirks)}"

@@ -214,7 +214,7 @@ class SglangEngine:
         parts: list[Completion] = []
         while True:
             pauses = self._fleet.pauses
-            part, stopped_by = await self._request(
+            part, stopped_by = await self._request_completion(
                 ids, replace(sampling, max_tokens=room), session, flight
             )
             parts.append(part)
@@ -229,7 +229,7 @@ class SglangEngine:
                 return _joined(parts, StopReason.LENGTH)
             ids = [*ids, *part.ids_T.tolist()]
 
-    async def _request(
+    async def _request_completion(
         self, ids: list[int], sampling: Sampling, session: EpisodeSession, flight: _InFlight
     ) -> tuple[Completion, int | None]:
         """Ask servers until one answers: later if it is busy, elsewhere if it is gone."""
@@ -244,7 +244,7 @@ class SglangEngine:
                 await asyncio.sleep(_BACK_OFF_S[1] * random.uniform(0.5, 1))
                 continue
             try:
-                return await self._ask(slot, ids, sampling, flight)
+                return await self._ask_server(slot, ids, sampling, flight)
             except Busy:
                 tries += 1
             except Unreachable as error:
@@ -257,7 +257,7 @@ class SglangEngine:
             low, high = _BACK_OFF_S
             await asyncio.sleep(min(high, low * 2**tries) * random.uniform(0.5, 1))
 
-    async def _ask(
+    async def _ask_server(
         self, slot: ServerState, ids: list[int], sampling: Sampling, flight: _InFlight
     ) -> tuple[Completion, int | None]:
         flight.slot, flight.rid = slot, new_rid()

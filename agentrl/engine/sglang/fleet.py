@@ -117,7 +117,7 @@ class Fleet:
         self._memory.check_loadable()
         async with self._updating:
             flush = not self._watchers or self._mode != "in_place"
-            while not await self._publish(self.slots, weights, version, flush=flush):
+            while not await self._publish_weights(self.slots, weights, version, flush=flush):
                 if not any(slot.reviving for slot in self.slots):
                     raise EngineError(
                         f"no SGLang server took the weights of version {version}: "
@@ -182,7 +182,7 @@ class Fleet:
             owned = [slot.server for slot in self.slots if slot.server is not None]
             await asyncio.gather(*(asyncio.to_thread(server.stop) for server in owned))
 
-    async def _publish(
+    async def _publish_weights(
         self,
         slots: Sequence[ServerState],
         weights: WeightSource,
@@ -214,7 +214,7 @@ class Fleet:
         if failed and self._watchers and not again:
             # They may hold parts of two versions, of which only the new one is still there.
             with suppress(EngineError):
-                await self._publish(failed, weights, version, flush=flush, again=True)
+                await self._publish_weights(failed, weights, version, flush=flush, again=True)
         return any(slot.state == "serving" for slot in targets)
 
     async def _reachable(self, slot: ServerState) -> bool:

@@ -92,10 +92,12 @@ def install(flavour: Flavour, say: Callable[[str], None] = lambda _: None) -> In
         _check_disk(folder.parent, _BYTES_NEEDED[flavour])
         shutil.rmtree(folder, ignore_errors=True)  # what an interrupted installation left
         say(f"making {folder}")
-        _run([sys.executable, "-m", "venv", str(folder)])
+        _run_installer([sys.executable, "-m", "venv", str(folder)])
         for packages in _steps(flavour):
             say(f"pip install {' '.join(packages)}")
-            _run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages])
+            _run_installer(
+                [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages]
+            )
         (folder / _STAMP).write_text(f"{flavour}\n", encoding="utf-8")
     return Installation(folder=folder, flavour=flavour)
 
@@ -112,7 +114,7 @@ def _steps(flavour: Flavour) -> Sequence[Sequence[str]]:
     ]
 
 
-def _run(command: Sequence[str]) -> None:
+def _run_installer(command: Sequence[str]) -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(

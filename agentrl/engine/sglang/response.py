@@ -37,13 +37,15 @@ def parse(body: bytes, asked: RequestShape) -> tuple[Completion, int | None]:
 
     Raises EngineError if ids, logprobs, counts, versions or the reason for the end disagree.
     """
-    answer = _mapping(_loads(body), "answer")
-    meta = _mapping(answer.get("meta_info"), "meta_info")
+    answer = _read_mapping(_loads(body), "answer")
+    meta = _read_mapping(answer.get("meta_info"), "meta_info")
     ids = _list(answer.get("output_ids"), "output_ids")
     reason, stopped_by = _reason(meta.get("finish_reason"), ids, asked)
     if reason is StopReason.ABORT and not ids:
         return seal([], [], [], reason), None  # nothing else is said of what never began
-    logprobs = _logprobs(_list(meta.get("output_token_logprobs"), "output_token_logprobs"), ids)
+    logprobs = _read_logprobs(
+        _list(meta.get("output_token_logprobs"), "output_token_logprobs"), ids
+    )
     _check_counts(meta, ids, asked, aborted=reason is StopReason.ABORT)
     spans = _list(meta.get("weight_versions"), "weight_versions")
     cached = meta.get("cached_tokens")
@@ -91,7 +93,7 @@ def _loads(body: bytes) -> object:
         raise EngineError(f"the server's answer is no JSON ({error}): {body[:80]!r}") from error
 
 
-def _mapping(value: object, what: str) -> Json:
+def _read_mapping(value: object, what: str) -> Json:
     if not isinstance(value, dict):
         raise EngineError(f"the server's {what} is a {type(value).__name__}, expected an object")
     return cast("Json", value)
@@ -107,7 +109,7 @@ def _list(value: object, what: str) -> list[object]:
 
 
 def _reason(value: object, ids: list[object], asked: RequestShape) -> tuple[StopReason, int | None]:
-    finish = _mapping(value, "finish_reason")
+    finish = _read_mapping(value, "finish_reason")
     kind = finish.get("type")
     if kind == "abort":
         return StopReason.ABORT, None
@@ -131,7 +133,7 @@ def _reason(value: object, ids: list[object], asked: RequestShape) -> tuple[Stop
     raise EngineError(f"the server ended with {kind!r}, expected stop, length or abort")
 
 
-def _logprobs(rows: list[object], ids: list[object]) -> NDArray[np.float32]:
+def _read_logprobs(rows: list[object], ids: list[object]) -> NDArray[np.float32]:
     """The first column of `[logprob, id, text]`, where the second one is `ids`."""
     try:
         pairs = cast("list[list[object]]", rows)
@@ -188,7 +190,7 @@ def _versions(spans: list[object], num: int) -> NDArray[np.int32]:
     versions_T = np.full(num, -1, dtype=np.int32)
     at = 0
     for value in spans:
-        span = _mapping(value, "weight_versions")
+        span = _read_mapping(value, "weight_versions")
         start, end = span.get("start"), span.get("end")
         if start != at or not isinstance(end, int) or not at <= end <= num:
             break

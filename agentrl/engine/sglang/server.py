@@ -76,7 +76,7 @@ class Server:
         """
         deadline = time.monotonic() + timeout_s
         async with httpx.AsyncClient(timeout=5.0) as http:
-            while not await _answers(http, self.url):
+            while not await _server_answers(http, self.url):
                 if not self.alive:
                     raise ConfigError(f"the SGLang server did not start: {self.last_words()}")
                 if time.monotonic() > deadline:
@@ -266,7 +266,7 @@ def _free_port(host: str, port: int) -> int:
         return free
 
 
-async def _answers(http: httpx.AsyncClient, url: str) -> bool:
+async def _server_answers(http: httpx.AsyncClient, url: str) -> bool:
     try:
         return (await http.get(f"{url}/health")).status_code == 200
     except httpx.HTTPError:

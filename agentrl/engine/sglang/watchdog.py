@@ -41,12 +41,12 @@ def main(owner: int, grace_s: float, command: list[str], secrets: dict[str, str]
         os.mkfifo(pipe, 0o600)
         command = [*command, "--config", str(pipe)]
     try:
-        return _run(owner, grace_s, command, secrets, pipe)
+        return _watch_server(owner, grace_s, command, secrets, pipe)
     finally:
         pipe.unlink(missing_ok=True)
 
 
-def _run(
+def _watch_server(
     owner: int, grace_s: float, command: list[str], secrets: dict[str, str], pipe: Path
 ) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
@@ -75,7 +75,7 @@ def _run(
     while server.poll() is None and os.getppid() == owner:
         if signal.sigtimedwait(wanted, _LOOK_S) is not None:
             break
-    _end(server, grace_s)
+    _end_server(server, grace_s)
     copying.join(_LAST_WORDS_S)
     return server.wait()
 
@@ -95,7 +95,7 @@ def _copy(output: IO[bytes], secrets: list[bytes]) -> None:
         os.write(sys.stdout.fileno(), line)
 
 
-def _end(server: "subprocess.Popen[bytes]", grace_s: float) -> None:
+def _end_server(server: "subprocess.Popen[bytes]", grace_s: float) -> None:
     """End the process group: SIGTERM to its leader, SIGKILL to whoever is left after `grace_s`."""
     if server.poll() is None:
         server.terminate()

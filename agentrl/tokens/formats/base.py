@@ -105,7 +105,7 @@ class ToolFormat:
         if ids and stop_reason is StopReason.STOP:
             spoken = ids if ids[-1] in self._single else ids[:-1]
         marked = MarkedText.from_ids(spoken, self._tokenizer, self._single)
-        return self._turn(marked, stop_reason, tools, thinking)
+        return self._parse_turn(marked, stop_reason, tools, thinking)
 
     def parse_text(
         self,
@@ -116,7 +116,7 @@ class ToolFormat:
         thinking: bool = False,
     ) -> AssistantTurn:
         """The turn in a text without stop token; every marker written out counts."""
-        return self._turn(MarkedText(text), stop_reason, tools, thinking)
+        return self._parse_turn(MarkedText(text), stop_reason, tools, thinking)
 
     def read_call(self, reader: Reader) -> None:
         """Read the call, or the calls, whose marker is just behind.
@@ -125,7 +125,7 @@ class ToolFormat:
         """
         raise NotImplementedError
 
-    def _turn(
+    def _parse_turn(
         self,
         marked: MarkedText,
         stop_reason: StopReason,

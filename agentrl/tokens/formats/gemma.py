@@ -70,7 +70,7 @@ class _Values:
             raise Lost("too_large", f"nested deeper than {MAX_DEPTH} levels")
         reader.skip_space()
         if reader.take("{"):
-            return self._mapping(depth)
+            return self._read_mapping(depth)
         if reader.take("["):
             return self._items(depth)
         text = self._string()
@@ -83,7 +83,7 @@ class _Values:
             message = f"the value {word[:40]!r} is no number and no string"
             raise Lost("malformed", message) from error
 
-    def _mapping(self, depth: int) -> Json:
+    def _read_mapping(self, depth: int) -> Json:
         found: dict[str, Json] = {}
         while not self._closed("}"):
             key = self._string()

@@ -35,7 +35,7 @@ class Harmony(ToolFormat):
         """See `ToolFormat.read`."""
         if thinking:
             reader.take(self.think[0])
-            reader.thoughts.append(self._body(reader)[0])
+            reader.thoughts.append(self._read_message_body(reader)[0])
         while not reader.at_end:
             reader.take(START)
             self._read_next_message(reader)
@@ -69,9 +69,11 @@ class Harmony(ToolFormat):
 
     def _read_body(self, reader: Reader, head: str) -> None:
         """Read a message to nobody."""
-        body, marker = self._body(reader)
+        body, marker = self._read_message_body(reader)
         if self.is_call(body, marker):
-            step = partial(_refuse, "a call names its tool in the head of the message: to=NAME")
+            step = partial(
+                _refuse_message, "a call names its tool in the head of the message: to=NAME"
+            )
             reader.attempt(step)
         else:
             (reader.thoughts if self.is_reasoning(head) else reader.texts).append(body)
@@ -104,7 +106,7 @@ class Harmony(ToolFormat):
         if not reader.at_end and not any(map(reader.take, (*self.ends, *self.starts))):
             raise Lost("malformed", f"expected {self.ends[0]} after the arguments")
 
-    def _body(self, reader: Reader) -> tuple[str, str]:
+    def _read_message_body(self, reader: Reader) -> tuple[str, str]:
         begin, (end, marker) = reader.position, reader.next((*self.ends, *self.starts))
         reader.position = end + len(marker)
         return reader.text[begin:end], marker
@@ -126,5 +128,5 @@ def _lose(message: str) -> NoReturn:
     raise Lost("malformed", message)
 
 
-def _refuse(message: str) -> NoReturn:
+def _refuse_message(message: str) -> NoReturn:
     raise Refused(CallErrorReason.MALFORMED, message)

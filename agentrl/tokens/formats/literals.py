@@ -135,7 +135,7 @@ class _Literals:
             return self.pairs("}", ":", _Literals._string, depth)
         if opening and opening in "\"'":
             return self._string()
-        return self._word()
+        return self._read_word()
 
     def _items(self, close: str, depth: int) -> Json:
         items: list[Json] = []
@@ -157,7 +157,7 @@ class _Literals:
         except UnicodeDecodeError as error:
             raise BadJson("a string holds half of a surrogate pair") from error
 
-    def _word(self) -> Json:
+    def _read_word(self) -> Json:
         match = _WORD.match(self.text, self.position)
         word = match[0] if match else ""
         self.position += len(word)

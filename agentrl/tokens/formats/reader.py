@@ -154,17 +154,17 @@ class Reader:
         """The JSON object that begins here, not yet read. Raises Lost."""
         if not self.text.startswith("{", self.position):
             raise Lost("malformed", "expected a JSON object after the marker")
-        return self._take(find_end(self.text, self.position))
+        return self._take_extent(find_end(self.text, self.position))
 
     def take_listed(self) -> JsonText:
         """The same for an element of a list. Raises Refused for one whose end is known."""
         begin = self.position
-        found = self._take(find_listed_end(self.text, begin, self._is_stop))
+        found = self._take_extent(find_listed_end(self.text, begin, self._is_stop))
         if not found.text.startswith("{"):
             self.refuse_element(begin, "a JSON object")
         return found
 
-    def _take(self, extent: Extent) -> JsonText:
+    def _take_extent(self, extent: Extent) -> JsonText:
         begin, self.position = self.position, extent.end
         if extent.fault and extent.closed:
             raise Refused(CallErrorReason(extent.fault), extent.reason)
@@ -175,7 +175,7 @@ class Reader:
     def refuse_item(self, until: str) -> NoReturn:
         """Move behind what is no call, up to one of `until`. Raises Refused, or Lost."""
         begin, extent = self.position, find_item_end(self.text, self.position, until, self._is_stop)
-        self._take(extent)
+        self._take_extent(extent)
         self.position = max(self.position, begin + 1)
         self.refuse_element(begin, "name(key=value)")
 
@@ -210,16 +210,16 @@ class Reader:
         """
         if max(len(self.calls), self._losses) >= MAX_CALLS:
             message = f"more than {MAX_CALLS} calls in one turn; the rest was not read"
-            self._refuse(CallErrorReason.TOO_MANY, message)
+            self._refuse_call(CallErrorReason.TOO_MANY, message)
             self.lost, self.position = self.position, len(self.text)
             raise Full
         begin = self.position
         try:
             step()
         except BadJson as error:
-            self._refuse(CallErrorReason(error.fault), f"the call is not valid JSON: {error}")
+            self._refuse_call(CallErrorReason(error.fault), f"the call is not valid JSON: {error}")
         except Refused as refused:
-            self._refuse(refused.reason, str(refused), refused.name)
+            self._refuse_call(refused.reason, str(refused), refused.name)
         except Lost as lost:
             end, marker = self.next(ends)
             start, _ = self.next(starts, bare)
@@ -231,7 +231,7 @@ class Reader:
                 if lost.fault == "malformed" and (ends or self.at_end):
                     reason = CallErrorReason.UNCLOSED
                     message = f"the call has no {ends[0]}" if ends else message
-            self._refuse(reason, message)
+            self._refuse_call(reason, message)
             self.lost, self._losses = begin, self._losses + 1
             return False
         return True
@@ -283,7 +283,7 @@ class Reader:
         self.position = match.end() if match else self.position
         return match is not None
 
-    def _refuse(self, reason: CallErrorReason, message: str, name: str | None = None) -> None:
+    def _refuse_call(self, reason: CallErrorReason, message: str, name: str | None = None) -> None:
         number = f"call_{len(self.calls)}"
         self.calls.append(CallError(reason=reason, message=message, name=name, id=number))
 
@@ -342,7 +342,7 @@ class Reader:
         for tool in self.tools:
             if tool.name == name:
                 return tool
-        raise Refused(CallErrorReason.UNKNOWN_TOOL, _unknown(name, self.tools), name)
+        raise Refused(CallErrorReason.UNKNOWN_TOOL, _unknown_tool(name, self.tools), name)
 
 
 def _raise(error: Refused) -> NoReturn:
@@ -361,7 +361,7 @@ def _arguments_in_string(text: str, name: str) -> Json:
         raise Refused(_MALFORMED, message, name) from error
 
 
-def _unknown(name: str, tools: Sequence[ToolSchema]) -> str:
+def _unknown_tool(name: str, tools: Sequence[ToolSchema]) -> str:
     names = [tool.name for tool in tools]
     near = difflib.get_close_matches(name[:100], names, n=1)
     hint = f", did you mean {near[0]!r}?" if near else ""

@@ -29,9 +29,11 @@ def fit(value: Json, schema: Schema, path: str = "") -> Json:
     """The value as the schema wants it. Raises SchemaMismatch."""
     value = _fit_type(value, schema, path)
     if "enum" in schema and value not in (allowed := _list(schema["enum"])):
-        raise SchemaMismatch(f"{_at(path)} is {_show(value)}, expected one of {allowed}")
+        raise SchemaMismatch(f"{_at(path)} is {_show_value(value)}, expected one of {allowed}")
     if "const" in schema and value != schema["const"]:
-        raise SchemaMismatch(f"{_at(path)} is {_show(value)}, expected {_show(schema['const'])}")
+        raise SchemaMismatch(
+            f"{_at(path)} is {_show_value(value)}, expected {_show_value(schema['const'])}"
+        )
     for keyword in ("anyOf", "oneOf"):
         if keyword in schema:
             value = _fit_any(value, _list(schema[keyword]), path)
@@ -70,7 +72,7 @@ def _typed(text: str, schema: Json, path: str) -> Json:
         if "string" in types or not types:
             return text
         wanted = " or ".join(sorted(types))
-        message = f"{_at(path)} is the text {_short(text)!r}, expected {wanted}"
+        message = f"{_at(path)} is the text {_shorten_text(text)!r}, expected {wanted}"
         raise SchemaMismatch(message) from None
     name = type_name(value)
     fits = name in types or (name == "integer" and "number" in types)
@@ -132,7 +134,7 @@ def _fit_type(value: Json, schema: Schema, path: str) -> Json:
         return value
     if "integer" in names and isinstance(value, float) and value.is_integer():
         return int(value)
-    raise SchemaMismatch(f"{_at(path)} is {_show(value)}, expected {' or '.join(names)}")
+    raise SchemaMismatch(f"{_at(path)} is {_show_value(value)}, expected {' or '.join(names)}")
 
 
 def _type_names(schema: Schema) -> list[str]:
@@ -183,20 +185,20 @@ def _join(path: str, key: str) -> str:
 
 
 def _at(path: str) -> str:
-    return f"argument {_short(path)!r}" if path else "the arguments object"
+    return f"argument {_shorten_text(path)!r}" if path else "the arguments object"
 
 
-def _show(value: Json) -> str:
+def _show_value(value: Json) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return f"the string {_short(value)!r}"
+        return f"the string {_shorten_text(value)!r}"
     if isinstance(value, int | float):
-        return f"the {type_name(value)} {_short(str(value))}"
+        return f"the {type_name(value)} {_shorten_text(str(value))}"
     return f"an {type_name(value)}"
 
 
-def _short(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."

@@ -50,9 +50,9 @@ class Tags:
         twice: str | None = None
         reader.skip_space()
         while not reader.take(self.call_end):
-            key = self._key(reader)
+            key = self._read_key(reader)
             twice = key if key in texts else twice
-            texts[key] = self._value(reader)
+            texts[key] = self._read_value(reader)
             reader.skip_space()
         if twice is not None:
             message = f"{name}: the argument {twice[:60]!r} is given twice"
@@ -69,7 +69,7 @@ class Tags:
         name = name_before(reader, '">')
         reader.add_texts(name, self.read(reader, name))
 
-    def _key(self, reader: Reader) -> str:
+    def _read_key(self, reader: Reader) -> str:
         before, behind, *rest = self.argument
         if not reader.take(before):
             message = f"expected {before} or {self.call_end}"
@@ -80,7 +80,7 @@ class Tags:
             reader.expect(tag, "behind the argument's name")
         return key
 
-    def _value(self, reader: Reader) -> str:
+    def _read_value(self, reader: Reader) -> str:
         begin, opened = reader.position, 1
         tags = (self.argument[0], self.argument_end)
         place, tag = reader.next(tags)

@@ -25,7 +25,7 @@ def weight_files(folder: Path) -> list[Path]:
     Raises ConfigError if there is none, or if the index cannot be read or names a file that is not
     there.
     """
-    found = _find(folder)
+    found = _find_weights(folder)
     if found is None:
         raise ConfigError(
             f"{folder} has no weights ({_NAMES[0]}); save the model into it or download all files"
@@ -38,7 +38,7 @@ def weight_map(folder: Path) -> Mapping[str, str] | None:
 
     Raises ConfigError if the index cannot be read.
     """
-    found = _find(folder)
+    found = _find_weights(folder)
     return _read_index(found) if found and found.suffix == ".json" else None
 
 
@@ -50,7 +50,7 @@ def read_json(path: Path) -> object:
         raise ConfigError(f"{path} cannot be read as JSON ({e}); download it again") from e
 
 
-def _find(folder: Path) -> Path | None:
+def _find_weights(folder: Path) -> Path | None:
     return next((folder / name for name in _NAMES if (folder / name).is_file()), None)
 
 

@@ -72,7 +72,11 @@ def load_whole(folder: Path, auto: Any, dtype: DType, *, device: str) -> PreTrai
 def _check_loaded(folder: Path, model: PreTrainedModel) -> None:
     """What no header says: numbers, and whether two tied tensors are one."""
     tied: dict[str, str] = model.get_expanded_tied_weights_keys(all_submodels=True)
-    apart = [f"{a} and {b}" for a, b in tied.items() if _find(model, a) is not _find(model, b)]
+    apart = [
+        f"{a} and {b}"
+        for a, b in tied.items()
+        if _find_tensor(model, a) is not _find_tensor(model, b)
+    ]
     if apart:
         raise ConfigError(
             f"{folder}: {apart[0]} are one tensor by tie_word_embeddings of config.json, but two "
@@ -89,5 +93,5 @@ def not_finite(named: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
             yield name
 
 
-def _find(model: PreTrainedModel, name: str) -> object:
+def _find_tensor(model: PreTrainedModel, name: str) -> object:
     return model.get_parameter_or_buffer(name)

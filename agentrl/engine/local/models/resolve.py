@@ -114,7 +114,7 @@ def make_once(folder: Path, make: Callable[[Path], None], *, needs_bytes: int) -
     scratch = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         make(scratch / folder.name)
-        _publish(scratch / folder.name, folder)
+        _publish_folder(scratch / folder.name, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
@@ -130,7 +130,7 @@ def check_disk(folder: Path, needs_bytes: int) -> None:
         )
 
 
-def _publish(made: Path, folder: Path) -> None:
+def _publish_folder(made: Path, folder: Path) -> None:
     try:
         made.rename(folder)
     except OSError:

@@ -84,14 +84,14 @@ def buckets(named: Named, most_bytes: int = BUCKET_BYTES) -> Iterator[DigestedBu
             if tensor.dtype != dtype:
                 continue
             if waiting and size + tensor.nbytes > most_bytes:
-                yield _bucket(waiting)
+                yield _make_bucket(waiting)
                 waiting, size = [], 0
             waiting.append((name, tensor))
             size += tensor.nbytes
-        yield _bucket(waiting)
+        yield _make_bucket(waiting)
 
 
-def _bucket(named: Named) -> DigestedBucket:
+def _make_bucket(named: Named) -> DigestedBucket:
     metadata: list[FlattenedTensorMetadata] = []
     start = 0
     for name, tensor in named:

@@ -68,7 +68,9 @@ def _held(name: str, rank: int, size: int, shapes: Shapes, kv_heads: int) -> Hel
     if module in _FUSED:
         sources = [f"{prefix}.{part}.{leaf}" for part in _FUSED[module]]
         boxes = [
-            _rows(name, _shape(name, source, shapes), rank, size, kv_heads if part in _KV else size)
+            _share_rows(
+                name, _shape(name, source, shapes), rank, size, kv_heads if part in _KV else size
+            )
             for source, part in zip(sources, _FUSED[module], strict=True)
         ]
         return _stacked(sources, boxes, 0)
@@ -93,7 +95,7 @@ def _shape(name: str, source: str, shapes: Shapes) -> tuple[int, ...]:
     return shapes[source]
 
 
-def _rows(name: str, shape: tuple[int, ...], rank: int, size: int, heads: int) -> Box:
+def _share_rows(name: str, shape: tuple[int, ...], rank: int, size: int, heads: int) -> Box:
     """A share of the rows; ranks beyond the number of heads share one."""
     parts = min(size, heads)
     return (_share(name, shape[0], rank * parts // size, parts), *whole(shape[1:]))

@@ -128,7 +128,9 @@ class SharedTransport(CheckedWeights):
             sums = await self._prove(target, known, weights, flush)
         else:
             sampled = known.direct.buckets[version % len(known.direct.buckets)]
-            sums, digests = await self._load(target, known, known.direct, weights, flush, sampled)
+            sums, digests = await self._load_buckets(
+                target, known, known.direct, weights, flush, sampled
+            )
             await _check_digests(control, known, digests)
         self._servers[control.url] = known
         if self._given is not None and self._given[0] == version and self._given[1] != sums:
@@ -146,7 +148,7 @@ class SharedTransport(CheckedWeights):
         control, _ = target
         sums, holds = await self._compare(control, known, weights)
         if not holds:
-            await self._load(target, known, known.loader, weights, flush)
+            await self._load_buckets(target, known, known.loader, weights, flush)
             sums, holds = await self._compare(control, known, weights)
         if not holds:
             raise _Torn(
@@ -180,13 +182,13 @@ class SharedTransport(CheckedWeights):
         digests: Digests = {}
         sums: dict[tuple[int, str], float] = {}
         for bucket in known.direct.buckets:
-            sums |= await self._write(bucket, memory, known, weights)
+            sums |= await self._write_bucket(bucket, memory, known, weights)
             digests |= _digests(memory, bucket, known.dtype)
         found = await control.checksums()
         theirs = {(i, name): digest for i, one in enumerate(found) for name, digest in one.items()}
         return sums, digests == theirs
 
-    async def _load(
+    async def _load_buckets(
         self,
         target: Target,
         known: _Known,
@@ -198,19 +200,19 @@ class SharedTransport(CheckedWeights):
         """Bucket by bucket: have it written, then have it loaded."""
         control, info = target
         memory = self._room(route)
-        requests = [self._request(known, route, bucket, memory) for bucket in route.buckets]
+        requests = [self._request_bucket(known, route, bucket, memory) for bucket in route.buckets]
         sums: dict[tuple[int, str], float] = {}
         digests: Digests = {}
-        sums |= await self._write(route.buckets[0], memory, known, weights)
+        sums |= await self._write_bucket(route.buckets[0], memory, known, weights)
         try:
             async with session(control, info):
                 for i, (bucket, body) in enumerate(zip(route.buckets, requests, strict=True)):
                     if i:
-                        sums |= await self._write(bucket, memory, known, weights)
+                        sums |= await self._write_bucket(bucket, memory, known, weights)
                     if bucket is sampled:
                         digests = _digests(memory, bucket, known.dtype)
                     last = flush and i == len(requests) - 1
-                    texts = [_text(named) for named in body]
+                    texts = [_name_tensors(named) for named in body]
                     await control.send(
                         "/update_weights_from_tensor",
                         {
@@ -224,7 +226,7 @@ class SharedTransport(CheckedWeights):
             raise _Torn(str(error)) from error
         return sums, digests
 
-    def _request(
+    def _request_bucket(
         self, known: _Known, route: _Route, bucket: Bucket, memory: Shared
     ) -> Sequence[Named]:
         """For each rank of the server what it is to load, checked: a wrong name would end it."""
@@ -247,7 +249,7 @@ class SharedTransport(CheckedWeights):
             self._memory = share(needed)
         return self._memory
 
-    async def _write(
+    async def _write_bucket(
         self, bucket: Bucket, memory: Shared, known: _Known, weights: SlicedSource
     ) -> Sums:
         for (receiver, name), place in bucket.places.items():
@@ -313,7 +315,7 @@ async def _check_digests(control: Control, known: _Known, expected: Digests) -> 
             )
 
 
-def _text(named: Named) -> str:
+def _name_tensors(named: Named) -> str:
     """Names, and where in our memory the server finds the tensors."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, protocol=4)

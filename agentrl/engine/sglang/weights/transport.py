@@ -93,13 +93,13 @@ class CheckedWeights:
         flush: bool = True,
     ) -> Sequence[EngineError | None]:
         """As `Transport.publish`."""
-        named = self._named(weights, targets)
+        named = self._name_tensors(weights, targets)
         again = self._published is not None and self._published[0] == version
         self._check_same(named, version)
         loaded = list(as_in_files(named))
         failures = await self.send(targets, loaded, version, flush=flush)
         if again:  # the trainer may have begun to change them meanwhile
-            self._check_same(self._named(weights, targets), version)
+            self._check_same(self._name_tensors(weights, targets), version)
 
         async def finish(target: Target, failure: EngineError | None) -> None:
             if failure is not None:
@@ -151,7 +151,10 @@ class CheckedWeights:
             rest = self._listed[control.url].difference(chosen)
             theirs = await control.checksums([n for n in rest if not any(n in c for c in chosen)])
         for name in chosen:
-            now = ([_digest(ours[p]) for p in sorted(made_of[name])], [one[name] for one in theirs])
+            now = (
+                [_digest_tensor(ours[p]) for p in sorted(made_of[name])],
+                [one[name] for one in theirs],
+            )
             before = self._digests.get((control.url, name), now)
             if (now[0] == before[0]) != (now[1] == before[1]):
                 raise EngineError(
@@ -171,7 +174,7 @@ class CheckedWeights:
     async def aclose(self) -> None:
         """Nothing is held."""
 
-    def _named(self, weights: WeightSource, targets: Sequence[Target]) -> Named:
+    def _name_tensors(self, weights: WeightSource, targets: Sequence[Target]) -> Named:
         dtypes = {_DTYPES.get(info.dtype) for _, info in targets}
         dtype = dtypes.pop() if len(dtypes) == 1 else None
         named = [
@@ -257,6 +260,6 @@ def _check_arrived(control: Control, name: str, sent: Tensor, received: Sequence
         )
 
 
-def _digest(tensor: Tensor) -> bytes:
+def _digest_tensor(tensor: Tensor) -> bytes:
     raw: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return hashlib.blake2b(raw, digest_size=16).digest()
