@@ -32,7 +32,7 @@ from agentrl.orchestration import jobs
 from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.intervals import Interval
 from agentrl.orchestration.load import load_run_config
-from agentrl.orchestration.run import Run
+from agentrl.orchestration.run import PlannedRun
 from agentrl.trainer.algorithms.estimators import Estimator, make_estimator
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
@@ -105,7 +105,7 @@ def learn(
     if beside is not None:
         objects = Overrides(given={"<permuted>": permuted(loaded.config.trainer, seed)})
         loaded = load_run_config(flags=[*flags, "--estimator", "<permuted>"], objects=objects)
-    with Run(loaded, objects=objects) as run:
+    with PlannedRun(loaded, objects=objects) as run:
         warm = run.evaluate().pass_at[1] if beside is None else beside.warm
         success = [step.metrics["success"] for step in run]
         final = run.evaluate().pass_at[1]

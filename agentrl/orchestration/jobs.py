@@ -11,7 +11,7 @@ from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.observers import Observer, Observers, make_observers
 from agentrl.orchestration.preflight import Plan, make_plan
-from agentrl.orchestration.run import Run, RunResult
+from agentrl.orchestration.run import PlannedRun, RunResult
 from agentrl.rollout import Collected
 from agentrl.types import Episode
 
@@ -25,7 +25,7 @@ def train(
     accept_changes: bool = False,
 ) -> RunResult:
     """Train to the end of `config.steps` and export the model."""
-    run = Run(
+    run = PlannedRun(
         loaded,
         objects=objects,
         resume=resume,

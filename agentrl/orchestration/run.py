@@ -1,6 +1,6 @@
-"""`Run`: a training run as an object.
+"""`PlannedRun`: a training run as an object.
 
-    with Run(load_run_config(flags=["--env", "calculator", "--steps", "100"])) as run:
+    with PlannedRun(load_run_config(flags=["--env", "calculator", "--steps", "100"])) as run:
         for step in run:
             print(step.metrics["reward"])
 
@@ -52,7 +52,7 @@ class RunResult:
     """The last evaluation, if there was one."""
 
 
-class Run:
+class PlannedRun:
     """Wires a configuration to its parts, owns the run directory, iterates over the steps."""
 
     def __init__(

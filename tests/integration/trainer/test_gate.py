@@ -17,7 +17,7 @@ from agentrl.engine.local import sampling
 from agentrl.errors import RunError
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.observers import Observer
-from agentrl.orchestration.run import Run
+from agentrl.orchestration.run import PlannedRun
 from agentrl.run_dir import read_episodes
 from agentrl.trainer import RatioBandConfig, TrainerConfig
 from agentrl.trainer.first_update_check import GapGate
@@ -145,13 +145,15 @@ class Remembering(Observer):
         self.warnings.append(text)
 
 
-def run(tmp_path: Path, *flags: str, observer: Observer | None = None, resume: bool = False) -> Run:
+def run(
+    tmp_path: Path, *flags: str, observer: Observer | None = None, resume: bool = False
+) -> PlannedRun:
     small = ("--rollout.tasks-per-step", "2", "--group-size", "2", "--checkpoint.every", "2")
     given = (*small, "--rollout.max-turn-tokens", "6", "--threads", "1", "--steps", "6", *flags)
     loaded = load_run_config(
         flags=["--env", ENV, "--runs-dir", str(tmp_path), "--name", "a", *given]
     )
-    return Run(loaded, observers=[observer] if observer else [], resume=resume)
+    return PlannedRun(loaded, observers=[observer] if observer else [], resume=resume)
 
 
 def heat(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:

@@ -1,4 +1,4 @@
-"""`Run` around parts that keep a log: steps, checkpoints, resumption, and how it is wired."""
+"""`PlannedRun` around parts that keep a log: steps, checkpoints, resumption, how it is wired."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from agentrl.orchestration.assembly import Assembly
 from agentrl.orchestration.controller import Controller
 from agentrl.orchestration.env_mix import Overrides
 from agentrl.orchestration.load import load_run_config
-from agentrl.orchestration.run import Run
+from agentrl.orchestration.run import PlannedRun
 from agentrl.run_dir import RunDirectory
 from agentrl.trainer.algorithms.estimators import make_estimator
 from tests.unit.orchestration.stand_ins import (
@@ -25,7 +25,7 @@ from tests.unit.orchestration.stand_ins import (
 )
 
 FEW = ["--tasks-per-step", "2", "--group-size", "2", "--eval.tasks", "2"]
-MakeRun = Callable[..., Run]
+MakeRun = Callable[..., PlannedRun]
 
 
 class Wiring:
@@ -69,10 +69,10 @@ def wiring(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Wiring:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    def make(*flags: str, **given: Any) -> Run:
+    def make(*flags: str, **given: Any) -> PlannedRun:
         where = ["--runs-dir", str(given.pop("root", tmp_path)), "--name", "one"]
         start = ["--env", "calculator", "--model", "tiny", *FEW, *where, *flags]
-        return Run(load_run_config(flags=start), **given)
+        return PlannedRun(load_run_config(flags=start), **given)
 
     return make
 
@@ -151,7 +151,7 @@ def test_a_run_that_cannot_be_wired_leaves_no_directory(
 
 
 def test_ctrl_c_between_steps_keeps_the_last_one(wiring: Wiring, make_run: MakeRun) -> None:
-    def interrupt_behind(run: Run, last: int) -> None:
+    def interrupt_behind(run: PlannedRun, last: int) -> None:
         with run:
             for step in run:
                 if step.step == last:
