@@ -22,8 +22,7 @@ from agentrl.orchestration.env_mix import Overrides
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.layers import load_resumed
 from agentrl.orchestration.load import load_run_config
-from agentrl.orchestration.run import PlannedRun
-from agentrl.orchestration.run import RunResult
+from agentrl.orchestration.run import PlannedRun, RunResult
 from agentrl.run_dir import RunDirectory
 from agentrl.types import Episode
 
