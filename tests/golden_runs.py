@@ -11,9 +11,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import pyarrow.parquet as pq
+pq: Any = import_module("pyarrow.parquet")
 
 SMALL = ["--tasks-per-step", "4", "--group-size", "4", "--steps", "2", "--warm-start.updates", "4"]
 CALCULATOR = ["--env", "calculator", *SMALL]
