@@ -16,7 +16,7 @@ MAX_EXPONENT: Final = 1000
 
 _NUMBER: Final = re.compile(
     r"""[+-]?
-    (?: (?: [0-9]{1,3}(?:,[0-9]{3})+ | [0-9]+ ) (?:\.[0-9]*)? | \.[0-9]+ )  # 1,234.5  12.  .5
+    (?: (?: [1-9][0-9]{0,2}(?:,[0-9]{3})+ | [0-9]+ ) (?:\.[0-9]*)? | \.[0-9]+ )  # 1,234.5  12.  .5
     (?: [eE](?P<exponent>[+-]?[0-9]{1,4}) )?
     | [+-]?[0-9]+/[0-9]+                                                     # 3/4
     """,
@@ -92,7 +92,10 @@ def _parse_number(text: str) -> Fraction | None:
 
 
 class NotJson(ValueError):
-    """A text that is no JSON, or deeper than `MAX_DEPTH`; NaN and infinities are none."""
+    """A text that is no JSON, has a key twice in an object, or is deeper than `MAX_DEPTH`.
+
+    NaN and infinities are none.
+    """
 
 
 def read_json(text: str | bytes) -> object:
@@ -102,7 +105,9 @@ def read_json(text: str | bytes) -> object:
         NotJson: It is no JSON.
     """
     try:
-        value: object = json.loads(text, parse_constant=_refuse_constant)
+        value: object = json.loads(
+            text, parse_constant=_refuse_constant, object_pairs_hook=_read_object
+        )
     except (ValueError, RecursionError) as error:
         raise NotJson(str(error)) from error
     check_json(value)
@@ -157,6 +162,14 @@ def same_printed_json(found: object, wanted: object) -> bool:
         return same_json(read_json(found), wanted)
     except NotJson:
         return False
+
+
+def _read_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    # The usual reading keeps the last one of a key's values and says nothing of the others.
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise NotJson("an object has a key twice")
+    return found
 
 
 def _refuse_constant(name: str) -> object:

@@ -114,6 +114,23 @@ def test_different_values_are_different_json(one: object, other: object) -> None
 
 
 @pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('{"a":1,"a":2}', {"a": 2}),
+        ('{"a":2,"a":2}', {"a": 2}),
+        ('{"a":1,"\\u0061":2}', {"a": 2}),
+        ('[0,{"b":{"a":1,"c":0,"a":2}}]', [0, {"b": {"a": 2, "c": 0}}]),
+        ('{"":1,"":1}', {"": 1}),
+    ],
+)
+def test_an_object_that_has_a_key_twice_is_equal_to_none(text: str, wanted: object) -> None:
+    assert json.loads(text) == wanted
+    assert not same_printed_json(text, wanted)
+    with pytest.raises(NotJson, match="an object has a key twice"):
+        read_json(text)
+
+
+@pytest.mark.parametrize(
     "text",
     ["", "{", "NaN", "[Infinity]", "1 2", "'a'", "{1: 2}", "9" * 10_000, "[" * 100_000, "\x00"],
 )
