@@ -16,6 +16,7 @@ import tokenizers
 from agentrl.errors import ConfigError
 from agentrl.tokens.jinja import ChatTemplate
 from agentrl.tokens.pieces import pieces_of
+from agentrl.tokens.round_trip import check_round_trip
 
 _PRIVATE_USE = 0xF0000
 """First code point of a plane that no text uses."""
@@ -76,7 +77,8 @@ class Tokenizer:
     def load(cls, folder: Path | str, *, template: str | None = None) -> "Tokenizer":
         """The tokenizer of a model folder, with its own chat template unless one is given.
 
-        Raises ConfigError if the folder, its `tokenizer.json` or its chat template is missing.
+        Raises ConfigError if the folder, its `tokenizer.json` or its chat template is missing, or
+        if it does not give back what it was given.
         """
         folder = Path(folder)
         if not folder.is_dir():
@@ -87,7 +89,8 @@ class Tokenizer:
                 f"model folder {folder} has no tokenizer.json; save its tokenizer in the "
                 "fast format, with save_pretrained"
             )
-        if not _read_json(definition).get("model"):
+        content = _read_json(definition)
+        if not content.get("model"):
             raise ConfigError(f"{definition} has no model; save the tokenizer again")
         config = _read_json(folder / "tokenizer_config.json")
         special = _read_json(folder / "special_tokens_map.json") | config
@@ -98,6 +101,7 @@ class Tokenizer:
             special_tokens=_special_texts(special),
             adds_bos=config.get("add_bos_token") is True,
         )
+        check_round_trip(content, tokenizer._full)
         if "tool_use" in found:
             tokenizer.for_tools = tokenizer.with_template(found["tool_use"])
         return tokenizer
