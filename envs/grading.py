@@ -13,6 +13,9 @@ from agentrl.sandboxes import Sandbox
 from agentrl.verifiers.compare import NotJson, check_json, same_lines, same_printed_json
 
 SOLUTION: Final = "solution.py"
+_ROOM: Final = 8
+"""So many times the length of what is expected may a right result take on its way: all characters
+as escapes, floats with all digits, JSON with indents."""
 
 # What runs beside the candidate's code is at its mercy; all that can be done to it is to spoil its
 # results.
@@ -106,10 +109,12 @@ async def share_passed(
     await sandbox.write_file(SOLUTION, code)
     calls = "args" in tests[0]
     spec = {"inputs": [t["args" if calls else "stdin"] for t in tests], "timeout_s": timeout_s}
+    expected = [test[_KINDS[_keys(test)][1]] for test in tests]
     done = await sandbox.exec(
         ["python3", "-I", "-c", _HEAD + (_CALLS if calls else _PROGRAMS) + _TAIL],
         stdin=json.dumps(spec).encode(),
         timeout_s=all_s,
+        max_output=sandbox.limits.output_bytes + _ROOM * len(json.dumps(expected)),
     )
     results = _results(done.stdout) if done.ok and not done.stdout_truncated else []
     if len(results) != len(tests):

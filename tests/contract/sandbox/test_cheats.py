@@ -180,6 +180,33 @@ async def test_honest_work_scores(options: SandboxOptions, pools: SandboxPools) 
         assert await share_passed(sandbox, forged, tests, 1, 20) == 0
 
 
+_LONG: Final = [0.1 * i for i in range(1, 60_000)]
+
+
+@pytest.mark.sandbox
+@pytest.mark.bwrap
+@pytest.mark.parametrize(
+    ("test", "solution"),
+    [
+        ({"stdin": "", "stdout": "x" * 600_000}, "print('x' * 600_000)"),
+        ({"stdin": "", "stdout": "é" * 100_000}, "print('é' * 100_000)"),
+        ({"stdin": "", "stdout": "\x01\n" * 100_000}, "print('\x01 \\r\\n' * 100_000)"),
+        ({"stdin": "", "json": [[0, 1]] * 20_000},
+         "import json\nprint(json.dumps([[0, 1]] * 20_000, indent=4))"),
+        ({"stdin": "", "json": "a" * 100_000}, "print(chr(34) + r'\\u0061' * 100_000 + chr(34))"),
+        ({"args": [], "expected": '"' * 200_000}, "def solve(): return chr(34) * 200_000"),
+        ({"args": [], "expected": [round(x, 3) for x in _LONG]},
+         "def solve(): return [0.1 * i for i in range(1, 60_000)]"),
+    ],
+    ids=["text", "not ascii", "escapes", "indents", "all escapes", "quotes", "floats"],
+)  # fmt: skip
+async def test_what_the_tests_expect_fits(
+    test: dict[str, object], solution: str, pools: SandboxPools
+) -> None:
+    async with pools.acquire(SandboxOptions(backend="bwrap")) as sandbox:
+        assert await share_passed(sandbox, solution.encode(), [test, test], 10, 40) == 1.0
+
+
 async def _score(sandbox: Sandbox, cheat: Cheat) -> float:
     await sandbox.write_file(SOLUTION, cheat.code.encode())
     await sandbox.exec(cheat.before)
