@@ -38,8 +38,6 @@ class Output:
         self.code: int | None = None
         """The exit code, once the mark of the end has come."""
         self.begun = False
-        self.ended = False
-        """A mark says so; a session that dies gives none."""
         self._marks = marks
         self._max_output = max_output
         self._capture = Capture(max_output)
@@ -80,12 +78,10 @@ class Output:
             said = self._held[: found.start()].removesuffix(groups.get("before", b""))
             self._held = said.removesuffix(b"\n") if groups.get("anew") else said
             self.code = int(found[1])
-            self.ended = True
             self.stop()
         elif self._marks.stopped and (place := self._held.find(self._marks.stopped)) >= 0:
             # Found by its end: a pattern that begins with any text takes quadratic time.
             self._held = self._held[: self._held.rfind(b"\n", 0, place) + 1]
-            self.ended = True
             self.stop()
         elif len(self._held) > _MARK_BYTES:
             self._capture.feed(self._held[:-_MARK_BYTES])

@@ -78,8 +78,8 @@ class Session:
             limit_s = self._limits.timeout(timeout_s)
             result = await self._call(code, limit_s)
             output, timed_out = self._output, result.status == "timeout"
-            if output is not None and output.ended and not output.begun and not timed_out:
-                # What an earlier call did (`set -r`) lets the shell begin nothing more.
+            if output is not None and not output.begun and not timed_out:
+                # What an earlier call did (`set -r`, `exec 10<&-`) broke the shell or ended it.
                 result = await self._call(code, limit_s)
                 self.began_anew = True
             done = True

@@ -26,7 +26,11 @@ COMMAND: Final = (
     "exec 2>&1; exec bash --norc --noprofile --noediting -i",
 )
 # Before the shell reads on it may run code for a prompt, or end for want of input.
-_QUIET: Final = "POSIXLY_CORRECT= PROMPT_COMMAND=() PS0= PS1= PS2= TMOUT="
+# What is a reference to another name is none then, so that the other one keeps its value.
+_QUIET: Final = (
+    r"POSIXLY_CORRECT= && \unset -n PROMPT_COMMAND PS0 PS1 PS2 TMOUT || _="
+    "; PROMPT_COMMAND=() PS0= PS1= PS2= TMOUT="
+)
 FIRST: Final = f"set +H +o history; shopt -s execfail; {_QUIET}\n".encode()
 
 # A null command that redirects its standard input would be a process of its own, so it is another.

@@ -58,6 +58,7 @@ LASTING: Final = (
     "kill -INT $$; kill -TERM $$",
     "sleep 30 & disown",
     "exec nothing",
+    "declare -n PS1=kept PROMPT_COMMAND=kept",
     "BASH_ARGV0=$'x\\ny'",
     "(exit 9)",
     "printf 'no line end'",
@@ -76,6 +77,8 @@ ENDING: Final = (
     "shopt -s extdebug; trap false DEBUG",
     ".() { :; }; readonly POSIXLY_CORRECT",
     "for i in {3..255}; do eval \"exec $i>&-\"; done",
+    "exec 10<&-",
+    "trap 'exec 0</dev/null' DEBUG",
 )  # fmt: skip
 """Code that ends or breaks the shell, at once or for the next call."""
 MIXED: Final = [c for c in LASTING if not c.startswith("set -e") and "POSIXLY_CORRECT" not in c]
@@ -148,7 +151,13 @@ def test_random_code_before_a_command() -> None:
 
 
 @pytest.mark.bwrap
-@pytest.mark.parametrize("breaking", ["set -r", "enable -n .", "ulimit -n 4"])
+@pytest.mark.parametrize(
+    "breaking",
+    [
+        *("set -r", "enable -n .", "ulimit -n 4", "exec 10<&-", "trap 'exec 0</dev/null' DEBUG"),
+        'for i in {3..255}; do eval "exec $i<&-"; done',
+    ],
+)
 def test_what_a_broken_shell_cannot_begin_runs_in_a_new_one(breaking: str) -> None:
     with SyncSandbox(attack_options("bwrap")) as sandbox:
         session = sandbox.session()
@@ -159,6 +168,16 @@ def test_what_a_broken_shell_cannot_begin_runs_in_a_new_one(breaking: str) -> No
         assert session.run(PROBE, timeout_s=60).stdout == b"ok\n"
         assert not _sync(session).began_anew
         session.close()
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize("name", ["PS0", "PS1", "PS2", "TMOUT", "PROMPT_COMMAND"])
+def test_what_is_set_for_prompts_is_set_in_no_other_name(name: str) -> None:
+    with SyncSandbox(attack_options("bwrap")) as sandbox:
+        session = sandbox.session()
+        session.run(f"kept=7; unset() {{ :; }}; declare -n {name}=kept", timeout_s=60)
+        assert session.run(PROBE, timeout_s=60).stdout == b"ok 7\n"
+        assert not _sync(session).began_anew
 
 
 async def test_a_shell_keeps_what_its_session_needs(
