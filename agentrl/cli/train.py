@@ -51,8 +51,10 @@ def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
     long = long_prompts(plan) if is_at_hand(plan) else []
     if options.resume is not None:
         from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
+        from agentrl.orchestration.resumable import check_resumable
 
         run = RunDirectory.open(Path(loaded.config.runs_dir), str(loaded.config.name))
+        check_resumable(run, loaded)
         changed = compare_fingerprints(run, take_fingerprints(plan))
         changed.check(accepts=options.accept_changes)
     if options.device_memory:

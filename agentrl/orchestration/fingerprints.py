@@ -78,7 +78,7 @@ class Compared:
 
 def compare_fingerprints(directory: RunDirectory, now: Fingerprints) -> Compared:
     """What is other now than at the newest checkpoint, and was not accepted by a resume since."""
-    state = _newest_state(directory.checkpoints)
+    state = newest_state(directory.checkpoints)
     if state is None:
         return Compared()
     step = int(state["step"])
@@ -92,11 +92,7 @@ def compare_fingerprints(directory: RunDirectory, now: Fingerprints) -> Compared
     )
 
 
-def _find_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    return (name for name, digest in now.items() if before.get(name, digest) != digest)
-
-
-def _newest_state(checkpoints: Path) -> Mapping[str, Any] | None:
+def newest_state(checkpoints: Path) -> Mapping[str, Any] | None:
     """That of the newest checkpoint that has one; whether its files are whole is seen later."""
     for path in sorted(checkpoints.glob("step-*/state.json"), reverse=True):
         try:
@@ -105,6 +101,10 @@ def _newest_state(checkpoints: Path) -> Mapping[str, Any] | None:
             continue
         return state
     return None
+
+
+def _find_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    return (name for name, digest in now.items() if before.get(name, digest) != digest)
 
 
 def _digest_split(env: BoundEnv, split: str, seed: int) -> str:

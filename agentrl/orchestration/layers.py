@@ -26,16 +26,6 @@ from agentrl.types import Json
 
 PLACE = ("name", "runs_dir")
 """Where a run is: no part of what a resume changes."""
-_FIXED = (
-    "env.",
-    "model",
-    "seed",
-    "rollout.tasks_per_step",
-    "rollout.sampler",
-    "rollout.group_size",
-    "deterministic",
-)
-"""What decides which tasks a step trains on: a resumed run keeps it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,26 +155,6 @@ def load_resumed(
         for key, origin in loaded.origins.items()
     }
     return replace(loaded, origins=found)
-
-
-def check_resumable(
-    directory: RunDirectory, loaded: Loaded[RunConfig], objects: Overrides = NO_OBJECTS
-) -> None:
-    """Compare a configuration with what the run was started with, whatever `config.toml` says now.
-
-    Raises:
-        ConfigError: a key differs that a resumed run has to keep.
-    """
-    started, now = Layers.read(directory).values, flat_values(loaded)
-    started = started or flat_values(load_resumed(directory, objects=objects))
-    for key in dict.fromkeys((*started, *now)):
-        is_new = key not in started and loaded.origins[key] == "default"
-        if key.startswith(_FIXED) and started.get(key) != now.get(key) and not is_new:
-            before, after = (toml_value(values.get(key)) for values in (started, now))
-            raise ConfigError(
-                f"{key}: got {after}, but the run was started with {before}; a resumed run has to "
-                "keep it, so start a new run instead"
-            )
 
 
 def first_layer(loaded: Loaded[RunConfig]) -> Layer:

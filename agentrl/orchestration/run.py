@@ -23,9 +23,10 @@ from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
 from agentrl.orchestration.journal import Journal
-from agentrl.orchestration.layers import Layers, check_resumable, first_layer, write_layer
+from agentrl.orchestration.layers import Layers, first_layer, write_layer
 from agentrl.orchestration.observers import Observer, make_observers
 from agentrl.orchestration.preflight import Plan, make_plan
+from agentrl.orchestration.resumable import check_resumable
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.rollout import TaskRef
 from agentrl.rollout.sampler import sample_tasks

@@ -83,14 +83,19 @@ def test_flags_of_a_resume_are_kept_and_named(
     [
         (["--seed", "1"], "seed: got 1, but the run was started with 0"),
         (["--steps", "1", "--lr", "5e-5"], "steps: got 1, but the run has done 2 already"),
+        (["--trainer.lora.rank", "4"], "trainer.lora.rank: got 4, but the run was started with 0"),
+        (["--trainer.algorithm", "ppo"], 'trainer.algorithm: got "ppo", but the run was started'),
+        (["--trainer.optimizer", "adamw8bit"], 'trainer.optimizer: got "adamw8bit", but the run'),
     ],
 )
 def test_a_refused_resume_leaves_nothing_behind(
     runs: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
 ) -> None:
-    before = {name: (runs / "run" / name).read_text() for name in ("config.toml", "layers.jsonl")}
-    assert main(["train", "--resume", "run", *flags]) == 2
-    assert said in capsys.readouterr().err
+    names = ("config.toml", "layers.jsonl", "events.jsonl")
+    before = {name: (runs / "run" / name).read_text() for name in names}
+    for dry in ([], ["--dry-run"]):
+        assert main(["train", "--resume", "run", *flags, *dry]) == 2
+        assert said in capsys.readouterr().err
     assert before == {name: (runs / "run" / name).read_text() for name in before}
     # The lock is free again, in this process too.
     assert main(["train", "--resume", "run", "--steps", "3"]) == 0
