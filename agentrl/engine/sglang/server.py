@@ -155,7 +155,7 @@ def check_startable(config: EngineConfig, model: Path) -> Installation:
 def _launch(
     command: Sequence[str], env: Mapping[str, str], keys: Keys, log: Path
 ) -> "subprocess.Popen[bytes]":
-    guard = Path(__file__).parent / "guard.py"
+    guard = Path(__file__).parent / "watchdog.py"
     with log.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-I", str(guard), str(os.getpid()), str(STOP_S), *command],
