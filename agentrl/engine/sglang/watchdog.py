@@ -5,8 +5,8 @@
 The guard looks for its owner twice a second. It ends the server's whole process group when the
 owner is gone or asks with SIGTERM, first gently, then by force, and passes on the exit status. If
 the guard itself is killed, the kernel kills the server's first process and the server's own parent
-checks end the rest. It runs as `python watchdog.py OWNER_PID GRACE_S COMMAND...` and needs nothing but
-the standard library.
+checks end the rest. It runs as `python watchdog.py OWNER_PID GRACE_S COMMAND...` and needs nothing
+but the standard library.
 
 Its input is a JSON object of secret options, or nothing. They reach the server as its `--config`,
 since everyone sees the arguments of a command: by a named pipe that goes once it is read, so that

@@ -193,6 +193,11 @@ def test_what_older_checkpoints_have_beside_is_passed_over(folder: Callable[[str
     [
         ({UP: "model-3.safetensors"}, "model-3"),
         ({"model.x": "model-1.safetensors"}, "model.x"),
+        ({UP: "a" * 5000}, "names 'aaaa"),
+        ({UP: "a\0b"}, r"names 'a\x00b'"),
+        ({UP: "\ud800"}, r"names '\ud800'"),
+        ({UP: "../model.safetensors"}, "names '../model.safetensors'"),
+        ({UP: "."}, "names '.'"),
         ({UP: 3}, "weight_map"),
         (None, "weight_map"),
     ],

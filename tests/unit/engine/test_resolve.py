@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.engine.local.models import resolve
-from agentrl.engine.local.models.resolve import check_folder, make_once, resolve_model
+from agentrl.engine.local.models.resolve import check_folder, check_model, make_once, resolve_model
 from agentrl.errors import ConfigError
 
 HEADER = b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
@@ -141,3 +141,11 @@ def test_the_checks_need_no_torch() -> None:
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "~nobody-of-that-name", "a\0b"])
+def test_a_name_that_no_folder_can_have(name: str) -> None:
+    for locate in (check_model, resolve_model):
+        with pytest.raises(ConfigError, match="is no folder; give tiny") as caught:
+            locate(name)
+        assert len(str(caught.value)) < 300

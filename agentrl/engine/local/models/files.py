@@ -55,14 +55,16 @@ def _find_weights(folder: Path) -> Path | None:
 
 
 def _shards(index: Path) -> list[Path]:
-    shards = [index.parent / name for name in sorted(set(_read_index(index).values()))]
-    absent = [path.name for path in shards if not path.is_file()]
+    # A name is looked for among the folder's own, so that any text may stand there.
+    present = {path.name: path for path in index.parent.iterdir() if path.is_file()}
+    names = sorted(set(_read_index(index).values()))
+    absent = [ascii(name[:60]) for name in names if name not in present]
     if absent:
         raise ConfigError(
-            f"{index} names {', '.join(absent[:3])} ({len(absent)} of {len(shards)} files), which "
+            f"{index} names {', '.join(absent[:3])} ({len(absent)} of {len(names)} files), which "
             "the folder has not; download all files"
         )
-    return shards
+    return [present[name] for name in names]
 
 
 def _read_index(path: Path) -> Mapping[str, str]:

@@ -37,7 +37,7 @@ def default_cache_dir() -> Path:
 
 def check_model(name: str) -> None:
     """Raise ConfigError if `resolve_model` could not succeed; makes and fetches nothing."""
-    folder = Path(name).expanduser()
+    folder = _locate_folder(name)
     if name in (TINY, SMOLLM2) or (not folder.exists() and _looks_like_hub_name(name)):
         return
     check_folder(folder)
@@ -61,7 +61,7 @@ def resolve_model(name: str, *, seed: int = 0, cache_dir: Path | None = None) ->
 
         require(f"the model {name}", *TRAIN, "gguf")
         return make_once(root / "models" / name, make_smollm2, needs_bytes=1_200_000_000)
-    folder = Path(name).expanduser()
+    folder = _locate_folder(name)
     if not folder.exists() and _looks_like_hub_name(name):
         folder = _from_hub(name)
     check_folder(folder)
@@ -81,10 +81,7 @@ def resolve_tokenizer(name: str, *, seed: int = 0, cache_dir: Path | None = None
 def check_folder(folder: Path) -> None:
     """Raise ConfigError if the folder is not a model with tokenizer, chat template and weights."""
     if not folder.is_dir():
-        raise ConfigError(
-            f"model {str(folder)!r} is no folder; give tiny, smollm2-135m, the folder of a Hugging "
-            "Face model, or owner/name of one on the hub"
-        )
+        raise _no_folder(str(folder))
     _check_config(folder / "config.json")
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer.model").is_file():
         raise ConfigError(
@@ -178,6 +175,24 @@ def _check_weights(path: Path) -> None:
         raise ConfigError(f"{path} is no safetensors file ({e}); download it again") from e
     if not ends or 8 + length + max(ends) != size:
         raise ConfigError(f"{path} is cut off or damaged ({size:,} bytes); download it again")
+
+
+def _locate_folder(name: str) -> Path:
+    """The place that a name says; raises ConfigError for one that no folder can have."""
+    try:
+        folder = Path(name).expanduser()
+        folder.exists()
+    except (OSError, RuntimeError, ValueError) as e:  # too long, or another user's home
+        raise _no_folder(name) from e
+    return folder
+
+
+def _no_folder(name: str) -> ConfigError:
+    shown = name if len(name) <= 256 else f"{name[:60]}..."
+    return ConfigError(
+        f"model {shown!r} is no folder; give tiny, smollm2-135m, the folder of a Hugging "
+        "Face model, or owner/name of one on the hub"
+    )
 
 
 def _has_chat_template(folder: Path) -> bool:
