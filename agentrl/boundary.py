@@ -5,6 +5,7 @@ from types import TracebackType
 
 from agentrl.errors import AgentrlError, EnvironmentFault, ToolError
 from agentrl.places import place_of
+from agentrl.terminated import Terminated
 
 
 class user_code:
@@ -12,7 +13,7 @@ class user_code:
 
     Errors of agentrl keep their meaning. A ToolError is for the model to see, which only a tool can
     arrange; elsewhere it is a fault like any other. `sys.exit()` in a tool is one too, and so is a
-    cancellation that nobody asked for.
+    cancellation that nobody asked for. A signal that ends the process is nobody's fault.
     """
 
     __slots__ = ("_fault", "_shows_tool_errors", "_what")
@@ -48,7 +49,7 @@ class user_code:
             return self._shows_tool_errors
         if isinstance(error, asyncio.CancelledError):
             return _is_cancelled()
-        return isinstance(error, AgentrlError)
+        return isinstance(error, AgentrlError | Terminated)
 
 
 def _is_cancelled() -> bool:

@@ -23,14 +23,14 @@ class RemoteSandbox(Sandbox):
     def url(self) -> str:
         return os.environ.get("SANDBOX_URL", "http://127.0.0.1:8700")
 
-    async def _start(self) -> None:
+    async def _start_backend(self) -> None:
         made = await self._ask("POST", "/sandboxes", self.limits.model_dump())
         self._box = f"/sandboxes/{made['id']}"
         self.capabilities = frozenset(made["capabilities"]) - {"mounts"}
         if self.options.base is not None:
             await self.upload(self.options.base)
 
-    def _destroy(self) -> None:
+    def _destroy_backend(self) -> None:
         if hasattr(self, "_box"):
             # It runs in a thread, or at the end of the process, so it blocks. What cannot be
             # reached has to end by a limit of the provider's own.
@@ -40,7 +40,7 @@ class RemoteSandbox(Sandbox):
     async def kill_leftovers(self) -> None:
         await self._ask("POST", f"{self._box}/kill", {})
 
-    async def _exec(self, command: Command) -> ExecResult:
+    async def _exec_command(self, command: Command) -> ExecResult:
         wanted = {
             "argv": command.argv,
             "cwd": command.cwd,

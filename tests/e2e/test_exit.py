@@ -80,7 +80,7 @@ def test_sigterm_ends_a_run_that_was_started_in_the_background(tmp_path: Path) -
     process.send_signal(signal.SIGINT)  # for the jobs in the foreground
     process.terminate()
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 143
+    assert process.returncode == 143, said
     assert said == (
         "\nagentrl: ended by SIGTERM; before the first step; go on with: agentrl train --resume a\n"
     )

@@ -50,7 +50,7 @@ def test_each_pass_has_all_demonstrations_in_another_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path / "cache"))
-    new = batches_of_one(101, [], tmp_path)
+    new = batches_of_one(101, ["--warm-start.passes", "1"], tmp_path)
     twice = batches_of_one(201, ["--warm-start.passes", "2"], tmp_path)
     first, second = twice[:100], twice[100:200]
     assert sorted(first) == sorted(second) == sorted(new[:100])

@@ -1,8 +1,10 @@
 import asyncio
+import signal
 
 import pytest
 
 from agentrl.errors import EnvironmentFault, SandboxError, ToolError
+from agentrl.terminated import Terminated
 from agentrl.tools import user_code
 
 
@@ -26,9 +28,10 @@ def test_a_tool_error_is_for_the_model_in_tools_only() -> None:
         raise ToolError("no")
 
 
-def test_what_ends_the_program_goes_on() -> None:
-    with pytest.raises(KeyboardInterrupt), user_code("setup"):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("ending", [KeyboardInterrupt(), Terminated(signal.SIGTERM)])
+def test_what_ends_the_program_goes_on(ending: BaseException) -> None:
+    with pytest.raises(type(ending)), user_code("setup"):
+        raise ending
 
 
 async def test_a_cancelled_task_ends_and_a_stray_cancellation_is_a_fault() -> None:
