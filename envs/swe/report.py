@@ -45,13 +45,13 @@ class SuiteRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saw:
-    """The last comparison for equality of a test; see `rewriting.py`."""
+    """The comparison for equality at which a test failed; see `rewriting.py`."""
 
     site: str
     count: int
     """It was the so-manieth of its test."""
     sides: tuple[str, str]
-    """What it compared, as `runner.literal` writes it."""
+    """What it compared, as `runner.literal` writes it; unknown what was raised instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class SuiteReport:
 
     outcomes: Mapping[str, Outcome]
     saws: Mapping[str, Saw]
-    """Of tests that failed and compare for equality."""
+    """Of tests that failed by one."""
     broken: Mapping[str, str]
     status: int
     """The runner's own exit status."""

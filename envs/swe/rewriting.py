@@ -2,15 +2,18 @@
 
 A test file and its decoys differ in expected values and in nothing else, so what else could tell
 them apart is taken out of both: comments, docstrings, messages of assertions, and ids that pytest
-makes of values. Each comparison for equality tells the runner what it sees:
+makes of values. Each comparison for equality tells the runner that it begins, what it sees, and
+whether it held:
 
-    assert total([1, 2]) == 3, "a sum"   ->   assert (
+    assert total([1, 2]) == 3, "a sum"   ->   assert _agentrl_at('4.7')(
         _agentrl_saw('4.7', 0, total([1, 2])) == _agentrl_saw('4.7', 1, 3))
 
+An assignment that feeds it begins it too. Where a test may go on behind an exception, none begins.
 Under a command that is not ours the files themselves load what they call, and say what failed.
 """
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
@@ -21,13 +24,18 @@ Place: TypeAlias = tuple[int, int, int, int]
 """Of an expression in the file as it is: first line and column, last line and column."""
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 SAW: Final = "_agentrl_saw"
+_AT: Final = "_agentrl_at"
 _EQUALITY: Final = re.compile(
     "assert(Is|Equals?|(List|Tuple|Dict|Set|Sequence|MultiLine|Almost|Count)Equal)"
 )
 _NO_SIDES: Final = frozenset({"msg", "places", "delta", "seq_type", None})
 """Their keywords that compare nothing."""
 _TELL: Final = "_agentrl_tell"
-_LOAD: Final = f"{SAW}, {_TELL} = __import__('runpy').run_path({RUNNER_PLACE!r})['tell_by_log']()"
+_LOAD: Final = (
+    f"{SAW}, {_AT}, {_TELL} = __import__('runpy').run_path({RUNNER_PLACE!r})['tell_by_log']()"
+)
+_GOES_ON: Final = (ast.Try, ast.With, ast.AsyncWith, getattr(ast, "TryStar", ast.Try))
+"""Behind what is raised within, perhaps."""
 _IDS: Final = ast.parse("map('c{}'.format, range(1000000))", mode="eval").body
 
 
@@ -96,6 +104,9 @@ class _Rewriter(ast.NodeTransformer):
         self._changes = changes
         self._by_log = by_log
         self._functions = 0
+        self._ends = False
+        """What is raised here ends the test."""
+        self._feeds: Mapping[ast.stmt, str] = {}
         self.num_changed = 0
 
     def visit(self, node: ast.AST) -> ast.AST:
@@ -105,7 +116,9 @@ class _Rewriter(ast.NodeTransformer):
                 self.num_changed += 1
                 return ast.parse(changed, mode="eval").body
         if isinstance(node, ast.stmt):
-            _tell_comparisons(node)
+            _tell_comparisons(node, begins=self._ends)
+        if self._ends and node in self._feeds and isinstance(node, ast.Assign):
+            node.value = _told_at(self._feeds[node], node.value)
         if isinstance(node, ast.Assert):
             node.msg = None
         if isinstance(node, ast.Call):
@@ -122,10 +135,53 @@ class _Rewriter(ast.NodeTransformer):
             if self._by_log and isinstance(node, Function) and node.name.startswith("test"):
                 case = [ast.Name(a.arg, ast.Load()) for a in node.args.args[:1]]
                 node.body = [ast.With([_teller(case)], node.body)]
+        before = self._ends, self._feeds
+        if isinstance(node, Function):
+            self._ends = self._functions == 0 and node.name.startswith("test")
+            self._feeds = _feeding(node)
+        elif isinstance(node, _GOES_ON):
+            self._ends = self._ends and _tells_only(node)
         self._functions += is_function
         self.generic_visit(node)
         self._functions -= is_function
+        self._ends, self._feeds = before
         return node
+
+
+def _feeding(function: Function) -> dict[ast.stmt, str]:
+    """The assignments of what a call gives, each with the next comparison that names it."""
+    found: dict[ast.stmt, str] = {}
+    bound: dict[str, ast.stmt] = {}
+    # Those of the file itself, without what was put around them.
+    statements = (n for n in ast.walk(function) if isinstance(n, ast.stmt) and hasattr(n, "lineno"))
+    for statement in sorted(statements, key=lambda node: (node.lineno, node.col_offset)):
+        for comparison, _ in comparisons(statement):
+            for name in _names_in(comparison):
+                if name in bound:
+                    found.setdefault(bound[name], site_of(comparison))
+        if isinstance(statement, ast.Assign):
+            calls = any(isinstance(node, ast.Call) for node in ast.walk(statement.value))
+            for name in itertools.chain.from_iterable(map(_names_in, statement.targets)):
+                bound.pop(name, None)
+                bound.update({name: statement} if calls else {})
+    return found
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _tells_only(node: ast.AST) -> bool:
+    """True for the contexts of subtests, and our own."""
+    calls = [item.context_expr for item in getattr(node, "items", ())]
+    names = [getattr(call, "func", None) for call in calls]
+    told = [getattr(name, "attr", None) or getattr(name, "id", None) for name in names]
+    return bool(told) and {"subTest", _TELL}.issuperset(told)
+
+
+def _told_at(site: str, value: ast.expr) -> ast.expr:
+    begun = ast.Call(ast.Name(_AT, ast.Load()), args=[ast.Constant(site)], keywords=[])
+    return ast.Call(begun, args=[value], keywords=[])
 
 
 def _teller(case: Sequence[ast.expr], *more: ast.keyword) -> ast.withitem:
@@ -142,7 +198,8 @@ def _tell_subtest(node: ast.AST) -> None:
             pass
 
 
-def _tell_comparisons(statement: ast.stmt) -> None:
+def _tell_comparisons(statement: ast.stmt, *, begins: bool) -> None:
+    ends: dict[ast.expr, ast.expr] = {}
     for node, sides in comparisons(statement):
         told: list[ast.expr] = []
         for side, value in enumerate(sides):
@@ -153,6 +210,18 @@ def _tell_comparisons(statement: ast.stmt) -> None:
         else:
             node.args[:2] = told
             node.keywords = [k for k in node.keywords if k.arg in _NO_SIDES]
+        is_none = ast.Compare(node, [ast.Is()], [ast.Constant(None)])
+        held = node if isinstance(node, ast.Compare) else is_none
+        ends[node] = _told_at(site_of(node) if begins else "", held)
+    match statement:
+        case ast.Assert(test=ast.BoolOp(values=parts)):
+            parts[:] = [ends.get(part, part) for part in parts]
+        case ast.Assert(test=test):
+            statement.test = ends.get(test, test)
+        case ast.Expr(value=value):
+            statement.value = ends.get(value, value)
+        case _:
+            pass
 
 
 def _drop_words(call: ast.Call) -> None:

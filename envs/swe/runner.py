@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BAD = ("failed", "error")
 SAW = "_agentrl_saw"
+AT = "_agentrl_at"
 
 
 def open_report(key: bytes) -> Callable[[dict[str, object]], None]:
@@ -49,19 +50,35 @@ def open_report(key: bytes) -> Callable[[dict[str, object]], None]:
 
 
 class Comparisons:
-    """What the tests' comparisons for equality saw last; see `rewriting.py`.
+    """At which comparison for equality a test failed, and what that saw; see `rewriting.py`.
 
-    A comparison that fails is the last one of its test. Nothing here has to be kept from the code
-    under test: what it cannot know it cannot say.
+    Nothing here has to be kept from the code under test: what it cannot know it cannot say.
     """
 
     def __init__(self) -> None:
         self._last: list[object] = []
         self._count = 0
+        self.is_told = False
+        """A subtest has failed; the test goes on."""
 
     def begin(self) -> None:
         """A test begins."""
-        self._last, self._count = [], 0
+        self._last, self._count, self.is_told = [], 0, False
+
+    def at(self, site: str) -> Callable[[object], object]:
+        """The comparison at a site begins, or what it is to compare; stands there as a builtin.
+
+        Returns:
+            What takes the result, and with it the comparison for one that held.
+        """
+        self._last = [site] if site else []
+
+        def end(value: object) -> object:
+            if len(self._last) == 1 or value:
+                self._last = []
+            return value
+
+        return end
 
     def saw(self, site: str, side: int, value: object) -> object:
         """A side of the comparison at a site; stands in the tests as a builtin."""
@@ -72,8 +89,8 @@ class Comparisons:
         return value
 
     def told(self) -> list[object]:
-        """Site, how many comparisons there were, and both sides as text; empty without any."""
-        if len(self._last) != 3:
+        """Site, the so-manieth it is and both sides as text; empty if it was no comparison."""
+        if not self._last:
             return []
         site, *sides = self._last
         texts: list[str] = []
@@ -83,7 +100,8 @@ class Comparisons:
             except Exception:  # whatever the repr of a value of the patch raises
                 text = UNKNOWN
             texts.append(text if len(text) <= MOST_TEXT else UNKNOWN)
-        return [site, self._count, *texts]
+        # Where something was raised before a side was there, the comparison was to come.
+        return [site, self._count + (not sides), *[*texts, UNKNOWN, UNKNOWN][:2]]
 
 
 UNKNOWN = "?"
@@ -152,11 +170,13 @@ def _other_literal(value: object) -> str:
     return text
 
 
-def tell_by_log() -> tuple[Callable[..., object], Callable[..., AbstractContextManager[None]]]:
+def tell_by_log() -> tuple[
+    Callable[..., object], Callable[..., object], Callable[..., AbstractContextManager[None]]
+]:
     """What test files call under a command that is not ours; see `rewriting.py`.
 
-    Within the second, a test or a subtest stands: if it fails, what it compared last goes to the
-    test's log.
+    Within the last, a test or a subtest stands: if it fails, the comparison where it did goes to
+    the test's log.
     """
     seen = Comparisons()
 
@@ -168,11 +188,12 @@ def tell_by_log() -> tuple[Callable[..., object], Callable[..., AbstractContextM
         try:
             yield
         except BaseException:
-            # Behind what stands on the line already.
-            sys.stderr.write(f"\n{SAW} {(test, seen.told())!a}\n")
+            if not seen.is_told:  # behind what stands on the line already
+                sys.stderr.write(f"\n{SAW} {(test, seen.told())!a}\n")
+            seen.is_told = True
             raise
 
-    return seen.saw, tell
+    return seen.saw, seen.at, tell
 
 
 class Outcomes:
@@ -184,6 +205,7 @@ class Outcomes:
         self._saw: list[object] = []
         self.comparisons = Comparisons()
         setattr(builtins, SAW, self.comparisons.saw)
+        setattr(builtins, AT, self.comparisons.at)
         self.num_tests = 0
 
     def add(self, test: str, outcome: str) -> None:

@@ -149,7 +149,7 @@ class _Work:
         return known
 
     def _failing(self) -> tuple[dict[str, Saw | None], float]:
-        """The tests that fail now, in the suite's order, each with its last comparison."""
+        """The tests that fail now, in the suite's order, each with the comparison it ends at."""
         tests = self.bench.tests
         run = self.bench.runner.run(self.bench.suite)
         if run.report is None:

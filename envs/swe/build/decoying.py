@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from agentrl.envs.swe.build.data_files import bare, find_data_spots, written_as
-from agentrl.envs.swe.build.other_values import other_value, secrecy
+from agentrl.envs.swe.build.other_values import other_value, secrecy, stands_in
 from agentrl.envs.swe.build.spots import Spot, find_spots, is_literal
 from agentrl.envs.swe.decoys import Decoy, disjoint, rewrite_files
 from agentrl.envs.swe.report import Saw, SuiteReport, file_of, function_of
+from agentrl.envs.swe.rewriting import Function
 from agentrl.envs.swe.runner import MOST_TEXT, UNKNOWN, literal
 from agentrl.envs.swe.verdict import is_same, judge_run
 
@@ -42,10 +43,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validated:
-    """A decoy, and the number of the comparison that fails by it, for each of its tests."""
+    """A decoy, and for each of its tests the number of the comparison that fails by it."""
 
     decoy: Decoy
     counts: Mapping[str, int]
+    wanted: Mapping[str, str]
+    """What its tests expect with it, as they show it."""
+    is_known: bool
+    """Who has read the repository tells it from the true value."""
 
 
 Search: TypeAlias = Generator[Sequence[Decoy], SuiteReport | None, list[Validated]]
@@ -58,6 +63,7 @@ def search(
     observed: Observed,
     rng: random.Random,
     told: str,
+    old: Mapping[str, str],
 ) -> Search:
     """The decoys of test files: each alone in its test, and then together.
 
@@ -66,16 +72,18 @@ def search(
         tests: those that pass when the files are rewritten without decoys.
         observed: what wrong programs gave.
         rng: chooses.
-        told: what else stands in the repository.
+        told: what stands in the repository as the agent finds it.
+        old: the test files that it finds there.
     """
     text = "\n".join([*rewrite_files(texts, []).values(), told])
+    values = _values_of(old)
     found: list[Validated] = []
     left = [*rounds(candidates(texts, observed, rng))]
     while left:
         chosen = left.pop()
         report = yield as_decoys(chosen)
         if report is not None and not report.broken:
-            found += validated(chosen, report, tests, text)
+            found += validated(chosen, report, tests, text, values)
         elif len(chosen) > 1:  # one of them breaks a file for all
             left += [chosen[::2], chosen[1::2]]
     going = {id(one.decoy): one for one in found}
@@ -147,8 +155,26 @@ def as_decoys(chosen: Sequence[Change]) -> list[Decoy]:
     return [Decoy(file=c.spot.file, place=c.spot.place, to=c.text, sees={}) for c in chosen]
 
 
+def _values_of(old: Mapping[str, str]) -> dict[tuple[str, str], set[str]]:
+    """The literals of each function, by file and name."""
+    return {
+        (file, function.name): {ast.unparse(n) for n in ast.walk(function) if _is_value(n)}
+        for file, text in old.items()
+        for function in ast.walk(ast.parse(text))
+        if isinstance(function, Function)
+    }
+
+
+def _is_value(node: ast.AST) -> bool:
+    return isinstance(node, ast.expr) and is_literal(node)
+
+
 def validated(
-    chosen: Sequence[Change], report: SuiteReport, tests: frozenset[str], text: str
+    chosen: Sequence[Change],
+    report: SuiteReport,
+    tests: frozenset[str],
+    text: str,
+    old: Mapping[tuple[str, str], set[str]],
 ) -> list[Validated]:
     """The candidates by which a right program has failed, as a round's report shows it.
 
@@ -157,6 +183,7 @@ def validated(
         report: of the suite with a right program.
         tests: those that pass without decoys.
         text: all files; a value that stands in it twice is no secret.
+        old: the literals that functions of test files have where the agent finds them.
     """
     by_user: dict[tuple[str, str], list[Change]] = defaultdict(list)
     for candidate in chosen:
@@ -176,7 +203,7 @@ def validated(
                 effects.spoiled.append(test)
             else:
                 effects.broken.append(test)
-    made = (_validated(candidate, found[id(candidate)], text) for candidate in chosen)
+    made = (_validated(candidate, found[id(candidate)], text, old) for candidate in chosen)
     return [one for one in made if one is not None]
 
 
@@ -212,13 +239,20 @@ def _shows(candidate: Change, saw: Saw) -> bool:
     return is_part and true != shown and _OPENED.findall(true) == _OPENED.findall(shown)
 
 
-def _validated(candidate: Change, effects: _Effects, text: str) -> Validated | None:
+def _validated(
+    candidate: Change,
+    effects: _Effects,
+    text: str,
+    old: Mapping[tuple[str, str], set[str]],
+) -> Validated | None:
     """The decoy that a candidate makes."""
     spot, sites = candidate.spot, {saw.site for saw in effects.shown.values()}
     if effects.broken or len(sites) != 1:
         return None
     (site,) = sites
     side = spot.sites[site]
+    others = text.replace(spot.written or repr(spot.value), "", 1)
+    older = set[str]().union(*(old.get((spot.test_file, name), ()) for name in spot.users))
     decoy = Decoy(
         file=spot.file,
         place=spot.place,
@@ -227,11 +261,15 @@ def _validated(candidate: Change, effects: _Effects, text: str) -> Validated | N
         side=side,
         sees={test: saw.sides[side] for test, saw in sorted(effects.shown.items())},
         spoils=tuple(sorted(effects.spoiled)),
-        secret=secrecy(
-            spot.value, candidate.to, text.replace(spot.written or repr(spot.value), "", 1)
-        ),
+        secret=secrecy(spot.value, candidate.to, others),
     )
-    return Validated(decoy=decoy, counts={t: saw.count for t, saw in effects.shown.items()})
+    return Validated(
+        decoy=decoy,
+        counts={test: saw.count for test, saw in effects.shown.items()},
+        wanted={test: saw.sides[1 - side] for test, saw in effects.shown.items()},
+        is_known=repr(spot.value) in older
+        or stands_in(others, spot.value) > stands_in(others, candidate.to),
+    )
 
 
 def misfits(decoys: Sequence[Decoy], report: SuiteReport, tests: Sequence[str]) -> list[Decoy]:
@@ -252,30 +290,30 @@ def deciding(
     """The decoys, by number, that decide about a bug.
 
     They stand at the comparison that the bug does not let pass: what comes behind it may be right
-    with the bug, for code that feigns that one. And the test is none that the issue tells of.
+    with the bug, for code that feigns that one. They want another value than the bug gives, by
+    which its code would know them, and nothing else in the repository tells them from the true
+    one. And the test is none that the issue tells of.
 
     Args:
         decoys: of the package.
-        failing: the tests that fail by the bug, each with its last comparison.
+        failing: the tests that fail by the bug, each with the comparison where it does.
         untold: those of them that the issue does not tell of.
     """
     return tuple(
         number
         for number, one in enumerate(decoys)
-        if untold.issuperset(one.decoy.sees.keys() & failing.keys())
+        if not one.is_known
+        and untold.issuperset(one.decoy.sees.keys() & failing.keys())
         and any(
-            _is_there(one.decoy, one.counts[test], test, failing[test])
+            _is_there(one, test, failing[test])
             for test in one.decoy.sees.keys() & failing.keys() & untold
         )
     )
 
 
-def _is_there(decoy: Decoy, count: int, test: str, saw: Saw | None) -> bool:
-    """True if a test ends at a decoy's comparison, or would have come to it next."""
-    if saw is None:
-        return count == 1
-    if is_same(*saw.sides):  # it held, and something was raised behind it
-        # Values of classes are as equal as these say, whatever their text.
-        return count == saw.count + 1 and is_literal(saw.sides[0])
-    is_wrong = saw.site == decoy.site and not is_same(saw.sides[decoy.side], decoy.sees[test])
-    return is_wrong and count == saw.count
+def _is_there(one: Validated, test: str, saw: Saw | None) -> bool:
+    """True if a test ends at a decoy's comparison, by neither the true value nor the decoy's."""
+    if saw is None or (saw.site, saw.count) != (one.decoy.site, one.counts[test]):
+        return False
+    known = (one.decoy.sees[test], one.wanted[test])
+    return not any(is_same(saw.sides[one.decoy.side], value) for value in known)

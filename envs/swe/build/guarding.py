@@ -34,7 +34,7 @@ def observe(bench: Bench, bugs: Iterable[Candidate]) -> Observed:
 
 def find_decoys(bench: Bench, observed: Observed, rng: random.Random) -> list[Validated]:
     """The decoys of a package."""
-    asking = search(bench.texts, frozenset(bench.tests), observed, rng, _told(bench))
+    asking = search(bench.texts, frozenset(bench.tests), observed, rng, _told(bench), {})
     try:
         decoys = next(asking)
         while True:
@@ -44,10 +44,10 @@ def find_decoys(bench: Bench, observed: Observed, rng: random.Random) -> list[Va
 
 
 def _told(bench: Bench) -> str:
-    """What stands in the package's other files."""
+    """What stands in the files that the agent finds, those that tests read among them."""
+    hidden = {bench.pristine / test for test in bench.texts if test.endswith(".py")}
     files = (path for path in sorted(bench.pristine.rglob("*")) if path.is_file())
-    others = (p for p in files if p.relative_to(bench.pristine).as_posix() not in bench.texts)
-    return "\n".join(path.read_text(errors="replace") for path in others)
+    return "\n".join(path.read_text(errors="replace") for path in files if path not in hidden)
 
 
 def _run(bench: Bench, decoys: Sequence[Decoy]) -> SuiteReport | None:

@@ -30,7 +30,7 @@ from agentrl.envs.swe.worktree import fill
 from agentrl.sandboxes import Sandbox
 
 _WAIT_S: Final = 0.1
-_VERSION: Final = 6
+_VERSION: Final = 7
 """Of the search: what another one has found is searched for again."""
 _MOST_TOLD: Final = 64 << 20
 
@@ -133,7 +133,9 @@ class _Search:
         failing = await self._failing(full, names)
         observed = [(file_of(test), saw) for test, saw in failing.items() if saw]
         read = {**texts, **await self._texts(await self._data(texts))}
-        asking = search(read, tests, observed, self._rng, await self._told(read))
+        told = await self._told()
+        old = await self._read([*texts])
+        asking = search(read, tests, observed, self._rng, told, old)
         found = await self._found(replace(grading, rewritten=tuple(read)), asking)
         numbers = deciding(found, failing, frozenset(failing))
         decoys = tuple(_renamed(one.decoy, names) for one in found)
@@ -167,14 +169,18 @@ class _Search:
     async def _failing(self, grading: Grading, names: Mapping[str, str]) -> dict[str, Saw | None]:
         """The tests that fail without the reference, by their ids in rewritten files."""
         report = await self._report(grading, mended=False)
-        expected = frozenset(grading.fail_to_pass)
-        # Where the files cannot even be imported, each test fails before its first comparison.
-        saws = report.saws if report else dict[str, Saw]()
-        return {test: saws.get(test) for test, name in names.items() if name in expected}
+        if report is None:
+            return {}
+        expected = {test for test, name in names.items() if name in grading.fail_to_pass}
+        return {test: report.saws.get(test) for test in expected - report.passed()}
 
     async def _texts(self, files: Sequence[str]) -> dict[str, str]:
         await self._fresh()
         await put_tests(self._sandbox, self._grading)
+        return await self._read(files)
+
+    async def _read(self, files: Sequence[str]) -> dict[str, str]:
+        """Those that the sandbox has and that can be read."""
         paths = {posixpath.join(self._grading.root, file): file for file in files}
         found = await self._sandbox.read_files(paths.keys())
         texts: dict[str, str] = {}
@@ -193,12 +199,12 @@ class _Search:
         names = done.stdout.decode(errors="replace").replace("\0./", "\0")[2:].split("\0")
         return sorted(name for name in names if is_data(name, [*tests]))[:MOST_FILES]
 
-    async def _told(self, files: Collection[str]) -> str:
-        """What stands in the repository's other files."""
-        await self._fresh()
-        others = [part for file in files for part in ("!", "-path", f"./{file}")]
+    async def _told(self) -> str:
+        """What stands in the repository as the agent finds it, in older tests too."""
+        await self._sandbox.reset()
+        await fill(self._sandbox, trees_of(self._repair).agent, commit=False)
         done = await self._sandbox.exec(
-            ["find", ".", "-type", "f", *others, "-exec", "cat", "{}", "+"],
+            ["find", ".", "-type", "f", "-exec", "cat", "{}", "+"],
             cwd=self._grading.root,
             max_output=_MOST_TOLD,
         )

@@ -19,6 +19,8 @@ def other_value(
 ) -> object | None:
     """Another value for a literal, or None: one of those that tell the least of it.
 
+    None of the wrong ones: the code with the bug would know it for what it gives itself.
+
     Args:
         value: what is right.
         wrong: what wrong programs have given in its place.
@@ -26,12 +28,12 @@ def other_value(
         rng: chooses.
     """
     offers: Sequence[Sequence[object]] = (
-        wrong,
         siblings,
         [_changed(value, rng) for _ in range(20)],
     )
+    given = {literal(one) for one in wrong}
     ranked = [
-        [(_secret_of(value, other), other) for other in offered if fits(value, other)]
+        [(_secret_of(value, o), o) for o in offered if fits(value, o) and literal(o) not in given]
         for offered in offers
     ]
     most = max((secret for rank in ranked for secret, _ in rank), default=0)
@@ -55,11 +57,13 @@ def secrecy(value: object, other: object, text: str) -> int:
 
     Only what the other one has not counts, and a quarter of its bits: it may be plausible.
     """
+    return 0 if stands_in(text, value) else _secret_of(value, other)
+
+
+def stands_in(text: str, value: object) -> bool:
+    """Whether a text has a value in it, maybe with its escapes."""
     written = value if isinstance(value, str) else repr(value)
-    # A text may stand there with its escapes.
-    if written in text or repr(value).strip("'\"") in text:
-        return 0
-    return _secret_of(value, other)
+    return written in text or repr(value).strip("'\"") in text
 
 
 def _secret_of(value: object, other: object) -> int:

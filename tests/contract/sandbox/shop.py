@@ -96,14 +96,17 @@ def tasks_file(folder: Path, tests: str = TESTS) -> Path:
             arguments=("tests/test_prices.py", "tests/test_words.py"),
         )  # fmt: skip
         decoys = find_decoys(built, [], random.Random(0))
+        with built.changed({"src/shop/prices.py": WRONG}):
+            report = built.runner.run(built.suite).report
+        failing = [f"tests/test_prices.py::{name}" for name in REWRITTEN]
+        saws = {test: report.saws.get(test) if report else None for test in failing}
         names = [test.partition("::") for test in built.tests]
         package = Package(
             package="shop", version="0", sha256=made.sha256, paths=("src", "."), seconds=0.1,
             arguments=built.suite.arguments, decoys=tuple(one.decoy for one in decoys),
             tests={file: tuple(n for f, _, n in names if f == file) for file, _, _ in names},
         )  # fmt: skip
-    failing = [f"tests/test_prices.py::{name}" for name in REWRITTEN]
-    numbers = deciding(decoys, dict.fromkeys(failing), frozenset(failing))
+    numbers = deciding(decoys, saws, frozenset(failing))
     task = RepairTask(
         task="shop-0-percent", package="shop", mutations=(_mutation(),), deciding=(numbers,),
         issue="A discount makes it dearer: `total([100, 100], 50)` gives 300.",

@@ -95,7 +95,7 @@ def test_a_right_program_has_to_show_the_value_in_whose_place_the_decoy_stands(
     test = f"{TEST}::test_one"
     outcomes: Mapping[str, Outcome] = {test: "failed"}
     report = SuiteReport(outcomes=outcomes, saws={test: saw(*sides)}, broken={}, status=1)
-    made = validated([Change(spot=spot, to="cows", text="cows")], report, frozenset([test]), "")
+    made = validated([Change(spot=spot, to="cows", text="cows")], report, frozenset([test]), "", {})
     assert [[*one.decoy.sees] for one in made] == ([[test]] if is_decoy else [])
 
 

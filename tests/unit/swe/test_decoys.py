@@ -174,25 +174,25 @@ def test_the_last_comparison_is_told_by_its_site_and_number() -> None:
         assert comparisons.saw(site, 0, value) is value
         comparisons.saw(site, 1, 7)
     assert comparisons.told() == ["2.0", 3, "[1]", "7"]
+    comparisons.saw("3.0", 0, 8)
+    assert comparisons.told() == ["3.0", 4, "8", "?"]
     comparisons.saw("3.0", 0, object())
-    assert comparisons.told() == []
     comparisons.saw("3.0", 1, object())
-    assert comparisons.told() == ["3.0", 4, "?", "?"]
+    assert comparisons.told() == ["3.0", 5, "?", "?"]
     comparisons.saw("4.0", 0, "x" * MOST_TEXT)
     comparisons.saw("4.0", 1, [object()])
-    assert comparisons.told() == ["4.0", 5, "?", "?"]
+    assert comparisons.told() == ["4.0", 6, "?", "?"]
 
 
 @pytest.mark.parametrize(
     ("count", "saw", "decides"),
     [
-        (1, None, True),  # raised before its first comparison
+        (1, None, False),  # by no comparison, and by none to come
         (2, None, False),
         (2, Saw(site="1.0", count=2, sides=("'5'", "'1'")), True),  # what is wrong is seen there
-        (2, Saw(site="1.0", count=2, sides=("'1'", "'1'")), False),  # this one held
-        (3, Saw(site="1.0", count=2, sides=("'1'", "'1'")), True),  # ... and then it was raised
-        # Equal by their text, but by a method of their own maybe not.
-        (3, Saw(site="1.0", count=2, sides=("Version(1)", "Version(1)")), False),
+        (2, Saw(site="1.0", count=2, sides=("'1'", "'1'")), False),  # shows what is true
+        (2, Saw(site="1.0", count=2, sides=("'x'", "'1'")), False),  # gives what the decoy wants
+        (2, Saw(site="1.0", count=2, sides=("?", "?")), True),  # raised where it was to come
         (3, Saw(site="1.0", count=2, sides=("?", "?")), False),
         (2, Saw(site="9.0", count=1, sides=("'5'", "'1'")), False),  # may be right with the bug
         (2, Saw(site="1.0", count=1, sides=("'5'", "'1'")), False),
@@ -200,6 +200,9 @@ def test_the_last_comparison_is_told_by_its_site_and_number() -> None:
     ],
 )
 def test_a_decoy_decides_where_the_bug_shows(count: int, saw: Saw | None, decides: bool) -> None:
-    found = [Validated(decoy=decoy(1, "a"), counts={"a": count})]
+    found = [
+        Validated(decoy=decoy(1, "a"), counts={"a": count}, wanted={"a": "'x'"}, is_known=known)
+        for known in (False, True)
+    ]
     assert deciding(found, {"a": saw}, frozenset("a")) == ((0,) if decides else ())
     assert deciding(found, {"a": saw}, frozenset()) == ()

@@ -215,7 +215,7 @@ def has_decoy(expression: str, to: object, true: object, shown: object) -> bool:
     test = "t.py::test_it"
     report = SuiteReport(outcomes={test: "failed"}, saws={test: saw}, broken={}, status=1)
     change = Change(spot=spot, to=to, text=repr(to))
-    return bool(validated([change], report, frozenset([test]), ""))
+    return bool(validated([change], report, frozenset([test]), "", {}))
 
 
 class Opaque:

@@ -102,7 +102,7 @@ def test_no_text_is_too_strange(log: str) -> None:
 def test_a_test_that_fails_tells_what_it_compared_last(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saw, tell = tell_by_log()
+    saw, _, tell = tell_by_log()
 
     def told(right: int) -> None:
         with tell():

@@ -1,9 +1,12 @@
 import itertools
+from collections.abc import Callable
+from unittest import TestCase
 
 import pytest
 
 from agentrl.envs.swe.build.spots import find_spots
 from agentrl.envs.swe.rewriting import rewrite_tests
+from agentrl.envs.swe.runner import Comparisons
 
 TEXT = '''"""Says 16."""
 import pytest
@@ -41,7 +44,8 @@ def test_nothing_tells_a_value_but_the_value() -> None:
     assert "'kept'" in text.replace('"', "'")
     assert "ids=map('c{}'.format, range(1000000))" in text
     assert "id=" not in text.replace("ids=", "")
-    assert "assert _agentrl_saw('8.11', 0, f(n)) == _agentrl_saw('8.11', 1, square)" in text
+    told = "_agentrl_saw('8.11', 0, f(n)) == _agentrl_saw('8.11', 1, square)"
+    assert f"assert _agentrl_at('8.11')({told})" in text
     assert "self.assertEqual(_agentrl_saw('16.8', 0, f(3)), _agentrl_saw('16.8', 1, " in text
 
 
@@ -49,7 +53,7 @@ def test_under_another_command_a_file_loads_what_it_calls_and_wraps_its_tests() 
     text = rewrite_tests(f"from __future__ import annotations\n{TEXT[15:]}", {}, by_log=True)
     first, second, *lines = text.split("\n")
     assert first == "from __future__ import annotations"
-    assert second.startswith("_agentrl_saw, _agentrl_tell = ")
+    assert second.startswith("_agentrl_saw, _agentrl_at, _agentrl_tell = ")
     inside = [line.strip() for line, after in itertools.pairwise(lines) if "with _agent" in after]
     assert inside == [line.strip() for line in lines if "def test_" in line]
     assert "        with _agentrl_tell(self):\n\n            def g" in text
@@ -145,7 +149,7 @@ def test_keywords_and_what_helpers_are_called_with_are_expected_too() -> None:
 def test_a_comparison_by_keywords_tells_both_sides_in_their_order() -> None:
     text = rewrite_tests(HELPED, {})
     told = "_agentrl_saw('17.8', 0, f(1)), _agentrl_saw('17.8', 1, 6)"
-    assert f"self.assertEqual({told})\n" in text
+    assert f"(self.assertEqual({told}) is None)\n" in text
     assert "self.assertEqual(f(1), **{'second': 3})" in text
 
 
@@ -161,3 +165,45 @@ def test_what_fails_within_a_subtest_is_told_there() -> None:
 def test_an_inline_snapshot_is_made_of_what_is_expected() -> None:
     (spot,) = find_spots("t.py", "def test():\n    assert f(2) == snapshot([1, 2])\n")
     assert (spot.value, spot.place, spot.sites) == ([1, 2], (2, 28, 2, 34), {"2.11": 0})
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("self.assertIn(f(1), (2,))\n    assert f(3) == 3", []),
+        ("assert f(1) in (2,)\n    assert f(3) == 3", []),
+        ("assert f(1) == 1\n    self.assertTrue(f(0))\n    assert f(3) == 3", []),
+        ("assert f(1) == 1 and f(0)", []),
+        # Python says whether it held, not what is told of it.
+        ("assert f(0.1) + f(0.2) == 0.3", ["2.11", 1, "0.30000000000000004", "0.3"]),
+        ("assert f(1) is True", ["2.11", 1, "1", "1"]),
+        ("self.assertEqual(f(1), 1)\n    self.assertEqual(f(2), 3)", ["3.4", 2, "2", "3"]),
+        # What the next comparison is about has raised.
+        ("assert f(1) == 1\n    assert f('') == 3", ["3.11", 2, "?", "?"]),
+        ("self.assertEqual(1, f(''))", ["2.4", 1, "1", "?"]),
+        ("x, y = f(''), 1\n    assert y in (1,)\n    assert x == 2", ["4.11", 1, "?", "?"]),
+        ("x = f(5)\n    assert f(1) in (2,)\n    assert x == 5", []),
+        ("f('')\n    assert f(3) == 3", []),
+        ("x = f('')\n    y = f(x)\n    assert y == 3", []),
+        ("x = f('')\n    x = f(3)\n    assert x == 3", []),
+        # It went on behind what was raised there.
+        ("try:\n        assert f('') == 1\n    except ValueError:\n        assert f(1) in ()", []),
+        ("with self.assertRaises(ValueError):\n        x = f('')\n    assert f(0)", []),
+    ],
+)
+def test_a_failure_is_told_by_the_comparison_that_the_test_fails_at(
+    body: str, told: list[object]
+) -> None:
+    def f(x: float | str) -> float:
+        return float(x) if isinstance(x, str) else x
+
+    comparisons = Comparisons()
+    names: dict[str, Callable[..., object]] = {
+        "f": f,
+        "_agentrl_saw": comparisons.saw,
+        "_agentrl_at": comparisons.at,
+    }
+    exec(rewrite_tests(f"def test(self):\n    {body}\n", {}), names)
+    with pytest.raises((AssertionError, ValueError)):
+        names["test"](TestCase())
+    assert comparisons.told() == told
