@@ -25,6 +25,7 @@ from agentrl.envs.swe.verdict import is_same, judge_run
 
 MOST_ROUNDS: Final = 24
 _MOST_JOINT: Final = 20
+_SHORT: Final = 3
 _OPENED: Final = re.compile(r"[\w.]*[(\[{]")
 """The classes in a value's text."""
 Observed: TypeAlias = Sequence[tuple[str, Saw]]
@@ -268,7 +269,11 @@ def _validated(
         counts={test: saw.count for test, saw in effects.shown.items()},
         wanted={test: saw.sides[1 - side] for test, saw in effects.shown.items()},
         is_known=repr(spot.value) in older
-        or stands_in(others, spot.value) > stands_in(others, candidate.to),
+        # A short one stands about by chance.
+        or (
+            len(repr(spot.value)) > _SHORT
+            and stands_in(others, spot.value) > stands_in(others, candidate.to)
+        ),
     )
 
 
