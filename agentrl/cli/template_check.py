@@ -1,12 +1,8 @@
 """`agentrl template check`: can this chat template carry a conversation that grows?"""
 
-import signal
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from pydantic import Field
 
@@ -15,10 +11,10 @@ from agentrl.errors import ConfigError
 from agentrl.one_line import one_line
 from agentrl.tokens import Renderer, Tokenizer, ToolFormat, choose_format
 from agentrl.tokens.template_check import TemplateReport, examine
+from agentrl.tokens.time_limit import limited
 from agentrl.tokens.tokenizer import read_template
 from agentrl.types import ToolSchema
 
-_WALL_LIMIT_S = 60.0
 _TOOL = ToolSchema(
     name="lookup",
     description="Looks something up.",
@@ -38,7 +34,7 @@ def _run_template_check(options: TemplateOptions, arguments: Arguments) -> int:
     name = arguments.positional[0]
     tokenizer, about = _load_template(name, options.tokenizer)
     made = partial(Renderer, tokenizer, tool_format=_format_of(tokenizer))
-    with _limited(_WALL_LIMIT_S):
+    with limited():
         reports = {
             "without tools": examine(made(), with_tools=False),
             "with tools": examine(made([_TOOL]), with_tools=True),
@@ -114,26 +110,6 @@ def _of_model(model: str, template: str | None = None) -> Tokenizer:
     if model in (TINY, SMOLLM2) or not folder.is_dir():
         folder = resolve_tokenizer(model)
     return Tokenizer.load(folder, template=template)
-
-
-@contextmanager
-def _limited(seconds: float) -> Generator[None]:
-    """Raises ConfigError where the block takes longer; needs the main thread."""
-
-    def stop(*_: object) -> NoReturn:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    except TimeoutError as error:
-        raise ConfigError(
-            f"the template did not finish within {seconds:g} s; look for a loop without end in it"
-        ) from error
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 COMMAND = Verb(

@@ -17,6 +17,7 @@ from agentrl.orchestration.preflight import Plan
 from agentrl.orchestration.started import Begin, Started, nothing
 from agentrl.rollout import Codec, Collected, Collector, CollectSettings, EpisodeLimits
 from agentrl.tokens import Tokenizer, ToolFormat
+from agentrl.tokens.time_limit import limited
 from agentrl.types import Episode
 
 
@@ -93,8 +94,9 @@ def checked_codec(plan: Plan, model_folder: Path) -> Codec:
         reasoning=rollout.reasoning,
         results=rollout.tool_results,
     )
-    for env in plan.envs:
-        codec.renderer(env.prototype.tool_schemas)
+    with limited():
+        for env in plan.envs:
+            codec.renderer(env.prototype.tool_schemas)
     return codec
 
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli import template_check
 from agentrl.cli.dispatch import main
+from agentrl.tokens import time_limit
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ CONTENT }}<|im_end|>\n{% endfor %}"
@@ -78,7 +78,7 @@ def test_a_folder_needs_no_more_than_tokenizer_and_template(
 def test_a_template_that_never_ends_is_given_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_check, "_WALL_LIMIT_S", 0.3)
+    monkeypatch.setattr(time_limit, "TEMPLATE_LIMIT_S", 0.3)
     file = tmp_path / "long.jinja"
     loops = "".join(f"{{% for {v} in range(99999) %}}" for v in "abc")
     file.write_text(loops + "{% endfor %}" * 3 + CHATML.replace("CONTENT", "m.content"))
