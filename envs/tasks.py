@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -155,10 +156,18 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
 
 def _parse_line(line: str, where: str) -> Task:
     try:
-        item: object = json.loads(line)
+        item: object = json.loads(line, parse_constant=_refuse_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is no JSON: {error}") from error
     return _to_task(item, where)
+
+
+def _refuse_number(text: str) -> float:
+    raise ValueError(f"{text} is no number that JSON has")
+
+
+def _finite(text: str) -> float:
+    return number if math.isfinite(number := float(text)) else _refuse_number(text)
 
 
 def _to_task(item: object, where: str) -> Task:
@@ -174,12 +183,15 @@ def _to_task(item: object, where: str) -> Task:
     data: object = fields.get("data")
     if data is not None and not isinstance(data, Mapping):
         raise ConfigError(f"{where} has data of type {type(data).__name__}, expected an object")
-    return Task(
-        prompt=_prompt(fields["prompt"], where),
-        answer=fields.get("answer"),
-        data=cast("Mapping[str, Any]", data or {}),
-        id=str(fields.get("id") or ""),
-    )
+    try:
+        return Task(
+            prompt=_prompt(fields["prompt"], where),
+            answer=fields.get("answer"),
+            data=cast("Mapping[str, Any]", data or {}),
+            id=str(fields.get("id") or ""),
+        )
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _prompt(prompt: object, where: str) -> str | tuple[Message, ...]:

@@ -39,6 +39,7 @@ from agentrl.types import (
     Task,
     ToolCall,
 )
+from agentrl.types.episode import require_utf8
 from agentrl.workers import WorkerPool
 
 
@@ -123,6 +124,7 @@ class Play:
     def reward(self, value: float, part: str) -> None:
         """Add to the reward of the running turn."""
         tally = self._open_tally("reward")
+        require_utf8(part, "the name of a reward's part")
         if not math.isfinite(tally.reward + value):
             raise ValueError(
                 f"reward is {value} after {tally.reward} in this turn, expected a finite sum"
@@ -182,6 +184,7 @@ class Play:
                 raise EnvironmentFault(
                     f"state_key returned a {type(key).__name__}, expected str or None"
                 )
+            check_text("state_key's text", key or "")
             tally.state_key = key
         stop = await (self._run_calls(turn.calls) if turn.calls else self._reply(turn.text))
         left = self._rules.max_turns - self._num_turns

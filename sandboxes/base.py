@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import posixpath
+import re
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
@@ -32,6 +33,7 @@ from agentrl.sandboxes.types import (
 )
 
 _ENTER: Final = 'cd -- "$1" || exit 126; shift; exec "$@"'
+_NO_PATH: Final = re.compile("[\0\ud800-\udfff]")
 _MAX_ARGUMENT: Final = 128 * 1024 - 1
 """The kernel takes no longer one."""
 
@@ -265,7 +267,9 @@ class Sandbox(ABC):
         )
 
     def _path(self, path: str) -> str:
-        return posixpath.join(self.workspace, path.replace("\0", "?"))
+        if _NO_PATH.search(path):
+            raise FileAccessError(f"{path!a} is no path: it has a character that no path can have")
+        return posixpath.join(self.workspace, path)
 
     def _require_running(self) -> None:
         if self._state != "running":

@@ -1,9 +1,9 @@
 """Edits of a file's text that leave every byte alone which they do not name.
 
 A file is read as UTF-8, or as what its byte order mark says, so that each byte has a place in the
-text, undecodable ones too; they are shown as U+FFFD. What is shown can be given back as `old`: a
-U+FFFD stands for such a byte, and a line end for whichever the file has there; where `new` says the
-same, it stays.
+text, undecodable ones too; they are shown as U+FFFD. What is shown can be given back as `old`, if
+it is shown once: a U+FFFD stands for such a byte, and a line end for whichever the file has there;
+where `new` says the same, it stays.
 """
 
 import codecs
@@ -60,7 +60,11 @@ class FileText:
     @property
     def looks(self) -> str:
         """The text as it can be given back: line ends are line feeds, no character is U+FFFD."""
-        return re.sub(self.line_end, "\n", self.shown)
+        return self.folded(self.shown)
+
+    def folded(self, old: str) -> str:
+        """A text as it would be in `looks`."""
+        return re.sub(self.line_end, "\n", old)
 
     def place_of(self, place: int) -> int:
         """Where in the text a place of `looks` is."""
@@ -112,18 +116,25 @@ def require_text(text: str, name: str) -> str:
     return text
 
 
+def require_argument(text: str, name: str) -> str:
+    """Refuse what no program takes as an argument: NUL, and what is no text."""
+    if "\0" in text:
+        raise ToolError(f"{name} has a NUL byte, which cannot be passed on; leave it out")
+    return require_text(text, name)
+
+
 def replaced(file: FileText, old: str, new: str, path: str) -> tuple[str, int]:
     """The text with `old`, which it has exactly once, replaced; and where that begins."""
     if not old:
         raise ToolError("old_str is empty; to add text use insert, to make a file use create")
-    places = _find_places(file.text, old)
-    if loose := not places:
-        old, new = _folded(old), _folded(new)
-        places = _find_places(file.looks, old)
-    if len(places) != 1:
-        raise ToolError(_not_once(file, old, path, places, loose=loose))
-    start = file.place_of(places[0]) if loose else places[0]
-    start += loose and old.startswith("\n") and file.text.startswith("\r\n", start)  # as exactly
+    exact, places = _find_places(file.text, old), _find_places(file.looks, file.folded(old))
+    # What is shown twice is asked for, unless a carriage return tells the one that is meant.
+    named = bool(places) and "\r" in old and len(exact) == 1
+    if len(places) != 1 and not named:
+        raise ToolError(_not_once(file, old, path, places))
+    start = exact[0] if named else file.place_of(places[0])
+    if loose := exact != [start]:
+        old, new = file.folded(old), _folded(new)
     found = re.compile(_loose_pattern(old, file)).match(file.text, start) if loose else None
     there = list(found.groups()) if found else [old]
     if loose:
@@ -200,9 +211,9 @@ def _find_changes(old: list[str], new: list[str]) -> Sequence[tuple[str, int, in
     ]
 
 
-def _not_once(file: FileText, old: str, path: str, places: list[int], *, loose: bool) -> str:
+def _not_once(file: FileText, old: str, path: str, places: list[int]) -> str:
     if places:
-        text = file.looks if loose else file.text
+        text = file.looks
         numbers = [str(len(FileText(text[:p] + "x").lines)) for p in places[:_MOST_PLACES]]
         many = f"more than {_MOST_PLACES}" if len(places) > _MOST_PLACES else f"{len(places)}"
         return (

@@ -14,7 +14,14 @@ from typing import Final, Literal
 from agentrl.errors import ToolError
 from agentrl.sandboxes import ExecResult, FileAccessError, Sandbox, Session
 from agentrl.tools.declare import tool
-from agentrl.tools.edits import FileText, inserted, line_shown, replaced, require_text
+from agentrl.tools.edits import (
+    FileText,
+    inserted,
+    line_shown,
+    replaced,
+    require_argument,
+    require_text,
+)
 from agentrl.tools.results import truncate_middle
 
 _DEFAULT_S: Final = 20.0
@@ -44,6 +51,7 @@ class UsesSandbox:
     async def _run_in(self, kind: Literal["bash", "python"], code: str, timeout_s: float) -> str:
         if not 0 < timeout_s <= _MOST_S:
             raise ToolError(f"timeout_s is {timeout_s:g}, expected at most {_MOST_S:g} seconds")
+        require_argument(code, "the code")
         session = self._sessions.get(kind)
         if session is None:
             session = self._sessions[kind] = await self.sandbox.session(kind)
@@ -143,6 +151,8 @@ class SearchTools(UsesSandbox):
             pattern: an extended regular expression.
             path: a file, or a folder that is searched with all below it.
         """
+        require_argument(pattern, "pattern")
+        require_argument(path, "path")
         line = shlex.join(["grep", "-rnIE", "-e", pattern, "--", path])
         # By characters, then by bytes: the first leaves out files that are not in UTF-8.
         return await self._search((line, f"LC_ALL=C {line}"), "No line matches.")
@@ -155,6 +165,8 @@ class SearchTools(UsesSandbox):
             name: a pattern such as "*.py".
             path: the folder that is searched with all below it.
         """
+        require_argument(name, "name")
+        require_argument(path, "path")
         argv = ["find", f"./{path}" if path.startswith("-") else path, "-name", name]
         return await self._search((shlex.join(argv),), "Nothing has such a name.")
 

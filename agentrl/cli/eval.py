@@ -49,6 +49,8 @@ def render(result: EvalResult) -> str:
         lines.append(
             f"too long {result.too_long:6}  tasks whose prompt leaves no room, left out too"
         )
+    if result.no_text:
+        lines.append(f"no text  {result.no_text:6}  tasks whose prompt is no text, left out too")
     return "\n".join(lines)
 
 

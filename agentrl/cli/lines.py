@@ -39,6 +39,7 @@ def summary(metrics: Mapping[str, float]) -> dict[str, str]:
         or _format_number(metrics, "eval/reward", "{:.2f}"),
         "invalid": _format_number(metrics, "invalid", "{:.0f}") if metrics.get("invalid") else "",
         "too long": _format_number(metrics, "too_long", "{:.0f}"),
+        "no text": _format_number(metrics, "no_text", "{:.0f}"),
     }
     return {label: text for label, text in shown.items() if text}
 

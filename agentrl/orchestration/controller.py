@@ -26,7 +26,8 @@ from agentrl.orchestration.reports import (
 )
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.orchestration.store import RunStore
-from agentrl.rollout import Collected, TaskRef, episode_metrics, make_batch
+from agentrl.rollout import Collected, LongPrompt, TaskRef, episode_metrics, make_batch
+from agentrl.rollout.prompts import OddPrompt
 from agentrl.trainer.algorithms.estimators import CheckedEstimator
 from agentrl.trainer.stats import GapAlarm, StepStats, SupervisedStats
 from agentrl.types import Batch
@@ -71,7 +72,7 @@ class Controller:
         self._store = store
         self._observer = observer
         self._isolation: list[tuple[str, ...]] = []
-        self._too_long: set[str] = set()
+        self._left_out: set[str] = set()
         """Tasks that were left out."""
         self.version = 0
         """The policy version that the engine serves: +1 for each published update."""
@@ -132,19 +133,22 @@ class Controller:
             self._isolation = isolation
             found = [{"backend": name, "holds": held} for name, *held in isolation]
             self._store.event("isolation", step=number, sandboxes=found)
-        self._tell_long(number, collected)
+        self._tell_left_out(number, "prompt_too_long", collected.too_long)
+        self._tell_left_out(number, "prompt_no_text", collected.no_text)
         warning = unused_tools(collected, parts.envs)
         if warning is not None:
             self._observer.warn(warning)
         return collected
 
-    def _tell_long(self, number: int, collected: Collected) -> None:
+    def _tell_left_out(
+        self, number: int, event: str, prompts: Sequence[LongPrompt | OddPrompt]
+    ) -> None:
         """Say once of each task that it was left out."""
-        new = {p.task: str(p) for p in collected.too_long if p.task not in self._too_long}
+        new = {p.task: str(p) for p in prompts if p.task not in self._left_out}
         if new:
-            self._too_long |= new.keys()
+            self._left_out |= new.keys()
             self._observer.warn(f"step {number}: left out: {one_line(next(iter(new.values())))}")
-            self._store.event("prompt_too_long", step=number, tasks=[*new.values()])
+            self._store.event(event, step=number, tasks=[*new.values()])
 
     def _batch(self, collected: Collected) -> Batch:
         temperature = self._parts.config.rollout.temperature

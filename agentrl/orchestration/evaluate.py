@@ -21,6 +21,8 @@ class EvalResult:
     invalid: int
     too_long: int
     """Tasks left out, since their prompts leave no room for a turn."""
+    no_text: int
+    """Tasks left out, since no tokenizer takes their prompts."""
     pass_at: Mapping[int, Interval]
     """pass@k for k = 1, 2, 4, ... up to the number of samples; empty where no success is defined:
     scores other than 0 and 1, without a `success_at` of environment or verifier."""
@@ -42,6 +44,7 @@ class EvalResult:
             "episodes": self.episodes,
             "invalid": self.invalid,
             "too_long": self.too_long,
+            "no_text": self.no_text,
             "pass_at": passes,
             "reward": self.reward,
             "turns": self.turns,
@@ -85,6 +88,7 @@ def summarise(collected: Collected, config: EvalConfig) -> EvalResult:
         episodes=len(collected.episodes),
         invalid=len(collected.invalid),
         too_long=len(collected.too_long),
+        no_text=len(collected.no_text),
         pass_at=_pass_at(collected, config.samples),
         reward=metrics.get("reward", 0.0),
         turns=metrics.get("turns", 0.0),

@@ -1,5 +1,6 @@
-"""Prompts that leave no room for a turn, found before anything is loaded."""
+"""Prompts that are no text or leave no room for a turn, found before anything is loaded."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.engine.local.models.resolve import TINY, resolve_tokenizer
@@ -8,6 +9,8 @@ from agentrl.orchestration.env_mix import BoundEnv
 from agentrl.orchestration.preflight import Plan, used_splits
 from agentrl.orchestration.sampling import checked_codec, context_length, make_limits
 from agentrl.rollout import Codec, LongPrompt, find_long
+from agentrl.rollout.prompts import OddPrompt, odd_prompt
+from agentrl.types import Task
 
 _TRIED = 4
 """Of tasks that are made one by one so many are looked at."""
@@ -19,7 +22,7 @@ def is_at_hand(plan: Plan) -> bool:
 
 
 def long_prompts(plan: Plan, *, train: bool = True) -> list[str]:
-    """A line for each environment and split with prompts that will be left out.
+    """A line for each environment, split and reason with prompts that will be left out.
 
     Raises:
         ConfigError: all of them would be; or the chat template cannot be used.
@@ -38,14 +41,28 @@ def long_prompts(plan: Plan, *, train: bool = True) -> list[str]:
 def _long_in(env: BoundEnv, split: str, codec: Codec, limit: int, seed: int) -> list[str]:
     listed = env.env_class.listed_tasks(split, env.config)
     tasks = [env.task(i, split, seed) for i in range(_TRIED)] if listed is None else listed
-    long, sure = find_long(env.prototype, env.name, tasks, codec, limit)
-    if len(long) == len(tasks):
+    odd, sound = _sift(env, tasks)
+    long, sure = find_long(env.prototype, env.name, sound, codec, limit) if sound else ([], True)
+    if len(odd) + len(long) == len(tasks):
         which = f"the first {len(tasks)} tasks" if listed is None else f"all {len(tasks)} tasks"
-        raise ConfigError(f"{which} of split {split} have too long a prompt: {_shortest(long)}")
-    if not long or listed is None:
+        said = f"too long a prompt: {_shortest(long)}" if long else f"no text as prompt: {odd[0]}"
+        raise ConfigError(f"{which} of split {split} have {said}")
+    if listed is None:
         return []
-    count = f"{'' if sure else 'at least '}{len(long)} of {len(tasks)}"
-    return [f"{count} tasks of split {split} will be left out: {long[0]}"]
+    kinds: list[tuple[str, Sequence[OddPrompt | LongPrompt]]]
+    kinds = [("", odd), ("" if sure else "at least ", long)]
+    return [
+        f"{least}{len(left)} of {len(tasks)} tasks of split {split} will be left out: {left[0]}"
+        for least, left in kinds
+        if left
+    ]
+
+
+def _sift(env: BoundEnv, tasks: Sequence[Task]) -> tuple[list[OddPrompt], list[Task]]:
+    """Those whose prompt is no text, and the others."""
+    odd = [odd_prompt(env.prototype, env.name, task) for task in tasks]
+    sound = [task for task, found in zip(tasks, odd, strict=True) if found is None]
+    return [found for found in odd if found is not None], sound
 
 
 def _shortest(long: list[LongPrompt]) -> LongPrompt:

@@ -4,7 +4,7 @@ tasks × group_size  →  at most `concurrency` at a time  →  groups of scored
                             │ invalid: again, with the next attempt's seed
                             └ out of attempts: left out; too many in a step: the run stops
 
-A task whose prompt leaves no room for a turn is left out before: it is no episode.
+A task whose prompt is no text or leaves no room for a turn is left out before: it is no episode.
 One failed episode never ends its siblings; only a RunError or a cancellation does.
 """
 
@@ -21,7 +21,7 @@ from agentrl.rollout.codec import Codec
 from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner, Generate
 from agentrl.rollout.episode_state import EpisodeSpec
 from agentrl.rollout.fixed_order import Lockstep
-from agentrl.rollout.prompts import LongPrompt, too_long
+from agentrl.rollout.prompts import LongPrompt, OddPrompt, odd_prompt, too_long
 from agentrl.rollout.seeds import derive_seed
 from agentrl.tools import LoopWatch, user_code
 from agentrl.types import Episode, EpisodeSession, Invalid, Task
@@ -56,6 +56,8 @@ class Collected:
     """Every attempt without a score, also those that a later attempt made good."""
     too_long: list[LongPrompt] = field(default_factory=list[LongPrompt])
     """Groups that were left out before they began: no turn has room behind their prompt."""
+    no_text: list[OddPrompt] = field(default_factory=list[OddPrompt])
+    """Groups that were left out before they began: no tokenizer takes their prompt."""
     success_at: dict[str, float] = field(default_factory=dict[str, float])
     """The least score that is a success, by environment, where it is said."""
 
@@ -103,8 +105,8 @@ class Collector:
             BreakerTripped: too large a share of the episodes was invalid.
         """
         settings = self._settings
-        long = [self._too_long(job) for job in jobs]
-        jobs = [job for job, left_out in zip(jobs, long, strict=True) if left_out is None]
+        unfit = [self._unfit(job) for job in jobs]
+        jobs = [job for job, left_out in zip(jobs, unfit, strict=True) if left_out is None]
         total = len(jobs) * group_size
         gate = Lockstep(self._engine) if settings.fixed_order else None
         if gate is not None:
@@ -112,7 +114,11 @@ class Collector:
         runner = self._runner(gate.generate if gate is not None else self._engine.generate)
         places = asyncio.Semaphore(total if gate is not None else settings.concurrency)
         said = {job.env: job.success_at for job in jobs if job.success_at is not None}
-        collected = Collected(success_at=said, too_long=[one for one in long if one is not None])
+        collected = Collected(
+            success_at=said,
+            too_long=[one for one in unfit if isinstance(one, LongPrompt)],
+            no_text=[one for one in unfit if isinstance(one, OddPrompt)],
+        )
 
         async def play(job: Job, member: int) -> Episode | None:
             try:
@@ -134,13 +140,14 @@ class Collector:
         self._check_lost(collected, total)
         return collected
 
-    def _too_long(self, job: Job) -> LongPrompt | None:
-        """A prompt that cannot be rendered is the episode's to report."""
+    def _unfit(self, job: Job) -> LongPrompt | OddPrompt | None:
+        """Why no episode can begin; what else goes wrong is the episode's to report."""
         try:
             with user_code(f"making env {job.env}"):
                 env = job.make_env()
             limit = self._settings.limits.prompt_tokens
-            return too_long(env, job.env, job.task, self._codec, limit)
+            odd = odd_prompt(env, job.env, job.task)
+            return odd or too_long(env, job.env, job.task, self._codec, limit)
         except (EpisodeError, ConfigError):
             return None
 

@@ -37,6 +37,8 @@ def episode_metrics(collected: Collected) -> dict[str, float]:
     metrics = {"episodes": float(len(episodes)), "invalid": float(len(collected.invalid))}
     if collected.too_long:
         metrics["too_long"] = float(len(collected.too_long))
+    if collected.no_text:
+        metrics["no_text"] = float(len(collected.no_text))
     if not episodes:
         return metrics
     turns = [turn for episode in episodes for turn in episode.turns]

@@ -1,10 +1,11 @@
-"""Is there room behind a prompt? Measured as rendered, before anything is played."""
+"""Can a prompt be played, and is there room behind it? Known before anything is played."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from agentrl.envs import ToolEnv
+from agentrl.errors import EnvironmentFault
 from agentrl.rollout.codec import Codec
 from agentrl.types import Task
 
@@ -29,6 +30,27 @@ class LongPrompt:
             f"less than {self.limit}, so that a turn has room; shorten it, or raise "
             "rollout.max_context_tokens and rollout.max_episode_tokens"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OddPrompt:
+    """A task whose prompt is no text that a tokenizer takes."""
+
+    env: str
+    task: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"env {self.env}: {self.reason}"
+
+
+def odd_prompt(env: ToolEnv, name: str, task: Task) -> OddPrompt | None:
+    """The task, if its prompt holds half of a surrogate pair."""
+    try:
+        env.first_messages(task)
+    except EnvironmentFault as fault:
+        return OddPrompt(env=name, task=task.id, reason=str(fault))
+    return None
 
 
 def too_long(env: ToolEnv, name: str, task: Task, codec: Codec, limit: int) -> LongPrompt | None:

@@ -15,6 +15,7 @@ import orjson
 
 from agentrl.errors import RunError
 from agentrl.run_dir.atomic import write_atomic, writing
+from agentrl.run_dir.values import safe_text
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 
@@ -33,8 +34,11 @@ class LineWriter:
         self._fd = self._open_stream()
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Write one object; NaN and infinity become null, which is all that JSON has for them."""
-        line = orjson.dumps(record, default=str, option=_OPTIONS)
+        """Write one object; NaN and infinity become null, which is all that JSON has for them.
+
+        Text that no UTF-8 holds is written as escapes.
+        """
+        line = _dump_line(record)
         with writing(self.path):
             if (left := len(line) - os.write(self._fd, line)) > 0:
                 os.write(
@@ -45,7 +49,7 @@ class LineWriter:
 
     def rewrite(self, records: list[dict[str, object]]) -> None:
         """Put other lines in place of all lines, atomically."""
-        text = b"".join(orjson.dumps(record, option=_OPTIONS) for record in records)
+        text = b"".join(_dump_line(record) for record in records)
         self.close()
         write_atomic(self.path, lambda temporary: temporary.write_bytes(text))
         self._fd = self._open_stream()
@@ -74,6 +78,27 @@ class LineWriter:
             text = self.path.read_bytes()
             os.ftruncate(fd, text.rfind(b"\n") + 1)
         return fd
+
+
+def _dump_line(record: Mapping[str, object]) -> bytes:
+    try:
+        return orjson.dumps(record, default=str, option=_OPTIONS)
+    except orjson.JSONEncodeError:
+        return orjson.dumps(_writable(record), default=str, option=_OPTIONS)
+
+
+def _writable(value: object) -> object:
+    """The value with all its text as UTF-8 can hold it."""
+    match value:
+        case str():
+            return safe_text(value)
+        case Mapping():
+            items = cast("Mapping[object, object]", value).items()
+            return {_writable(key): _writable(item) for key, item in items}
+        case list() | tuple():
+            return [_writable(item) for item in cast("list[object]", value)]
+        case _:
+            return value
 
 
 class MetricsWriter(LineWriter):

@@ -12,6 +12,14 @@ from agentrl.types.messages import AssistantTurn, Message
 from agentrl.types.tokens import Segment
 
 
+def require_utf8(text: str, what: str) -> None:
+    """Raise ValueError for half of a surrogate pair: files, streams and seeds hold UTF-8."""
+    try:
+        str(text).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} is {text!a}, which holds half of a surrogate pair") from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One thing to solve.
@@ -33,9 +41,10 @@ class Task:
             )
         if not self.id:
             data = sorted(self.data.items(), key=lambda item: str(item[0]))
-            content = repr((self.prompt, self.answer, data))
-            digest = hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+            content = repr((self.prompt, self.answer, data)).encode("utf-8", "backslashreplace")
+            digest = hashlib.blake2b(content, digest_size=8).hexdigest()
             object.__setattr__(self, "id", digest)
+        require_utf8(self.id, "a task's id")
 
     def messages(self) -> tuple[Message, ...]:
         """The prompt as messages."""
@@ -58,6 +67,7 @@ class Score:
         for name, number in (("value", self.value), *self.parts.items()):
             if not math.isfinite(number):
                 raise ValueError(f"score {name} is {number}, expected a finite number")
+            require_utf8(name, "the name of a score's part")
         # A reason may name what a policy made; an episode is written as UTF-8.
         reason = self.reason.encode("utf-8", "backslashreplace").decode()
         object.__setattr__(self, "reason", reason)

@@ -36,7 +36,7 @@ def test_a_replacement_names_all_that_it_changes(
 ) -> None:
     file = FileText.read(data)
     old = file.shown[start : start + length]
-    assume(old)
+    assume(old and file.text[start - 1 : start + 1] != "\r\n")
     try:
         after, place = replaced(file, old, new, "f")
     except ToolError:
@@ -152,3 +152,37 @@ def test_a_large_change_is_found_in_time() -> None:
     after, _ = replaced(file, old, "a\n" + "b\n" * 3998 + "a\n", "f")
     assert after == "x\na\r\n" + "b\r\n" * 3998 + "a\r\ny\n"
     assert time.process_time() - before < 5
+
+
+@pytest.mark.parametrize(
+    ("data", "old"),
+    [
+        (b"a\xe9b a\xef\xbf\xbdb", "a\ufffdb"),
+        (b"x\r\ny\r\n--\nx\ny\n", "x\ny"),
+        (b"x\ny\n--\r\nx\r\ny", "x\ny"),
+    ],
+)
+def test_what_is_shown_twice_is_not_chosen_by_what_is_not_shown(data: bytes, old: str) -> None:
+    with pytest.raises(ToolError, match="2 times"):
+        replaced(FileText.read(data), old, "new", "f")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "after"),
+    [
+        ("\nb", " b", b"a b\r\n"),
+        ("\nb", "\n\nb", b"a\r\n\r\nb\r\n"),
+        ("a\n", "", b"b\r\n"),
+        ("b\r\n", "c", b"a\r\nc"),
+    ],
+)
+def test_two_characters_that_end_a_line_are_one_end(old: str, new: str, after: bytes) -> None:
+    file = FileText.read(b"a\r\nb\r\n")
+    assert file.encoded(replaced(file, old, new, "f")[0]) == after
+
+
+def test_a_carriage_return_tells_which_one_is_meant() -> None:
+    file = FileText.read(b"x\r\ny\r\n--\nx\ny\n")
+    assert replaced(file, "x\r\ny", "z", "f")[0] == "z\r\n--\nx\ny\n"
+    with pytest.raises(ToolError, match="is not in f"):
+        replaced(FileText.read(b"a\r\nb"), "a\r", "c", "f")

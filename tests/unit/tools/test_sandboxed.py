@@ -170,3 +170,23 @@ async def test_grep_finds_lines_of_text_in_any_encoding() -> None:
         assert await made.grep("^h.llo", "d") == "d/a:1:héllo\nd/b:1:h\ufffdllo"
         assert await made.grep("na.*v", "d") == "d/b:2:na\ufffdve\x0b"
         assert await made.grep("é|hello", "d") == "d/a:1:héllo"
+
+
+@pytest.mark.parametrize("odd", ["\0", "\ud800"])
+async def test_what_no_path_or_argument_can_have_is_refused(tools: All, odd: str) -> None:
+    await tools.write_file("a?b", "kept")
+    calls = [
+        tools.write_file(f"a{odd}b", "x"),
+        tools.read_file(f"a{odd}b"),
+        tools.str_replace_editor("create", f"a{odd}b", file_text="x"),
+        tools.str_replace_editor("view", odd),
+        tools.grep(odd),
+        tools.grep("kept", odd),
+        tools.find(f"a{odd}b"),
+        tools.bash(f"echo {odd}"),
+        tools.python(f"'{odd}'"),
+    ]
+    for call in calls:
+        with pytest.raises(ToolError):
+            await call
+    assert await tools.read_file("a?b") == "kept"
