@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from agentrl.tokens.formats.base import ToolFormat, to_json
-from agentrl.tokens.formats.pythonic import read_python_call
+from agentrl.tokens.formats.pythonic import NO_CALL, read_python_call
 from agentrl.tokens.formats.reader import Reader
 from agentrl.types import ToolCall
 
@@ -17,14 +17,17 @@ class Llama3Json(ToolFormat):
     """JSON objects, one or several with `;` between, or `NAME.call(KEY=VALUE)` behind the tag.
 
     Without the tag, an object that begins with `"name"`, or with its type, at the beginning of a
-    line is a call, and so is each element of a list that begins with one.
+    line is a call, and so is each element of a list that begins with one,
+    also behind words, numbers or lists.
     """
 
     name = "llama3_json"
     signs = (("<|start_header_id|>", '"parameters": '), (TAG,))
     starts = (TAG,)
     bare = re.compile(
-        r'^[ \t]*(\[?\s{0,8}\{\s{0,8}"(?:name"|type"\s{0,8}:\s{0,8}"function"))', re.MULTILINE
+        rf"^[ \t]*((?:\[\s{{0,8}}(?:{NO_CALL}\s{{0,8}},\s{{0,8}}){{0,8}})?"
+        r'\{\s{0,8}"(?:name"|type"\s{0,8}:\s{0,8}"function"))',
+        re.MULTILINE,
     )
 
     def read_call(self, reader: Reader) -> None:

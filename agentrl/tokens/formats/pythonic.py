@@ -13,7 +13,12 @@ from agentrl.types import ToolCall
 _HEAD = re.compile(r"([^\W\d][\w.-]{0,255})\(")
 _CALL = r"[^\W\d][\w.-]{0,255}\("
 _SURE_CALL = rf"{_CALL}(?:\s{{0,8}}[^\W\d]\w{{0,255}}\s{{0,8}}=|\s{{0,8}}\))"
-_NO_CALL = r"""(?:"[^"\n]{0,64}"|'[^'\n]{0,64}'|[\w.+-]{1,64}|\{\}|\[\])"""
+_ROUND = r"\((?:[^()\n]|\([^()\n]{0,64}\)){0,64}\)"
+_SQUARE = r"\[[^\[\]\n]{0,128}\]"
+NO_CALL = (
+    r"""(?:"[^"\n]{0,64}"|'[^'\n]{0,64}'|lambda[^,()\[\]{}\n]{0,64}|[\w.+-]{1,64}|\{\}"""
+    rf"|{_SQUARE}|{_ROUND})"
+)
 _LISTS = ("<|tool_call_start|>", "<|python_start|>")
 _LINES = "<function_calls>"
 
@@ -35,7 +40,7 @@ class Pythonic(ToolFormat):
     )
     starts = (*_LISTS, _LINES)
     bare: re.Pattern[str] | None = re.compile(
-        rf"^[ \t]*(\[\s{{0,8}}(?:{_CALL}|(?:{_NO_CALL}\s{{0,8}},\s{{0,8}}){{1,8}}{_SURE_CALL}))",
+        rf"^[ \t]*(\[\s{{0,8}}(?:{_CALL}|(?:{NO_CALL}\s{{0,8}},\s{{0,8}}){{1,8}}{_SURE_CALL}))",
         re.MULTILINE,
     )
     closes = ("<|tool_call_end|>", "<|python_end|>", "</function_calls>")
