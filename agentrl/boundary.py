@@ -4,7 +4,7 @@ import asyncio
 from types import TracebackType
 
 from agentrl.errors import AgentrlError, EnvironmentFault, ToolError
-from agentrl.places import place_of
+from agentrl.places import place_of, said_by
 from agentrl.terminated import Terminated
 
 
@@ -41,7 +41,7 @@ class user_code:
         if not isinstance(error, Exception | SystemExit | asyncio.CancelledError):
             return
         if not self._keeps_meaning(error):
-            what = f"{self._what} raised {type(error).__name__}: {error}"
+            what = f"{self._what} raised {type(error).__name__}: {said_by(error)}"
             raise self._fault(what + place_of(error)) from error
 
     def _keeps_meaning(self, error: BaseException) -> bool:

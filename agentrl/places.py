@@ -4,7 +4,7 @@ import re
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from traceback import walk_tb
+from traceback import TracebackException, walk_tb
 from typing import Final
 
 Place = tuple[str, int, str]
@@ -31,6 +31,11 @@ def place_of(error: BaseException) -> str:
             file, line, function = found[-1]
             return f" ({short_path(file)}, line {line}, in {function})"
     return ""
+
+
+def said_by(error: BaseException) -> str:
+    """What an exception says, also where its own `__str__` raises."""
+    return str(TracebackException(type(error), error, None))
 
 
 def short_path(file: str) -> str:

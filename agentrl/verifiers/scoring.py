@@ -10,7 +10,7 @@ from typing import Final, cast
 
 import numpy as np
 
-from agentrl.places import place_of
+from agentrl.places import place_of, said_by
 from agentrl.types import EpisodeView, Invalid, Outcome, Score
 from agentrl.verifiers.protocol import (
     Verifier,
@@ -141,4 +141,4 @@ def _brief(value: object) -> str:
 
 
 def _last_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    return " ".join(f"{type(error).__name__}: {said_by(error)}".split()).removesuffix(":")

@@ -46,3 +46,12 @@ async def test_a_cancelled_task_ends_and_a_stray_cancellation_is_a_fault() -> No
         await task
     with pytest.raises(EnvironmentFault, match="setup raised CancelledError"), user_code("setup"):
         raise asyncio.CancelledError
+
+
+def test_an_exception_that_cannot_say_anything_keeps_its_name() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ZeroDivisionError
+
+    with pytest.raises(EnvironmentFault, match="score raised Mute: "), user_code("score"):
+        raise Mute
