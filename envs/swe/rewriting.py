@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from agentrl.envs.swe.report import RUNNER_PLACE
+from agentrl.envs.swe.runner import ITEMS, SEQUENCE
 
 Place: TypeAlias = tuple[int, int, int, int]
 """Of an expression in the file as it is: first line and column, last line and column."""
@@ -28,6 +29,7 @@ _AT: Final = "_agentrl_at"
 _EQUALITY: Final = re.compile(
     "assert(Is|Equals?|(List|Tuple|Dict|Set|Sequence|MultiLine|Almost|Count)Equal)"
 )
+_COMPARED: Final = {"assertCountEqual": ITEMS, "assertSequenceEqual": SEQUENCE}
 _NO_SIDES: Final = frozenset({"msg", "places", "delta", "seq_type", None})
 """Their keywords that compare nothing."""
 _TELL: Final = "_agentrl_tell"
@@ -45,8 +47,10 @@ def place_of(node: ast.expr) -> Place:
 
 
 def site_of(node: ast.Compare | ast.Call) -> str:
-    """The name of a comparison in its file."""
-    return f"{node.lineno}.{node.col_offset}"
+    """The name of a comparison in its file; it ends with what is compared, if not all of it."""
+    function = node.func if isinstance(node, ast.Call) else None
+    compared = _COMPARED.get(getattr(function, "attr", ""), "")
+    return f"{node.lineno}.{node.col_offset}{compared}"
 
 
 def comparisons(statement: ast.stmt) -> Iterator[tuple[ast.Compare | ast.Call, list[ast.expr]]]:

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, cast
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 BAD = ("failed", "error")
 SAW = "_agentrl_saw"
 AT = "_agentrl_at"
+ITEMS, SEQUENCE = " items", " sequence"
+"""Ends of the sites of comparisons that look at items in any order, or at items alone."""
 
 
 def open_report(key: bytes) -> Callable[[dict[str, object]], None]:
@@ -82,6 +85,9 @@ class Comparisons:
 
     def saw(self, site: str, side: int, value: object) -> object:
         """A side of the comparison at a site; stands in the tests as a builtin."""
+        if site.endswith(ITEMS):
+            # As the assertion does; it may be read once only.
+            value = list(cast("Sequence[object]", value))
         if side == 0:
             self._last = [site]
             self._count += 1
@@ -96,12 +102,22 @@ class Comparisons:
         texts: list[str] = []
         for side in sides:
             try:
-                text = literal(side)
+                text = literal(_as_compared(str(site), side, sides))
             except Exception:  # whatever the repr of a value of the patch raises
                 text = UNKNOWN
             texts.append(text if len(text) <= MOST_TEXT else UNKNOWN)
         # Where something was raised before a side was there, the comparison was to come.
         return [site, self._count + (not sides), *[*texts, UNKNOWN, UNKNOWN][:2]]
+
+
+def _as_compared(site: str, side: object, sides: Sequence[object]) -> object:
+    """A side of a comparison without what makes no difference there."""
+    if site.endswith(SEQUENCE) and isinstance(side, Sequence):
+        return list(cast("Sequence[object]", side))
+    if all(isinstance(each, Counter) for each in sides):
+        counts = cast("Counter[object]", side)
+        return {key: count for key, count in counts.items() if count}
+    return side
 
 
 UNKNOWN = "?"

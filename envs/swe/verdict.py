@@ -8,6 +8,7 @@ from typing import Final, cast
 
 from agentrl.envs.swe.decoys import Decoy
 from agentrl.envs.swe.report import Outcome, Saw
+from agentrl.envs.swe.runner import ITEMS
 
 _MOST_TOLD: Final = 3
 _CLOSE: Final = 1e-5
@@ -69,7 +70,14 @@ def judge_run(
 def shows_truth(decoy: Decoy, test: str, saw: Saw | None) -> bool:
     """True if a test has failed where its decoy is and not because of anything else."""
     true = decoy.sees[test]
-    return saw is not None and saw.site == decoy.site and is_same(saw.sides[decoy.side], true)
+    if saw is None or saw.site != decoy.site:
+        return False
+    return is_same_at(saw.site, saw.sides[decoy.side], true)
+
+
+def is_same_at(site: str, one: str, other: str) -> bool:
+    """Whether two texts of `runner.literal` are equal as the comparison at a site has it."""
+    return (_are_same_items if site.endswith(ITEMS) else is_same)(one, other)
 
 
 def is_same(one: str, other: str) -> bool:
@@ -80,6 +88,30 @@ def is_same(one: str, other: str) -> bool:
         return _is_near(ast.literal_eval(one), ast.literal_eval(other))
     except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError):
         return False
+
+
+def _are_same_items(one: str, other: str) -> bool:
+    """Whether two texts are of lists with the same items, each as often, in any order."""
+    if one == other:
+        return True
+    try:
+        found: object = ast.literal_eval(one)
+        wanted: object = ast.literal_eval(other)
+        return _pair_off(found, wanted)
+    except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError):
+        return False
+
+
+def _pair_off(found: object, wanted: object) -> bool:
+    if not isinstance(found, list) or not isinstance(wanted, list):
+        return False
+    items, left = cast("list[object]", found), cast("list[object]", wanted)
+    for item in items if len(items) == len(left) else ():
+        place = next((i for i, rest in enumerate(left) if _is_near(item, rest)), None)
+        if place is None:
+            return False
+        del left[place]
+    return not left
 
 
 def _is_near(one: object, other: object) -> bool:

@@ -21,7 +21,7 @@ from agentrl.envs.swe.decoys import Decoy, disjoint, rewrite_files
 from agentrl.envs.swe.report import Saw, SuiteReport, file_of, function_of
 from agentrl.envs.swe.rewriting import Function
 from agentrl.envs.swe.runner import MOST_TEXT, UNKNOWN, literal
-from agentrl.envs.swe.verdict import is_same, judge_run
+from agentrl.envs.swe.verdict import is_same_at, judge_run
 
 MOST_ROUNDS: Final = 24
 _MOST_JOINT: Final = 20
@@ -321,4 +321,4 @@ def _is_there(one: Validated, test: str, saw: Saw | None) -> bool:
     if saw is None or (saw.site, saw.count) != (one.decoy.site, one.counts[test]):
         return False
     known = (one.decoy.sees[test], one.wanted[test])
-    return not any(is_same(saw.sides[one.decoy.side], value) for value in known)
+    return not any(is_same_at(saw.site, saw.sides[one.decoy.side], value) for value in known)

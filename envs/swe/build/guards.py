@@ -30,7 +30,7 @@ from agentrl.envs.swe.worktree import fill
 from agentrl.sandboxes import Sandbox
 
 _WAIT_S: Final = 0.1
-_VERSION: Final = 7
+_VERSION: Final = 8
 """Of the search: what another one has found is searched for again."""
 _MOST_TOLD: Final = 64 << 20
 

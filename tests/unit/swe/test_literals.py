@@ -2,7 +2,8 @@
 
 import enum
 import math
-from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict
+import unittest
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -19,8 +20,9 @@ from hypothesis import strategies as st
 from agentrl.envs.swe.build.decoying import Change, validated
 from agentrl.envs.swe.build.spots import find_spots
 from agentrl.envs.swe.report import Saw, SuiteReport
-from agentrl.envs.swe.runner import MOST_TEXT, literal
-from agentrl.envs.swe.verdict import is_same
+from agentrl.envs.swe.rewriting import rewrite_tests
+from agentrl.envs.swe.runner import AT, MOST_TEXT, SAW, Comparisons, literal
+from agentrl.envs.swe.verdict import is_same, is_same_at
 
 
 class Count(int):
@@ -206,6 +208,85 @@ def test_rounding_makes_no_other_value(one: object, other: object) -> None:
 def test_other_values_and_texts_that_are_none_are_not_the_same(one: str, other: str) -> None:
     assert not is_same(one, other)
     assert not is_same(other, one)
+
+
+def tell_compared(assertion: str, found: object, expected: object) -> tuple[str, str, bool]:
+    """The site, what is told of what was found, and whether the assertion held."""
+    seen = Comparisons()
+
+    def at(_: str) -> Callable[[object], object]:
+        return Comparisons().at("")  # what held is told too
+
+    names = {SAW: seen.saw, AT: at, "self": unittest.TestCase(), "f": found, "e": expected}
+    seen.begin()
+    held = True
+    try:
+        exec(rewrite_tests(assertion, {}), names)
+    except AssertionError:
+        held = False
+    site, _, text, _ = seen.told()
+    return str(site), str(text), held
+
+
+_COUNT, _SEQUENCE = "self.assertCountEqual(f, e)", "self.assertSequenceEqual(f, second=e)"
+
+
+@pytest.mark.parametrize(
+    ("assertion", "found", "true"),
+    [
+        (_COUNT, lambda: [3, 1, 2, 1], [1, 1, 2, 3]),
+        (_COUNT, lambda: (3.0, 2, 1), [1, 2, 3]),
+        (_COUNT, lambda: iter("ba"), ["a", "b"]),
+        (_COUNT, lambda: {"b": 1, "a": 2}, ("a", "b")),
+        (_COUNT, lambda: [[2], {1: 2}, None], [{1: 2}, None, [2]]),
+        (_SEQUENCE, lambda: (1, [2]), [1, [2]]),
+        (_SEQUENCE, lambda: range(3), [0, 1, 2]),
+        (_SEQUENCE, lambda: deque("ab"), "ab"),
+        (_SEQUENCE, lambda: Rows([1]), (1,)),
+        ("assert f == e", lambda: Counter(a=2, b=0), Counter(a=2)),
+        ("self.assertEqual(f, e)", lambda: Counter(a=2, c=0), Counter(a=2, b=0)),
+        ("assert f == e", lambda: Counter(a=2, b=0), {"a": 2, "b": 0}),
+    ],
+)
+def test_what_an_assertion_takes_for_equal_is_the_same(
+    assertion: str, found: Callable[[], object], true: object
+) -> None:
+    site, text, held = tell_compared(assertion, found(), true)
+    assert held
+    assert is_same_at(site, text, tell_compared(assertion, true, true)[1])
+
+
+@pytest.mark.parametrize(
+    ("assertion", "found", "true"),
+    [
+        (_COUNT, [1, 1, 2], [1, 2, 2]),
+        (_COUNT, [1, 2], [1, 2, 2]),
+        (_COUNT, [1, 2, 2], [1, 2]),
+        (_COUNT, [[1, 2]], [[2, 1]]),
+        (_COUNT, ["ab"], ["ba"]),
+        (_COUNT, [(1,)], [[1]]),
+        (_SEQUENCE, [1, 2], [2, 1]),
+        (_SEQUENCE, [(1,)], [[1]]),
+        (_SEQUENCE, "ab", ["ab"]),
+        ("assert f == e", (1, 2), [1, 2]),
+        ("assert f == e", [2, 1], [1, 2]),
+        ("assert f == e", Counter(a=2, b=0), {"a": 2}),
+        ("assert f == e", {"a": 2, "b": 0}, Counter(a=2)),
+        ("assert f == e", Counter(a=2, b=1), Counter(a=2)),
+    ],
+)
+def test_what_an_assertion_tells_apart_is_not_the_same(
+    assertion: str, found: object, true: object
+) -> None:
+    site, text, held = tell_compared(assertion, found, true)
+    assert not held
+    assert not is_same_at(site, text, tell_compared(assertion, true, true)[1])
+
+
+@pytest.mark.parametrize("text", ["?", "{1, 2}", "1", "[" * 900, "-" * 900 + "1", "[1, 2"])
+def test_what_is_no_list_has_not_the_same_items(text: str) -> None:
+    assert not is_same_at("1.0 items", text, "[2, 1]")
+    assert not is_same_at("1.0 items", "[2, 1]", text)
 
 
 def has_decoy(expression: str, to: object, true: object, shown: object) -> bool:
