@@ -77,8 +77,9 @@ class SweSandbox(
         image_root: str = Field(default="/testbed", description="where images have the repository")
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
-    hook_timeout_s = 1200.0
-    """More than all time limits of a grading: what the policy's code does is scored."""
+    hook_timeout_s = 2400.0
+    """More than `Grading.all_s` with all that a grading does beside: what the policy's code does is
+    scored."""
 
     system = (
         "You repair a bug in the repository in the current folder. Find the cause, edit the "

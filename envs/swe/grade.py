@@ -12,6 +12,7 @@ world causes raises, and the episode is Invalid; so nothing that may raise comes
 import posixpath
 import random
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -65,6 +66,8 @@ class Grading:
     test_patch: str = ""
     test_files: Mapping[str, str] = field(default_factory=dict[str, str])
     timeout_s: float = 300.0
+    all_s: float = 1800.0
+    """Of all runs together: below what `score` may take, since the code under test uses it up."""
     rewritten: tuple[str, ...] = ()
     """Test files that run as `rewriting.py` makes them, and what they read that has decoys."""
     bugs: tuple[tuple[Decoy, ...], ...] = ()
@@ -191,10 +194,16 @@ async def grade(
         runs = draw_runs(grading.bugs, grading.others, random.SystemRandom())
     tests = (*grading.fail_to_pass, *grading.pass_to_pass)
     judged: list[Judged] = []
+    left = grading.all_s
     for decoys in runs:
         await fresh()
+        began = time.monotonic()
+        within = replace(grading, timeout_s=min(grading.timeout_s, left))
         try:
-            report = await run_tests(sandbox, grading, kept, decoys)
+            report = await run_tests(sandbox, within, kept, decoys)
+            left -= time.monotonic() - began
+            if left <= 0:
+                raise BadReport(f"the runs of the tests took {grading.all_s:g} s together")
         except BadReport as error:
             return Verdict(resolved=False, reason=f"{error}{note}", guarded=grading.guarded)
         judged.append(judge_run(report.outcomes, report.saws, decoys, tests))

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,10 @@ from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import MixtureAgent, NullAgent, default_services, resolve_env
 from agentrl.envs.check import check_env_class
 from agentrl.envs.services import EnvServices
+from agentrl.envs.swe.commands import TestCommand
+from agentrl.envs.swe.decoys import MOST_RUNS
+from agentrl.envs.swe.grade import Grading
+from agentrl.envs.swe.repair import BuiltRepair
 from agentrl.envs.swe_sandbox import SweSandbox
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.rollout import Codec, Collector, CollectSettings, EpisodeLimits, Job, episode_metrics
@@ -100,6 +105,34 @@ async def test_what_the_policy_does_is_scored_with_a_reason(
     assert score.value == 0
     assert said in score.reason
     await env.services.sandboxes.close()
+
+
+@pytest.mark.bwrap
+async def test_a_repair_that_sleeps_is_scored_in_time(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def grading_of(repair: BuiltRepair, root: str, tools: str) -> Grading:
+        return replace(grading(repair, root, tools), all_s=2.5)
+
+    grading = BuiltRepair.grading
+    monkeypatch.setattr(BuiltRepair, "grading", grading_of)
+    monkeypatch.setattr(SweSandbox, "hook_timeout_s", 30.0)
+    env = SweSandbox(SweSandbox.Config(tasks=str(file), sandbox=SandboxOptions(backend="bwrap")))
+    await env.areset(seed=0)
+    sleeps = shop.put("src/shop/prices.py", f"import time\ntime.sleep(2)\n{shop.PRICES}")
+    score = await shop.play(env, shop.BashAgent(sleeps))
+    await env.aclose()
+    await env.services.sandboxes.close()
+    assert isinstance(score, Score)
+    assert score.value == 0
+    assert "timeout" in score.reason or "took 2.5 s together" in score.reason
+
+
+def test_no_grading_outlasts_its_hook() -> None:
+    # Each run may also need the time to put the repository, the tests and the patch in place.
+    command = TestCommand(argv=())
+    grading = Grading(root="", fail_to_pass=(), pass_to_pass=(), command=command, arguments=())
+    assert SweSandbox.hook_timeout_s >= grading.all_s + MOST_RUNS * 90
 
 
 @pytest.mark.bwrap
