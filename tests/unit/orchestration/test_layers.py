@@ -10,7 +10,6 @@ from agentrl.errors import ConfigError
 from agentrl.orchestration.env_mix import NO_OBJECTS
 from agentrl.orchestration.layers import (
     Layers,
-    check_resumable,
     config_at,
     first_layer,
     flat_values,
@@ -18,6 +17,7 @@ from agentrl.orchestration.layers import (
     write_layer,
 )
 from agentrl.orchestration.load import load_run_config
+from agentrl.orchestration.resumable import check_resumable
 from agentrl.run_dir import RunDirectory
 
 START = ["--env", "calculator", "--env.digits", "3", "--lr", "0.5", "--steps", "7"]
