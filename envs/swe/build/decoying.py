@@ -268,7 +268,7 @@ def _validated(
         decoy=decoy,
         counts={test: saw.count for test, saw in effects.shown.items()},
         wanted={test: saw.sides[1 - side] for test, saw in effects.shown.items()},
-        is_known=repr(spot.value) in older
+        is_known=(repr(spot.value) in older and repr(candidate.to) not in older)
         # A short one stands about by chance.
         or (
             len(repr(spot.value)) > _SHORT
