@@ -220,7 +220,7 @@ _SAFE = st.text(st.characters(codec="utf-8"), max_size=5)
 _TURNS = st.builds(
     TurnRecord,
     reward=_FLOATS,
-    parts=st.dictionaries(_WORDS, _FLOATS, max_size=2),
+    parts=st.dictionaries(_SAFE, _FLOATS, max_size=2),
     state_key=st.none() | _SAFE,
     num_sampled=st.integers(0, 9),
     call_errors=st.lists(_SAFE, max_size=2).map(tuple),
@@ -244,7 +244,7 @@ _CHANGES = st.fixed_dictionaries(
         "outcome": st.builds(
             Score,
             value=st.floats(allow_nan=False, allow_infinity=False),
-            parts=st.dictionaries(_WORDS, st.floats(-1, 1), max_size=2),
+            parts=st.dictionaries(_SAFE, st.floats(-1, 1), max_size=2),
         )
         | st.builds(Invalid, reason=_SAFE, blame=st.sampled_from(["policy", "sandbox"])),
     }
