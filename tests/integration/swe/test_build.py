@@ -172,13 +172,14 @@ def built(tmp_path_factory: pytest.TempPathFactory, tools: Path) -> Built:
     folder = tmp_path_factory.mktemp("built")
     source = write(folder / "shop", SOURCES)
     out = folder / "tasks.jsonl"
-    arguments = ["--tasks", "3", "--multiple", "1", "--out", str(out)]
+    arguments = ["--tasks", "4", "--multiple", "1", "--out", str(out)]
     assert main(["tasks", "build", str(source), *arguments]) == 0
     return Built(folder, tools)
 
 
 def test_tasks_of_a_folder(built: Built) -> None:
-    assert len(built.tasks) in (2, 3)  # few bugs of so small a package show where a decoy stands
+    assert len(built.tasks) == 4
+    assert max(len(task.mutations) for task in built.tasks) == 2
     assert len(list(built.package.test_ids())) == 36
     for task in built.tasks:
         assert len(task.seconds) == 3
