@@ -10,6 +10,7 @@ from agentrl.config.nearest import nearest
 from agentrl.config.source_files import import_message, load_file
 from agentrl.errors import ConfigError
 from agentrl.places import short_path
+from agentrl.terminated import Terminated
 
 
 def load_reference(ref: str, what: str) -> object:
@@ -44,6 +45,8 @@ def _load_module(name: str, subject: str) -> ModuleType:
                 f"installed nor in {here}"
             ) from error
         raise ConfigError(import_message(subject, error, None)) from error
+    except Terminated:
+        raise  # a signal that came meanwhile
     except (Exception, SystemExit) as error:
         raise ConfigError(import_message(subject, error, None)) from error
 

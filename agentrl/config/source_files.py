@@ -19,6 +19,7 @@ from typing import Final
 
 from agentrl.errors import ConfigError
 from agentrl.places import short_path
+from agentrl.terminated import Terminated
 
 _PREFIX: Final = "agentrl_file_"
 _NEIGHBOURS: Final = "__agentrl_neighbours__"
@@ -69,6 +70,8 @@ def load_source(path: Path, source: bytes, subject: str) -> ModuleType:
         # Not by its loader, which may take bytecode of another version from the same second.
         exec(compile(source, str(path), "exec"), vars(module))
         loaded = True
+    except Terminated:
+        raise  # a signal that came meanwhile
     except (Exception, SystemExit) as error:
         raise ConfigError(import_message(subject, error, path)) from error
     finally:

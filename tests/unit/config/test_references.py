@@ -1,6 +1,7 @@
 """References to user code, and what each kind of mistake is answered with."""
 
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from agentrl.config.nearest import nearest
 from agentrl.config.references import load_reference
 from agentrl.errors import ConfigError
+from agentrl.terminated import Terminated, terminate
 from agentrl.workers import pickling
 
 
@@ -215,3 +217,14 @@ def test_nearest_is_total(name: str, names: list[str]) -> None:
     assert nearest(name, names)
     if name in names:
         assert nearest(name, names) == f"did you mean {name}?" or not name
+
+
+def test_a_signal_while_a_file_is_loaded_is_no_fault_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "slow.py"
+    file.write_text("import signal\nsignal.raise_signal(signal.SIGTERM)\nName = 1\n")
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        with pytest.raises(Terminated):
+            load_reference(f"{file}:Name", "thing")
+    finally:
+        signal.signal(signal.SIGTERM, before)
