@@ -197,7 +197,7 @@ async def _play(engine: LocalEngine, free: asyncio.Semaphore, index: int, episod
 async def _turn(
     engine: LocalEngine, ids: list[int], num: int, session: EpisodeSession
 ) -> list[int]:
-    completion = await engine.generate(ids, Sampling(max_tokens=num), session)
+    completion = await engine.generate(ids, Sampling(max_new_tokens=num), session)
     sampled: list[int] = completion.ids_T.tolist()
     return sampled
 

@@ -91,7 +91,7 @@ def child(folder: Path, name: str) -> None:
 async def play(engine: "LocalEngine") -> list[Episode]:
     """One turn for each row, all at once; every second one is rewarded."""
     prompts = [range(10 * row, 10 * row + PROMPT) for row in range(ROWS)]
-    asked = Ask(max_tokens=COMPLETION)
+    asked = Ask(max_new_tokens=COMPLETION)
     done = await asyncio.gather(
         *(engine.generate(list(p), asked, EpisodeSession(str(p.start))) for p in prompts)
     )

@@ -188,7 +188,7 @@ async def episode(engine: LocalEngine, number: int, prompt: list[int]) -> Segmen
     for turn in range(TURNS):
         if turn:
             record.append_environment([number, turn, 7, 9])
-        sampling = Sampling(max_tokens=TURN_TOKENS, seed=TURNS * number + turn)
+        sampling = Sampling(max_new_tokens=TURN_TOKENS, seed=TURNS * number + turn)
         session = EpisodeSession(str(number))
         record.append_sampled(await engine.generate(record.ids, sampling, session))
     return record.close()

@@ -247,7 +247,7 @@ def meta() -> nn.Module:
 
 async def greedy(engine: Engine, num: int = 24) -> list[int]:
     """The likeliest tokens after a prompt."""
-    sampling = Sampling(max_tokens=num, temperature=0)
+    sampling = Sampling(max_new_tokens=num, temperature=0)
     ids: list[int] = (
         await engine.generate(PROMPT, sampling, EpisodeSession("greedy"))
     ).ids_T.tolist()

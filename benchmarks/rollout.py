@@ -193,7 +193,9 @@ class Bench:
     def rollout(self, make: Callable[[], Engine], env: type[ToolEnv], num: int) -> list[Cost]:
         """Costs of collecting `num` episodes at once."""
         jobs = [self._job(env, group) for group in range(-(-num // GROUP))]
-        limits = EpisodeLimits(turn_tokens=512, context_tokens=CONTEXT, wall_s=600.0, setup_s=60.0)
+        limits = EpisodeLimits(
+            max_new_tokens=512, max_context_tokens=CONTEXT, wall_s=600.0, setup_s=60.0
+        )
         settings = CollectSettings(
             limits=limits, temperature=1.0, concurrency=num, attempts=1, max_invalid_share=0.0
         )
@@ -218,7 +220,7 @@ class Bench:
         vocab = self.codec.tokenizer.vocab_size
         rng = random.Random(1)
         prompt = [rng.randint(1000, 40000) for _ in range(PROMPT_TOKENS)]
-        sampling = Sampling(max_tokens=512, stop_ids=frozenset({self.canned.stop}))
+        sampling = Sampling(max_new_tokens=512, stop_ids=frozenset({self.canned.stop}))
 
         async def run() -> list[Cost]:
             client = GenerateClient(self.url, {}, vocab_size=vocab)

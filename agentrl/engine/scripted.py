@@ -73,7 +73,7 @@ class ScriptedEngine:
             self._check_session(session)
             if aborted:
                 return seal([], [], [], StopReason.ABORT)
-        limit = min(sampling.max_tokens, self.context_length - len(ids))
+        limit = min(sampling.max_new_tokens, self.context_length - len(ids))
         return self._make_completion(session, sampling.stop_ids, limit)
 
     async def end_session(self, session: EpisodeSession) -> None:

@@ -98,7 +98,7 @@ def _budget_parts(config: RunConfig) -> Mapping[str, int]:
     sampling = SamplingBytes(
         engine=config.engine,
         rows=min(rollout.concurrency, rollout.tasks_per_step * rollout.group_size),
-        longest=make_limits(config, context_length(config, folder)).context_tokens,
+        longest=make_limits(config, context_length(config, folder)).max_context_tokens,
     )
     return estimate(folder, config.trainer, sampling).parts
 
@@ -133,7 +133,7 @@ def _ways_out(config: RunConfig, device_bytes: int) -> Sequence[str] | None:
 def _changes(config: RunConfig) -> dict[str, object]:
     """What saves memory, the least harmful first."""
     folder = resolve_model(config.model, seed=config.seed)
-    longest = make_limits(config, context_length(config, folder)).context_tokens
+    longest = make_limits(config, context_length(config, folder)).max_context_tokens
     return {
         "trainer.activation_checkpointing": True,
         "trainer.token_budget": min(longest, config.trainer.token_budget),

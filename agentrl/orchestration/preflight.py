@@ -90,9 +90,9 @@ def _check_combinations(config: RunConfig) -> None:
     rollout = config.rollout
     for key in ("max_context_tokens", "max_episode_tokens"):
         most: int | None = getattr(rollout, key)
-        if most and rollout.max_turn_tokens > most:
+        if most and rollout.max_new_tokens > most:
             raise ConfigError(
-                f"rollout.max_turn_tokens: got {rollout.max_turn_tokens}, expected at most "
+                f"rollout.max_new_tokens: got {rollout.max_new_tokens}, expected at most "
                 f"rollout.{key} ({most})"
             )
     lora = config.trainer.lora
@@ -194,7 +194,7 @@ MODEL_PRESETS: Mapping[str, Mapping[str, object]] = {
         "trainer.schedule": "linear",
         "trainer.warmup_steps": 3,
         "rollout.tasks_per_step": 32,
-        "rollout.max_turn_tokens": 64,
+        "rollout.max_new_tokens": 64,
         "rollout.max_context_tokens": 512,
         "engine.slots": 256,
         "warm_start.updates": 400,
@@ -210,8 +210,8 @@ MODEL_PRESETS: Mapping[str, Mapping[str, object]] = {
 """Defaults that depend on the model; they lie under the file and the flags."""
 
 ENV_PRESETS: Mapping[str, Mapping[str, object]] = {
-    "code_sandbox": {"rollout.max_turn_tokens": 256, "rollout.max_context_tokens": 1024},
-    "swe_sandbox": {"rollout.max_turn_tokens": 512, "rollout.max_context_tokens": 2048},
+    "code_sandbox": {"rollout.max_new_tokens": 256, "rollout.max_context_tokens": 1024},
+    "swe_sandbox": {"rollout.max_new_tokens": 512, "rollout.max_context_tokens": 2048},
 }
 """What an environment needs where a model's preset gives less."""
 
@@ -234,7 +234,7 @@ PAIR_PRESETS: Mapping[tuple[str, str], Mapping[str, object]] = {
     ("tiny", "long_haul"): {
         "steps": 40,
         "rollout.tasks_per_step": 16,
-        "rollout.max_turn_tokens": 16,
+        "rollout.max_new_tokens": 16,
         "rollout.max_context_tokens": 144,  # the pages have 3.2 times that
         "warm_start.updates": 300,
         "warm_start.batch": 8,

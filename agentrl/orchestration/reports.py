@@ -113,5 +113,5 @@ _HINTS = {
     "bad_arguments": "the calls are well-formed, so describe the arguments in the tool's docstring",
     "too_many": "say in the prompt how many calls a turn may have",
     "unreadable": "look at the calls in the episodes' messages",
-    "cut_off": "raise rollout.max_turn_tokens",
+    "cut_off": "raise rollout.max_new_tokens",
 }

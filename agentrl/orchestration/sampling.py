@@ -142,9 +142,9 @@ def make_limits(config: RunConfig, context_length: int) -> EpisodeLimits:
             "(rollout.max_context_tokens)"
         )
     return EpisodeLimits(
-        turn_tokens=rollout.max_turn_tokens,
-        context_tokens=asked,
-        episode_tokens=rollout.max_episode_tokens,
+        max_new_tokens=rollout.max_new_tokens,
+        max_context_tokens=asked,
+        max_episode_tokens=rollout.max_episode_tokens,
         wall_s=None if config.deterministic else rollout.wall_s,
         setup_s=rollout.setup_s,
     )

@@ -29,7 +29,7 @@ def scripted_parts(plan: Plan, model_folder: Path, name: str) -> tuple[Plan, Sam
         raise ConfigError(f"--agent {name}: got {len(plan.envs)} environments, expected one")
     env, config = plan.envs[0], plan.config
     agent = make_agent(name, env, config.seed)
-    budgets = {"max_turn_tokens": _TOKENS, "max_context_tokens": _TOKENS}
+    budgets = {"max_new_tokens": _TOKENS, "max_context_tokens": _TOKENS}
     rollout = config.rollout.model_copy(update=budgets)
     plan = replace(plan, config=config.model_copy(update={"rollout": rollout}))
     codec = checked_codec(plan, model_folder)

@@ -19,7 +19,7 @@ class RolloutConfig(Config):
         description="Which tasks a step takes: mixture, pkg.mod:Name or path/file.py:Name.",
     )
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature.")
-    max_turn_tokens: int = Field(
+    max_new_tokens: int = Field(
         default=256, ge=1, description="Most tokens that the policy may sample in one turn."
     )
     max_context_tokens: int | None = Field(

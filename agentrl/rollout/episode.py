@@ -68,11 +68,11 @@ class Generate(Protocol):
 class EpisodeLimits:
     """The budgets of one episode."""
 
-    turn_tokens: int
+    max_new_tokens: int
     """Most tokens of one completion."""
-    context_tokens: int
+    max_context_tokens: int
     """Most tokens of a segment: of a request and its completion together."""
-    episode_tokens: int | None = None
+    max_episode_tokens: int | None = None
     """Most tokens of all segments, each with its prompt; None: no limit."""
     wall_s: float | None
     """None: no limit."""
@@ -81,7 +81,7 @@ class EpisodeLimits:
     @property
     def prompt_tokens(self) -> int:
         """A first prompt of so many tokens leaves no room for a turn."""
-        return min(self.context_tokens, self.episode_tokens or self.context_tokens)
+        return min(self.max_context_tokens, self.max_episode_tokens or self.max_context_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class EpisodeRunner:
             num_new=len(new),
             num_tokens=0 if step.forks else record.num_tokens,
             new_tokens=len(step.ids),
-            limit=self._limits.context_tokens,
+            limit=self._limits.max_context_tokens,
             seed=parts.context_seed,
             count=lambda messages: len(parts.renderer.prompt(messages)),
         )
@@ -236,12 +236,12 @@ class EpisodeRunner:
         """Which budget leaves no room for a completion behind `more` tokens, in a fresh segment."""
         limits = self._limits
         before = 0 if fresh else running.segments.record.num_tokens
-        if before + more >= limits.context_tokens:
+        if before + more >= limits.max_context_tokens:
             return EpisodeStop.CONTEXT_TOKENS
-        if limits.episode_tokens is None:
+        if limits.max_episode_tokens is None:
             return None
         spent = running.segments.num_tokens + more
-        return EpisodeStop.EPISODE_TOKENS if spent >= limits.episode_tokens else None
+        return EpisodeStop.EPISODE_TOKENS if spent >= limits.max_episode_tokens else None
 
     async def _sample(
         self, parts: _Parts, shown: tuple[Message, ...], *, trained: bool
@@ -249,11 +249,11 @@ class EpisodeRunner:
         """One completion, appended and booked; `shown` is what the request shows."""
         spec, running, limits = parts.spec, parts.running, self._limits
         record = running.segments.record
-        room = limits.context_tokens - record.num_tokens
-        if limits.episode_tokens is not None:
-            room = min(room, limits.episode_tokens - running.segments.num_tokens)
+        room = limits.max_context_tokens - record.num_tokens
+        if limits.max_episode_tokens is not None:
+            room = min(room, limits.max_episode_tokens - running.segments.num_tokens)
         sampling = Sampling(
-            max_tokens=min(room, limits.turn_tokens),
+            max_new_tokens=min(room, limits.max_new_tokens),
             temperature=self._temperature,
             stop_ids=parts.renderer.stop_ids,
             # one seed per turn, so that a turn can be drawn again from its record

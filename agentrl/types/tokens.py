@@ -36,7 +36,7 @@ class Source(IntEnum):
 class Sampling:
     """How to sample one completion. Training never truncates the distribution."""
 
-    max_tokens: int
+    max_new_tokens: int
     temperature: float = 1.0
     """Zero means greedy and is for evaluation only."""
     stop_ids: frozenset[int] = frozenset()

@@ -41,7 +41,7 @@ async def main(folder: Path, steps: int) -> None:
     engine = LocalEngine(model, EngineConfig())
     trainer = Trainer(model, TrainerConfig(lr=5e-4), total_steps=steps)
     services = EnvServices()
-    limits = EpisodeLimits(turn_tokens=16, context_tokens=512, wall_s=60.0, setup_s=10.0)
+    limits = EpisodeLimits(max_new_tokens=16, max_context_tokens=512, wall_s=60.0, setup_s=10.0)
     settings = CollectSettings(
         limits=limits, temperature=1.0, concurrency=64, attempts=2, max_invalid_share=0.5
     )

@@ -72,7 +72,7 @@ async def test_no_request_is_too_long_and_every_token_is_accounted_for(
         async def generate(
             self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
         ) -> Completion:
-            asked.append(len(ids) + sampling.max_tokens)
+            asked.append(len(ids) + sampling.max_new_tokens)
             return await super().generate(ids, sampling, session)
 
     def make_env() -> ToolEnv:
@@ -81,7 +81,7 @@ async def test_no_request_is_too_long_and_every_token_is_accounted_for(
         return env
 
     engine = Engine(reads, codec.renderer(Pages().tool_schemas), vocab_size=768)
-    limits = EpisodeLimits(turn_tokens=32, context_tokens=LIMIT, wall_s=None, setup_s=5.0)
+    limits = EpisodeLimits(max_new_tokens=32, max_context_tokens=LIMIT, wall_s=None, setup_s=5.0)
     settings = CollectSettings(
         limits=limits, temperature=1.0, concurrency=8, attempts=1, max_invalid_share=0.0
     )

@@ -27,7 +27,7 @@ STEPS = 6
 ENV = f"{Path(__file__).parent / 'digits_env.py'}:Digits"
 FLAGS = [
     *("--deterministic", "--threads", "1", "--checkpoint.every", "2", "--steps", str(STEPS)),
-    *("--rollout.tasks-per-step", "5", "--group-size", "4", "--rollout.max-turn-tokens", "12"),
+    *("--rollout.tasks-per-step", "5", "--group-size", "4", "--rollout.max-new-tokens", "12"),
 ]
 
 

@@ -95,10 +95,10 @@ CASES = {
     "image part": Case(["--env", "image.py:MyEnv"], ["list", "text"]),
     "unknown parameter": Case([*CALCULATOR, "--env.digit", "3"], ["digit", "digits"]),
     "wrong parameter": Case([*CALCULATOR, "--env.digits", "-1"], ["digits", "-1", "at least 1"]),
-    "negative budget": Case([*CALCULATOR, "--rollout.max-turn-tokens", "-5"], ["-5", "at least 1"]),
+    "negative budget": Case([*CALCULATOR, "--rollout.max-new-tokens", "-5"], ["-5", "at least 1"]),
     "budget beyond the episode's": Case(
-        [*CALCULATOR, "--rollout.max-turn-tokens", "64", "--rollout.max-episode-tokens", "32"],
-        ["rollout.max_turn_tokens", "64", "32"],
+        [*CALCULATOR, "--rollout.max-new-tokens", "64", "--rollout.max-episode-tokens", "32"],
+        ["rollout.max_new_tokens", "64", "32"],
     ),
     "no model folder": Case([*CALCULATOR, "--model", "/no/such/model"], ["/no/such/model"]),
     "no chat template": Case([*CALCULATOR, "--model", "untemplated"], ["chat template"]),

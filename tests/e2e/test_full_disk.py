@@ -16,7 +16,7 @@ from agentrl.trainer import checkpoint
 ENV = f"{Path(__file__).parent / 'digits_env.py'}:Digits"
 FLAGS = [
     *("--env", ENV, "--threads", "1", "--checkpoint.every", "1", "--steps", "2"),
-    *("--rollout.tasks-per-step", "2", "--group-size", "2", "--rollout.max-turn-tokens", "4"),
+    *("--rollout.tasks-per-step", "2", "--group-size", "2", "--rollout.max-new-tokens", "4"),
 ]
 
 

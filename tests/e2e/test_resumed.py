@@ -15,7 +15,7 @@ ENV = f"{Path(__file__).parent / 'digits_env.py'}:Digits"
 FLAGS = [
     *("--env", ENV, "--threads", "1", "--checkpoint.every", "2", "--lr", "1e-4"),
     *("--trainer.schedule", "constant", "--trainer.warmup-steps", "0"),
-    *("--rollout.tasks-per-step", "2", "--group-size", "2", "--rollout.max-turn-tokens", "4"),
+    *("--rollout.tasks-per-step", "2", "--group-size", "2", "--rollout.max-new-tokens", "4"),
 ]
 
 

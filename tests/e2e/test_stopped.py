@@ -39,12 +39,12 @@ class Letters(ToolEnv):
 """
 FLAGS = [
     *("--deterministic", "--threads", "1", "--checkpoint.every", "9", "--steps", "4"),
-    *("--rollout.tasks-per-step", "2", "--group-size", "2", "--rollout.max-turn-tokens", "4"),
+    *("--rollout.tasks-per-step", "2", "--group-size", "2", "--rollout.max-new-tokens", "4"),
 ]
 
 SMALL: Any = {
     "threads": 1,
-    "rollout": {"tasks_per_step": 2, "group_size": 2, "max_turn_tokens": 4},
+    "rollout": {"tasks_per_step": 2, "group_size": 2, "max_new_tokens": 4},
 }
 
 

@@ -23,7 +23,7 @@ class Letters(ToolEnv):
     def score(self, answer: str) -> float:
         return min(1.0, sum(c.isalpha() for c in answer) / 20)
 
-few = dict(tasks_per_step=2, group_size=2, eval={"tasks": 2}, rollout={"max_turn_tokens": 8})
+few = dict(tasks_per_step=2, group_size=2, eval={"tasks": 2}, rollout={"max_new_tokens": 8})
 assert asyncio.get_running_loop().is_running()
 # ---
 result = agentrl.train(Letters, steps=2, **few)

@@ -24,7 +24,7 @@ def even(task, answer):
 def context(view):
     return None
 """
-FEW = ["--group-size", "2", "--tasks-per-step", "1", "--rollout.max-turn-tokens", "4"]
+FEW = ["--group-size", "2", "--tasks-per-step", "1", "--rollout.max-new-tokens", "4"]
 
 
 @pytest.fixture

@@ -231,7 +231,7 @@ class LocalEngine:
             sampling=sampling,
             session=session.key,
             seed=sampling.seed & _SEED_MASK,
-            limit=min(len(ids_T) + sampling.max_tokens, self.context_length),
+            limit=min(len(ids_T) + sampling.max_new_tokens, self.context_length),
             done=lambda request: self._outbox.append((waiter, request.error)),
             cache_key=cache_key,
         )
@@ -253,9 +253,9 @@ class LocalEngine:
                 f"session {session.key!r} sent id {wrong[0]}, expected 0 to {self.vocab_size - 1}; "
                 "use the tokenizer of the engine's model"
             )
-        if sampling.max_tokens < 1 or sampling.temperature < 0:
+        if sampling.max_new_tokens < 1 or sampling.temperature < 0:
             raise EngineError(
-                f"cannot sample {sampling.max_tokens} tokens at temperature "
+                f"cannot sample {sampling.max_new_tokens} tokens at temperature "
                 f"{sampling.temperature}; give at least 1 token and no negative temperature"
             )
 

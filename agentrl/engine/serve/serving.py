@@ -83,10 +83,10 @@ class Serving:
             vocab_size=self.engine.vocab_size,
             context_length=self.engine.context_length,
         )
-        if sampling.max_tokens > room:
+        if sampling.max_new_tokens > room:
             raise EngineError(
-                f"got {len(ids)} tokens and max_new_tokens {sampling.max_tokens}, but the context "
-                f"holds {self.engine.context_length}; ask for at most {room}"
+                f"got {len(ids)} tokens and max_new_tokens {sampling.max_new_tokens}, but the "
+                f"context holds {self.engine.context_length}; ask for at most {room}"
             )
         rid = asked.rid or uuid4().hex
         if rid in self._live:
@@ -100,7 +100,7 @@ class Serving:
         most, seed = given.max_new_tokens, given.sampling_seed
         stops = () if given.ignore_eos else (*(given.stop_token_ids or ()), *self._eos)
         return Sampling(
-            max_tokens=max(1, room) if most is None else most,
+            max_new_tokens=max(1, room) if most is None else most,
             temperature=temperature,
             stop_ids=frozenset(stops),
             seed=secrets.randbits(63) if seed is None else seed,
@@ -127,7 +127,7 @@ class Serving:
             completion,
             self._names,
             text=self._text(completion, given),
-            limit=sampling.max_tokens,
+            limit=sampling.max_new_tokens,
             logprobs=bool(asked.return_logprob),
             begun=begun,
         )

@@ -166,7 +166,7 @@ class _Asker:
         return True, f"{kept} of {len(self._ids)} prompt tokens were reused; {how}"
 
     async def _sample(self, temperature: float, cache_key: str | None = None) -> Completion:
-        sampling = Sampling(max_tokens=_TOKENS, temperature=temperature)
+        sampling = Sampling(max_new_tokens=_TOKENS, temperature=temperature)
         check_request(self._ids, sampling, vocab_size=self._vocab_size, context_length=2**31)
         completion, _ = await self._slot.client.generate(self._ids, sampling, new_rid(), cache_key)
         return completion

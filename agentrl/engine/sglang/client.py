@@ -50,7 +50,7 @@ def request_body(
     answer has those of each token.
     """
     parameters: dict[str, object] = {
-        "max_new_tokens": sampling.max_tokens,
+        "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
         "stop_token_ids": sorted(sampling.stop_ids),
         **_TRUTH,
@@ -90,10 +90,10 @@ def check_request(
             f"got {len(ids)} tokens, but the context holds {context_length} with the completion; "
             "end the episode earlier or raise engine.context_length"
         )
-    if sampling.max_tokens < 1 or sampling.temperature < 0:
+    if sampling.max_new_tokens < 1 or sampling.temperature < 0:
         raise EngineError(
-            f"cannot sample {sampling.max_tokens} tokens at temperature {sampling.temperature}; "
-            "give at least 1 token and no negative temperature"
+            f"cannot sample {sampling.max_new_tokens} tokens at temperature "
+            f"{sampling.temperature}; give at least 1 token and no negative temperature"
         )
 
 
@@ -138,7 +138,7 @@ class GenerateClient:
             what = str(error) or type(error).__name__
             raise Unreachable(f"the SGLang server at {self.url} cut off: {what}") from error
         if status == 200:
-            asked = RequestShape(len(ids), sampling.max_tokens, self._vocab_size, self._experts)
+            asked = RequestShape(len(ids), sampling.max_new_tokens, self._vocab_size, self._experts)
             return parse(answer, asked)
         text = f"the SGLang server at {self.url} answered {error_text(status, answer)}"
         if status == 503:

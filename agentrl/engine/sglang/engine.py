@@ -210,12 +210,12 @@ class SglangEngine:
         self, ids: list[int], sampling: Sampling, session: EpisodeSession, flight: _InFlight
     ) -> Completion:
         """One request, or more: after a pause that ended it, or a stop at a token not ours."""
-        room = min(sampling.max_tokens, self.context_length - len(ids))
+        room = min(sampling.max_new_tokens, self.context_length - len(ids))
         parts: list[Completion] = []
         while True:
             pauses = self._fleet.pauses
             part, stopped_by = await self._request_completion(
-                ids, replace(sampling, max_tokens=room), session, flight
+                ids, replace(sampling, max_new_tokens=room), session, flight
             )
             parts.append(part)
             room -= len(part.ids_T)

@@ -26,7 +26,7 @@ class RequestShape:
     """What a request asked for, as far as its answer must fit."""
 
     num_prompt: int
-    max_tokens: int
+    max_new_tokens: int
     vocab_size: int
     experts: int = 0
     """How many the model sends a token to in each layer; 0 if it is dense."""
@@ -123,11 +123,11 @@ def _reason(value: object, ids: list[object], asked: RequestShape) -> tuple[Stop
             )
         return StopReason.STOP, matched
     if kind == "length":
-        if len(ids) < asked.max_tokens:
+        if len(ids) < asked.max_new_tokens:
             raise EngineError(
-                f"the server cut a completion at {len(ids)} of {asked.max_tokens} tokens, since "
-                "its cache holds no more; raise engine.sglang.kv_tokens or lower "
-                "rollout.max_turn_tokens"
+                f"the server cut a completion at {len(ids)} of {asked.max_new_tokens} tokens, "
+                "since its cache holds no more; raise engine.sglang.kv_tokens or lower "
+                "rollout.max_new_tokens"
             )
         return StopReason.LENGTH, None
     raise EngineError(f"the server ended with {kind!r}, expected stop, length or abort")
@@ -161,10 +161,10 @@ def _check_counts(meta: Json, ids: list[object], asked: RequestShape, *, aborted
             f"the server computed a prompt of {meta.get('prompt_tokens')} tokens, but "
             f"{asked.num_prompt} were sent"
         )
-    if meta.get("completion_tokens") != len(ids) or len(ids) > asked.max_tokens:
+    if meta.get("completion_tokens") != len(ids) or len(ids) > asked.max_new_tokens:
         raise EngineError(
             f"the server sent {len(ids)} ids for a completion of {meta.get('completion_tokens')} "
-            f"tokens, at most {asked.max_tokens} were asked for; it must send what it sampled, "
+            f"tokens, at most {asked.max_new_tokens} were asked for; it must send what it sampled, "
             "without the prompt"
         )
 

@@ -14,7 +14,7 @@ from tests.unit.engine.test_sglang_answer import answer
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
-BODY = request_body([5, 6, 7], Sampling(max_tokens=6, stop_ids=frozenset({0, 2})), new_rid())
+BODY = request_body([5, 6, 7], Sampling(max_new_tokens=6, stop_ids=frozenset({0, 2})), new_rid())
 CHECK = """
 import importlib.util, json, sys
 spec = importlib.util.spec_from_file_location("api_types", sys.argv[1])

@@ -61,7 +61,7 @@ async def test_the_server_records_the_experts_of_every_token(
         await engine.start(ready_s=READY_S)
         for _ in range(2):
             completion = await engine.generate(
-                record.ids, Sampling(max_tokens=8), EpisodeSession("a")
+                record.ids, Sampling(max_new_tokens=8), EpisodeSession("a")
             )
             record.append_sampled(completion)
             record.append_environment([5, 6])

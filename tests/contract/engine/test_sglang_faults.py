@@ -12,7 +12,7 @@ from tests.contract.engine.proxy import PROMPT, Proxy
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
-SAMPLING = Sampling(max_tokens=6, stop_ids=frozenset({0, 2}))
+SAMPLING = Sampling(max_new_tokens=6, stop_ids=frozenset({0, 2}))
 
 
 @pytest.fixture

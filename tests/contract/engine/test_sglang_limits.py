@@ -106,11 +106,11 @@ async def test_a_wrong_key_is_named_by_its_variable(
 
 async def test_a_completion_that_the_cache_cut_off_is_no_completion(limited: SglangEngine) -> None:
     with pytest.raises(EngineError, match=r"cut a completion at|exceeds the maximum"):
-        await limited.generate(PROMPT, Sampling(max_tokens=1000), EpisodeSession("a"))
+        await limited.generate(PROMPT, Sampling(max_new_tokens=1000), EpisodeSession("a"))
 
 
 async def test_a_full_queue_is_waited_for(limited: SglangEngine) -> None:
-    sampling = Sampling(max_tokens=40)
+    sampling = Sampling(max_new_tokens=40)
     runs = [limited.generate(PROMPT, sampling, EpisodeSession(f"s{i}")) for i in range(12)]
     completions = await asyncio.gather(*runs)
     assert all(len(completion.ids_T) == 40 for completion in completions)
@@ -165,7 +165,7 @@ async def pair(
 
 
 async def sample(engine: SglangEngine, name: str, num: int = 30) -> Completion:
-    sampling = Sampling(max_tokens=num, stop_ids=STOP_IDS)
+    sampling = Sampling(max_new_tokens=num, stop_ids=STOP_IDS)
     return await engine.generate(PROMPT, sampling, EpisodeSession(name))
 
 

@@ -108,7 +108,7 @@ async def gap(
 
     `across` an update a token that only the server stops at ends what has the first version.
     """
-    completion = await engine.generate(ids, Sampling(max_tokens=num), EpisodeSession(session))
+    completion = await engine.generate(ids, Sampling(max_new_tokens=num), EpisodeSession(session))
     of_version = completion.versions_T == version
     assert of_version[0] if across else of_version.all()
     sampled = torch.tensor(completion.ids_T.tolist())

@@ -21,7 +21,7 @@ from agentrl.types import EpisodeSession, Sampling, StopReason
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
 PROMPT = list(range(300, 340))
-LONG = Sampling(max_tokens=300)
+LONG = Sampling(max_new_tokens=300)
 STOPS = {0, 2}
 """Of the server's own; past one of them the rest is another request."""
 
@@ -105,7 +105,7 @@ async def test_each_token_of_a_request_across_an_update_is_from_its_version(
     await begun(engine.slots[0].url, len(running))
     await engine.update_weights(ModelWeights(new), 1)
     for completion in await asyncio.gather(*running):
-        assert len(completion.ids_T) == LONG.max_tokens
+        assert len(completion.ids_T) == LONG.max_new_tokens
         assert completion.stop_reason is StopReason.LENGTH
         versions = completion.versions_T.tolist()
         first = versions.index(1)
@@ -125,9 +125,9 @@ async def test_each_token_of_a_request_across_an_update_is_from_its_version(
         assert gaps.max() < 1e-4
         assert first + 1 >= len(wrong) or wrong[first + 1 :].max() > 1e-2
     # Whoever begins later is sampled under the new weights alone, also with a prefix of before.
-    later = await engine.generate(PROMPT, Sampling(max_tokens=16), EpisodeSession("c"))
+    later = await engine.generate(PROMPT, Sampling(max_new_tokens=16), EpisodeSession("c"))
     ids = PROMPT + later.ids_T.tolist()
     only_new = expected((new, new), ids, 1, kept=False)
     assert np.abs(only_new - later.logprobs_T).max() < 1e-4
-    cached = await engine.generate(PROMPT, Sampling(max_tokens=1), EpisodeSession("d"))
+    cached = await engine.generate(PROMPT, Sampling(max_new_tokens=1), EpisodeSession("d"))
     assert cached.cached_tokens > 0

@@ -65,7 +65,7 @@ def prefer(model: PreTrainedModel, token: int) -> None:
 async def test_logprobs_are_the_models_after_the_temperature(
     engine: SglangEngine, model: PreTrainedModel, temperature: float
 ) -> None:
-    sampling = Sampling(max_tokens=24, temperature=temperature)
+    sampling = Sampling(max_new_tokens=24, temperature=temperature)
     completion = await engine.generate(PROMPT, sampling, EpisodeSession("a"))
     assert gap(model, completion, temperature) < 1e-4
     assert completion.versions_T.tolist() == [0] * len(completion.ids_T)
@@ -75,7 +75,7 @@ async def test_a_greedy_completion_is_the_most_likely_one(
     engine: SglangEngine, model: PreTrainedModel
 ) -> None:
     completion = await engine.generate(
-        PROMPT, Sampling(max_tokens=4, temperature=0), EpisodeSession("a")
+        PROMPT, Sampling(max_new_tokens=4, temperature=0), EpisodeSession("a")
     )
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([PROMPT])).logits[0, -1]
@@ -84,7 +84,7 @@ async def test_a_greedy_completion_is_the_most_likely_one(
 
 
 async def test_the_stop_token_is_the_last_id(engine: SglangEngine) -> None:
-    sampling = Sampling(max_tokens=200, stop_ids=frozenset(range(0, 768, 3)))
+    sampling = Sampling(max_new_tokens=200, stop_ids=frozenset(range(0, 768, 3)))
     completion = await engine.generate(PROMPT, sampling, EpisodeSession("a"))
     ids = completion.ids_T.tolist()
     assert completion.stop_reason is StopReason.STOP
@@ -97,7 +97,7 @@ async def test_sampling_goes_on_past_a_stop_token_of_the_servers_own(
 ) -> None:
     prefer(model, END_OF_TEXT)
     await engine.update_weights(ModelWeights(model), 1)
-    sampling = Sampling(max_tokens=5, stop_ids=frozenset({STOP}))
+    sampling = Sampling(max_new_tokens=5, stop_ids=frozenset({STOP}))
     completion = await engine.generate(PROMPT, sampling, EpisodeSession("a"))
     assert completion.ids_T.tolist() == [END_OF_TEXT] * 5
     assert completion.stop_reason is StopReason.LENGTH
@@ -105,7 +105,7 @@ async def test_sampling_goes_on_past_a_stop_token_of_the_servers_own(
 
 
 async def test_a_session_finds_its_prefix_cached(engine: SglangEngine) -> None:
-    session, sampling = EpisodeSession("a"), Sampling(max_tokens=8)
+    session, sampling = EpisodeSession("a"), Sampling(max_new_tokens=8)
     first = await engine.generate(PROMPT, sampling, session)
     ids = [*PROMPT, *first.ids_T.tolist(), 5, 6]
     second = await engine.generate(ids, sampling, session)
@@ -119,10 +119,10 @@ async def test_a_session_finds_its_prefix_cached(engine: SglangEngine) -> None:
 async def test_the_context_holds_exactly_what_it_says(engine: SglangEngine) -> None:
     for missing in (1, 4):
         ids = [5] * (engine.context_length - missing)
-        completion = await engine.generate(ids, Sampling(max_tokens=100), EpisodeSession("a"))
+        completion = await engine.generate(ids, Sampling(max_new_tokens=100), EpisodeSession("a"))
         assert len(completion.ids_T) == missing
     with pytest.raises(EngineError, match="holds 2040"):
-        await engine.generate([5] * 2040, Sampling(max_tokens=1), EpisodeSession("a"))
+        await engine.generate([5] * 2040, Sampling(max_new_tokens=1), EpisodeSession("a"))
 
 
 @pytest.mark.parametrize("bad", [-1, 768, 99_999_999])
@@ -130,7 +130,7 @@ async def test_an_id_outside_the_vocabulary_never_reaches_the_server(
     engine: SglangEngine, bad: int
 ) -> None:
     with pytest.raises(EngineError, match=f"got id {bad}, expected 0 to 767"):
-        await engine.generate([5, bad], Sampling(max_tokens=1), EpisodeSession("a"))
+        await engine.generate([5, bad], Sampling(max_new_tokens=1), EpisodeSession("a"))
     assert (await engine.health()).alive
 
 
@@ -143,10 +143,10 @@ async def test_new_weights_are_sampled_under_their_version(
     other = SglangEngine([target.url], vocab_size=768, context_length=CONTEXT, transport=kind())
     await other.start(ready_s=60, weights=ModelWeights(model))
     try:
-        await other.generate(PROMPT, Sampling(max_tokens=4), EpisodeSession("a"))
+        await other.generate(PROMPT, Sampling(max_new_tokens=4), EpisodeSession("a"))
         change(model, 1.05)
         await other.update_weights(ModelWeights(model), 1)
-        completion = await other.generate(PROMPT, Sampling(max_tokens=16), EpisodeSession("a"))
+        completion = await other.generate(PROMPT, Sampling(max_new_tokens=16), EpisodeSession("a"))
         assert completion.cached_tokens == 0, "keys and values of the old weights were used"
         assert set(completion.versions_T.tolist()) == {1}
         assert gap(model, completion) < 1e-4
@@ -171,7 +171,7 @@ async def test_the_server_takes_many_buckets(engine: SglangEngine, model: PreTra
         }
         await control.send("/update_weights_from_tensor", body, timeout_s=60)
     await control.end_update()
-    completion = await engine.generate(PROMPT, Sampling(max_tokens=8), EpisodeSession("a"))
+    completion = await engine.generate(PROMPT, Sampling(max_new_tokens=8), EpisodeSession("a"))
     assert gap(model, completion) < 1e-4
 
 
@@ -187,7 +187,7 @@ async def test_a_version_across_an_update_is_known_token_by_token(
     engine: SglangEngine, model: PreTrainedModel
 ) -> None:
     running = asyncio.ensure_future(
-        engine.generate(PROMPT, Sampling(max_tokens=400), EpisodeSession("a"))
+        engine.generate(PROMPT, Sampling(max_new_tokens=400), EpisodeSession("a"))
     )
     await asyncio.sleep(0.3)
     await engine.pause()
@@ -203,7 +203,7 @@ async def test_weights_of_another_shape_change_nothing(
     engine: SglangEngine, model: PreTrainedModel
 ) -> None:
     before = await engine.generate(
-        PROMPT, Sampling(max_tokens=8, temperature=0), EpisodeSession("a")
+        PROMPT, Sampling(max_new_tokens=8, temperature=0), EpisodeSession("a")
     )
 
     class Short:
@@ -213,7 +213,7 @@ async def test_weights_of_another_shape_change_nothing(
     with pytest.raises(EngineError, match=r"differ from the model's in model\.embed_tokens"):
         await engine.update_weights(Short(), 1)  # type: ignore[arg-type]  # a list will do
     after = await engine.generate(
-        PROMPT, Sampling(max_tokens=8, temperature=0), EpisodeSession("a")
+        PROMPT, Sampling(max_new_tokens=8, temperature=0), EpisodeSession("a")
     )
     assert after.ids_T.tolist() == before.ids_T.tolist()
     assert after.versions_T.tolist() == [0] * len(after.ids_T)
@@ -221,9 +221,9 @@ async def test_weights_of_another_shape_change_nothing(
 
 async def test_an_abort_returns_what_there_is(engine: SglangEngine) -> None:
     session = EpisodeSession("a")
-    running = asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_tokens=1900), session))
+    running = asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_new_tokens=1900), session))
     other = asyncio.ensure_future(
-        engine.generate(PROMPT, Sampling(max_tokens=50), EpisodeSession("b"))
+        engine.generate(PROMPT, Sampling(max_new_tokens=50), EpisodeSession("b"))
     )
     await asyncio.sleep(0.5)
     await engine.abort(session)
@@ -236,12 +236,12 @@ async def test_an_abort_returns_what_there_is(engine: SglangEngine) -> None:
 
 async def test_an_abort_while_paused_is_not_lost(engine: SglangEngine) -> None:
     running = asyncio.ensure_future(
-        engine.generate(PROMPT, Sampling(max_tokens=1900), EpisodeSession("a"))
+        engine.generate(PROMPT, Sampling(max_new_tokens=1900), EpisodeSession("a"))
     )
     await asyncio.sleep(0.3)
     await engine.pause()
     waiting = asyncio.ensure_future(
-        engine.generate(PROMPT, Sampling(max_tokens=5), EpisodeSession("b"))
+        engine.generate(PROMPT, Sampling(max_new_tokens=5), EpisodeSession("b"))
     )
     await asyncio.sleep(0.1)
     assert await engine.slots[0].control.healthy(), "a paused server is no sick one"
@@ -256,7 +256,7 @@ async def test_a_cancelled_request_ends_on_the_server_too(
     engine: SglangEngine, target: Target
 ) -> None:
     running = asyncio.ensure_future(
-        engine.generate(PROMPT, Sampling(max_tokens=1900), EpisodeSession("a"))
+        engine.generate(PROMPT, Sampling(max_new_tokens=1900), EpisodeSession("a"))
     )
     await asyncio.sleep(0.5)
     running.cancel()
@@ -275,12 +275,12 @@ async def test_a_request_that_takes_too_long_says_that_the_server_lives(target: 
     slow = SglangEngine([target.url], vocab_size=768, context_length=CONTEXT, timeout_s=0.3)
     await slow.start(ready_s=60)
     with pytest.raises(EngineError, match=r"no completion within 0\.3 s; the server is alive"):
-        await slow.generate(PROMPT, Sampling(max_tokens=1900), EpisodeSession("a"))
+        await slow.generate(PROMPT, Sampling(max_new_tokens=1900), EpisodeSession("a"))
     await slow.aclose()
 
 
 async def test_the_server_knows_every_key_that_is_sent(target: Target) -> None:
-    sampling = Sampling(max_tokens=2, stop_ids=frozenset({STOP}))
+    sampling = Sampling(max_new_tokens=2, stop_ids=frozenset({STOP}))
     body = request_body(PROMPT, sampling, new_rid())
     async with httpx.AsyncClient(base_url=target.url, headers=JSON) as http:
         good = await http.post("/generate", content=body)

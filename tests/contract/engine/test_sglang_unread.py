@@ -73,7 +73,9 @@ async def test_weights_arrive_where_they_cannot_be_read_back(
                 for parameter in model.parameters():
                     parameter.mul_(1.05)
             await engine.update_weights(ModelWeights(model), version)
-            found = await engine.generate(ids, Sampling(max_tokens=8), EpisodeSession(f"{version}"))
+            found = await engine.generate(
+                ids, Sampling(max_new_tokens=8), EpisodeSession(f"{version}")
+            )
             sampled = torch.tensor(found.ids_T.tolist())
             with torch.no_grad():
                 logits = model(torch.cat([torch.tensor(ids), sampled])[None, :-1]).logits[0]

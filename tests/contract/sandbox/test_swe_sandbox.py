@@ -176,7 +176,9 @@ async def test_a_mixture_earns_what_its_honest_part_earns(file: Path, tiny_folde
     )
     codec = Codec(Tokenizer.load(tiny_folder))
     engine = ScriptedEngine(mixture, codec.renderer(SweSandbox().tool_schemas))
-    limits = EpisodeLimits(turn_tokens=1 << 20, context_tokens=1 << 20, wall_s=None, setup_s=60)
+    limits = EpisodeLimits(
+        max_new_tokens=1 << 20, max_context_tokens=1 << 20, wall_s=None, setup_s=60
+    )
     settings = CollectSettings(
         limits=limits, temperature=1.0, concurrency=4, attempts=1, max_invalid_share=0.0
     )
@@ -230,7 +232,7 @@ def test_it_is_trained_on_from_the_command_line(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--env", "swe_sandbox", "--env.tasks", str(file), "--sandbox", "bwrap"]
-    small = ["--tasks-per-step", "1", "--group-size", "2", "--rollout.max_turn_tokens", "400"]
+    small = ["--tasks-per-step", "1", "--group-size", "2", "--rollout.max_new_tokens", "400"]
     warm = ["--warm-start.updates", "1", "--warm-start.batch", "1", "--runs-dir", str(tmp_path)]
     assert main(["train", *argv, *small, *warm, "--steps", "1"]) == 0
     assert "verified 100%" in capsys.readouterr().out

@@ -59,7 +59,7 @@ async def episode(
     for turn in range(turns):
         temperature = rng.choice([0.5, 1.0, 1.3])
         sampling = Sampling(
-            max_tokens=rng.randint(1, 12),
+            max_new_tokens=rng.randint(1, 12),
             stop_ids=frozenset({5, 6}),
             seed=100 * seed + turn,
             temperature=temperature,
@@ -88,10 +88,10 @@ async def test_logprobs_equal_a_plain_forward_pass(slots: int, prefill_tokens: i
 async def test_a_turn_costs_its_new_tokens(llama: LlamaForCausalLM) -> None:
     async with local(llama) as engine:
         ids, session = some_ids(random.Random(0), 50), EpisodeSession("a")
-        first = await engine.generate(ids, Sampling(max_tokens=10), session)
+        first = await engine.generate(ids, Sampling(max_new_tokens=10), session)
         assert first.cached_tokens == 0
         ids += [*first.ids_T.tolist(), 1, 2, 3]
-        second = await engine.generate(ids, Sampling(max_tokens=1), session)
+        second = await engine.generate(ids, Sampling(max_new_tokens=1), session)
         # The last sampled token was never fed to the model: it is new, like the observation.
         assert second.cached_tokens == 59
         assert (await engine.health()).prefill_tokens == 50 + 4
@@ -101,7 +101,7 @@ async def test_a_prompt_shared_by_a_group_is_computed_once(llama: LlamaForCausal
     ids = some_ids(random.Random(0), 60)
     async with local(llama, prefill_tokens=16) as engine:
         jobs = [
-            engine.generate(ids, Sampling(max_tokens=3, seed=i), EpisodeSession(str(i)))
+            engine.generate(ids, Sampling(max_new_tokens=3, seed=i), EpisodeSession(str(i)))
             for i in range(8)
         ]
         completions = await asyncio.gather(*jobs)
@@ -115,11 +115,11 @@ async def test_an_evicted_session_is_computed_again(llama: LlamaForCausalLM) -> 
     rng = random.Random(0)
     async with local(llama, slots=1) as engine:
         first = await engine.generate(
-            ids := some_ids(rng, 20), Sampling(max_tokens=5), EpisodeSession("a")
+            ids := some_ids(rng, 20), Sampling(max_new_tokens=5), EpisodeSession("a")
         )
-        await engine.generate(some_ids(rng, 20), Sampling(max_tokens=5), EpisodeSession("b"))
+        await engine.generate(some_ids(rng, 20), Sampling(max_new_tokens=5), EpisodeSession("b"))
         ids += first.ids_T.tolist()
-        again = await engine.generate(ids, Sampling(max_tokens=5), EpisodeSession("a"))
+        again = await engine.generate(ids, Sampling(max_new_tokens=5), EpisodeSession("a"))
     assert again.cached_tokens < 5
     assert gaps(llama, ids, again, 1.0).max() < MAX_GAP
 
@@ -127,28 +127,28 @@ async def test_an_evicted_session_is_computed_again(llama: LlamaForCausalLM) -> 
 async def test_history_that_was_rewritten_is_computed_again(llama: LlamaForCausalLM) -> None:
     ids = some_ids(random.Random(0), 30)
     async with local(llama) as engine:
-        await engine.generate(ids, Sampling(max_tokens=5), EpisodeSession("a"))
+        await engine.generate(ids, Sampling(max_new_tokens=5), EpisodeSession("a"))
         changed = [*ids[:12], (ids[12] + 1) % VOCAB, *ids[13:25]]
-        completion = await engine.generate(changed, Sampling(max_tokens=5), EpisodeSession("a"))
+        completion = await engine.generate(changed, Sampling(max_new_tokens=5), EpisodeSession("a"))
     assert completion.cached_tokens == 12
     assert gaps(llama, changed, completion, 1.0).max() < MAX_GAP
 
 
 async def test_a_completion_follows_from_its_seed_alone(llama: LlamaForCausalLM) -> None:
     ids, rng = some_ids(random.Random(0), 20), random.Random(1)
-    sampling = Sampling(max_tokens=20, seed=2**70 + 7)
+    sampling = Sampling(max_new_tokens=20, seed=2**70 + 7)
     async with local(llama) as engine:
         alone = await engine.generate(ids, sampling, EpisodeSession("a"))
         others = [
             engine.generate(
-                some_ids(rng, 9), Sampling(max_tokens=15, seed=i), EpisodeSession(f"o{i}")
+                some_ids(rng, 9), Sampling(max_new_tokens=15, seed=i), EpisodeSession(f"o{i}")
             )
             for i in range(6)
         ]
         crowded, *_ = await asyncio.gather(
             engine.generate(ids, sampling, EpisodeSession("b")), *others
         )
-        other = await engine.generate(ids, Sampling(max_tokens=20, seed=8), EpisodeSession("c"))
+        other = await engine.generate(ids, Sampling(max_new_tokens=20, seed=8), EpisodeSession("c"))
     assert alone.ids_T.tolist() == crowded.ids_T.tolist()
     assert alone.ids_T.tolist() != other.ids_T.tolist()
 
@@ -157,8 +157,8 @@ async def test_temperature_zero_takes_the_most_likely(llama: LlamaForCausalLM) -
     ids = some_ids(random.Random(0), 20)
     async with local(llama) as engine:
         greedy, sampled = await asyncio.gather(
-            engine.generate(ids, Sampling(max_tokens=12, temperature=0.0), EpisodeSession("a")),
-            engine.generate(ids, Sampling(max_tokens=12, seed=3), EpisodeSession("b")),
+            engine.generate(ids, Sampling(max_new_tokens=12, temperature=0.0), EpisodeSession("a")),
+            engine.generate(ids, Sampling(max_new_tokens=12, seed=3), EpisodeSession("b")),
         )
     assert gaps(llama, ids, greedy, 1.0).max() < MAX_GAP
     assert greedy.logprobs_T.sum() > sampled.logprobs_T.sum()
@@ -171,27 +171,27 @@ async def test_why_a_completion_ends(llama: LlamaForCausalLM) -> None:
     async with local(llama, context_length=32) as engine:
         stop_ids = frozenset(range(0, VOCAB, 3))
         stopped = await engine.generate(
-            ids, Sampling(max_tokens=12, stop_ids=stop_ids, seed=1), EpisodeSession("a")
+            ids, Sampling(max_new_tokens=12, stop_ids=stop_ids, seed=1), EpisodeSession("a")
         )
         assert stopped.stop_reason is StopReason.STOP
         assert [token in stop_ids for token in stopped.ids_T.tolist()].index(True) == (
             len(stopped.ids_T) - 1
         )
-        cut = await engine.generate(ids, Sampling(max_tokens=5), EpisodeSession("b"))
+        cut = await engine.generate(ids, Sampling(max_new_tokens=5), EpisodeSession("b"))
         assert (cut.stop_reason, len(cut.ids_T)) == (StopReason.LENGTH, 5)
-        full = await engine.generate(ids, Sampling(max_tokens=50), EpisodeSession("c"))
+        full = await engine.generate(ids, Sampling(max_new_tokens=50), EpisodeSession("c"))
         assert (full.stop_reason, len(full.ids_T)) == (StopReason.LENGTH, 12)
 
 
 @pytest.mark.parametrize(
     ("ids", "sampling", "message"),
     [
-        ([], Sampling(max_tokens=1), "empty prompt"),
-        ([3, VOCAB], Sampling(max_tokens=1), f"sent id {VOCAB}, expected 0 to {VOCAB - 1}"),
-        ([3, -1], Sampling(max_tokens=1), "sent id -1"),
-        ([3] * 64, Sampling(max_tokens=1), "sent 64 tokens, but the context holds 64"),
-        ([3], Sampling(max_tokens=0), "cannot sample 0 tokens"),
-        ([3], Sampling(max_tokens=1, temperature=-1.0), "temperature -1.0"),
+        ([], Sampling(max_new_tokens=1), "empty prompt"),
+        ([3, VOCAB], Sampling(max_new_tokens=1), f"sent id {VOCAB}, expected 0 to {VOCAB - 1}"),
+        ([3, -1], Sampling(max_new_tokens=1), "sent id -1"),
+        ([3] * 64, Sampling(max_new_tokens=1), "sent 64 tokens, but the context holds 64"),
+        ([3], Sampling(max_new_tokens=0), "cannot sample 0 tokens"),
+        ([3], Sampling(max_new_tokens=1, temperature=-1.0), "temperature -1.0"),
     ],
 )
 async def test_requests_that_cannot_be_served(
@@ -206,11 +206,11 @@ async def test_requests_that_cannot_be_served(
 async def test_two_requests_of_one_session_are_refused(llama: LlamaForCausalLM) -> None:
     async with local(llama) as engine:
         first = asyncio.create_task(
-            engine.generate([3], Sampling(max_tokens=60), EpisodeSession("a"))
+            engine.generate([3], Sampling(max_new_tokens=60), EpisodeSession("a"))
         )
         await asyncio.sleep(0)
         with pytest.raises(EngineError, match="'a' already has a running request"):
-            await engine.generate([3], Sampling(max_tokens=1), EpisodeSession("a"))
+            await engine.generate([3], Sampling(max_new_tokens=1), EpisodeSession("a"))
         assert len((await first).ids_T) == 60
 
 
@@ -218,7 +218,7 @@ async def test_abort_returns_what_was_sampled(llama: LlamaForCausalLM) -> None:
     async with local(llama, slots=1) as engine:
         tasks = [
             asyncio.create_task(
-                engine.generate([3, 4], Sampling(max_tokens=500), EpisodeSession(key))
+                engine.generate([3, 4], Sampling(max_new_tokens=500), EpisodeSession(key))
             )
             for key in ("running", "waiting")
         ]
@@ -235,14 +235,14 @@ async def test_abort_returns_what_was_sampled(llama: LlamaForCausalLM) -> None:
 async def test_a_cancelled_request_frees_its_slot(llama: LlamaForCausalLM) -> None:
     async with local(llama, slots=1) as engine:
         task = asyncio.create_task(
-            engine.generate([3], Sampling(max_tokens=500), EpisodeSession("a"))
+            engine.generate([3], Sampling(max_new_tokens=500), EpisodeSession("a"))
         )
         await sampled(engine, 3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         async with asyncio.timeout(2):
-            await engine.generate([4], Sampling(max_tokens=1), EpisodeSession("b"))
+            await engine.generate([4], Sampling(max_new_tokens=1), EpisodeSession("b"))
         assert (await engine.health()).running == 0
 
 
@@ -250,7 +250,7 @@ async def test_a_request_ends_by_its_deadline(llama: LlamaForCausalLM) -> None:
     async with local(llama, timeout_s=0.05) as engine:
         await engine.pause()
         with pytest.raises(EngineError, match=r"no completion within 0\.05 s"):
-            await engine.generate([3], Sampling(max_tokens=1), EpisodeSession("a"))
+            await engine.generate([3], Sampling(max_new_tokens=1), EpisodeSession("a"))
         await engine.resume()
         assert (await engine.health()).waiting == 0
 
@@ -266,7 +266,7 @@ async def test_what_a_session_left_is_the_prefix_of_another(
         ids, cached = some_ids(rng, 20), 0
         for turn in range(4):
             session = EpisodeSession(f"{number}.{turn}")
-            sampling = Sampling(max_tokens=rng.randint(1, 12), seed=turn)
+            sampling = Sampling(max_new_tokens=rng.randint(1, 12), seed=turn)
             completion = await engine.generate(ids, sampling, session)
             engine.leave(session)
             assert gaps(llama, ids, completion, 1.0).max() < MAX_GAP
@@ -284,7 +284,7 @@ async def test_what_a_session_left_is_the_prefix_of_another(
 async def test_nothing_is_sampled_while_paused(llama: LlamaForCausalLM) -> None:
     async with local(llama) as engine:
         task = asyncio.create_task(
-            engine.generate([3], Sampling(max_tokens=90), EpisodeSession("a"))
+            engine.generate([3], Sampling(max_new_tokens=90), EpisodeSession("a"))
         )
         await sampled(engine, 3)
         await engine.pause()
@@ -298,14 +298,14 @@ async def test_nothing_is_sampled_while_paused(llama: LlamaForCausalLM) -> None:
 async def test_closing_fails_what_runs(llama: LlamaForCausalLM) -> None:
     async with local(llama) as engine:
         task = asyncio.create_task(
-            engine.generate([3], Sampling(max_tokens=500), EpisodeSession("a"))
+            engine.generate([3], Sampling(max_new_tokens=500), EpisodeSession("a"))
         )
         await asyncio.sleep(0.01)
         await engine.aclose()
         with pytest.raises(EngineError, match="closed"):
             await task
         with pytest.raises(EngineError, match="closed"):
-            await engine.generate([3], Sampling(max_tokens=1), EpisodeSession("b"))
+            await engine.generate([3], Sampling(max_new_tokens=1), EpisodeSession("b"))
         assert not (await engine.health()).alive
 
 
@@ -320,9 +320,9 @@ async def test_a_dead_thread_fails_every_request() -> None:
     model = Breaking(random_llama().config)
     async with local(model, slots=2) as engine:
         found = await asyncio.gather(
-            engine.generate([3], Sampling(max_tokens=500), EpisodeSession("running")),
-            engine.generate([3, 13], Sampling(max_tokens=1), EpisodeSession("breaking")),
-            engine.generate([3], Sampling(max_tokens=500), EpisodeSession("waiting")),
+            engine.generate([3], Sampling(max_new_tokens=500), EpisodeSession("running")),
+            engine.generate([3, 13], Sampling(max_new_tokens=1), EpisodeSession("breaking")),
+            engine.generate([3], Sampling(max_new_tokens=500), EpisodeSession("waiting")),
             return_exceptions=True,
         )
         for error in found:
@@ -341,14 +341,14 @@ async def test_numbers_that_are_not_finite_fail_one_request_only() -> None:
     with_nan[bad] = float("nan")
     async with local(model, slots=2) as engine:
         first, second = await asyncio.gather(
-            engine.generate([good, bad, good], Sampling(max_tokens=1), EpisodeSession("a")),
+            engine.generate([good, bad, good], Sampling(max_new_tokens=1), EpisodeSession("a")),
             engine.generate(
-                [good, good], Sampling(max_tokens=4, stop_ids=frozenset()), EpisodeSession("b")
+                [good, good], Sampling(max_new_tokens=4, stop_ids=frozenset()), EpisodeSession("b")
             ),
             return_exceptions=True,
         )
         assert isinstance(first, EngineError)
         assert "not finite" in str(first)
         assert isinstance(second, Completion)
-        again = await engine.generate([good] * 9, Sampling(max_tokens=1), EpisodeSession("c"))
+        again = await engine.generate([good] * 9, Sampling(max_new_tokens=1), EpisodeSession("c"))
         assert np.isfinite(again.logprobs_T).all()

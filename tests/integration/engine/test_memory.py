@@ -29,7 +29,7 @@ def held_bytes(engine: LocalEngine) -> tuple[int, int]:
 @pytest.mark.parametrize("sliced", [True, False])
 async def test_memory_is_given_up_and_taken_back(sliced: bool) -> None:
     engine, new = LocalEngine(random_llama(0), OWN_COPY), random_llama(1)
-    await engine.generate(PROMPT, Sampling(max_tokens=4), EpisodeSession("a"))
+    await engine.generate(PROMPT, Sampling(max_new_tokens=4), EpisodeSession("a"))
     before = held_bytes(engine)
     await engine.pause()
     await engine.release_memory()
@@ -44,7 +44,7 @@ async def test_memory_is_given_up_and_taken_back(sliced: bool) -> None:
         await engine.resume()
     await engine.resume_memory(("kv_cache", "cuda_graph"))
     await engine.resume()
-    completion = await engine.generate(PROMPT, Sampling(max_tokens=4), EpisodeSession("a"))
+    completion = await engine.generate(PROMPT, Sampling(max_new_tokens=4), EpisodeSession("a"))
     expected = reference_logprobs(new, PROMPT, completion.ids_T.tolist())
     assert np.abs(expected - completion.logprobs_T).max() < 1e-4
     assert held_bytes(engine)[1] == before[1]

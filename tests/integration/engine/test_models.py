@@ -89,7 +89,7 @@ async def engine_gap(model: PreTrainedModel, *, longest: int = 0) -> float:
     for number, length in enumerate((5, engine.context_length - 12, engine.context_length - 12)):
         ids = np.random.default_rng(length).integers(31, size=length).tolist()
         for turn in range(2):
-            sampling = Sampling(max_tokens=5, seed=number)
+            sampling = Sampling(max_new_tokens=5, seed=number)
             found = await engine.generate(ids, sampling, EpisodeSession(f"{number}"))
             ids += found.ids_T.tolist()
             own = own_logprobs(model, torch.tensor(ids))[-len(found.ids_T) :]

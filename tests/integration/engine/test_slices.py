@@ -21,7 +21,7 @@ OWN_COPY = EngineConfig(slots=4, share_weights=False, timeout_s=5)
 
 
 async def gap(engine: LocalEngine, seed: int, version: int) -> float:
-    completion = await engine.generate(PROMPT, Sampling(max_tokens=8), EpisodeSession("a"))
+    completion = await engine.generate(PROMPT, Sampling(max_new_tokens=8), EpisodeSession("a"))
     assert set(completion.versions_T.tolist()) == {version}
     expected = reference_logprobs(random_llama(seed), PROMPT, completion.ids_T.tolist())
     return float(np.abs(expected - completion.logprobs_T).max())

@@ -46,11 +46,11 @@ async def test_it_answers_and_its_logprobs_are_the_models(folder: Path) -> None:
     stop = frozenset({2})
     greedy, *sampled = await asyncio.gather(
         engine.generate(
-            prompt, Sampling(max_tokens=24, temperature=0, stop_ids=stop), EpisodeSession("g")
+            prompt, Sampling(max_new_tokens=24, temperature=0, stop_ids=stop), EpisodeSession("g")
         ),
         *(
             engine.generate(
-                prompt, Sampling(max_tokens=24, seed=i, stop_ids=stop), EpisodeSession(str(i))
+                prompt, Sampling(max_new_tokens=24, seed=i, stop_ids=stop), EpisodeSession(str(i))
             )
             for i in range(3)
         ),

@@ -40,7 +40,7 @@ def tensors_of(model: LlamaForCausalLM) -> dict[str, Tensor]:
 
 
 async def logprobs(engine: LocalEngine, session: str = "a") -> tuple[list[int], np.ndarray]:
-    completion = await engine.generate(PROMPT, Sampling(max_tokens=8), EpisodeSession(session))
+    completion = await engine.generate(PROMPT, Sampling(max_new_tokens=8), EpisodeSession(session))
     return completion.ids_T.tolist(), completion.logprobs_T
 
 
@@ -50,7 +50,9 @@ async def test_an_update_while_requests_run() -> None:
     engine = LocalEngine(old, OWN_COPY)
     jobs = [
         asyncio.create_task(
-            engine.generate(PROMPT[i:], Sampling(max_tokens=120, seed=i), EpisodeSession(str(i)))
+            engine.generate(
+                PROMPT[i:], Sampling(max_new_tokens=120, seed=i), EpisodeSession(str(i))
+            )
         )
         for i in range(6)
     ]
@@ -73,7 +75,9 @@ async def test_nothing_of_the_old_weights_is_used_after_an_update() -> None:
     await engine.update_weights(ModelWeights(new), 1)
     longer = PROMPT + ids
     for session in ("a", "b"):
-        completion = await engine.generate(longer, Sampling(max_tokens=4), EpisodeSession(session))
+        completion = await engine.generate(
+            longer, Sampling(max_new_tokens=4), EpisodeSession(session)
+        )
         expected = reference_logprobs(new, longer, completion.ids_T.tolist())
         assert np.abs(expected - completion.logprobs_T).max() < 1e-4
     await engine.aclose()

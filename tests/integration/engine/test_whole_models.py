@@ -324,7 +324,7 @@ def test_files_are_looked_at_before_a_server_is_asked(
     damaged = folder("llama")
     rewrite(damaged, without(UP))
     flags = ["--env", "calculator", "--model", str(damaged), "--engine", "sglang"]
-    flags += ["--runs-dir", str(tmp_path), "--rollout.max-turn-tokens", "4"]
+    flags += ["--runs-dir", str(tmp_path), "--rollout.max-new-tokens", "4"]
     flags += ["--engine.sglang.url", "http://127.0.0.1:9", "--rollout.max-context-tokens", "200"]
     assert f"(missing: {UP})" in refused(damaged, lambda _: job(load_run_config(flags=flags)))
 
@@ -403,7 +403,7 @@ def test_a_run_trains_a_model_with_more_rows_than_ids(
     padded = folder("llama")
     assert Tokenizer.load(padded).vocab_size < SMALL["vocab_size"]
     arguments = ["train", "--env", "calculator", "--model", str(padded), "--steps", "1"]
-    arguments += ["--rollout.max-turn-tokens", "4", "--rollout.tasks-per-step", "2", "--name", "r"]
+    arguments += ["--rollout.max-new-tokens", "4", "--rollout.tasks-per-step", "2", "--name", "r"]
     arguments += ["--rollout.group-size", "2", "--rollout.max-context-tokens", "250"]
     assert main([*arguments, "--runs-dir", str(tmp_path)]) == 0, capsys.readouterr().err
     (step,) = (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()
@@ -418,7 +418,7 @@ def test_the_memory_of_a_mixture_is_counted(
     def need(budget: int) -> dict[str, int]:
         arguments = ["train", "--env", "calculator", "--model", str(saved["mixtral"]), "--dry-run"]
         arguments += ["--device-memory", "24GB", "--json", "--runs-dir", str(tmp_path / "runs")]
-        arguments += ["--rollout.max-turn-tokens", "16", "--rollout.max-context-tokens", "256"]
+        arguments += ["--rollout.max-new-tokens", "16", "--rollout.max-context-tokens", "256"]
         assert main([*arguments, "--trainer.token-budget", str(budget)]) == 0
         found: dict[str, int] = json.loads(capsys.readouterr().out)["parts"]
         return found

@@ -51,7 +51,7 @@ async def test_ranks_publish_what_they_hold(tiny_folder: Path, ranks: int, repli
             for parameter in engine._stepper.model.parameters():
                 parameter.zero_()
         await engine.update_weights(weights, 1)
-        completion = await engine.generate(PROMPT, Sampling(max_tokens=6), EpisodeSession("a"))
+        completion = await engine.generate(PROMPT, Sampling(max_new_tokens=6), EpisodeSession("a"))
         await engine.aclose()
         wanted = reference_logprobs(model, PROMPT, completion.ids_T.tolist())
         assert np.abs(wanted - completion.logprobs_T).max() < 1e-4

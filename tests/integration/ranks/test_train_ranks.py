@@ -23,7 +23,7 @@ from tests.signals import IN_BACKGROUND, IN_FOREGROUND
 ENV = f"{Path(__file__).parents[2] / 'e2e' / 'digits_env.py'}:Digits"
 START = [
     *("--env", ENV, "--name", "two", "--trainer.ranks", "2", "--checkpoint.every", "1"),
-    *("--rollout.tasks-per-step", "5", "--group-size", "4", "--rollout.max-turn-tokens", "12"),
+    *("--rollout.tasks-per-step", "5", "--group-size", "4", "--rollout.max-new-tokens", "12"),
     *("--checkpoint.background", "--checkpoint.best", "reward", "--checkpoint.keep", "1"),
 ]
 

@@ -42,7 +42,7 @@ def codec(tiny_folder: Path) -> Codec:
 
 
 def settings(**changes: object) -> CollectSettings:
-    limits = EpisodeLimits(turn_tokens=64, context_tokens=512, wall_s=5.0, setup_s=5.0)
+    limits = EpisodeLimits(max_new_tokens=64, max_context_tokens=512, wall_s=5.0, setup_s=5.0)
     values = {"limits": limits, "temperature": 1.0, "concurrency": 64, "attempts": 3}
     return CollectSettings(**{**values, "max_invalid_share": 1.0, **changes})  # type: ignore[arg-type]
 
@@ -109,7 +109,7 @@ async def test_waiting_for_what_is_scarce_is_no_time_of_the_episode(codec: Codec
             await asyncio.sleep(0.05)
 
     # Together they wait for longer than one may take.
-    limits = EpisodeLimits(turn_tokens=64, context_tokens=512, wall_s=0.6, setup_s=0.6)
+    limits = EpisodeLimits(max_new_tokens=64, max_context_tokens=512, wall_s=0.6, setup_s=0.6)
     episodes = await play(codec, jobs(8, Scarce), limits=limits)
     assert [episode.outcome for episode in episodes] == [Score(value=1.0)] * 16
 
@@ -292,11 +292,13 @@ async def test_a_completion_changed_after_its_seal_stops_the_run(codec: Codec) -
 
 
 async def test_budgets_cut_and_the_episode_is_still_scored(codec: Codec) -> None:
-    def cut(turn_tokens: int = 64, episode_tokens: int = 512, wall_s: float = 5.0) -> EpisodeLimits:
+    def cut(
+        max_new_tokens: int = 64, max_episode_tokens: int = 512, wall_s: float = 5.0
+    ) -> EpisodeLimits:
         return EpisodeLimits(
-            turn_tokens=turn_tokens,
-            context_tokens=512,
-            episode_tokens=episode_tokens,
+            max_new_tokens=max_new_tokens,
+            max_context_tokens=512,
+            max_episode_tokens=max_episode_tokens,
             wall_s=wall_s,
             setup_s=5.0,
         )
@@ -310,13 +312,13 @@ async def test_budgets_cut_and_the_episode_is_still_scored(codec: Codec) -> None
         assert episode.valid
         return episode
 
-    turn = await stop(cut(turn_tokens=5))
+    turn = await stop(cut(max_new_tokens=5))
     assert turn.stop is EpisodeStop.TURN_TOKENS
     assert turn.turns[0].call_errors == ("unclosed",)
     assert [m.role for m in turn.messages] == ["system", "user", "assistant"]
     assert turn.segments[0].num_trained == 5
     prompt = int((turn.segments[0].sources_T == 0).sum())
-    whole = await stop(cut(episode_tokens=prompt + 25))
+    whole = await stop(cut(max_episode_tokens=prompt + 25))
     assert whole.stop in (EpisodeStop.TURN_TOKENS, EpisodeStop.EPISODE_TOKENS)
     assert whole.segments[0].num_tokens <= prompt + 25
     assert (await stop(cut(wall_s=0.3), Slow)).stop is EpisodeStop.WALL_TIME
@@ -329,7 +331,7 @@ async def test_what_the_wall_clock_cuts_off_keeps_its_rewards(codec: Codec) -> N
             await asyncio.sleep(60)
             return "never"
 
-    limits = EpisodeLimits(turn_tokens=64, context_tokens=512, wall_s=0.8, setup_s=5.0)
+    limits = EpisodeLimits(max_new_tokens=64, max_context_tokens=512, wall_s=0.8, setup_s=5.0)
     [episode, _] = await play(codec, jobs(1, Slow), limits=limits)
     assert episode.stop is EpisodeStop.WALL_TIME
     assert episode.reward == 0.5

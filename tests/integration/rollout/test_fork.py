@@ -39,7 +39,7 @@ def asks_once(view: ContextView) -> Ask | None:
 async def play(reasoning: Reasoning, policy: ContextPolicy | None = None) -> tuple[Codec, Episode]:
     codec = Codec(corpus.load("qwen3"), reasoning=reasoning)
     engine = ScriptedEngine(Thinks(), codec.renderer(()), vocab_size=codec.tokenizer.vocab_size)
-    limits = EpisodeLimits(turn_tokens=64, context_tokens=512, wall_s=30.0, setup_s=5.0)
+    limits = EpisodeLimits(max_new_tokens=64, max_context_tokens=512, wall_s=30.0, setup_s=5.0)
     settings = CollectSettings(
         limits=limits, temperature=1.0, concurrency=4, attempts=1, max_invalid_share=1.0
     )

@@ -18,7 +18,7 @@ from agentrl.tokens import Tokenizer
 from agentrl.types import Task
 
 LONG = "word " * 600
-FEW: dict[str, Any] = {"group_size": 2, "seed": 1, "rollout": {"max_turn_tokens": 4}}
+FEW: dict[str, Any] = {"group_size": 2, "seed": 1, "rollout": {"max_new_tokens": 4}}
 
 
 class Letters(ToolEnv):
@@ -77,7 +77,7 @@ def test_a_long_prompt_is_left_out_once_and_the_run_goes_on(
 def test_a_run_with_nothing_but_long_prompts_does_not_start(
     env: type[ToolEnv], message: str, tmp_path: Path
 ) -> None:
-    rollout = {"max_turn_tokens": 4, "max_context_tokens": 400}
+    rollout = {"max_new_tokens": 4, "max_context_tokens": 400}
     with pytest.raises(ConfigError, match=message):
         agentrl.train(env, steps=1, runs_dir=str(tmp_path), rollout=rollout)
     assert not [*tmp_path.glob("*/metrics.jsonl")]

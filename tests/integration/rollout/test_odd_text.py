@@ -64,7 +64,7 @@ def _train(env: type[ToolEnv], folder: Path) -> RunResult:
         group_size=2,
         threads=1,
         runs_dir=str(folder),
-        rollout={"max_turn_tokens": 4},
+        rollout={"max_new_tokens": 4},
     )
 
 

@@ -60,7 +60,7 @@ class Counting(ScriptedEngine):
     async def generate(
         self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
     ) -> Completion:
-        self.asked.append(len(ids) + sampling.max_tokens)
+        self.asked.append(len(ids) + sampling.max_new_tokens)
         return await super().generate(ids, sampling, session)
 
 
@@ -81,15 +81,15 @@ async def play(
     engine: Engine,
     policy: ContextPolicy,
     *,
-    episode_tokens: int | None = None,
+    max_episode_tokens: int | None = None,
     group_size: int = 2,
     num_tasks: int = 4,
     context: int = CONTEXT,
 ) -> Collected:
     limits = EpisodeLimits(
-        turn_tokens=16,
-        context_tokens=context,
-        episode_tokens=episode_tokens,
+        max_new_tokens=16,
+        max_context_tokens=context,
+        max_episode_tokens=max_episode_tokens,
         wall_s=60.0,
         setup_s=5.0,
     )
@@ -182,7 +182,7 @@ async def test_keep_and_window_lose_what_does_not_fit(codec: Codec) -> None:
 
 async def test_the_budget_of_an_episode_counts_all_segments(codec: Codec) -> None:
     engine = Counting(codec, remembering)
-    cut = await play(codec, engine, Summarise(96), episode_tokens=300)
+    cut = await play(codec, engine, Summarise(96), max_episode_tokens=300)
     for episode in cut.episodes:
         assert episode.stop in (EpisodeStop.EPISODE_TOKENS, EpisodeStop.TURN_TOKENS)
         assert sum(s.num_tokens for s in episode.segments) <= 300
@@ -249,7 +249,9 @@ async def test_the_local_engine_goes_on_over_segments(codec: Codec, tiny_folder:
         return (*view.first[:-1], replace(view.first[-1], content=f"Again {view.num_tokens}."))
 
     try:
-        limits = EpisodeLimits(turn_tokens=64, context_tokens=CONTEXT, wall_s=60.0, setup_s=5.0)
+        limits = EpisodeLimits(
+            max_new_tokens=64, max_context_tokens=CONTEXT, wall_s=60.0, setup_s=5.0
+        )
         settings = CollectSettings(
             limits=limits,
             temperature=1.0,

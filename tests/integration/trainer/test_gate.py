@@ -149,7 +149,7 @@ def run(
     tmp_path: Path, *flags: str, observer: Observer | None = None, resume: bool = False
 ) -> PlannedRun:
     small = ("--rollout.tasks-per-step", "2", "--group-size", "2", "--checkpoint.every", "2")
-    given = (*small, "--rollout.max-turn-tokens", "6", "--threads", "1", "--steps", "6", *flags)
+    given = (*small, "--rollout.max-new-tokens", "6", "--threads", "1", "--steps", "6", *flags)
     loaded = load_run_config(
         flags=["--env", ENV, "--runs-dir", str(tmp_path), "--name", "a", *given]
     )

@@ -136,7 +136,7 @@ async def test_the_local_engine_samples_with_the_adapters(publish: str) -> None:
     await engine.pause()
     await engine.update_weights(trainer.weights(), 1)
     await engine.resume()
-    completion = await engine.generate([1, 2, 3], Sampling(max_tokens=1), EpisodeSession("a"))
+    completion = await engine.generate([1, 2, 3], Sampling(max_new_tokens=1), EpisodeSession("a"))
     with torch.no_grad():
         row = trainer.model(input_ids=torch.tensor([[1, 2, 3]])).logits[0, -1].log_softmax(-1)
     assert completion.logprobs_T[0] == pytest.approx(float(row[completion.ids_T[0]]), abs=1e-5)

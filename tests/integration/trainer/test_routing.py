@@ -76,7 +76,9 @@ async def sample(engine: LocalEngine, name: str, prompt: list[int]) -> Segment:
         if turn:
             record.append_environment([turn, 7, 9])
         completion = await engine.generate(
-            record.ids, Sampling(max_tokens=12, temperature=0.9, seed=turn), EpisodeSession(name)
+            record.ids,
+            Sampling(max_new_tokens=12, temperature=0.9, seed=turn),
+            EpisodeSession(name),
         )
         record.append_sampled(completion)
     return record.close()

@@ -18,7 +18,7 @@ from tests.unit.trainer.batches import on_policy, random_segments, tiny_model
 ENV = f"{Path(__file__).parents[2] / 'e2e' / 'digits_env.py'}:Digits"
 START = [
     *("--env", ENV, "--steps", "2", "--deterministic", "--threads", "1"),
-    *("--rollout.tasks-per-step", "3", "--group-size", "4", "--rollout.max-turn-tokens", "12"),
+    *("--rollout.tasks-per-step", "3", "--group-size", "4", "--rollout.max-new-tokens", "12"),
     *("--warm-start.updates", "300"),
 ]
 

@@ -23,7 +23,7 @@ async def sample(model: Any) -> list[Completion]:
         return await asyncio.gather(
             *(
                 engine.generate(
-                    prompt, Sampling(max_tokens=40, seed=seed), EpisodeSession(str(seed))
+                    prompt, Sampling(max_new_tokens=40, seed=seed), EpisodeSession(str(seed))
                 )
                 for seed, prompt in enumerate(PROMPTS)
             )

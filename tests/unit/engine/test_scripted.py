@@ -34,8 +34,8 @@ def session(prompt: str = "hi", key: str = "a") -> EpisodeSession:
     return EpisodeSession(key, lambda: EpisodeView(task=Task(prompt=prompt), messages=()))
 
 
-def sampling(max_tokens: int = 50) -> Sampling:
-    return Sampling(max_tokens=max_tokens, stop_ids=frozenset({STOP}))
+def sampling(max_new_tokens: int = 50) -> Sampling:
+    return Sampling(max_new_tokens=max_new_tokens, stop_ids=frozenset({STOP}))
 
 
 async def test_the_agents_turn_comes_back_as_ids() -> None:

@@ -15,7 +15,7 @@ from agentrl.engine.sglang.response import RequestShape, error_text, parse
 from agentrl.errors import EngineError
 from agentrl.types import StopReason
 
-ASKED = RequestShape(num_prompt=3, max_tokens=3, vocab_size=100)
+ASKED = RequestShape(num_prompt=3, max_new_tokens=3, vocab_size=100)
 
 
 def answer(**changes: object) -> bytes:
@@ -127,12 +127,12 @@ def test_a_wrong_answer_is_said_in_one_sentence(changes: dict[str, Any], said: s
 
 def test_a_length_that_the_cache_clipped_is_seen() -> None:
     with pytest.raises(EngineError, match="cut a completion at 3 of 9 tokens"):
-        parse(answer(), RequestShape(num_prompt=3, max_tokens=9, vocab_size=100))
+        parse(answer(), RequestShape(num_prompt=3, max_new_tokens=9, vocab_size=100))
 
 
 def test_an_id_that_the_model_does_not_have_is_seen() -> None:
     with pytest.raises(EngineError, match="sampled id 7, expected 0 to 6"):
-        parse(answer(), RequestShape(num_prompt=3, max_tokens=3, vocab_size=7))
+        parse(answer(), RequestShape(num_prompt=3, max_new_tokens=3, vocab_size=7))
 
 
 JSON = st.recursive(

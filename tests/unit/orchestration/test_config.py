@@ -45,9 +45,9 @@ def test_the_public_names_are_there() -> None:
 
 def test_a_preset_lies_under_file_and_flags(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('[rollout]\nmax_turn_tokens = 33\n\n[[env]]\nname = "calculator"\n')
+    file.write_text('[rollout]\nmax_new_tokens = 33\n\n[[env]]\nname = "calculator"\n')
     loaded = load_run_config(file=file, flags=["--lr", "0.5"])
-    assert loaded.config.rollout.max_turn_tokens == 33
+    assert loaded.config.rollout.max_new_tokens == 33
     assert loaded.config.trainer.lr == 0.5
     assert loaded.config.rollout.max_context_tokens == 512
     assert loaded.origins["rollout.max_context_tokens"] == "tiny preset"

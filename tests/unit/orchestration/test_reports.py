@@ -99,7 +99,7 @@ def test_a_call_that_the_limit_cut_off_is_told_from_one_that_is_unreadable() -> 
     assert "of 2: 2 were cut off at the limit of tokens;" in str(warning_for(ended))
     cut = replace(episode(0, Score(value=0), turn=turn), stop=EpisodeStop.TURN_TOKENS)
     warning = str(warning_for(cut))
-    assert "1 were cut off at the limit of tokens; raise rollout.max_turn_tokens" in warning
+    assert "1 were cut off at the limit of tokens; raise rollout.max_new_tokens" in warning
     metrics = episode_metrics(Collected([cut, episode(1, Score(value=0), turn=turn)], []))
     kinds = {name: value for name, value in metrics.items() if name.startswith("call_errors/")}
     assert kinds == {"call_errors/cut_off": 1, "call_errors/unreadable": 1}

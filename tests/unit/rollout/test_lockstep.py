@@ -10,7 +10,7 @@ from agentrl.rollout.fixed_order import Lockstep
 from agentrl.tokens import seal
 from agentrl.types import Completion, EpisodeSession, Sampling, StopReason
 
-SAMPLING = Sampling(max_tokens=1)
+SAMPLING = Sampling(max_new_tokens=1)
 
 
 class RecordingEngine:

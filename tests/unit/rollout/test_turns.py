@@ -38,7 +38,9 @@ class Bench:
     ) -> tuple[Collected, dict[str, list[tuple[int, Sampling]]]]:
         engine, services = Asked(self.codec), EnvServices()
         settings = CollectSettings(
-            limits=EpisodeLimits(turn_tokens=64, context_tokens=context, wall_s=5.0, setup_s=5.0),
+            limits=EpisodeLimits(
+                max_new_tokens=64, max_context_tokens=context, wall_s=5.0, setup_s=5.0
+            ),
             temperature=1.0,
             concurrency=4,
             attempts=3,
@@ -70,7 +72,7 @@ async def test_a_context_that_is_exactly_full_has_no_room_for_a_turn(bench: Benc
     assert full.episodes[0].stop is EpisodeStop.CONTEXT_TOKENS
     assert [length for length, _ in next(iter(asked.values()))] == [first]
     one_more, asked = await bench.play(context=second + 1)
-    assert [sampling.max_tokens for _, sampling in next(iter(asked.values()))][1] == 1
+    assert [sampling.max_new_tokens for _, sampling in next(iter(asked.values()))][1] == 1
     assert len(one_more.episodes[0].turns) == 2
 
 
