@@ -8,10 +8,10 @@ import gymnasium
 import numpy as np
 from gymnasium.utils import seeding
 
+from agentrl.aio import Runner, in_loop
 from agentrl.envs.scoring import outcome_error
 from agentrl.envs.spaces import TextSpace
 from agentrl.envs.transition import Transition
-from agentrl.loops import Runner, in_loop
 from agentrl.tokens import Hermes, ToolFormat
 from agentrl.types import AssistantTurn, Invalid, Message, Outcome, ToolSchema
 

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import cast
 
+from agentrl.aio import OutOfTime, within
 from agentrl.envs.resources import Resources
 from agentrl.errors import EnvironmentFault, EpisodeError
 from agentrl.tools import AbandonedThreads, EpisodeThread, user_code
-from agentrl.waiting import OutOfTime, within
 
 Hook = Callable[[], object | Awaitable[object]]
 

@@ -10,10 +10,10 @@
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Protocol, cast
 
+from agentrl.aio import OutOfTime, within
 from agentrl.boundary import user_code
 from agentrl.errors import EnvironmentFault, EpisodeError, ToolError
 from agentrl.tools.declare import ToolSpec
-from agentrl.waiting import OutOfTime, within
 from agentrl.workers import WorkerDied, WorkerError, WorkerPool, WorkerTimeout
 
 

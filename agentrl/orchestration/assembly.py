@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.loops import Runner
+from agentrl.aio import Runner
 from agentrl.orchestration.controller import Controller
 from agentrl.orchestration.fingerprints import Fingerprints
 from agentrl.orchestration.journal import Journal

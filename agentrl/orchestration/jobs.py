@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+from agentrl.aio import run as run_coroutine
 from agentrl.config.load import Loaded
 from agentrl.engine.local.models.resolve import resolve_model, resolve_tokenizer
 from agentrl.extras import TRAIN, require
-from agentrl.loops import run as run_coroutine
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.evaluate import EvalResult

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from agentrl.aio import Runner
 from agentrl.config.load import Loaded
 from agentrl.errors import ConfigError
-from agentrl.loops import Runner
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.evaluate import EvalResult

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentrl.aio import run
 from agentrl.config.dump import dump_config
 from agentrl.config.load import Loaded
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError
-from agentrl.loops import run
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import stat_numbers
 from agentrl.orchestration.env_mix import Overrides

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import orjson
 
+from agentrl.aio import Runner
 from agentrl.engine.config import SglangConfig
 from agentrl.engine.local.models.resolve import TINY, default_cache_dir, resolve_model
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.errors import ConfigError
-from agentrl.loops import Runner
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import BoundEnv
 from agentrl.orchestration.kinds import engine_kind

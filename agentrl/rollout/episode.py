@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agentrl.aio import OutOfTime, within
 from agentrl.envs import ToolEnv
 from agentrl.envs.context import (
     Ask,
@@ -51,7 +52,6 @@ from agentrl.types import (
     StopReason,
     ToolSchema,
 )
-from agentrl.waiting import OutOfTime, within
 
 
 class Generate(Protocol):

@@ -10,6 +10,7 @@ from typing import Final, cast
 
 import numpy as np
 
+from agentrl.aio import OutOfTime, within
 from agentrl.places import place_of, said_by
 from agentrl.types import EpisodeView, Invalid, Outcome, Score
 from agentrl.verifiers.protocol import (
@@ -20,7 +21,6 @@ from agentrl.verifiers.protocol import (
     name_of,
     score_range,
 )
-from agentrl.waiting import OutOfTime, within
 from agentrl.workers import CallFailed, WorkerPool, WorkerTimeout
 
 _MAX_REASON_CHARS: Final = 500

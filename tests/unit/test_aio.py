@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from agentrl.loops import Runner, run
+from agentrl.aio import Runner, run
 
 WHO: ContextVar[str] = ContextVar("who", default="nobody")
 

@@ -1,16 +1,20 @@
-"""`Runner`: runs coroutines to their end from plain code, wherever that code is.
+"""What asyncio lacks: `Runner` runs coroutines from plain code, `within` waits, but not for ever.
+
+A `Runner` works wherever that code is; a notebook's cells are plain code in a running loop:
 
 plain code          -> on the calling thread, as `asyncio.Runner` does it
 in a running loop   -> on a thread of the runner's own, for which the caller waits
 
-A notebook's cells are plain code in a running loop.
+`within` begins the coroutine first. Most tools and hooks end without having waited for anything,
+and then no clock was set; a coroutine that waits goes on under `asyncio.timeout`.
 """
 
 import asyncio
-from collections.abc import Coroutine
+import types
+from collections.abc import Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextvars import Context, copy_context
-from types import TracebackType
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -35,7 +39,7 @@ class Runner:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrl-loop")
         call = _Call(coroutine)
-        return call.result_of(self._thread.submit(self._run_there, call, context))
+        return call.result_of(self._thread.submit(self._runner.run, call.play(), context=context))
 
     def close(self) -> None:
         """End the loop and the thread; a later `run` begins others."""
@@ -54,12 +58,9 @@ class Runner:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        trace: types.TracebackType | None,
     ) -> None:
         self.close()
-
-    def _run_there(self, call: "_Call[T]", context: Context) -> T:
-        return self._runner.run(call.play(), context=context)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -127,3 +128,41 @@ class _Call(Generic[T]):
         self._is_interrupted = True
         if self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
+
+
+class OutOfTime(Exception):
+    """The time of `within` is over; a TimeoutError of the coroutine's own stays one."""
+
+
+async def within(seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; None is no limit. Raises OutOfTime after a longer one was cancelled."""
+    try:
+        waits_for = work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    clock = asyncio.timeout(seconds)
+    try:
+        async with clock:
+            return await _go_on(work, waits_for)
+    except TimeoutError:
+        if clock.expired():
+            raise OutOfTime(f"it took longer than {seconds} s") from None
+        raise
+
+
+@types.coroutine
+def _go_on(work: Coroutine[Any, Any, T], waits_for: object) -> Generator[object, Any, T]:
+    """Await the rest of a coroutine that has been begun."""
+    while True:
+        try:
+            answer = yield waits_for
+        except BaseException as error:  # a cancellation is the coroutine's to see
+            step = partial(work.throw, error)
+        else:
+            step = partial(work.send, answer)
+        try:
+            waits_for = step()
+        except StopIteration as done:
+            result: T = done.value
+            return result

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentrl.waiting import OutOfTime, within
+from agentrl.aio import OutOfTime, within
 
 
 async def sleeps(seconds: float, times: int = 3) -> str:
