@@ -12,8 +12,8 @@ class user_code:
     """Turn an exception of the user's code into a `fault` that says where it came from.
 
     Errors of agentrl keep their meaning. A ToolError is for the model to see, which only a tool can
-    arrange; elsewhere it is a fault like any other. `sys.exit()` in a tool is one too, and so is a
-    cancellation that nobody asked for. A signal that ends the process is nobody's fault.
+    arrange; elsewhere it is a fault like any other. So is what is no Exception: `sys.exit()`, a
+    GeneratorExit, a cancellation that nobody asked for. A signal that ends the process is not.
     """
 
     __slots__ = ("_fault", "_shows_tool_errors", "_what")
@@ -38,7 +38,7 @@ class user_code:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not isinstance(error, Exception | SystemExit | asyncio.CancelledError):
+        if error is None or isinstance(error, KeyboardInterrupt):
             return
         if not self._keeps_meaning(error):
             what = f"{self._what} raised {type(error).__name__}: {said_by(error)}"

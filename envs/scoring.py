@@ -7,6 +7,7 @@ from typing import Any
 
 from agentrl.envs.hooks import World
 from agentrl.errors import EngineError, EnvironmentFault, EpisodeError, SandboxError, VerifierError
+from agentrl.places import said_by
 from agentrl.types import Invalid, Outcome, Score
 from agentrl.verifiers.scoring import as_number
 
@@ -30,7 +31,7 @@ async def own_score(world: World, score: Callable[[Any], object], answer: Any) -
         value = await world.call_hook("score", partial(score, answer))
         return to_score(value)
     except EpisodeError as error:
-        return Invalid(reason=str(error), blame=error.blame)
+        return Invalid(reason=said_by(error), blame=error.blame)
 
 
 def to_score(value: object) -> Score:

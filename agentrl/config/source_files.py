@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Final
 
 from agentrl.errors import ConfigError
-from agentrl.places import short_path
+from agentrl.places import said_by, short_path
 from agentrl.terminated import Terminated
 
 _PREFIX: Final = "agentrl_file_"
@@ -141,7 +141,7 @@ def _pickle_by_value(module: ModuleType) -> None:
 
 def import_message(subject: str, error: BaseException, path: Path | None) -> str:
     """The last line of the traceback and the place in the user's code."""
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    text = error.msg if isinstance(error, SyntaxError) else said_by(error)
     cause = f"{type(error).__name__}: {text}".rstrip(": ")
     place = _place(error, path)
     return f"{subject} cannot be imported: {' '.join(cause.split())}" + (

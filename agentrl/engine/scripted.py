@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from agentrl.boundary import user_code
 from agentrl.engine.memory import MEMORY_TAGS, MemoryStages, MemoryTag
 from agentrl.engine.protocol import Health, WeightSource
 from agentrl.errors import EngineError
@@ -153,7 +154,9 @@ class ScriptedEngine:
         self, session: EpisodeSession, stop_ids: frozenset[int], limit: int
     ) -> Completion:
         assert session.view is not None
-        ids = self._renderer.assistant(self._act(session.view()))
+        with user_code("the agent's act"):
+            turn = self._act(session.view())
+        ids = self._renderer.assistant(turn)
         end = min((ids.index(stop) + 1 for stop in stop_ids if stop in ids), default=limit + 1)
         reason = StopReason.LENGTH if end > limit else StopReason.STOP
         ids = ids[: min(limit, end)]

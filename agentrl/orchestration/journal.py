@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 
 from agentrl.errors import AgentrlError
 from agentrl.orchestration.observers import ROUTINE, Observer, Observers
+from agentrl.places import said_by
 from agentrl.run_dir import EventsWriter, RunDirectory
 
 
@@ -35,7 +36,7 @@ class Journal(Observers):
 
     def stopped(self, error: BaseException) -> None:
         """An event with the phase and the reason; a disk that is full keeps its own error."""
-        reason = str(error) or type(error).__name__
+        reason = said_by(error) or type(error).__name__
         if not isinstance(error, AgentrlError):
             reason = f"{type(error).__name__}: {reason}"
         with suppress(AgentrlError):

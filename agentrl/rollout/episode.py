@@ -31,7 +31,7 @@ from agentrl.errors import (
     RecordMismatch,
     RunError,
 )
-from agentrl.places import place_of
+from agentrl.places import place_of, said_by
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.episode_record import Segments
 from agentrl.rollout.episode_state import EpisodeSpec, Running
@@ -328,6 +328,6 @@ async def _within(seconds: float, work: Coroutine[Any, Any, object], what: str) 
 def _invalid(error: Exception) -> Invalid:
     """An exception as data: whose fault it was, and what to read in a table of reasons."""
     if isinstance(error, EpisodeError):
-        return Invalid(reason=str(error), blame=error.blame)
-    reason = f"{type(error).__name__}: {error}{place_of(error)}"
+        return Invalid(reason=said_by(error), blame=error.blame)
+    reason = f"{type(error).__name__}: {said_by(error)}{place_of(error)}"
     return Invalid(reason=reason, blame="environment")

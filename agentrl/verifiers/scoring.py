@@ -11,6 +11,8 @@ from typing import Final, cast
 import numpy as np
 
 from agentrl.aio import OutOfTime, within
+from agentrl.boundary import user_code
+from agentrl.errors import AgentrlError
 from agentrl.places import place_of, said_by
 from agentrl.types import EpisodeView, Invalid, Outcome, Score
 from agentrl.verifiers.protocol import (
@@ -24,6 +26,10 @@ from agentrl.verifiers.protocol import (
 from agentrl.workers import CallFailed, WorkerPool, WorkerTimeout
 
 _MAX_REASON_CHARS: Final = 500
+
+
+class _Raised(AgentrlError):
+    """What a verifier's own code raised."""
 
 
 async def score_with(
@@ -47,13 +53,17 @@ async def score_with(
 async def _score_outcome(verifier: Verifier, work: Awaitable[object]) -> Outcome:
     name = name_of(verifier)
     try:
-        return checked(await work, score_range(verifier), name)
+        with user_code(f"verifier {name}", fault=_Raised):
+            return checked(await work, score_range(verifier), name)
     except WorkerTimeout as error:
         return _invalid(f"verifier {name} took too long: {error}")
     except CallFailed as error:
         return _invalid(f"verifier {name} failed in its process: {error}")
-    except Exception as error:
-        return _invalid(f"verifier {name} raised {_last_line(error)}{place_of(error)}")
+    except _Raised as error:
+        return _invalid(str(error))
+    except AgentrlError as error:
+        what = f"{type(error).__name__}: {said_by(error)}"
+        return _invalid(f"verifier {name} raised {what}{place_of(error)}")
 
 
 def method_of(verifier: Verifier) -> Callable[..., object]:
@@ -133,12 +143,8 @@ async def _awaited(
 
 
 def _invalid(reason: str) -> Invalid:
-    return Invalid(reason=reason[:_MAX_REASON_CHARS], blame="verifier")
+    return Invalid(reason=" ".join(reason.split())[:_MAX_REASON_CHARS], blame="verifier")
 
 
 def _brief(value: object) -> str:
     return "None" if value is None else f"a {type(value).__qualname__}"
-
-
-def _last_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {said_by(error)}".split()).removesuffix(":")
