@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from agentrl.config import Loaded
 from agentrl.config.anchor import anchored_reference
-from agentrl.config.load import Loaded
 from agentrl.config.plain import as_list
 from agentrl.config.seams import reference_of
 from agentrl.envs import ToolEnv

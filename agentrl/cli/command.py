@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 from pydantic import Field
 
 from agentrl.config import Config, load_config
-from agentrl.config.flags import Flag, is_switch, split_flags
-from agentrl.config.schema import schema_of
+from agentrl.config.flags import Flag, split_flags, switches_of
+from agentrl.config.schema import Schema, schema_of
 from agentrl.errors import ConfigError
 
 O = TypeVar("O", bound=Config)  # noqa: E741  # a command's options
@@ -26,8 +26,8 @@ class Arguments:
     """What is left of a command line when the command's own options are taken out."""
 
     positional: tuple[str, ...]
-    flags: tuple[str, ...]
-    """Flags of the configuration, each as one `--key=value` or `--key`."""
+    flags: tuple[Flag, ...]
+    """Flags of the configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,22 +71,16 @@ def parse(command: Verb[O], argv: Sequence[str]) -> tuple[O, Arguments]:
     Raises:
         ConfigError: an option is wrong, or there are too few or too many positional arguments.
     """
-    own = schema_of(command.options)
-    switches = is_switch(own, {})
+    known, own = Schema(), schema_of(command.options).leaves
     if command.config is not None:
-        more = is_switch(schema_of(command.config), command.short)
-        positional, flags = split_flags(argv, lambda key: switches(key) or more(key))
-    else:
-        positional, flags = split_flags(argv, switches)
-    mine = [flag for flag in flags if command.config is None or flag.key in own.leaves]
-    rest = [flag for flag in flags if flag not in mine]
-    options = load_config(command.options, flags=_tokens(mine)).config
+        known.add(command.config)
+    known.add(command.options)
+    positional, flags = split_flags(argv, switches_of(known, command.short))
+    mine = [flag for flag in flags if command.config is None or flag.key in own]
+    options = load_config(command.options, flags=mine).config
     _check_count(command, positional)
-    return options, Arguments(positional=tuple(positional), flags=_tokens(rest))
-
-
-def _tokens(flags: Sequence[Flag]) -> tuple[str, ...]:
-    return tuple(f.name if f.text is None else f"{f.name}={f.text}" for f in flags)
+    rest = tuple(flag for flag in flags if flag not in mine)
+    return options, Arguments(positional=tuple(positional), flags=rest)
 
 
 def _check_count(command: Verb[O], positional: Sequence[str]) -> None:

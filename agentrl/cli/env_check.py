@@ -93,8 +93,8 @@ def _limits(model: str, arguments: Arguments) -> tuple[Tokenizer, int]:
     from agentrl.orchestration.load import load_run_config
     from agentrl.orchestration.sampling import context_length, make_limits
 
-    flags = [f"--model={model}", f"--env={arguments.positional[0]}", *arguments.flags]
-    config = load_run_config(flags=flags).config
+    named = (f"--model={model}", f"--env={arguments.positional[0]}")
+    config = load_run_config(flags=[*named, *arguments.flags]).config
     folder = resolve_tokenizer(config.model)
     return Tokenizer.load(folder), make_limits(config, context_length(config, folder)).prompt_tokens
 

@@ -8,11 +8,11 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from agentrl.cli.command import Verb
-from agentrl.config.describe import accepts_only_bool, bounds, placeholder
+from agentrl.config.describe import bounds, placeholder
 from agentrl.config.dump import toml_value
 from agentrl.config.flags import flag_of
 from agentrl.config.plain import plain
-from agentrl.config.schema import Schema, schema_of
+from agentrl.config.schema import Schema, is_switch, schema_of
 
 _INDENT = 30
 
@@ -63,7 +63,7 @@ def _keys(schema: Schema, short: Mapping[str, str]) -> Iterator[str]:
 
 
 def _flag(name: str, field: FieldInfo) -> str:
-    return name if accepts_only_bool(field.annotation) else f"{name} {placeholder(field)}"
+    return name if is_switch(field) else f"{name} {placeholder(field)}"
 
 
 def _about(field: FieldInfo) -> str:

@@ -1,14 +1,13 @@
 """What the commands that take a run's configuration have in common."""
 
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl.cli.command import Arguments, print_json
 from agentrl.cli.display import make_display
 from agentrl.config import Loaded
-from agentrl.config.flags import key_of
 from agentrl.errors import ConfigError
 from agentrl.orchestration import layers
 from agentrl.orchestration.config import RunConfig
@@ -41,11 +40,12 @@ def load_resumed(arguments: Arguments, run: str) -> Loaded[RunConfig]:
             f"--resume: got {arguments.positional[0]} too, expected no file:"
             " the run's own configuration is used"
         )
-    if any(_sets(flag, "name") for flag in arguments.flags):
+    if any(flag.key == "name" for flag in arguments.flags):
         raise ConfigError("--name: got one beside --resume, expected none: a run keeps its name")
-    directory = RunDirectory.open(Path(_runs_dir(arguments.flags)), run)
-    kept = [flag for flag in arguments.flags if not _sets(flag, "runs_dir")]
-    return layers.load_resumed(directory, flags=kept)
+    given = [flag.text for flag in arguments.flags if flag.key == "runs_dir" and flag.text]
+    root = given[0] if given else RunConfig.model_fields["runs_dir"].default
+    kept = [flag for flag in arguments.flags if flag.key != "runs_dir"]
+    return layers.load_resumed(RunDirectory.open(Path(root), run), flags=kept)
 
 
 def title(config: RunConfig) -> str:
@@ -83,12 +83,3 @@ def _shorten_path(path: Path) -> Path:
     """Relative to the working directory if it is below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
-
-
-def _runs_dir(flags: Sequence[str]) -> str:
-    given = [flag.partition("=")[2] for flag in flags if _sets(flag, "runs_dir")]
-    return given[0] if given else str(RunConfig.model_fields["runs_dir"].default)
-
-
-def _sets(flag: str, *keys: str) -> bool:
-    return key_of(flag.partition("=")[0]) in keys

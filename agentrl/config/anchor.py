@@ -43,8 +43,6 @@ def anchored(value: object, anchor: Anchor, folder: Path) -> object:
         return {key: anchored(item, anchor, folder) for key, item in items}
     if isinstance(value, list | tuple):
         return [anchored(item, anchor, folder) for item in cast("list[object]", value)]
-    if isinstance(value, Path):
-        return _absolute(str(value), folder)
     return value
 
 

@@ -1,334 +1,378 @@
-"""A configuration in the making: values from several layers, each with its origin, then checked.
+"""A configuration in the making: `{key: (value, origin)}`, layer over layer, then checked once.
 
-defaults ─┐
-run.toml ─┼─> values by key, rows of [[tables]] ──check()──> Checked(config, origins)
-flags ────┘   (a later layer wins)                           or problems, one line each
+A list of tables (`[[env]]`) is kept as rows until flags have said which of them hold; then each
+row's keys stand beside all others, with the row's number: `env.0.digits`.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from agentrl.config.anchor import PATH, anchor_of, anchored
-from agentrl.config.base import Config
-from agentrl.config.describe import accepts_only_bool, expected, shown
-from agentrl.config.flags import Flag, check_text, fits, flag_of, guess, value_of
+from agentrl.config.describe import placeholder, refusal, shown
+from agentrl.config.flags import Flag, decode, flag_of
 from agentrl.config.nearest import nearest
-from agentrl.config.plain import as_list, as_mapping
-from agentrl.config.problems import located, sentence
-from agentrl.config.schema import Schema, may_be_none, schema_of
+from agentrl.config.plain import as_list, as_mapping, to_plain
+from agentrl.config.schema import (
+    Config,
+    Schema,
+    accepts_none,
+    is_list_of_texts,
+    is_switch,
+    schema_of,
+)
 from agentrl.errors import ConfigError
 
 C = TypeVar("C", bound=Config)
+D = TypeVar("D", bound=Config)
 DEFAULT = "default"
 ParametersOf = Callable[[str], type[Config]]
 """Gives the class of a table row's own parameters from the row's name; may raise ConfigError."""
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A value and where it came from."""
+class Value(NamedTuple):
+    """A value as plain data, and where it came from."""
 
     value: object
     origin: str
 
 
 @dataclass(frozen=True, slots=True)
-class FieldRow:
-    """One table of a list of tables: its data, their origin, and the flags on top."""
+class Loaded(Generic[C]):
+    """A checked configuration and where each of its values came from.
 
-    data: Mapping[str, object]
-    origin: str
-    flags: tuple[Flag, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedField(Generic[C]):
-    """A valid configuration and the origin of every leaf."""
+    `origins` maps every dotted leaf key (`trainer.lr`, `env.0.name`) to "default", a file, a flag
+    as it was typed, or the name of a preset.
+    """
 
     config: C
     origins: Mapping[str, str]
 
+    def where(self, key: str) -> str:
+        """How a message should name a key: its flag, or its origin and name."""
+        origin = self.origins.get(key, DEFAULT)
+        return name_key(key, "" if origin == DEFAULT else origin)
+
+
+def name_key(key: str, origin: str) -> str:
+    """How a message names a key: its flag, or its file and name."""
+    if origin.startswith("--"):
+        return origin
+    return f"{origin}: {key}" if origin else key
+
 
 @dataclass(slots=True)
 class Draft(Generic[C]):
-    """Layers of values for a class; `prefix` is put before its keys in messages ("env.").
-
-    `source` is where a key would be that is missing.
-    """
+    """Layers of values for a class; `prefix` is put before its keys in messages ("env.")."""
 
     cls: type[C]
     prefix: str = ""
-    source: str = ""
     short: Mapping[str, str] = field(default_factory=dict[str, str])
     parameters: Mapping[str, ParametersOf] = field(default_factory=dict[str, ParametersOf])
-    values: dict[str, Value] = field(default_factory=dict[str, Value])
-    rows: dict[str, list[FieldRow]] = field(default_factory=dict[str, list[FieldRow]])
-    problems: list[str] = field(default_factory=list[str])
     folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """What relative paths of an origin are relative to; of others it is the working folder."""
+    values: dict[str, Value] = field(default_factory=dict[str, Value])
+    problems: list[str] = field(default_factory=list[str])
     schema: Schema = field(init=False)
+    _tables: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]])
+    """The rows of each list of tables, until they are spread."""
+    _rows: dict[str, str] = field(default_factory=dict[str, str])
+    """The origin of each row that was spread, such as `env.0`."""
+    _alone: dict[str, str] = field(default_factory=dict[str, str])
+    """The only rows of tables, whose keys are written without a number."""
+    _classes: dict[str, type[Config] | None] = field(default_factory=dict[str, type[Config] | None])
+    """The class of a row's own parameters; None where nobody knows it."""
 
     def __post_init__(self) -> None:
         self.schema = schema_of(self.cls)
 
-    def add_mapping(self, data: Mapping[str, object], origin: str, section: str = "") -> None:
-        """Lay nested data over what is there."""
+    def lay(self, data: Mapping[str, object], origin: str, section: str = "") -> None:
+        """Put nested data over what is there."""
         for name, value in data.items():
             key = f"{section}.{name}" if section else name
             if key in self.schema.sections:
-                self._add_section(key, value, origin)
+                self._lay_section(key, value, origin)
             elif key in self.schema.tables:
-                self._add_tables(key, value, origin)
+                self._lay_tables(key, value, origin)
             elif key in self.schema.leaves:
                 self._put(key, value, origin)
-            else:
-                self._report_unknown(key, section, origin)
+            elif self._classes.get(section, self.cls) is not None:
+                self._report(key, origin, f"unknown key, {self._suggest_key(key)}")
 
-    def add_flags(self, flags: Sequence[Flag]) -> None:
-        """Lay flags over what is there; giving one key twice is a problem."""
-        flags = [replace(flag, key=self.short.get(flag.key, flag.key)) for flag in flags]
-        seen: dict[str, str] = {}
-        for flag in flags:
-            if flag.key in seen and not self._is_list_of_texts(flag.key):
-                self._problem(flag.name, self._twice(flag.key, seen[flag.key]))
-            seen[flag.key] = flag.name
-        # Tables first, so that --env.KEY finds its table wherever --env stands.
-        for flag in sorted(flags, key=lambda f: f.key not in self.schema.tables):
-            self._add_flag(flag)
+    def lay_under(self, data: Mapping[str, object], origin: str) -> None:
+        """Put values where there are none, by dotted keys."""
+        for key, value in data.items():
+            if key not in self.values:
+                self._put(key, value, origin)
 
-    def _twice(self, key: str, before: str) -> str:
-        if key in self.schema.tables:
-            return f"given twice; write several as [[{key}]] tables in a TOML file"
-        return f"given twice (also as {before}); keep one"
+    def lay_flags(self, flags: Sequence[Flag]) -> None:
+        """Put flags over what is there; giving one key twice is a problem."""
+        keyed = [(self.short.get(flag.key, flag.key), flag) for flag in flags]
+        given: dict[str, str] = {}
+        for key, flag in keyed:
+            info = self.schema.leaves.get(key)
+            if key in given and (info is None or not is_list_of_texts(info)):
+                is_table = key in self.schema.tables
+                self.problems.append(
+                    f"{flag.name}: given twice; write several as [[{key}]] tables in a TOML file"
+                    if is_table
+                    else f"{flag.name}: given twice (also as {given[key]}); keep one"
+                )
+            given[key] = flag.name
+            if key in self.schema.tables:
+                self._select_rows(key, flag)
+        self._spread_rows()
+        for key, flag in keyed:
+            if key not in self.schema.tables:
+                self._lay_flag(key, flag)
 
-    def check(self) -> CheckedField[C] | None:
-        """Validate; None if there are `problems`."""
+    def check(self) -> Loaded[C]:
+        """Validate everything.
+
+        Raises:
+            ConfigError: one line for each thing that is wrong.
+        """
+        self._spread_rows()
         self._anchor_defaults()
-        origins = dict.fromkeys(self.schema.leaves, DEFAULT)
-        origins |= {key: value.origin for key, value in self.values.items()}
-        data = _nested({key: value.value for key, value in self.values.items()})
+        data: dict[str, object] = {}
         for key, value in self.values.items():
-            self._check_leaf(key, value.value)
-        for key, rows in self.rows.items():
-            data[key] = [self._row(key, i, row, origins) for i, row in enumerate(rows)]
-        config = None if self.problems else self._validated(data)
-        return None if config is None else CheckedField(config, origins)
+            section, _, name = key.rpartition(".")
+            _enter(data, section)[name] = value.value
+        for row in reversed(self._rows):  # what is inside of a row before the row
+            self._check_row(data, row)
+        config = self._validate(self.cls, data)
+        if config is None or self.problems:
+            raise ConfigError("\n".join(dict.fromkeys(self.problems)))
+        origins = {key: value.origin for key, value in self.values.items()}
+        return Loaded(config, dict.fromkeys(self.schema.leaves, DEFAULT) | origins)
 
-    def _anchor_defaults(self) -> None:
-        """Paths by default are relative to the working folder, which a stored file is not in."""
-        for key, leaf in self.schema.leaves.items():
-            path = anchored(leaf.default, PATH, Path.cwd()) if anchor_of(leaf) == PATH else ""
-            if path and isinstance(path, str) and "." not in key:
-                self.values.setdefault(key, Value(path, DEFAULT))
+    def _check_row(self, data: dict[str, object], row: str) -> None:
+        """Give a row all its parameters; with the first row, its table becomes a list."""
+        given, cls = _enter(data, row), self._classes.get(row)
+        if cls is not None:
+            own = {name: given[name] for name in schema_of(cls).children("") if name in given}
+            checked = self._validate(cls, own, row)
+            given |= {} if checked is None else checked.model_dump(mode="json")
+        if row.endswith(".0"):
+            table = row.removesuffix(".0")
+            section, _, name = table.rpartition(".")
+            rows = _enter(data, table)
+            _enter(data, section)[name] = [rows[str(number)] for number in range(len(rows))]
 
-    def where(self, key: str) -> str:
-        """How messages name a key: its flag, or its file and name."""
-        value = self.values.get(key)
-        below = {v.origin for k, v in self.values.items() if k.startswith(f"{key}.")}
-        origin = below.pop() if len(below) == 1 else self.source
-        origin = origin if value is None else value.origin
-        if origin.startswith("--"):
-            return origin
-        return f"{origin}: {self.prefix}{key}" if origin else self.prefix + key
-
-    def _add_section(self, key: str, value: object, origin: str) -> None:
+    def _lay_section(self, key: str, value: object, origin: str) -> None:
         table = as_mapping(value)
         if table is not None:
-            self.add_mapping(table, origin, key)
-        elif value in (None, "none") and may_be_none(self.schema.sections[key]):
+            self.lay(table, origin, key)
+        elif value in (None, "none") and accepts_none(self.schema.sections[key]):
             self._put(key, None, origin)
         else:
-            self._problem(f"{origin}: {self.prefix}{key}", f"got {shown(value)}, expected a table")
+            self._report(key, origin, f"got {shown(value)}, expected a table")
 
-    def _add_tables(self, key: str, value: object, origin: str) -> None:
+    def _lay_tables(self, key: str, value: object, origin: str) -> None:
         items = as_list(value)
-        tables = [as_mapping(item) for item in items or ()]
-        if items is None or None in tables:
+        rows = [row for row in map(as_mapping, items or ()) if row is not None]
+        if items is None or len(rows) < len(items):
             name = self.prefix + key
-            self._problem(f"{origin}: {name}", f"got {shown(value)}, expected [[{name}]] tables")
+            self._report(key, origin, f"got {shown(value)}, expected [[{name}]] tables")
+        else:
+            self._tables[key] = [Value(row, origin) for row in rows]
+
+    def _select_rows(self, table: str, flag: Flag) -> None:
+        """Keep the rows of the name that a flag gives; if there are none, it makes one."""
+        if flag.text is None:
+            self.problems.append(f"{flag.name}: got no value, expected a name")
             return
-        self.rows[key] = [FieldRow(table, origin) for table in tables if table is not None]
+        info = schema_of(self.schema.tables[table]).leaves["name"]
+        wanted = self._to_value(info, flag.text, flag.name)
+        named = [
+            row
+            for row in self._tables.get(table, [])
+            if self._to_value(info, (as_mapping(row.value) or {}).get("name"), row.origin) == wanted
+        ]
+        self._tables[table] = named or [Value({"name": flag.text}, flag.name)]
+
+    def _spread_rows(self) -> None:
+        """Lay the rows beside all other keys, each by its class and that of its parameters."""
+        while self._tables:
+            table, rows = self._tables.popitem()
+            for number, (data, origin) in enumerate(rows):
+                row, given = f"{table}.{number}", as_mapping(data) or {}
+                self._rows[row] = origin
+                if len(rows) == 1:
+                    self._alone[row] = table
+                self.schema.add(self.schema.tables[table], row)
+                if table in self.parameters:
+                    if "name" in given:
+                        self.lay({"name": given["name"]}, origin, row)
+                    cls = self._classes[row] = self._parameters_of(table, row)
+                    if cls is not None:
+                        self.schema.add(cls, row)
+                self.lay(given, origin, row)
+
+    def _parameters_of(self, table: str, row: str) -> type[Config] | None:
+        name = self.values.get(f"{row}.name", Value(None, "")).value
+        try:
+            return self.parameters[table](name) if isinstance(name, str) else None
+        except ConfigError as error:
+            self.problems.append(str(error))
+            return None
 
     def _put(self, key: str, value: object, origin: str) -> None:
-        field_info = self.schema.leaves.get(key) or self.schema.sections[key]
-        if value == "none" and may_be_none(field_info):
-            value = None
-        value = self._anchored(field_info, value, origin)
+        try:
+            info = self.schema.leaves.get(key) or self.schema.sections[key]
+            value = self._to_value(info, value, origin)
+        except UnicodeEncodeError:
+            self._report(key, origin, "got bytes that are not UTF-8, expected text")
+            return
+        except (TypeError, ValueError):
+            kind = type(value).__name__
+            wanted = "text, a number, true or false, a list or a table"
+            self._report(key, origin, f"got a value of type {kind}, expected {wanted}")
+            return
         for other in [k for k in self.values if k.startswith(f"{key}.")]:
             del self.values[other]
         for cut in (key.rsplit(".", n)[0] for n in range(1, key.count(".") + 1)):
             self.values.pop(cut, None)
         self.values[key] = Value(value, origin)
 
-    def _anchored(self, field_info: FieldInfo, value: object, origin: str) -> object:
-        anchor = anchor_of(field_info)
+    def _to_value(self, info: FieldInfo, value: object, origin: str) -> object:
+        """What is stored: plain data, None for the word `none`, absolute paths."""
+        value = to_plain(value)
+        if value == "none" and accepts_none(info):
+            return None
+        anchor = anchor_of(info)
         folder = self.folders.get(origin) or Path.cwd()
         return value if anchor is None else anchored(value, anchor, folder)
 
-    def _add_flag(self, flag: Flag) -> None:
-        table = next((t for t in self.schema.tables if flag.key.startswith(f"{t}.")), None)
-        try:
-            check_text(flag)
-            if flag.key in self.schema.leaves:
-                self._put(flag.key, self._flag_value(flag), flag.name)
-            elif flag.key in self.schema.tables:
-                self._select_row(flag)
-            elif table:
-                self._add_to_row(table, flag)
-            elif flag.key in self.schema.sections:
-                self._section_flag(flag)
-            else:
-                self._unknown_flag(flag)
-        except ConfigError as error:
-            self.problems.append(str(error))
+    def _anchor_defaults(self) -> None:
+        """Paths by default are relative to the working folder, which a stored file is not in."""
+        for key, info in self.schema.leaves.items():
+            always_there = key.rpartition(".")[0] in ("", *self._rows)
+            is_path = anchor_of(info) == PATH and isinstance(info.default, str | Path)
+            if always_there and is_path and str(info.default) and key not in self.values:
+                self._put(key, info.default, DEFAULT)
 
-    def _flag_value(self, flag: Flag) -> object:
-        field_info = self.schema.leaves[flag.key]
-        if flag.text is not None:
-            value = value_of(flag.text, field_info)
-            if not self._is_list_of_texts(flag.key):
-                return value
-            before = self.values.get(flag.key)
-            kept = as_list(before.value) if before and before.origin == flag.name else None
-            return [*(kept or ()), *(as_list(value) or [flag.text])]
-        if accepts_only_bool(field_info.annotation):
-            return True
-        raise ConfigError(f"{flag.name}: got no value, expected {expected(field_info)}")
+    def _lay_flag(self, key: str, flag: Flag) -> None:
+        section = next((t for t in self.schema.tables if key.startswith(f"{t}.")), "")
+        if section:
+            rows = [row for row in self._rows if row.rpartition(".")[0] == section]
+            if len(rows) != 1:
+                reason = f"there are {len(rows)} [[{section}]] tables; set it in the file"
+                missing = f"no {section} is set; pass {flag_of(section)} NAME too"
+                self.problems.append(f"{flag.name}: {reason if rows else missing}")
+                return
+            key = rows[0] + key.removeprefix(section)
+            section = rows[0]
+        if key in self.schema.leaves:
+            self._put_flag(key, flag)
+        elif key in self.schema.sections:
+            if flag.text == "none" and accepts_none(self.schema.sections[key]):
+                self._put(key, None, flag.name)
+                return
+            example = flag_of(self._name(f"{key}.{self.schema.children(key)[0]}"))
+            self.problems.append(
+                f"{flag.name}: is a group of keys; set one of them, such as {example}"
+            )
+        elif self._classes.get(section, self.cls) is not None:
+            self.problems.append(f"{flag.name}: unknown flag, {self._suggest_flag(key, section)}")
 
-    def _is_list_of_texts(self, key: str) -> bool:
-        """True for a key whose flag may be given several times, an item each."""
-        leaf = self.schema.leaves.get(key)
-        return leaf is not None and anchor_of(leaf) is not None and fits([""], leaf)
-
-    def _section_flag(self, flag: Flag) -> None:
-        if flag.text == "none" and may_be_none(self.schema.sections[flag.key]):
-            self._put(flag.key, None, flag.name)
+    def _put_flag(self, key: str, flag: Flag) -> None:
+        info = self.schema.leaves[key]
+        if flag.text is None and not is_switch(info):
+            self.problems.append(f"{flag.name}: got no value, expected {placeholder(info)}")
             return
-        example = flag_of(f"{flag.key}.{self.schema.children(flag.key)[0]}")
-        raise ConfigError(f"{flag.name}: is a group of keys; set one of them, such as {example}")
+        value = True if flag.text is None else decode(flag.text, info)
+        if is_list_of_texts(info):
+            before = self.values.get(key)
+            kept = as_list(before.value) if before and before.origin.startswith("--") else None
+            items = as_list(value)
+            value = [*(kept or ()), *([flag.text] if items is None else items)]
+        self._put(key, value, flag.name)
 
-    def _select_row(self, flag: Flag) -> None:
-        if flag.text is None:
-            raise ConfigError(f"{flag.name}: got no value, expected a name")
-        name = schema_of(self.schema.tables[flag.key]).leaves["name"]
-        wanted = self._anchored(name, flag.text, flag.name)
-        named = [
-            row
-            for row in self.rows.get(flag.key, [])
-            if self._anchored(name, row.data.get("name"), row.origin) == wanted
-        ]
-        self.rows[flag.key] = named or [FieldRow({"name": flag.text}, flag.name)]
-
-    def _add_to_row(self, table: str, flag: Flag) -> None:
-        rows = self.rows.get(table, [])
-        if len(rows) != 1:
-            reason = f"there are {len(rows)} [[{table}]] tables" if rows else f"no {table} is set"
-            todo = "set it in the file" if rows else f"pass {flag_of(table)} NAME too"
-            raise ConfigError(f"{flag.name}: {reason}; {todo}")
-        key = flag.key.removeprefix(f"{table}.")
-        rows[0] = replace(rows[0], flags=(*rows[0].flags, replace(flag, key=key)))
-
-    def _row(
-        self, table: str, index: int, row: FieldRow, origins: dict[str, str]
-    ) -> Mapping[str, object]:
-        """Check one table row: the fields of its class, then its own parameters."""
-        cls = self.schema.tables[table]
-        many = len(self.rows[table]) > 1
-        prefix = f"{self.prefix}{table}.{index}." if many else f"{self.prefix}{table}."
-        own = schema_of(cls).children("")
-        entry = Draft(cls, prefix, row.origin, folders=self.folders)
-        extra: dict[str, object] = {}
-        open_ended = cls.model_config.get("extra") == "allow"
-        for name, value in row.data.items():
-            if name in own or not open_ended:
-                entry.add_mapping({name: value}, row.origin)
-            else:
-                extra[name] = value
-        entry.add_flags([f for f in row.flags if f.key in own or not open_ended])
-        flags = [f for f in row.flags if f.key not in own and open_ended]
-        checked = entry.check()
-        self.problems += entry.problems
-        if checked is None:
-            return {}
-        own_row = FieldRow(extra, row.origin, tuple(flags))
-        data, more = self._parameters(table, checked.config, prefix, own_row)
-        found = {**checked.origins, **more}
-        origins |= {f"{table}.{index}.{name}": origin for name, origin in found.items()}
-        return {**checked.config.model_dump(mode="json"), **data}
-
-    def _parameters(
-        self, table: str, entry: Config, prefix: str, row: FieldRow
-    ) -> tuple[Mapping[str, object], Mapping[str, str]]:
-        """The row's own parameters, by their class where one is known, and their origins."""
-        if table not in self.parameters:
-            guessed = {f.key: True if f.text is None else guess(f.text) for f in row.flags}
-            data = {**row.data, **guessed}
-            return data, dict.fromkeys(row.data, row.origin) | {f.key: f.name for f in row.flags}
-        name = str(getattr(entry, "name", ""))
+    def _validate(self, cls: type[D], data: Mapping[str, object], row: str = "") -> D | None:
+        """The values of a class; what is wrong becomes problems."""
         try:
-            cls = self.parameters[table](name)
-        except ConfigError as error:
-            self.problems.append(str(error))
-            return {}, {}
-        draft = Draft(cls, prefix, row.origin, folders=self.folders)
-        draft.add_mapping(row.data, row.origin)
-        draft.add_flags(row.flags)
-        checked = draft.check()
-        self.problems += draft.problems
-        return (checked.config.model_dump(mode="json"), checked.origins) if checked else ({}, {})
-
-    def _check_leaf(self, key: str, value: object) -> None:
-        leaf = self.schema.leaves.get(key)
-        if leaf is not None and not fits(value, leaf):
-            self._problem(self.where(key), f"got {shown(value)}, expected {expected(leaf, value)}")
-
-    def _validated(self, data: Mapping[str, object]) -> C | None:
-        try:
-            return self.cls.model_validate(data)
+            # As JSON and strictly: text is no number and true is no integer, but a list may be a
+            # tuple and a text an enum or a path.
+            return cls.model_validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
+            found: dict[str, list[ErrorDetails]] = {}
+            above = tuple(row.split(".")) if row else ()
             for item in error.errors(include_url=False):
-                key, leaf = located(self.schema, item["loc"])
-                value = self.values.get(key)
-                got = item["input"] if value is None else value.value
-                self.problems.append(sentence(item, self.where(key), leaf, got))
+                key = self._key_at((*above, *map(str, item["loc"])))
+                found.setdefault(key, []).append(item)
+            is_whole = not self.problems
+            for key, items in found.items():
+                self._report_refused(key, items, len(above), is_whole)
             return None
 
-    def _report_unknown(self, key: str, section: str, origin: str) -> None:
-        where = f"{origin}: {self.prefix}{key}" if origin else self.prefix + key
-        hint = nearest(key.rpartition(".")[2], self.schema.children(section))
+    def _report_refused(
+        self, key: str, items: Sequence[ErrorDetails], above: int, is_whole: bool
+    ) -> None:
+        value = self.values.get(key)
+        if items[0]["type"] == "missing" and value is None:
+            if is_whole:  # else a key may be missing that was misspelt
+                wanted = placeholder(self.schema.leaves[key]) if key in self.schema.leaves else "it"
+                what = f"missing, expected {wanted}; set it in the file or by a flag"
+                self._report(key, self._origin(key), what)
+            return
+        got = items[0]["input"] if value is None else value.value
+        depth = key.count(".") + 1 - above if key else 0
+        self._report(key, self._origin(key), refusal(items, depth, got))
+
+    def _key_at(self, parts: Sequence[str]) -> str:
+        """The key that a location is about; it may go on inside of the key's value."""
+        keys = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+        return next((key for key in keys if key in (*self.schema.names, *self._rows)), "")
+
+    def _origin(self, key: str) -> str:
+        """Where a key's value came from, or what is below it, or the row that it is in."""
+        if key in self.values:
+            return self.values[key].origin
+        below = {value.origin for k, value in self.values.items() if k.startswith(f"{key}.")}
+        rows = (origin for row, origin in self._rows.items() if f"{key}.".startswith(f"{row}."))
+        return below.pop() if len(below) == 1 else next(rows, "")
+
+    def _suggest_key(self, key: str) -> str:
+        section, _, name = key.rpartition(".")
+        hint = nearest(name, self.schema.children(section))
+        elsewhere = self._elsewhere(key)
+        return hint if hint.startswith("did") or not elsewhere else f"did you mean {elsewhere}?"
+
+    def _suggest_flag(self, key: str, row: str) -> str:
+        known = (self._name(k) for k in self.schema.names if k.startswith(row))
+        hint = nearest(flag_of(self._name(key)), map(flag_of, (*self.short, *known)))
         if not hint.startswith("did") and (elsewhere := self._elsewhere(key)):
-            hint = f"did you mean {self.prefix}{elsewhere}?"
-        self._problem(where, f"unknown key, {hint}")
+            return f"did you mean {flag_of(elsewhere)}?"
+        return hint if hint.startswith("did") or row else "see --help for all of them"
 
-    def _unknown_flag(self, flag: Flag) -> None:
-        names = [flag_of(self.prefix + key) for key in (*self.short, *self.schema.names)]
-        hint = nearest(flag_of(self.prefix + flag.key), names)
-        if not hint.startswith("did") and (elsewhere := self._elsewhere(flag.key)):
-            hint = f"did you mean {flag_of(self.prefix + elsewhere)}?"
-        elif not hint.startswith("did") and not self.prefix:
-            hint = "see --help for all of them"
-        raise ConfigError(f"{flag.name}: unknown flag, {hint}")
+    def _elsewhere(self, key: str) -> str:
+        """A key of the same last name in another section, which is of the same row."""
+        last = key.rpartition(".")[2]
+        row = next((row for row in self._rows if key.startswith(f"{row}.")), "")
+        known = (k for k in self.schema.names if k.startswith(row) and k.endswith(f".{last}"))
+        return self._name(next(known, ""))
 
-    def _elsewhere(self, key: str) -> str | None:
-        """A key of the same last name in another section."""
-        name = key.rpartition(".")[2]
-        return next((k for k in self.schema.names if k.endswith(f".{name}")), None)
+    def _name(self, key: str) -> str:
+        """A key as people write it: the only row of a table has no number."""
+        for row, table in self._alone.items():
+            if f"{key}.".startswith(f"{row}."):
+                key = table + key.removeprefix(row)
+        return f"{self.prefix}{key}".rstrip(".")
 
-    def _problem(self, where: str, what: str) -> None:
-        self.problems.append(f"{where}: {what}")
+    def _report(self, key: str, origin: str, what: str) -> None:
+        where = name_key(self._name(key), origin) if key or self.prefix else ""
+        self.problems.append(f"{where}: {what}" if where else what)
 
 
-def _nested(flat: Mapping[str, object]) -> dict[str, object]:
-    nested: dict[str, object] = {}
-    for key, value in flat.items():
-        *sections, name = key.split(".")
-        at = nested
-        for section in sections:
-            at = cast("dict[str, object]", at.setdefault(section, {}))
-        at[name] = value
-    return nested
+def _enter(data: dict[str, object], key: str) -> dict[str, object]:
+    """The table at a dotted key, made where it is not there."""
+    for name in key.split(".") if key else ():
+        data = cast("dict[str, object]", data.setdefault(name, {}))
+    return data

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from agentrl.config.draft import DEFAULT
-from agentrl.config.load import C, Loaded
+from agentrl.config.draft import DEFAULT, C, Loaded
 from agentrl.config.plain import as_mapping
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")

@@ -4,17 +4,15 @@ Dashes and underscores are the same. A text becomes a value by the type of the k
 """
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from agentrl.config.describe import accepts_only_bool
-from agentrl.config.plain import to_json
-from agentrl.config.schema import Schema
-from agentrl.errors import ConfigError
+from agentrl.config.schema import Schema, is_switch, members
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +24,12 @@ class Flag:
     text: str | None
 
 
+Argument = str | Flag
+"""A piece of a command line, or a flag that was split off one before."""
+
+
 def split_flags(
-    arguments: Sequence[str], switches: Callable[[str], bool]
+    arguments: Sequence[Argument], switches: Callable[[str], bool]
 ) -> tuple[list[str], list[Flag]]:
     """Split arguments into positional ones and flags, in order; after `--` all are positional.
 
@@ -40,25 +42,29 @@ def split_flags(
     rest = list(reversed(arguments))
     while rest:
         token = rest.pop()
-        if token == "--":
-            return positional + rest[::-1], flags
-        if not token.startswith("--"):
-            positional.append(token)
-            continue
-        name, equals, text = token.partition("=")
-        key = key_of(name)
-        if equals:
-            flags.append(Flag(name, key, text))
-        elif rest and _is_value(rest[-1], switches(key)):
-            flags.append(Flag(name, key, rest.pop()))
+        if isinstance(token, Flag):
+            flags.append(token)
+        elif token == "--":
+            return [*positional, *(str(text) for text in reversed(rest))], flags
+        elif token.startswith("--"):
+            name, equals, text = token.partition("=")
+            key = name.removeprefix("--").replace("-", "_")
+            given = text if equals else _next_value(rest, switches(key))
+            flags.append(Flag(name, key, given))
         else:
-            flags.append(Flag(name, key, None))
+            positional.append(token)
     return positional, flags
 
 
-def key_of(name: str) -> str:
-    """The key that a flag's name spells."""
-    return name.removeprefix("--").replace("-", "_")
+def _next_value(rest: list[Argument], switch: bool) -> str | None:
+    """Take the value of a flag off what follows it; a switch needs none."""
+    following = rest[-1] if rest else None
+    if not isinstance(following, str) or following.startswith("--"):
+        return None
+    if switch and following not in ("true", "false"):
+        return None
+    rest.pop()
+    return following
 
 
 def flag_of(key: str) -> str:
@@ -66,71 +72,38 @@ def flag_of(key: str) -> str:
     return "--" + key.replace("_", "-")
 
 
-def is_switch(schema: Schema, short: Mapping[str, str]) -> Callable[[str], bool]:
-    """The `switches` of `split_flags` for a configuration class and its short names."""
-    long = {key_of(name): key for name, key in short.items()}
+def switches_of(schema: Schema, short: Mapping[str, str]) -> Callable[[str], bool]:
+    """The `switches` of `split_flags` for a configuration and its short names."""
+    long = {name.replace("-", "_"): key for name, key in short.items()}
 
     def switches(key: str) -> bool:
-        field = schema.leaves.get(long.get(key, key))
-        return field is not None and accepts_only_bool(field.annotation)
+        info = schema.leaves.get(long.get(key, key))
+        return info is not None and is_switch(info)
 
     return switches
 
 
-def value_of(text: str, field: FieldInfo) -> object:
-    """The value that a text stands for at a field, or the text where it fits no reading."""
-    return next((value for value in _readings(text) if fits(value, field)), text)
-
-
-def fits(value: object, field: FieldInfo) -> bool:
-    """True if plain data is a value of the field; what is no plain data is left to pydantic."""
-    try:
-        text = to_json(value)
-    except TypeError:
-        return True
-    try:
-        _adapter(field).validate_json(text, strict=True)
-    except ValidationError:
-        return False
-    return True
-
-
-def guess(text: str) -> object:
-    """The value of a text where no type is known: a TOML value, else the text."""
-    try:
-        return tomllib.loads(f"x = {text}")["x"] if "\n" not in text else text
-    except tomllib.TOMLDecodeError:
+def decode(text: str, info: FieldInfo) -> object:
+    """The value that a text stands for at a field: itself where text is one of the values."""
+    if any(_takes_text(member, text) for member in members(info.annotation)):
         return text
-
-
-def check_text(flag: Flag) -> None:
-    """Refuse text that is not valid Unicode.
-
-    Raises:
-        ConfigError: the text holds bytes that are not UTF-8.
-    """
-    try:
-        (flag.text or "").encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{flag.name}: got bytes that are not UTF-8, expected text") from error
-
-
-def _is_value(token: str, switch: bool) -> bool:
-    return token in ("true", "false") if switch else not token.startswith("--")
-
-
-def _readings(text: str) -> Iterator[object]:
-    yield text
-    for read in (int, float):
+    for read in (int, float, _read_toml):
         try:
-            yield read(text)
+            return read(text)
         except ValueError:
             continue
-    yield guess(text)
+    return text
 
 
-def _adapter(field: FieldInfo) -> TypeAdapter[Any]:
-    annotation: Any = field.annotation
-    for item in field.metadata:
-        annotation = Annotated[annotation, item]
-    return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False))
+def _takes_text(kind: Any, text: str) -> bool:
+    if get_origin(kind) is Literal:
+        return text in get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return text in [member.value for member in kind]
+    return kind in (str, Path)
+
+
+def _read_toml(text: str) -> object:
+    if "\n" in text:
+        raise ValueError("more than a value")
+    return tomllib.loads(f"x = {text}")["x"]

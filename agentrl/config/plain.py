@@ -4,21 +4,22 @@ Strict JSON is exactly what a configuration file needs: text is no number and `t
 while an array may be a tuple and a text an enum or a path.
 """
 
-import datetime as dt
 import json
 from collections.abc import Mapping
 from enum import Enum
+from numbers import Integral
 from pathlib import PurePath
 from typing import cast
 
 
-def to_json(value: object) -> bytes:
-    """The JSON text of plain data.
+def to_plain(value: object) -> object:
+    """The value as JSON has it.
 
     Raises:
-        TypeError: the value holds an object that is not data.
+        TypeError: it holds an object that is not data.
+        ValueError: it holds text that is not Unicode, or a number that is too long.
     """
-    return json.dumps(value, default=plain).encode()
+    return json.loads(json.dumps(value, default=plain, ensure_ascii=False).encode())
 
 
 def plain(value: object) -> object:
@@ -32,8 +33,8 @@ def plain(value: object) -> object:
             return value.value
         case None | bool() | int() | float() | str() | list() | tuple() | dict():
             return cast(object, value)
-        case dt.datetime() | dt.date() | dt.time():
-            return value.isoformat()
+        case Integral():  # numpy's
+            return int(value)
         case PurePath():
             return str(value)
         case set() | frozenset():

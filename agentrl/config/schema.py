@@ -1,82 +1,102 @@
-"""The keys of a configuration tree: every leaf with its dotted name, its field and its default."""
+"""A configuration class, taken apart: every leaf with its dotted name and its field."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, get_args, get_origin
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
+from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
-from agentrl.config.base import Config
-from agentrl.config.describe import accepts_none, members
+
+class Config(BaseModel):
+    """Frozen and strict about keys; each field has a `Field(description=...)` for `--help`."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A configuration class, taken apart.
+    """The keys of a configuration.
 
     `sections` are the keys of nested classes, `tables` those of lists of classes (`[[env]]`), each
     with its class. Everything else is a leaf.
     """
 
-    cls: type[Config]
-    leaves: Mapping[str, FieldInfo]
-    sections: Mapping[str, FieldInfo]
-    tables: Mapping[str, type[Config]]
+    leaves: dict[str, FieldInfo] = field(default_factory=dict[str, FieldInfo])
+    sections: dict[str, FieldInfo] = field(default_factory=dict[str, FieldInfo])
+    tables: dict[str, type[Config]] = field(default_factory=dict[str, type[Config]])
 
     @property
     def names(self) -> list[str]:
         """Every key that a file or flag may set."""
         return [*self.leaves, *self.sections, *self.tables]
 
-    def children(self, prefix: str) -> list[str]:
+    def children(self, section: str) -> list[str]:
         """The names directly below a section ("" is the root)."""
-        start = f"{prefix}." if prefix else ""
+        start = f"{section}." if section else ""
         below = (name[len(start) :] for name in self.names if name.startswith(start))
         return [name for name in below if name and "." not in name]
 
+    def add(self, cls: type[Config], section: str = "") -> None:
+        """Take a class apart below a section; its own sections are followed, tables are not."""
+        for attribute, info in cls.model_fields.items():
+            name = f"{section}.{info.alias or attribute}".lstrip(".")
+            below = _classes(members(info.annotation))
+            items = get_args(info.annotation) if accepts_many(info) else ()
+            if below:
+                self.sections[name] = info
+                self.add(below[0], name)
+            elif rows := _classes(items):
+                self.tables[name] = rows[0]
+            else:
+                self.leaves[name] = info
+
 
 def schema_of(cls: type[Config]) -> Schema:
-    """Take a class apart; sections are followed, tables are not."""
-    leaves: dict[str, FieldInfo] = {}
-    sections: dict[str, FieldInfo] = {}
-    tables: dict[str, type[Config]] = {}
-    for name, field in _walk(cls, ""):
-        if section_class(field.annotation):
-            sections[name] = field
-        elif table := table_class(field.annotation):
-            tables[name] = table
-        else:
-            leaves[name] = field
-    return Schema(cls, leaves, sections, tables)
+    """The keys of a class."""
+    schema = Schema()
+    schema.add(cls)
+    return schema
 
 
-def section_class(annotation: Any) -> type[Config] | None:
-    """The class of a nested section (`X` or `X | None`), if the annotation is one."""
-    classes = [m for m in members(annotation) if m is not type(None)]
-    return classes[0] if len(classes) == 1 and _is_config(classes[0]) else None
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, or the annotation alone; metadata is taken off."""
+    return tuple(_members(annotation))
 
 
-def table_class(annotation: Any) -> type[Config] | None:
-    """The class of the items of a list of sections, if the annotation is one."""
-    args = get_args(annotation)
-    if get_origin(annotation) in (tuple, list) and args and _is_config(args[0]):
-        item: type[Config] = args[0]
-        return item
-    return None
-
-
-def may_be_none(field: FieldInfo) -> bool:
+def accepts_none(info: FieldInfo) -> bool:
     """True if the word `none` stands for None at this key."""
-    return accepts_none(field.annotation)
+    return type(None) in members(info.annotation)
 
 
-def _is_config(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Config)
+def accepts_many(info: FieldInfo) -> bool:
+    """True for a list of any length."""
+    args = get_args(info.annotation)
+    return get_origin(info.annotation) is list or args[1:] == (...,)
 
 
-def _walk(cls: type[Config], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    for attribute, field in cls.model_fields.items():
-        name = field.alias or attribute
-        yield prefix + name, field
-        if section := section_class(field.annotation):
-            yield from _walk(section, f"{prefix}{name}.")
+def is_switch(info: FieldInfo) -> bool:
+    """True for a key whose value may be left out on the command line."""
+    return {*members(info.annotation)} - {type(None)} == {bool}
+
+
+def is_list_of_texts(info: FieldInfo) -> bool:
+    """True for a key whose flag may be given several times, an item each."""
+    return accepts_many(info) and members(get_args(info.annotation)[0]) == (str,)
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) is Annotated:
+        yield from _members(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _members(member)
+    else:
+        yield annotation
+
+
+def _classes(kinds: Iterable[Any]) -> list[type[Config]]:
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]

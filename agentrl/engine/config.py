@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from agentrl.config import Config
 from agentrl.config.anchor import Reference
-from agentrl.config.base import Config
 
 
 class SglangConfig(Config):

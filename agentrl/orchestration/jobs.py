@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from agentrl.aio import run as run_coroutine
-from agentrl.config.load import Loaded
+from agentrl.config import Loaded
 from agentrl.engine.local.models.resolve import resolve_model, resolve_tokenizer
 from agentrl.extras import TRAIN, require
 from agentrl.orchestration.config import RunConfig

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import cast
 
-from agentrl.config.dump import dump_config, toml_value
-from agentrl.config.load import Loaded
+from agentrl.config import Loaded, dump_config
+from agentrl.config.dump import toml_value
+from agentrl.config.flags import Argument
 from agentrl.config.plain import as_list, as_mapping
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
@@ -127,7 +128,7 @@ class Layers:
 def load_resumed(
     directory: RunDirectory,
     *,
-    flags: Sequence[str] = (),
+    flags: Sequence[Argument] = (),
     keywords: Mapping[str, object] | None = None,
     objects: Overrides = NO_OBJECTS,
 ) -> Loaded[RunConfig]:

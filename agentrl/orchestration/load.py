@@ -1,9 +1,14 @@
 """A run's configuration from a file, flags and keywords, with the model's preset underneath."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agentrl.config.load import Loaded, load_config, read_toml
+from agentrl.config import Loaded, load_config
+from agentrl.config.draft import Value
+from agentrl.config.flags import Argument
+from agentrl.config.load import read_toml
+from agentrl.engine.local.models.resolve import TINY
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.preflight import ENV_PRESETS, MODEL_PRESETS, PAIR_PRESETS
@@ -12,7 +17,7 @@ from agentrl.orchestration.preflight import ENV_PRESETS, MODEL_PRESETS, PAIR_PRE
 def load_run_config(
     *,
     file: Path | None = None,
-    flags: Sequence[str] = (),
+    flags: Sequence[Argument] = (),
     keywords: Mapping[str, object] | None = None,
     objects: Overrides = NO_OBJECTS,
 ) -> Loaded[RunConfig]:
@@ -27,28 +32,29 @@ def load_run_config(
     Raises:
         ConfigError: one line for each thing that is wrong.
     """
+    return load_config(
+        RunConfig,
+        file=file,
+        flags=flags,
+        short=SHORT_NAMES,
+        preset=_choose_preset,
+        keywords=keywords,
+        parameters={"env": lambda name: objects.env_class(name).Config},
+    )
 
-    def load(preset: Mapping[str, object], origin: str = "") -> Loaded[RunConfig]:
-        return load_config(
-            RunConfig,
-            file=file,
-            flags=flags,
-            short=SHORT_NAMES,
-            defaults=preset,
-            defaults_origin=origin,
-            keywords=keywords,
-            parameters={"env": lambda name: objects.env_class(name).Config},
-        )
 
-    first = load({})
-    base = base_name(first.config.model)
+def _choose_preset(given: Mapping[str, Value]) -> tuple[Mapping[str, object], str]:
+    """What belongs to the model and the environments that were given, and its origin."""
+    model = given["model"].value if "model" in given else TINY
+    base = base_name(str(model))
     preset = dict(MODEL_PRESETS.get(base, {}))
-    for entry in first.config.env:
-        needed = ENV_PRESETS.get(entry.name, {})
-        preset |= {key: value for key, value in needed.items() if key in preset}
-        preset |= PAIR_PRESETS.get((base, entry.name), {})
-    missing = {key: value for key, value in preset.items() if first.origins[key] == "default"}
-    return load(missing, f"{base} preset")
+    for key, entry in given.items():
+        if re.fullmatch(r"env\.\d+\.name", key):
+            name = str(entry.value)
+            needed = ENV_PRESETS.get(name, {})
+            preset |= {key: value for key, value in needed.items() if key in preset}
+            preset |= PAIR_PRESETS.get((base, name), {})
+    return preset, f"{base} preset"
 
 
 def base_name(model: str) -> str:

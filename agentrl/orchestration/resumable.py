@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Final
 
+from agentrl.config import Loaded
 from agentrl.config.dump import toml_value
-from agentrl.config.load import Loaded
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from agentrl.aio import Runner
-from agentrl.config.load import Loaded
+from agentrl.config import Loaded
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.aio import run
+from agentrl.config import Loaded
 from agentrl.config.dump import dump_config
-from agentrl.config.load import Loaded
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig

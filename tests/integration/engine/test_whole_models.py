@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from agentrl.cli.dispatch import main
-from agentrl.config.load import Loaded
+from agentrl.config import Loaded
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.check import check_files
 from agentrl.engine.local.models.load import load_model

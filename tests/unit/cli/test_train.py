@@ -7,10 +7,15 @@ from agentrl.cli.command import Arguments
 from agentrl.cli.dispatch import main
 from agentrl.cli.run_config import load_resumed, show_result
 from agentrl.config import dump_config
+from agentrl.config.flags import Flag, split_flags
 from agentrl.errors import ConfigError
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.run import RunResult
 from agentrl.run_dir import RunDirectory
+
+
+def flags_of(text: str) -> tuple[Flag, ...]:
+    return tuple(split_flags(text.split(), lambda key: False)[1])
 
 
 @pytest.fixture
@@ -24,7 +29,7 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("run", ["first", "last", "PATH"])
 def test_a_resumed_run_has_its_own_configuration_and_new_flags(runs: Path, run: str) -> None:
-    flags = ("--steps=9", "--env.operators=+", f"--runs-dir={runs}")
+    flags = flags_of(f"--steps=9 --env.operators=+ --runs-dir={runs}")
     name = str(runs / "first") if run == "PATH" else run
     config = load_resumed(Arguments(positional=(), flags=flags), name).config
     assert config.steps == 9
@@ -41,7 +46,7 @@ def test_resuming_takes_no_file(runs: Path) -> None:
 def test_a_run_that_never_began_cannot_be_resumed(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path, "empty").close()
     with pytest.raises(ConfigError, match=r"has no config\.toml"):
-        load_resumed(Arguments(positional=(), flags=(f"--runs-dir={tmp_path}",)), "empty")
+        load_resumed(Arguments(positional=(), flags=flags_of(f"--runs-dir={tmp_path}")), "empty")
 
 
 def test_a_result_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
