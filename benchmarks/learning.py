@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from agentrl.orchestration import jobs
 from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
-from agentrl.orchestration.intervals import Interval
+from agentrl.orchestration.evaluate import Interval
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.run import PlannedRun
 from agentrl.trainer.algorithms.estimators import Estimator, make_estimator

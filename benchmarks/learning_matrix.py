@@ -28,7 +28,7 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agentrl.orchestration.intervals import Interval
+from agentrl.orchestration.evaluate import Interval
 from agentrl.orchestration.load import load_run_config
 from benchmarks.learning import CPU_BAR_S, FLAGS, MOST_BEFORE, learn, settings
 

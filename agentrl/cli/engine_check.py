@@ -2,12 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import asdict
+from functools import partial
 
 from pydantic import Field
 
 from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
-from agentrl.engine.sglang.check import EngineCheckRow
+from agentrl.engine.sglang.check import EngineCheckRow, check_server
+from agentrl.engine.sglang.client import GenerateClient
+from agentrl.engine.sglang.control import Control, Keys
+from agentrl.engine.sglang.router import ServerState
+from agentrl.errors import ConfigError, EngineError
+from agentrl.tokens import Tokenizer
 
 
 class EngineCheckOptions(JsonOption):
@@ -19,15 +26,41 @@ class EngineCheckOptions(JsonOption):
 
 
 def _run_engine_check(options: EngineCheckOptions, arguments: Arguments) -> int:
-    from agentrl.orchestration.engines import check_url
-
     url = arguments.positional[0].rstrip("/")
-    rows = asyncio.run(check_url(url, options.model))
+    rows = asyncio.run(_check_url(url, options.model))
     if options.as_json:
         print_json({"url": url, "ok": all(r.ok for r in rows), "rows": [asdict(r) for r in rows]})
     else:
         print(render(rows))
     return 0 if all(row.ok for row in rows) else 1
+
+
+async def _check_url(url: str, model: str | None) -> list[EngineCheckRow]:
+    """The rows of a running server against a model on the CPU.
+
+    Raises:
+        ConfigError: there is no SGLang server, or no folder of its model here.
+    """
+    from agentrl.engine.local.models.load import load_model  # torch, only now
+    from agentrl.engine.local.models.resolve import resolve_model
+    from agentrl.engine.sglang.launch import vocab_size
+    from agentrl.trainer.logprobs import sequence_logprobs
+
+    keys = Keys.given()
+    async with aclosing(Control(url, keys)) as control:
+        try:
+            info = await control.info()
+        except EngineError as error:
+            raise ConfigError(str(error)) from error
+        folder = resolve_model(model or info.model_path)
+        trained, size = load_model(folder), vocab_size(folder)
+        async with aclosing(GenerateClient(url, keys.headers(), vocab_size=size)) as client:
+            return await check_server(
+                ServerState(client=client, control=control),
+                Tokenizer.load(folder),
+                vocab_size=size,
+                reference=partial(sequence_logprobs, trained),
+            )
 
 
 def render(rows: Sequence[EngineCheckRow]) -> str:

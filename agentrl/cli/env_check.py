@@ -91,7 +91,7 @@ def _limits(model: str, arguments: Arguments) -> tuple[Tokenizer, int]:
     """The model's tokenizer, and the tokens of a prompt that would fill what a run gives it."""
     from agentrl.engine.local.models.resolve import resolve_tokenizer
     from agentrl.orchestration.load import load_run_config
-    from agentrl.orchestration.sampling import context_length, make_limits
+    from agentrl.orchestration.model_files import context_length, make_limits
 
     named = (f"--model={model}", f"--env={arguments.positional[0]}")
     config = load_run_config(flags=[*named, *arguments.flags]).config

@@ -43,8 +43,8 @@ def _run_train(options: TrainOptions, arguments: Arguments) -> int:
 
 
 def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
+    from agentrl.orchestration.model_files import is_at_hand, long_prompts
     from agentrl.orchestration.preflight import make_plan
-    from agentrl.orchestration.prompts import is_at_hand, long_prompts
 
     plan = make_plan(loaded.config, resume=options.resume is not None)
     _check_model(plan)

@@ -49,6 +49,18 @@ class SlicedSource(WeightSource, Protocol):
         ...
 
 
+class Trained(Protocol):
+    """The trainer whose weights an engine samples with."""
+
+    def weights(self) -> WeightSource:
+        """Those of now."""
+        ...
+
+    def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """The logprob of each id but the first given those before it."""
+        ...
+
+
 class Engine(Protocol):
     """Samples tokens. Every error is an EngineError; every call ends by its deadline."""
 

@@ -9,7 +9,7 @@ from agentrl.config import Config
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.sampling import context_length, make_limits
+from agentrl.orchestration.model_files import context_length, make_limits
 from agentrl.trainer.memory import SamplingBytes, estimate
 
 C = TypeVar("C", bound=Config)

@@ -224,15 +224,7 @@ class Controller:
     async def evaluate(self, step: int) -> EvalResult:
         """Play the held-out tasks with the current weights and write the episodes down."""
         self._observer.phase("eval")
-        parts = self._parts
-        result, collected = await evaluate(
-            collector=parts.eval_collector,
-            jobs=parts.jobs,
-            envs=parts.envs,
-            config=parts.config.eval,
-            seed=parts.config.seed,
-            step=step,
-        )
+        result, collected = await evaluate(self._parts, step)
         self._store.write_eval(step, collected)
         self._observer.episodes(step, collected.episodes)
         self._observer.eval(step, result)

@@ -1,14 +1,41 @@
-"""Evaluation: play held-out tasks with an engine; no trainer is needed."""
+"""Evaluation: play held-out tasks with an engine or a scripted agent, and say how sure it is.
 
+Success is pass@k with its 95 % interval.
+"""
+
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from agentrl.config.nearest import nearest
+from agentrl.config.references import load_reference
+from agentrl.envs import EchoAgent, NullAgent, RandomAgent
+from agentrl.errors import ConfigError
 from agentrl.orchestration.config import EvalConfig
-from agentrl.orchestration.env_mix import BoundEnv, JobMaker, eval_refs
-from agentrl.orchestration.intervals import Interval, pass_interval
-from agentrl.rollout import Collected, Collector, episode_metrics, successes
-from agentrl.types import Episode
+from agentrl.orchestration.env_mix import BoundEnv, eval_refs
+from agentrl.rollout import Collected, episode_metrics, successes
+from agentrl.types import Agent, Episode
+
+if TYPE_CHECKING:
+    from agentrl.orchestration.parts import Parts
+
+Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with the bounds of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,38 +64,22 @@ class EvalResult:
 
     def to_json(self) -> dict[str, object]:
         """Plain values for `--json`."""
+        plain: dict[str, object] = asdict(self)
         passes = {str(k): [i.value, i.low, i.high] for k, i in self.pass_at.items()}
-        return {
-            "split": self.split,
-            "tasks": self.tasks,
-            "episodes": self.episodes,
-            "invalid": self.invalid,
-            "too_long": self.too_long,
-            "no_text": self.no_text,
-            "pass_at": passes,
-            "reward": self.reward,
-            "turns": self.turns,
-            "metrics": dict(self.metrics),
-        }
+        return plain | {"pass_at": passes}
 
 
 async def evaluate(
-    *,
-    collector: Collector,
-    jobs: JobMaker,
-    envs: Sequence[BoundEnv],
-    config: EvalConfig,
-    seed: int,
-    step: int,
-    on_episode: Callable[[Episode], None] = lambda _: None,
+    parts: "Parts", step: int, on_episode: Callable[[Episode], None] = lambda _: None
 ) -> tuple[EvalResult, Collected]:
-    """Play `config.tasks` tasks of the split, each `config.samples` times.
+    """Play the held-out tasks of a run, each as often as `eval.samples` says.
 
     The tasks are the same for every step of a run; seeds of the episodes differ by step.
     """
-    refs = eval_refs(envs, tasks=config.tasks, split=config.split, seed=seed)
-    collected = await collector.collect(
-        jobs.jobs(refs, config.split),
+    config, seed = parts.config.eval, parts.config.seed
+    refs = eval_refs(parts.envs, tasks=config.tasks, split=config.split, seed=seed)
+    collected = await parts.eval_collector.collect(
+        parts.jobs.jobs(refs, config.split),
         group_size=config.samples,
         seed=seed,
         step=step,
@@ -104,11 +115,69 @@ def _pass_at(collected: Collected, samples: int) -> dict[int, Interval]:
     for episode, success in zip(collected.episodes, found, strict=True):
         groups.setdefault(episode.group, []).append(success)
     counts = [(sum(groups[group]), len(groups[group])) for group in sorted(groups)]
-    return {k: pass_interval(counts, k) for k in _ks(samples)}
+    doubled = [2**i for i in range(samples.bit_length())]  # 1, 2, 4, ...
+    return {k: pass_interval(counts, k) for k in sorted({*doubled, samples})}
 
 
-def _ks(samples: int) -> list[int]:
-    ks = [1]
-    while ks[-1] * 2 <= samples:
-        ks.append(ks[-1] * 2)
-    return ks if ks[-1] == samples else [*ks, samples]
+def wilson(successes: float, trials: float) -> Interval:
+    """The score interval of a proportion (Wilson 1927); [0, 1] without trials."""
+    if trials == 0:
+        return Interval(0.0, 0.0, 1.0)
+    p, z2 = successes / trials, Z95 * Z95
+    centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z95 * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
+    return Interval(p, max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)))
+
+
+def pass_at_k(successes: int, samples: int, k: int) -> float:
+    """The chance that k of the samples hold a success, unbiased (arXiv:2107.03374, eq. 1)."""
+    if samples - successes < k:
+        return 1.0
+    return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
+
+
+def pass_interval(successes_per_task: Sequence[tuple[int, int]], k: int) -> Interval:
+    """pass@k over tasks given as (successes, samples); those with fewer than k are left out.
+
+    Samples of one task are alike, so they count as fewer: Wilson's interval for as many independent
+    trials as have the variance seen between tasks, at least one per task.
+    """
+    usable = [(s, n) for s, n in successes_per_task if n >= k]
+    if not usable:
+        return wilson(0, 0)
+    values = np.array([pass_at_k(s, n, k) for s, n in usable])
+    mean, tasks = float(values.mean()), len(usable)
+    most = sum(n for _, n in usable) / k
+    variance = float(values.var(ddof=1)) / tasks if tasks > 1 else 0.0
+    if mean in (0.0, 1.0):
+        trials = float(tasks)
+    else:
+        trials = min(max(mean * (1 - mean) / max(variance, 1e-12), tasks), most)
+    return wilson(mean * trials, trials)
+
+
+def make_agent(name: str, envs: Sequence[BoundEnv], seed: int) -> Agent:
+    """An agent for the environment by its name or reference.
+
+    Raises:
+        ConfigError: There is none, or there are several environments.
+    """
+    if len(envs) != 1:
+        raise ConfigError(f"--agent {name}: got {len(envs)} environments, expected one")
+    if ":" in name:
+        found = load_reference(name, "agent")
+        agent: object = found() if isinstance(found, type) else found
+        if not isinstance(agent, Agent):
+            raise ConfigError(f"agent {name} has no method act(view); name one that has")
+        return agent
+    env, expert = envs[0], envs[0].expert
+    known: dict[str, Agent] = {
+        **({} if expert is None else {"oracle": expert}),
+        "null": NullAgent(),
+        "echo": EchoAgent(),
+        "random": RandomAgent(seed, env.prototype.tool_schemas),
+        **env.env_class.agents(),
+    }
+    if name not in known:
+        raise ConfigError(f"agent {name} is unknown for env {env.name}, {nearest(name, known)}")
+    return known[name]

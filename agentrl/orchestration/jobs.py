@@ -1,6 +1,7 @@
 """The jobs of the command line and of the Python API, each from a loaded configuration."""
 
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 
 from agentrl.aio import run as run_coroutine
 from agentrl.config import Loaded
@@ -8,9 +9,12 @@ from agentrl.engine.local.models.resolve import resolve_model, resolve_tokenizer
 from agentrl.extras import TRAIN, require
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
-from agentrl.orchestration.evaluate import EvalResult
+from agentrl.orchestration.evaluate import EvalResult, make_agent
+from agentrl.orchestration.evaluate import evaluate as play_heldout
+from agentrl.orchestration.model_files import long_prompts
 from agentrl.orchestration.observers import Observer, Observers, make_observers
-from agentrl.orchestration.preflight import Plan, make_plan
+from agentrl.orchestration.parts import build_parts, scripted_parts
+from agentrl.orchestration.preflight import make_plan
 from agentrl.orchestration.run import PlannedRun, RunResult
 from agentrl.rollout import Collected
 from agentrl.types import Episode
@@ -46,30 +50,24 @@ def evaluate(
     agent: str = "",
 ) -> tuple[EvalResult, Collected]:
     """Play held-out tasks with a model, or with a scripted agent; no trainer is loaded."""
-    from agentrl.orchestration.prompts import long_prompts
-    from agentrl.orchestration.sampling import evaluate_once, sampling_parts
-    from agentrl.orchestration.scripted import scripted_parts
-
     plan = make_plan(config, objects, train=False, scripted=bool(agent))
     resolve = resolve_tokenizer if agent else resolve_model
     folder = resolve(config.model, seed=config.seed)
     if not agent:
         long_prompts(plan, train=False)
 
-    async def play(plan: Plan) -> tuple[EvalResult, Collected]:
+    async def play() -> tuple[EvalResult, Collected]:
         if agent:
-            plan, parts = scripted_parts(plan, folder, agent)
+            player = make_agent(agent, plan.envs, config.seed)
+            parts = scripted_parts(plan, folder, player)
         else:
-            parts = sampling_parts(plan, folder)
-        try:
-            await parts.begin()
-            return await evaluate_once(plan, parts, on_episode)
-        finally:
-            await parts.aclose()
+            parts = await build_parts(plan, folder, train=False)
+        async with aclosing(parts):
+            return await play_heldout(parts, 0, on_episode)
 
     told = Observers(make_observers(config, objects))
     try:
-        result, collected = run_coroutine(play(plan))
+        result, collected = run_coroutine(play())
         told.episodes(0, collected.episodes)
         told.eval(0, result)
     finally:
@@ -85,6 +83,6 @@ def sft(
 ) -> RunResult:
     """Train on the experts' demonstrations and export the model."""
     require("training", *TRAIN)
-    from agentrl.orchestration.supervised import supervised_run
+    from agentrl.orchestration.warm_start import supervised_run
 
     return supervised_run(loaded, objects, observers)

@@ -1,25 +1,24 @@
 """The kinds of engines: what has to be known before one is there, and how it is started.
 
-    kind ─ check ─▶ (the model loads) ─ start ─▶ engine ─ begin ─▶ ready
+    kind ─ check ─▶ start ─▶ engine ─ (the model loads) ─ begin ─▶ ready
 
 A third kind is a package with a class like these, and a line in `ENGINES`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, Protocol, cast
+from typing import ClassVar, Final, cast
 
 from agentrl.boundary import user_code
 from agentrl.config.seams import Seam, instance_of
-from agentrl.engine import Engine, WeightSource
+from agentrl.engine import Engine
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.protocol import Trained
 from agentrl.engine.sglang.server import RESERVED, check_startable
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import BoundEnv, Overrides
-from agentrl.orchestration.started import Started
 from agentrl.rollout import Codec
 
 
@@ -38,18 +37,6 @@ class EngineSetup:
     """Where the log of a server goes; None: into the cache."""
     is_trained: bool = False
     """True if it will get new weights; otherwise those of `folder` are all."""
-
-
-class Trained(Protocol):
-    """The trainer whose weights an engine samples with."""
-
-    def weights(self) -> WeightSource:
-        """Those of now."""
-        ...
-
-    def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """The logprob of each id but the first given those before it."""
-        ...
 
 
 class EngineKind:
@@ -96,16 +83,34 @@ class SglangKind(EngineKind):
             check_startable(config, folder)
 
     def start(self, setup: EngineSetup) -> Engine:
-        """The servers; see `start_servers`."""
-        from agentrl.orchestration.engines import start_servers  # torch, only now
+        """Start a server, or take those that run; trained adapters get room in one that starts."""
+        from agentrl.engine.local.models.check import check_files  # torch, only now
+        from agentrl.engine.sglang.launch import start_servers
+        from agentrl.trainer.lora import adapter_config
 
-        return start_servers(setup)
+        check_files(setup.folder)  # a server may fill what they lack with random numbers
+        lora, adapter = setup.config.trainer.lora, None
+        if setup.is_trained and lora.rank and lora.publish == "adapter":
+            adapter = adapter_config(setup.folder, lora, served=True)
+        return start_servers(
+            setup.config.engine,
+            setup.folder,
+            context_length=setup.context_length,
+            logs=setup.logs,
+            adapter=adapter,
+        )
 
     async def begin(self, engine: Engine, setup: EngineSetup, trainer: Trained | None) -> None:
-        """Check each server; see `begin_servers`."""
-        from agentrl.orchestration.engines import begin_servers
+        """Wait for the servers and refuse what would bias training."""
+        from agentrl.engine.sglang.launch import wait_for_servers
 
-        await begin_servers(engine, setup, trainer)
+        await wait_for_servers(
+            engine,
+            setup.config.engine.sglang,
+            setup.codec.tokenizer,
+            longest=setup.config.rollout.max_context_tokens or setup.context_length,
+            trainer=trainer,
+        )
 
 
 ENGINES: Final = Seam("engine", {"local": LocalKind, "sglang": SglangKind}, "agentrl.engines")
@@ -121,32 +126,17 @@ def engine_kind(config: RunConfig, objects: Overrides) -> EngineKind:
     return kind
 
 
-@dataclass(frozen=True, slots=True)
-class Starting:
-    """An engine on its way, beside which the model loads."""
-
-    kind: EngineKind
-    setup: EngineSetup
-    engine: Engine
-
-    @classmethod
-    def of(cls, kind: EngineKind, setup: EngineSetup) -> "Starting":
-        """Start it."""
-        label = ENGINES.label(setup.config.engine.name)
-        with user_code(f"{label}: start", fault=ConfigError):
-            engine = cast("object", kind.start(setup))
-        missing = [
-            name for name in ("generate", "update_weights", "aclose") if not hasattr(engine, name)
-        ]
-        if missing:
-            raise ConfigError(
-                f"{label}: start gave a {type(engine).__name__} without {', '.join(missing)}, "
-                "expected an Engine"
-            )
-        return cls(kind, setup, cast("Engine", engine))
-
-    def started(self, trainer: Trained | None) -> Started:
-        """The engine, with the trainer whose weights it samples with."""
-        return Started(
-            engine=self.engine, begin=partial(self.kind.begin, self.engine, self.setup, trainer)
+def start_engine(kind: EngineKind, setup: EngineSetup) -> Engine:
+    """The engine of a kind, on its way; raises ConfigError if what was started is none."""
+    label = ENGINES.label(setup.config.engine.name)
+    with user_code(f"{label}: start", fault=ConfigError):
+        engine = cast("object", kind.start(setup))
+    missing = [
+        name for name in ("generate", "update_weights", "aclose") if not hasattr(engine, name)
+    ]
+    if missing:
+        raise ConfigError(
+            f"{label}: start gave a {type(engine).__name__} without {', '.join(missing)}, "
+            "expected an Engine"
         )
+    return cast("Engine", engine)

@@ -1,153 +1,225 @@
-"""The heavy parts of a training run: weights, engine, trainer; made once the plan is checked."""
+"""The parts that a run works with, and the order in which they are built.
+
+    codec, budgets ─▶ a server starts ─▶ weights, trainer ─▶ engine ─▶ collectors ─▶ engine ready
+        seconds          (meanwhile)       what takes memory
+
+What a folder's files say is checked before anything starts. Training, supervised training and
+evaluation are loops over these parts; `async with aclosing(...)` ends them.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from agentrl.engine import Engine
-from agentrl.engine.local.models.load import load_model
-from agentrl.engine.local.process import prepare_process
+from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.engines import local_engine
 from agentrl.orchestration.env_mix import BoundEnv, JobMaker
-from agentrl.orchestration.kinds import EngineSetup, Starting, engine_kind
+from agentrl.orchestration.kinds import EngineSetup, engine_kind, start_engine
+from agentrl.orchestration.model_files import checked_codec, context_length, make_limits
 from agentrl.orchestration.preflight import Plan
-from agentrl.orchestration.sampling import (
-    checked_codec,
-    context_length,
-    make_collector,
-    make_limits,
-    with_codec,
-)
-from agentrl.orchestration.started import Begin, Started
-from agentrl.rollout import Codec, Collector
-from agentrl.trainer.algorithms.losses import make_loss
-from agentrl.trainer.device import resolve_device
-from agentrl.trainer.executor import TrainerGroup
-from agentrl.trainer.lora import add_adapters
-from agentrl.trainer.parallel_dims import Ranks
-from agentrl.trainer.trainer import Trainer
+from agentrl.rollout import Codec, Collector, CollectSettings
+from agentrl.types import Agent
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from agentrl.trainer.executor import TrainerGroup
+    from agentrl.trainer.trainer import Trainer
+
+_ENDLESS: Final = 1 << 20
+"""Tokens: a scripted agent's turns and episodes are as long as it likes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a controller works with."""
+    """What the loops work with; the engine is ready."""
 
     config: RunConfig
     envs: Sequence[BoundEnv]
-    tool_names: Sequence[str]
     codec: Codec
     services: EnvServices
     engine: Engine
-    begin: Begin
-    """To be awaited before the engine is used."""
-    trainer: Trainer | TrainerGroup
+    learner: "Trainer | TrainerGroup | None" = None
+    """None: nothing is trained."""
     jobs: JobMaker
     collector: Collector
     eval_collector: Collector
 
+    @property
+    def trainer(self) -> "Trainer | TrainerGroup":
+        """What trains the weights that the engine samples with."""
+        assert self.learner is not None, "these parts were built with train=False"
+        return self.learner
+
     async def aclose(self) -> None:
-        """Stop the engine, the trainer and the workers."""
-        try:
-            await self.engine.aclose()
-        finally:
-            try:
-                self.trainer.close()
-            finally:
-                self.services.close()
+        """Stop the engine, then the trainer, then the workers; each although another failed."""
+        async with AsyncExitStack() as stack:  # the last one first
+            stack.callback(self.services.close)
+            if self.learner is not None:
+                stack.callback(self.learner.close)
+            stack.push_async_callback(self.engine.aclose)
 
 
-def build_parts(plan: Plan, model_folder: Path, logs: Path | None = None) -> Parts:
-    """Load the model and make engine and trainer around it.
+async def build_parts(
+    plan: Plan, folder: Path, *, train: bool = True, logs: Path | None = None
+) -> Parts:
+    """Load the model of `folder`, and make an engine and a trainer around it.
 
     Args:
         plan: what to build.
-        model_folder: the model.
+        folder: the model.
+        train: whether weights are trained; otherwise there is no trainer.
         logs: folder for the log of a server; by default one in the cache.
 
     Raises:
         ConfigError: the chat template cannot be used, or an episode's budget is larger than the
             context.
     """
+    from agentrl.engine.local.process import prepare_process  # torch, only now
+
     config = plan.config
     prepare_process(threads=config.threads, deterministic=config.deterministic, seed=config.seed)
-    codec = checked_codec(plan, model_folder)
-    longest = context_length(config, model_folder, plan.objects)
-    make_limits(config, longest)  # its errors come before an engine
-    kind, starting = engine_kind(config, plan.objects), None
-    if not kind.in_process:
-        setup = EngineSetup(
-            config=config,
-            folder=model_folder,
-            codec=codec,
-            envs=plan.envs,
-            context_length=longest,
-            logs=logs,
-            is_trained=True,
-        )
-        starting = Starting.of(kind, setup)
-    num_ids = None if kind.samples_all_rows else codec.tokenizer.vocab_size
-    trainer, started = _trained(plan, model_folder, starting, longest, num_ids)
-    engine = started.engine
-    sampling = with_codec(plan, codec, started)
+    codec = checked_codec(plan, folder)
+    longest = context_length(config, folder, plan.objects)
+    make_limits(config, longest)
+    kind = engine_kind(config, plan.objects)
+    setup = EngineSetup(
+        config=config,
+        folder=folder,
+        codec=codec,
+        envs=plan.envs,
+        context_length=longest,
+        logs=logs,
+        is_trained=train,
+    )
+    async with AsyncExitStack() as undo:
+        server: Engine | None = None
+        if not kind.in_process:  # it takes longest, so the weights load here meanwhile
+            server = start_engine(kind, setup)
+            undo.push_async_callback(server.aclose)
+        num_ids = None if kind.samples_all_rows else codec.tokenizer.vocab_size
+        if train:
+            learner, engine = _load_trained(plan, setup, server, num_ids)
+        else:
+            learner, engine = None, server or _load_engine(setup, num_ids)
+        parts = _wire_parts(plan, codec, engine, learner)
+        undo.push_async_callback(parts.aclose)
+        await kind.begin(engine, setup, learner)
+        undo.pop_all()
+    return parts
+
+
+def scripted_parts(plan: Plan, folder: Path, agent: Agent) -> Parts:
+    """The parts for episodes of an agent, which has no weights and no budgets of tokens."""
+    budgets = {"max_new_tokens": _ENDLESS, "max_context_tokens": _ENDLESS}
+    rollout = plan.config.rollout.model_copy(update=budgets)
+    plan = replace(plan, config=plan.config.model_copy(update={"rollout": rollout}))
+    codec = checked_codec(plan, folder)
+    renderer = codec.renderer(plan.envs[0].prototype.tool_schemas)
+    return _wire_parts(plan, codec, ScriptedEngine(agent, renderer))
+
+
+def make_collector(
+    engine: Engine, codec: Codec, config: RunConfig, temperature: float
+) -> Collector:
+    """A collector with the run's settings."""
+    rollout = config.rollout
+    settings = CollectSettings(
+        limits=make_limits(config, engine.context_length),
+        temperature=temperature,
+        concurrency=rollout.concurrency,
+        attempts=rollout.attempts,
+        max_invalid_share=rollout.max_invalid_share,
+        fixed_order=config.deterministic,
+    )
+    return Collector(engine=engine, codec=codec, settings=settings)
+
+
+def _wire_parts(
+    plan: Plan, codec: Codec, engine: Engine, learner: "Trainer | TrainerGroup | None" = None
+) -> Parts:
+    config, services = plan.config, EnvServices()
+    collector = partial(make_collector, engine, codec, config)
     return Parts(
         config=config,
         envs=plan.envs,
-        tool_names=plan.tool_names,
         codec=codec,
-        services=sampling.services,
+        services=services,
         engine=engine,
-        begin=started.begin,
-        trainer=trainer,
-        jobs=sampling.jobs,
-        collector=make_collector(engine, codec, config, config.rollout.temperature),
-        eval_collector=make_collector(engine, codec, config, config.eval.temperature),
+        learner=learner,
+        jobs=JobMaker(plan.envs, services=services, tokenizer=codec.tokenizer, seed=config.seed),
+        collector=collector(config.rollout.temperature),
+        eval_collector=collector(config.eval.temperature),
     )
 
 
-def _trained(
-    plan: Plan,
-    folder: Path,
-    starting: Starting | None,
-    longest: int,
-    num_ids: int | None,
-) -> tuple[Trainer | TrainerGroup, Started]:
+def _load_trained(
+    plan: Plan, setup: EngineSetup, server: Engine | None, num_ids: int | None
+) -> "tuple[Trainer | TrainerGroup, Engine]":
     """The trainer, and the engine that samples with its weights."""
-    config = plan.config
+    from agentrl.engine.local.models.load import load_model
+    from agentrl.trainer.algorithms.losses import make_loss
+    from agentrl.trainer.device import resolve_device
+    from agentrl.trainer.executor import TrainerGroup
+    from agentrl.trainer.parallel_dims import Ranks
+    from agentrl.trainer.trainer import Trainer
+
+    config = setup.config
     settings, lora = config.trainer, config.trainer.lora
-    dtype = lora.dtype if lora.rank else "float32"
     if settings.is_apart:
         group = TrainerGroup(
-            folder,
+            setup.folder,
             settings,
             total_steps=config.steps,
-            longest=longest,
+            longest=setup.context_length,
             threads=config.threads,
             deterministic=config.deterministic,
             seed=config.seed,
             num_ids=num_ids,
         )
-        if starting is not None:
-            return group, starting.started(group)
-        model = load_model(folder, dtype=dtype, num_ids=num_ids)
-        if lora.rank and lora.publish == "adapter":
-            add_adapters(model, lora)
-        return group, local_engine(model, config)
+        return group, server or _load_engine(setup, num_ids)
     ranks = Ranks(device=resolve_device(settings.device))
-    model = load_model(folder, dtype=dtype, device=str(ranks.device), num_ids=num_ids)
-    make_trainer = partial(
-        Trainer,
-        config=settings,
+    dtype = lora.dtype if lora.rank else "float32"
+    model = load_model(setup.folder, dtype=dtype, device=str(ranks.device), num_ids=num_ids)
+    engine = server
+    if engine is None and lora.rank and lora.publish == "merged":
+        # The engine's copy is made before the model gets adapters.
+        engine = _make_local(model, config)
+    trainer = Trainer(
+        model,
+        settings,
         total_steps=config.steps,
-        longest=longest,
+        longest=setup.context_length,
         ranks=ranks,
         loss=make_loss(settings, plan.objects.get(settings.loss)),
     )
-    if starting is None and lora.rank and lora.publish == "merged":
-        # The engine's copy is made before the model gets adapters.
-        started = local_engine(model, config)
-        return make_trainer(model), started
-    trainer = make_trainer(model)
-    return trainer, starting.started(trainer) if starting else local_engine(model, config)
+    return trainer, engine or _make_local(model, config)
+
+
+def _load_engine(setup: EngineSetup, num_ids: int | None) -> Engine:
+    """A local engine with a model of its own: nothing trains it, or processes of their own do."""
+    from agentrl.engine.local.models.load import load_model
+
+    config, lora = setup.config, setup.config.trainer.lora
+    dtype = "float32" if setup.is_trained else config.engine.dtype
+    model = load_model(setup.folder, dtype=dtype, num_ids=num_ids)
+    if setup.is_trained and lora.rank and lora.publish == "adapter":
+        from agentrl.trainer.lora import add_adapters
+
+        add_adapters(model, lora)
+    return _make_local(model, config)
+
+
+def _make_local(model: "PreTrainedModel", config: RunConfig) -> Engine:
+    """The engine in this process; of merged LoRA weights it has a copy of its own."""
+    from agentrl.engine.local.engine import LocalEngine
+
+    settings = config.engine
+    if config.trainer.lora.rank and config.trainer.lora.publish == "merged":
+        settings = settings.model_copy(update={"share_weights": False})
+    return LocalEngine(model, settings)

@@ -23,7 +23,9 @@ from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
 from agentrl.orchestration.journal import Journal
+from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.layers import Layers, first_layer, write_layer
+from agentrl.orchestration.model_files import long_prompts
 from agentrl.orchestration.observers import Observer, make_observers
 from agentrl.orchestration.preflight import Plan, make_plan
 from agentrl.orchestration.resumable import check_resumable
@@ -32,9 +34,9 @@ from agentrl.rollout import TaskRef
 from agentrl.rollout.sampler import sample_tasks
 from agentrl.run_dir import RunDirectory
 from agentrl.terminated import Terminated
+from agentrl.trainer.algorithms.estimators import make_estimator
 
 if TYPE_CHECKING:
-    from agentrl.orchestration.assembly import Assembly
     from agentrl.orchestration.controller import StepResult
 
 
@@ -80,7 +82,7 @@ class PlannedRun:
         self._loaded = loaded
         self._resume = resume
         self._accepts_changes = accept_changes
-        self._last: StepResult | None = None
+        self._metrics: Mapping[str, float] = {}
         self._last_eval: EvalResult | None = None
         self._stopping = Stopping()
         self._kept = 0
@@ -90,8 +92,6 @@ class PlannedRun:
 
     def __enter__(self) -> Self:
         plan = make_plan(self.config, self._objects, resume=self._resume)
-        from agentrl.orchestration.assembly import assemble  # torch, only now
-
         with ExitStack() as undo:
             undo.enter_context(self._stopping)
             directory = undo.enter_context(self._directory(plan))
@@ -106,19 +106,42 @@ class PlannedRun:
             undo.callback(self._journal.close)
             with self._begun(directory):
                 self._runner = undo.enter_context(Runner())
-                self._assembly: Assembly = assemble(
-                    plan,
-                    directory,
-                    self._runner,
-                    self._journal,
-                    self._prints,
-                    self._stopping,
-                )
-                undo.callback(self._assembly.close, self._runner)
+                self._wire(plan, directory, undo)
                 if self._resume:
                     self._restore(directory)
             self._undo = undo.pop_all()
         return self
+
+    def _wire(self, plan: Plan, directory: RunDirectory, undo: ExitStack) -> None:
+        """Prepare the model, load it, and make the controller of the parts around it."""
+        from agentrl.orchestration import parts, store, warm_start  # torch, only now
+        from agentrl.orchestration.controller import Controller
+
+        runner, journal, settings = self._runner, self._journal, self.config.trainer
+        for line in long_prompts(plan):
+            journal.warn(line)
+        is_trained = any(directory.checkpoints.glob("step-*"))
+        self._base = warm_start.prepare_model(plan, journal, runner, is_trained=is_trained)
+        _tell_start(plan, self._base, journal)
+        self._store = store.RunStore(
+            directory,
+            base_model=self._base,
+            config=self.config.checkpoint,
+            events=journal.events,
+            prints=self._prints,
+        )
+        undo.callback(self._store.close)
+        self._parts = runner.run(
+            parts.build_parts(plan, self._base, logs=directory.path / "engine")
+        )
+        undo.callback(lambda: runner.run(self._parts.aclose()))
+        self._controller = Controller(
+            parts=self._parts,
+            store=self._store,
+            observer=journal,
+            stopping=self._stopping,
+            estimator=make_estimator(settings, plan.objects.get(settings.estimator)),
+        )
 
     @contextmanager
     def _begun(self, directory: RunDirectory) -> Generator[None]:
@@ -139,7 +162,12 @@ class PlannedRun:
     def _restore(self, directory: RunDirectory) -> None:
         """Go on from the newest checkpoint; only now does what was given hold for good."""
         before = Layers.started(directory, self._objects)
-        self.step = self._kept = self._assembly.restore(self._runner)
+        parts, controller = self._parts, self._controller
+        step, controller.version = self._store.restore(parts.trainer, self.config.steps)
+        if controller.version:
+            weights = parts.trainer.weights()
+            self._runner.run(parts.engine.update_weights(weights, controller.version))
+        self.step = self._kept = step
         layer = before.next(self._loaded, self.step)
         if accepted := self._changed.data:
             layer = replace(layer, accepted=accepted, data=self._prints.data)
@@ -172,14 +200,13 @@ class PlannedRun:
         if self.step > self._kept and not self._is_in_step and not self._stopping.is_urgent:
             self._save_checkpoint()
         kept = f"step {self._kept} is kept" if self._kept else "no step is kept"
-        _say_of(stop, f"{kept}; {_go_on(self._assembly.store.directory)}")
+        _say_of(stop, f"{kept}; {_go_on(self._store.directory)}")
 
     def __iter__(self) -> "Iterator[StepResult]":
         """The steps that are left, each done when it is yielded."""
-        assembly = self._assembly
         stream = sample_tasks(
             self.config.rollout,
-            [env.source() for env in assembly.parts.envs],
+            [env.source() for env in self._parts.envs],
             seed=self.config.seed,
             given=self._objects.get(self.config.rollout.sampler),
         )
@@ -191,18 +218,19 @@ class PlannedRun:
 
     def _do_step(self, number: int, refs: Sequence[TaskRef]) -> "StepResult":
         """A step with its checkpoint, if one is due or a signal came."""
-        assembly = self._assembly
-        before = assembly.random_states()
+        from agentrl.trainer.checkpoint import random_states, set_random_states  # brings torch
+
+        before = random_states()
         self._is_in_step = True
         try:
-            result = self._runner.run(assembly.controller.step(number, refs))
+            result = self._runner.run(self._controller.step(number, refs))
         except (GivenUp, KeyboardInterrupt, Terminated):
-            if not assembly.parts.trainer.has_changed:
-                assembly.set_random_states(before)
+            if not self._parts.trainer.has_changed:
+                set_random_states(before)
                 self._is_in_step = False
             raise
         self._is_in_step = False
-        self._last, self.step = result, number
+        self._metrics, self.step = result.metrics, number
         self._last_eval = result.eval or self._last_eval
         due = number % self.config.checkpoint.every == 0 or number == self.config.steps
         if due or self._stopping.number:
@@ -211,26 +239,24 @@ class PlannedRun:
 
     def _save_checkpoint(self) -> None:
         self._journal.phase("checkpoint")
-        assembly = self._assembly
-        metrics: Mapping[str, float] = self._last.metrics if self._last is not None else {}
+        trainer, version = self._parts.trainer, self._controller.version
         with self._stopping.writing():
-            assembly.store.save(
-                assembly.parts.trainer, self.step, assembly.controller.version, metrics
-            )
+            self._store.save(trainer, self.step, version, self._metrics)
         self._kept = self.step
 
     def evaluate(self) -> EvalResult:
         """Play the held-out tasks with the weights of now."""
-        self._last_eval = self._runner.run(self._assembly.controller.evaluate(self.step))
+        self._last_eval = self._runner.run(self._controller.evaluate(self.step))
         return self._last_eval
 
     def result(self) -> RunResult:
         """Export the model and say what there is."""
+        path = self._store.directory.path
         return RunResult(
-            path=self._assembly.store.directory.path,
-            model=self._assembly.export(),
+            path=path,
+            model=self._parts.trainer.export(self._base, path / "model"),
             steps=self.step,
-            metrics=self._last.metrics if self._last is not None else {},
+            metrics=self._metrics,
             eval=self._last_eval,
         )
 
@@ -243,6 +269,19 @@ class PlannedRun:
             return RunDirectory.open(root, config.name, write=True)
         prefix = Path(plan.envs[0].name.split(":")[0]).stem
         return RunDirectory.create(root, config.name, prefix=prefix)
+
+
+def _tell_start(plan: Plan, folder: Path, observer: Observer) -> None:
+    """Say what LoRA trains and what it leaves as it is, and that a server is waited for."""
+    lora = plan.config.trainer.lora
+    if lora.rank:
+        from agentrl.trainer.lora import adapter_reach  # brings torch
+
+        reach = adapter_reach(folder, lora)
+        show = observer.warn if reach.experts else observer.note
+        show(reach.text)
+    if not engine_kind(plan.config, plan.objects).in_process:
+        observer.phase("engine")
 
 
 def _say_of(stop: KeyboardInterrupt | Terminated, what: str) -> None:

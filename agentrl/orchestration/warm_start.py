@@ -1,4 +1,4 @@
-"""Warm start: supervised training on what an environment's scripted expert does.
+"""Supervised training on what an environment's scripted expert does: warm start and `agentrl sft`.
 
 Demonstrations are episodes: the expert plays through the same loop and the same record as the
 policy, so what is trained and what is masked is the same as in reinforcement learning.
@@ -8,25 +8,32 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import orjson
 
-from agentrl.aio import Runner
+from agentrl.aio import Runner, run
+from agentrl.config import Loaded
+from agentrl.config.dump import dump_config
 from agentrl.engine.config import SglangConfig
 from agentrl.engine.local.models.resolve import TINY, default_cache_dir, resolve_model
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.env_mix import BoundEnv
+from agentrl.orchestration.controller import stat_numbers
+from agentrl.orchestration.env_mix import BoundEnv, Overrides
+from agentrl.orchestration.journal import journal
 from agentrl.orchestration.kinds import engine_kind
-from agentrl.orchestration.observers import Observer
-from agentrl.orchestration.parts import Parts, build_parts
-from agentrl.orchestration.preflight import Plan
-from agentrl.orchestration.sampling import make_collector
+from agentrl.orchestration.model_files import long_prompts
+from agentrl.orchestration.observers import Observer, make_observers
+from agentrl.orchestration.parts import Parts, build_parts, make_collector
+from agentrl.orchestration.preflight import Plan, make_plan
+from agentrl.orchestration.run import RunResult
 from agentrl.rollout import Collector, TaskRef, derive_seed, make_batch, succeeded, task_stream
+from agentrl.run_dir import MetricsWriter, RunDirectory
 from agentrl.trainer.config import LoraConfig
 from agentrl.trainer.stats import SupervisedStats
 from agentrl.types import Batch, Episode, Score
@@ -59,8 +66,7 @@ def prepare_model(plan: Plan, observer: Observer, runner: Runner, *, is_trained:
 
 async def _warm_tiny(plan: Plan, folder: Path, observer: Observer) -> Path:
     """The warm-started tiny model, from the cache or made now."""
-    parts = build_parts(_whole(supervised_plan(plan)), folder)
-    try:
+    async with aclosing(await build_parts(_whole(supervised_plan(plan)), folder)) as parts:
         target = default_cache_dir() / "warm" / await _cache_key(parts)
         if target.exists():
             observer.note(f"warm start: done before, taken from {target}")
@@ -78,8 +84,50 @@ async def _warm_tiny(plan: Plan, folder: Path, observer: Observer) -> Path:
         )
         _export_once(parts, folder, target)
         return target
-    finally:
-        await parts.aclose()
+
+
+def supervised_run(
+    loaded: Loaded[RunConfig], objects: Overrides, observers: Sequence[Observer]
+) -> RunResult:
+    """Train as `warm_start` says, in a run directory of its own: what `agentrl sft` does.
+
+    Raises:
+        ConfigError: an environment has no expert.
+    """
+    plan = make_plan(loaded.config, objects)
+    for env in plan.envs:
+        if env.expert is None:
+            raise ConfigError(
+                f"env {env.name} has no expert to learn from: define the class method `expert`"
+            )
+    config = loaded.config
+    prefix = f"sft-{Path(plan.envs[0].name.split(':')[0]).stem}"
+    with RunDirectory.create(Path(config.runs_dir), config.name, prefix=prefix) as directory:
+        directory.write_config(dump_config(loaded))
+        with journal(directory, [*observers, *make_observers(config, objects)]) as shown:
+            for line in long_prompts(plan):
+                shown.warn(line)
+            base = resolve_model(config.model, seed=config.seed)
+            return run(_train_supervised(plan, base, directory, shown))
+
+
+async def _train_supervised(
+    plan: Plan, base: Path, directory: RunDirectory, observer: Observer
+) -> RunResult:
+    async with aclosing(await build_parts(supervised_plan(plan), base)) as parts:
+        with MetricsWriter(directory.metrics) as metrics:
+            observer.phase("demonstrations")
+            last: dict[str, float] = {}
+            async for number, stats in warm_start(parts):
+                last = stat_numbers(stats) | {
+                    "verified": stats.verified_share,
+                    "step_s": stats.seconds,
+                }
+                metrics.write(number, last)
+                observer.step(number, last)
+        model = parts.trainer.export(base, directory.path / "model")
+        steps = parts.trainer.step
+    return RunResult(path=directory.path, model=model, steps=steps, metrics=last, eval=None)
 
 
 def supervised_plan(plan: Plan) -> Plan:

@@ -1,7 +1,7 @@
 """Runs training in forked children that kill themselves at chosen points, then resumes them.
 
 Usage: kill_driver.py FOLDER POINT [POINT ...]; prints one JSON object per point. Forking after the
-imports (of `assembly` too) saves their time; nothing has started a thread by then.
+imports (of `parts` too) saves their time; nothing has started a thread by then.
 """
 
 import os
@@ -18,7 +18,7 @@ import torch
 
 from agentrl.cli import main
 from agentrl.engine.local.engine import LocalEngine
-from agentrl.orchestration import assembly, store
+from agentrl.orchestration import parts, store
 from agentrl.run_dir import EpisodesWriter, MetricsWriter, read_episodes
 from agentrl.trainer import checkpoint
 from agentrl.trainer.trainer import Trainer
@@ -73,7 +73,7 @@ def at_random_time() -> None:
 
 POINTS: dict[str, Callable[[], None]] = {
     "never": lambda: None,
-    "before the model is there": lambda: on_call(assembly, "build_parts", 1),
+    "before the model is there": lambda: on_call(parts, "build_parts", 1),
     "first step": lambda: on_call(MetricsWriter, "write", 1),
     "mid-checkpoint": lambda: on_call(checkpoint, "write_manifest", 2),
     "before the checkpoint's name": lambda: on_call(checkpoint, "replace_folder", 2),

@@ -1,6 +1,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -35,13 +36,11 @@ def batches_of_one(num: int, flags: Sequence[str], folder: Path) -> list[bytes]:
     plan = make_plan(load_run_config(flags=flags).config)
 
     async def play() -> list[bytes]:
-        parts = build_parts(supervised_plan(plan), resolve_model("tiny", seed=0))
-        try:
+        folder = resolve_model("tiny", seed=0)
+        async with aclosing(await build_parts(supervised_plan(plan), folder)) as parts:
             demonstrations = Demonstrations(parts)
             batches = [await demonstrations.batch(update) for update in range(1, num + 1)]
             return [batch.ids_N.tobytes() for batch in batches]
-        finally:
-            await parts.aclose()
 
     return asyncio.run(play())
 

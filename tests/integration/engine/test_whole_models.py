@@ -35,7 +35,7 @@ from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.jobs import evaluate, train
 from agentrl.orchestration.load import load_run_config
-from agentrl.orchestration.sampling import context_length
+from agentrl.orchestration.model_files import context_length
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.export import export_hf
 from agentrl.trainer.model import refuse_dropout

@@ -12,8 +12,8 @@ import torch
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.orchestration.load import load_run_config
+from agentrl.orchestration.model_files import checked_codec
 from agentrl.orchestration.preflight import make_plan
-from agentrl.orchestration.sampling import checked_codec
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer import trainer as module
 from agentrl.trainer.device import OutOfMemory

@@ -15,9 +15,7 @@ from agentrl.envs.calculator import Calculator
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, JobMaker, bind_envs
 from agentrl.orchestration.load import load_run_config
-from agentrl.orchestration.parts import Parts
-from agentrl.orchestration.sampling import make_collector
-from agentrl.orchestration.started import nothing
+from agentrl.orchestration.parts import Parts, make_collector
 from agentrl.rollout import Codec, Collected
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.stats import GapAlarm, StepStats, Suspect
@@ -166,16 +164,13 @@ def make_parts(folder: Path, log: Log, trainer: LoggedTrainer, config: RunConfig
     codec, services = Codec(Tokenizer.load(folder)), EnvServices()
     envs = bind_envs(config, NO_OBJECTS)
     engine = LoggedEngine(codec, log)
-
     return Parts(
         config=config,
         envs=envs,
-        tool_names=["calculator"],
         codec=codec,
         services=services,
         engine=engine,
-        begin=nothing,
-        trainer=cast("Any", trainer),
+        learner=cast("Any", trainer),
         jobs=JobMaker(envs, services=services, tokenizer=codec.tokenizer, seed=config.seed),
         collector=make_collector(engine, codec, config, config.rollout.temperature),
         eval_collector=make_collector(engine, codec, config, config.eval.temperature),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.orchestration.intervals import pass_at_k, pass_interval, wilson
+from agentrl.orchestration.evaluate import pass_at_k, pass_interval, wilson
 
 
 def test_wilson_on_a_known_case() -> None:

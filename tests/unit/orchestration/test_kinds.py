@@ -13,8 +13,8 @@ from agentrl.orchestration.kinds import (
     EngineSetup,
     LocalKind,
     SglangKind,
-    Starting,
     engine_kind,
+    start_engine,
 )
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.preflight import make_plan
@@ -76,7 +76,7 @@ def test_what_starts_nothing_is_said_in_one_sentence(kind: Any, said: str) -> No
         context_length=1,
     )
     with pytest.raises(ConfigError) as caught:
-        Starting.of(engine_kind(config, Overrides(given={"<it>": kind})), setup)
+        start_engine(engine_kind(config, Overrides(given={"<it>": kind})), setup)
     assert said in str(caught.value)
 
 

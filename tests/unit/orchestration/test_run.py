@@ -3,19 +3,18 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from agentrl.errors import ConfigError, RunError
-from agentrl.orchestration import assembly
-from agentrl.orchestration.assembly import Assembly
-from agentrl.orchestration.controller import Controller
+from agentrl.orchestration import parts, store, warm_start
 from agentrl.orchestration.env_mix import Overrides
 from agentrl.orchestration.load import load_run_config
+from agentrl.orchestration.parts import Parts
+from agentrl.orchestration.preflight import Plan
 from agentrl.orchestration.run import PlannedRun
 from agentrl.run_dir import RunDirectory
-from agentrl.trainer.algorithms.estimators import make_estimator
 from tests.unit.orchestration.stand_ins import (
     STATS,
     Log,
@@ -29,7 +28,7 @@ MakeRun = Callable[..., PlannedRun]
 
 
 class Wiring:
-    """Puts a run together as `assemble` does, from parts that keep a log."""
+    """Puts parts that keep a log in the place of what a run builds."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,33 +36,23 @@ class Wiring:
         self.trainer = LoggedTrainer(self.log)
         self.store = LoggedStore(self.log)
 
-    def __call__(
-        self, plan: Any, directory: RunDirectory, runner: Any, journal: Any, *rest: Any
-    ) -> Assembly:
-        _, stopping = rest
+    def prepare_model(self, *_: object, **__: object) -> Path:
+        return self.folder
+
+    async def build_parts(self, plan: Plan, folder: Path, **_: object) -> Parts:
+        return make_parts(folder, self.log, self.trainer, plan.config)
+
+    def make_store(self, directory: RunDirectory, **_: object) -> LoggedStore:
         self.store.directory = directory
-        parts = make_parts(self.folder, self.log, self.trainer, plan.config)
-        controller = Controller(
-            parts=parts,
-            store=cast("Any", self.store),
-            observer=journal,
-            stopping=stopping,
-            estimator=make_estimator(
-                plan.config.trainer, plan.objects.get(plan.config.trainer.estimator)
-            ),
-        )
-        return Assembly(
-            parts=parts,
-            store=cast("Any", self.store),
-            controller=controller,
-            base_model=self.folder,
-        )
+        return self.store
 
 
 @pytest.fixture
 def wiring(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Wiring:
     wiring = Wiring(tiny_folder)
-    monkeypatch.setattr(assembly, "assemble", wiring)
+    monkeypatch.setattr(parts, "build_parts", wiring.build_parts)
+    monkeypatch.setattr(store, "RunStore", wiring.make_store)
+    monkeypatch.setattr(warm_start, "prepare_model", wiring.prepare_model)
     return wiring
 
 
@@ -141,10 +130,10 @@ def test_a_failed_step_leaves_the_checkpoint_before_it(
 def test_a_run_that_cannot_be_wired_leaves_no_directory(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ConfigError("no such model")
 
-    monkeypatch.setattr(assembly, "assemble", fail)
+    monkeypatch.setattr(warm_start, "prepare_model", fail)
     with pytest.raises(ConfigError, match="no such model"), make_run("--steps", "1"):
         pass
     assert not (tmp_path / "one" / "config.toml").exists()

@@ -7,8 +7,8 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.orchestration.load import load_run_config
+from agentrl.orchestration.model_files import checked_codec
 from agentrl.orchestration.preflight import make_plan
-from agentrl.orchestration.sampling import checked_codec
 from agentrl.tokens import time_limit
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}x"
