@@ -1,10 +1,12 @@
 """Which episode of a run it is, and the seeds that follow from that: never from time or order."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
 Purpose = Literal["train", "eval", "demonstration"]
+_DIGITS: Final[Mapping[Purpose, int]] = {"train": 0, "eval": 1, "demonstration": 2}
 _PLACES: Final = 10**9
 """More groups than a step ever has."""
 _TURN_STRIDE: Final = 0x9E3779B97F4A7C15
@@ -19,14 +21,16 @@ class EpisodeKey:
     purpose: Purpose
     step: int
     group: int
-    """The group's place in its step."""
+    """Number of its group, unique in the run: the step, a digit for the purpose, and nine digits
+    for the group's place in that step."""
     member: int
     attempt: int
 
     @classmethod
     def first(cls, *, run: int, step: int, place: int, purpose: Purpose = "train") -> Self:
         """The first try of the first member of the group at a place of a step."""
-        return cls(run=run, purpose=purpose, step=step, group=place, member=0, attempt=0)
+        group = (10 * step + _DIGITS[purpose]) * _PLACES + place
+        return cls(run=run, purpose=purpose, step=step, group=group, member=0, attempt=0)
 
     @property
     def id(self) -> str:

@@ -168,12 +168,14 @@ async def test_evaluations_are_due_by_the_number_of_the_step(bench: Bench) -> No
     assert bench.log.index("evaluated 2") == bench.log.index("written 2") - 1
 
 
-async def test_each_episode_of_a_run_has_an_id_of_its_own(bench: Bench) -> None:
+async def test_each_group_of_a_run_has_a_number_of_its_own(bench: Bench) -> None:
     controller = bench.controller("--eval.every", "1")
     for step in (1, 2, 3):
         await controller.step(step, REFS)
     ids = [e.id for collected in bench.store.collected for e in collected.episodes]
+    groups = {e.group for collected in bench.store.collected for e in collected.episodes}
     assert len({*ids}) == len(ids) == 3 * (4 + 2)
+    assert len(groups) == 3 * (2 + 2)
 
 
 async def test_whoever_watches_is_told_of_each_group_that_ended(bench: Bench) -> None:
