@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentrl.trainer.algorithms.gae import token_gae
+from agentrl.trainer.algorithms.advantages.gae import gae_sums
+from agentrl.trainer.algorithms.trajectories import Trajectories
 from agentrl.trainer.algorithms.value_loss import value_loss
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.fsdp import in_pass, prepare, settle, whole
@@ -92,8 +93,9 @@ class Critic:
         """
         settings = self._config.critic
         assert batch.values_N is not None
-        advantages_N = token_gae(batch, discount=settings.discount, decay=settings.target_decay)
-        targets_N = (advantages_N + batch.values_N).astype(np.float32)
+        tokens = Trajectories.of(batch)
+        sums_K = gae_sums(tokens, discount=settings.discount, decay=settings.target_decay)
+        targets_N = tokens.put(sums_K + batch.values_N[tokens.source_K])
         loss = 0.0
         for _ in range(settings.updates):
             loss = self._pass(batch, targets_N)
@@ -102,7 +104,7 @@ class Critic:
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         spread = float(targets_N[batch.mask_N].var())
-        left = float((advantages_N[batch.mask_N] ** 2).mean())
+        left = float((sums_K**2).mean())
         return CriticStats(loss=loss, explained=1 - left / spread if spread > 0 else 0.0)
 
     def _pass(self, batch: Batch, targets_N: NDArray[np.float32]) -> float:

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from agentrl.errors import RunError
 from agentrl.trainer.algorithms.estimators import advantages_fault
 from agentrl.trainer.algorithms.kl import k3
-from agentrl.trainer.algorithms.losses import CheckedLoss, trained_tokens
-from agentrl.trainer.algorithms.policy_loss import supervised_loss
+from agentrl.trainer.algorithms.losses import CheckedLoss
+from agentrl.trainer.algorithms.trained_tokens import trained_tokens
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.logprobs import policy_logprobs
 from agentrl.trainer.lora import adapters_off
@@ -61,7 +61,7 @@ class SupervisedObjective:
     def loss(self, rows: PackedRows, scores_2K: Tensor) -> Tensor:
         """Minus the weighted sum of logprobs under the smoothed targets."""
         smoothed_K = torch.lerp(scores_2K[0], scores_2K[1], self._smoothing)
-        return supervised_loss(smoothed_K, _like(rows.weights_K, smoothed_K))
+        return -(_like(rows.weights_K, smoothed_K) * smoothed_K).sum()
 
 
 class PolicyObjective:
@@ -101,9 +101,7 @@ class PolicyObjective:
     def loss(self, rows: PackedRows, scores_2K: Tensor) -> Tensor:
         """The micro-batch's sum."""
         logprobs_K = scores_2K[0]
-        tokens = trained_tokens(
-            self._batch, rows.source_K, self._advantages_N, rows.weights_K, logprobs_K
-        )
+        tokens = trained_tokens(self._batch, rows.source_K, rows.weights_K, logprobs_K)
         total, found = self._policy_loss(logprobs_K, tokens)
         self.sums[1:] += found
         if self._reference is None:

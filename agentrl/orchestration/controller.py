@@ -26,14 +26,7 @@ from agentrl.orchestration.reports import (
 )
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.orchestration.store import RunStore
-from agentrl.rollout import (
-    Collected,
-    LongPrompt,
-    TaskRef,
-    episode_metrics,
-    gather_groups,
-    make_batch,
-)
+from agentrl.rollout import Collected, LongPrompt, TaskRef, episode_metrics, make_batch
 from agentrl.rollout.prompts import OddPrompt
 from agentrl.trainer.algorithms.estimators import CheckedEstimator
 from agentrl.trainer.stats import GapAlarm, StepStats, SupervisedStats
@@ -130,11 +123,12 @@ class Controller:
     async def _collect(self, number: int, refs: Sequence[TaskRef]) -> Collected:
         self._observer.phase("rollout")
         parts = self._parts
-        groups = parts.collector.collect(
-            parts.jobs.jobs(refs, "train", step=number),
+        collected = await parts.collector.collect(
+            parts.jobs.jobs(refs, "train"),
             group_size=parts.config.rollout.group_size,
+            seed=parts.config.seed,
+            step=number,
         )
-        collected = await gather_groups(groups, lambda done: self._observer.groups(done, len(refs)))
         if (isolation := parts.services.isolation) != self._isolation:
             self._isolation = isolation
             found = [{"backend": name, "holds": held} for name, *held in isolation]
@@ -159,7 +153,7 @@ class Controller:
     def _batch(self, collected: Collected) -> Batch:
         temperature = self._parts.config.rollout.temperature
         batch = make_batch(collected.episodes, temperature=temperature)
-        if self._estimator.needs_critic:
+        if "critic" in self._estimator.needs:
             batch = self._parts.trainer.with_values(batch)
         return replace(batch, advantages_N=self._estimator(batch))
 
@@ -230,7 +224,7 @@ class Controller:
     async def evaluate(self, step: int) -> EvalResult:
         """Play the held-out tasks with the current weights and write the episodes down."""
         self._observer.phase("eval")
-        result, collected = await evaluate(self._parts, step, self._observer.groups)
+        result, collected = await evaluate(self._parts, step)
         self._store.write_eval(step, collected)
         self._observer.episodes(step, collected.episodes)
         self._observer.eval(step, result)

@@ -22,7 +22,6 @@ def make_batch(episodes: Sequence[Episode], *, temperature: float) -> Batch:
     for episode in episodes:
         if not episode.valid:
             raise ValueError(f"episode {episode.id} has no score; leave it out of the batch")
-    group_E = np.unique([e.group for e in episodes], return_inverse=True)[1]
     rows = [(e, segment) for e, episode in enumerate(episodes) for segment in episode.segments]
     segments = [segment for _, segment in rows]
     return Batch(
@@ -40,13 +39,24 @@ def make_batch(episodes: Sequence[Episode], *, temperature: float) -> Batch:
         appends_A=_flatten_segments(segments, lambda s: s.appends_A, np.int32),
         append_offsets_R1=_offsets([len(s.appends_A) for s in segments]),
         episode_ids=tuple(episode.id for episode in episodes),
-        group_E=group_E.astype(np.int32),
+        group_E=np.array([episode.group for episode in episodes], dtype=np.int32),
         rewards_E=np.array([episode.reward for episode in episodes], dtype=np.float64),
         turn_rewards_U=np.array([t.reward for e in episodes for t in e.turns], dtype=np.float64),
         turn_offsets_E1=_offsets([len(episode.turns) for episode in episodes]),
+        keys_U=tuple(turn.state_key for episode in episodes for turn in episode.turns),
+        parts_E=_sum_parts(episodes),
         temperature=temperature,
         channels=_channels(segments),
     )
+
+
+def _sum_parts(episodes: Sequence[Episode]) -> dict[str, NDArray[np.float64]]:
+    """The parts of each episode's score, turns and all."""
+    names = sorted({name for e in episodes for turn in e.turns for name in turn.parts})
+    return {
+        name: np.array([sum(t.parts.get(name, 0.0) for t in e.turns) for e in episodes], np.float64)
+        for name in names
+    }
 
 
 def _flatten_segments(

@@ -13,7 +13,6 @@ from agentrl.types.episode import (
     Task,
     TurnRecord,
 )
-from agentrl.types.identity import EpisodeKey, Purpose
 from agentrl.types.messages import (
     CUT_OFF,
     AssistantTurn,
@@ -36,7 +35,6 @@ __all__ = [
     "CallErrorReason",
     "Completion",
     "Episode",
-    "EpisodeKey",
     "EpisodeSession",
     "EpisodeStop",
     "EpisodeView",
@@ -44,7 +42,6 @@ __all__ = [
     "Json",
     "Message",
     "Outcome",
-    "Purpose",
     "Role",
     "Sampling",
     "Score",

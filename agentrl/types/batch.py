@@ -41,7 +41,7 @@ class Batch:
     episode_ids: tuple[str, ...]
     """E ids, for messages."""
     group_E: NDArray[np.int32]
-    """The task group of each episode, numbered within the batch."""
+    """The task group of each episode."""
     rewards_E: NDArray[np.float64]
     """The return of each episode: one value per trajectory, whatever its number of segments."""
     temperature: float
@@ -53,6 +53,16 @@ class Batch:
     """The reward of each turn; those of an episode sum to its return."""
     turn_offsets_E1: NDArray[np.int64] | None = None
     """Episode e has the turns `turn_offsets_E1[e]` to `turn_offsets_E1[e + 1]`."""
+    keys_U: tuple[str | None, ...] | None = None
+    """The state that each turn began in, where the environment names it."""
+    parts_E: Mapping[str, NDArray[np.float64]] = field(
+        default_factory=dict[str, NDArray[np.float64]]
+    )
+    """Each part of the scores by its name, summed over an episode's turns; 0 where it has none."""
+    greedy_E: NDArray[np.float64] | None = None
+    """The reward of the greedy member of each episode's group, which is not in the batch."""
+    reference_N: NDArray[np.float32] | None = None
+    """Logprobs of the reference, zero where the mask is false."""
     values_N: NDArray[np.float32] | None = None
     """Set by a critic: the return expected from the state before each trained token."""
     advantages_N: NDArray[np.float32] | None = None

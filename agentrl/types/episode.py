@@ -148,12 +148,11 @@ class Episode:
     """The record of one episode: tokens, messages, rewards, timings, why it ended."""
 
     id: str
-    """Unique in a run: see `EpisodeKey`."""
+    """Unique in a run: `<purpose>-s<step>-g<group>-m<member>-a<attempt>`."""
     env: str
     task: Task
     split: str
     group: int
-    """Unique in a run: see `EpisodeKey`."""
     member: int
     attempt: int
     seed: int

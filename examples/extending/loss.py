@@ -1,7 +1,7 @@
 import torch
 from torch import Tensor
 
-from agentrl.trainer.algorithms.losses import Statistics, TrainedTokens
+from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
 
 MOST = 1.5
 

@@ -25,8 +25,7 @@ def group_advantages(
     exactly 0, also where they differ by rounding only. Raises RunError for a reward that is not
     finite: such an episode has no score.
     """
-    rewards_E = np.asarray(rewards_E, dtype=np.float64)
-    _check_finite(rewards_E)
+    rewards_E = checked_rewards(rewards_E)
     _, index_E, size_G = np.unique(group_E, return_inverse=True, return_counts=True)
     low_G, high_G = np.full(len(size_G), np.inf), np.full(len(size_G), -np.inf)
     np.minimum.at(low_G, index_E, rewards_E)
@@ -59,10 +58,22 @@ def with_advantages(batch: Batch, *, scale_by_std: bool = True) -> Batch:
     return replace(batch, advantages_N=token_advantages(batch, advantages_E))
 
 
-def _check_finite(rewards_E: NDArray[np.float64]) -> None:
+def group_means(
+    rewards_E: NDArray[np.float64], group_E: NDArray[np.integer]
+) -> NDArray[np.float64]:
+    """[E] The mean reward of each episode's group."""
+    _, index_E, size_G = np.unique(group_E, return_inverse=True, return_counts=True)
+    means_G: NDArray[np.float64] = np.bincount(index_E, rewards_E, len(size_G)) / size_G
+    return means_G[index_E]
+
+
+def checked_rewards(rewards_E: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The rewards; raises RunError for one that is not finite, whose episode has no score."""
+    rewards_E = np.asarray(rewards_E, dtype=np.float64)
     wrong = np.flatnonzero(~np.isfinite(rewards_E))
     if len(wrong):
         raise RunError(
             f"the reward of episode {wrong[0]} in the batch is {rewards_E[wrong[0]]}, expected a "
             "finite number; leave episodes without a score out of the batch"
         )
+    return rewards_E

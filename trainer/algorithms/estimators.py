@@ -5,7 +5,6 @@ Suffixes: E episodes, N tokens of all rows.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, cast
 
 import numpy as np
@@ -14,31 +13,49 @@ from numpy.typing import NDArray
 from agentrl.config.seams import Seam, check_function, instance_of
 from agentrl.errors import AgentrlError, ConfigError, RunError
 from agentrl.tools import user_code
-from agentrl.trainer.algorithms.advantage import group_advantages, token_advantages
-from agentrl.trainer.algorithms.gae import Gae
+from agentrl.trainer.algorithms.advantages.gae import gae, turn_gae, vapo
+from agentrl.trainer.algorithms.advantages.gdpo import gdpo
+from agentrl.trainer.algorithms.advantages.gigpo import gigpo
+from agentrl.trainer.algorithms.advantages.group_relative import dr_grpo, grpo
+from agentrl.trainer.algorithms.advantages.maxrl import maxrl
+from agentrl.trainer.algorithms.advantages.opo import opo
+from agentrl.trainer.algorithms.advantages.pass_at_k import pass_at_k
+from agentrl.trainer.algorithms.advantages.reinforce import reinforce
+from agentrl.trainer.algorithms.advantages.reinforce_pp import reinforce_pp, reinforce_pp_baseline
+from agentrl.trainer.algorithms.advantages.remax import remax
+from agentrl.trainer.algorithms.advantages.rloo import rloo
 from agentrl.trainer.algorithms.made_up import made_up_batch
+from agentrl.trainer.algorithms.needs import needs_of
+from agentrl.trainer.algorithms.options import defaults_of, split_options, with_options
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 
 Estimator = Callable[[Batch], NDArray[np.float32]]
 """Turns a batch's rewards into one advantage per token, [N] float32, 0 where nothing is trained.
 
-One that reads the critic's values says so by an attribute `needs_critic = True`.
+What it needs of the run it declares (`agentrl.trainer.algorithms.needs`).
 """
+
+BUILT_IN: Final[Mapping[str, Estimator]] = {
+    "reinforce": reinforce,
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "remax": remax,
+    "opo": opo,
+    "gdpo": gdpo,
+    "maxrl": maxrl,
+    "pass_at_k": pass_at_k,
+    "gigpo": gigpo,
+    "gae": gae,
+    "turn_gae": turn_gae,
+    "vapo": vapo,
+}
 
 OF_ALGORITHM: Final[Mapping[str, str]] = {"grpo": "grpo", "reinforce": "reinforce", "ppo": "gae"}
 """The built-in estimator of each algorithm."""
-
-
-def grpo(batch: Batch, *, scale_by_std: bool = True) -> NDArray[np.float32]:
-    """Group-relative advantages of whole episodes, spread over their trained tokens."""
-    advantages_E = group_advantages(batch.rewards_E, batch.group_E, scale_by_std=scale_by_std)
-    return token_advantages(batch, advantages_E)
-
-
-def reinforce(batch: Batch) -> NDArray[np.float32]:
-    """The rewards themselves, spread over their episodes' trained tokens: no baseline."""
-    return token_advantages(batch, batch.rewards_E)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +66,9 @@ class CheckedEstimator:
     estimate: Estimator
 
     @property
-    def needs_critic(self) -> bool:
-        """True if it reads the critic's values."""
-        return bool(getattr(self.estimate, "needs_critic", False))
+    def needs(self) -> tuple[str, ...]:
+        """What it declares."""
+        return needs_of(self.estimate)
 
     def __call__(self, batch: Batch) -> NDArray[np.float32]:
         """[N] The advantages; raises RunError if they are not what they have to be."""
@@ -69,33 +86,32 @@ def make_estimator(config: TrainerConfig, given: object = None) -> CheckedEstima
         ConfigError: there is none, it needs a critic that is not there, or its advantages are not
             what they have to be.
     """
-    critic = config.critic
-    seam = Seam(
-        "estimator",
-        {
-            "grpo": partial(grpo, scale_by_std=config.scale_by_std),
-            "reinforce": reinforce,
-            "gae": Gae(
-                discount=critic.discount, decay=critic.decay, scale_by_std=config.scale_by_std
-            ),
-        },
-        "agentrl.estimators",
-    )
-    ref = config.estimator or OF_ALGORITHM[config.algorithm]
-    label = seam.label(ref)
-    found = instance_of(seam.find(ref if given is None else given), label)
+    name, options = split_options(config.estimator or OF_ALGORITHM[config.algorithm])
+    seam = Seam("estimator", BUILT_IN, "agentrl.estimators")
+    label = seam.label(name)
+    found = instance_of(seam.find(name if given is None else given), label)
     check_function(found, label, "batch")
-    checked = CheckedEstimator(label, cast("Estimator", found))
-    if checked.needs_critic and config.algorithm != "ppo":
+    if found in BUILT_IN.values():
+        options = _options_of(config, found) | options
+    checked = CheckedEstimator(label, cast("Estimator", with_options(found, options, label)))
+    if "critic" in checked.needs and config.algorithm != "ppo":
         raise ConfigError(
             f"{label} needs a critic, but trainer.algorithm is {config.algorithm}; set it to ppo"
         )
     try:
-        checked(made_up_batch(with_values=checked.needs_critic))
+        checked(made_up_batch(checked.needs))
     except AgentrlError as error:
         said = " ".join(str(error).split())
         raise ConfigError(f"{said}; it was tried on a made-up batch") from error
     return checked
+
+
+def _options_of(config: TrainerConfig, function: object) -> dict[str, float | bool]:
+    """What keys of the configuration say of a built-in estimator's options."""
+    said: dict[str, float | bool] = {"scale_by_std": config.scale_by_std}
+    if "critic" in needs_of(function):
+        said |= {"discount": config.critic.discount, "decay": config.critic.decay}
+    return {name: said[name] for name in defaults_of(function).keys() & said.keys()}
 
 
 def advantages_fault(advantages_N: object, batch: Batch) -> str | None:

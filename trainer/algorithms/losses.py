@@ -1,4 +1,4 @@
-"""Policy losses: from the logprobs of a micro-batch's trained tokens to a sum and statistics.
+"""The loss that a configuration names: found, tried on made-up tokens, checked each time.
 
 Suffixes: K trained tokens of a micro-batch, N tokens of the batch, R rows.
 """
@@ -8,10 +8,9 @@ Suffixes: K trained tokens of a micro-batch, N tokens of the batch, R rows.
 # torch is typed in part only.
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import cast
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -22,44 +21,40 @@ from agentrl.config.seams import Seam, check_function, instance_of
 from agentrl.errors import AgentrlError, ConfigError, RunError
 from agentrl.tools import user_code
 from agentrl.trainer.algorithms.made_up import made_up_batch
-from agentrl.trainer.algorithms.policy_loss import policy_loss
+from agentrl.trainer.algorithms.needs import needs_of
+from agentrl.trainer.algorithms.options import split_options, with_options
+from agentrl.trainer.algorithms.policy_losses.cispo import cispo
+from agentrl.trainer.algorithms.policy_losses.clip import clip
+from agentrl.trainer.algorithms.policy_losses.covariance import clip_cov, kl_cov
+from agentrl.trainer.algorithms.policy_losses.dppo import dppo
+from agentrl.trainer.algorithms.policy_losses.dual_clip import dual_clip
+from agentrl.trainer.algorithms.policy_losses.gmpo import gmpo
+from agentrl.trainer.algorithms.policy_losses.gspo import gspo
+from agentrl.trainer.algorithms.policy_losses.plain import clone, distill, policy_gradient
+from agentrl.trainer.algorithms.policy_losses.sapo import sapo
+from agentrl.trainer.algorithms.trained_tokens import (
+    PolicyLoss,
+    TrainedTokens,
+    trained_tokens,
+)
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.device import memory_errors
 from agentrl.types import Batch
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedTokens:
-    """What a loss is given beside the policy's logprobs; all of it aligned with them."""
-
-    behavior_K: Tensor
-    """The logprobs that they were sampled with."""
-    advantages_K: Tensor
-    weights_K: Tensor
-    """What each counts in the sum."""
-    row_K: Tensor
-    """The row of the batch that each is in; a row is never spread over micro-batches."""
-    source_K: NDArray[np.int64]
-    """Where in the flat arrays of the batch each is."""
-    batch: Batch
-
-
-Statistics = Mapping[str, float | Tensor]
-PolicyLoss = Callable[[Tensor, TrainedTokens], tuple[Tensor, Statistics]]
-"""Gives a sum over the tokens, which the trainer divides once by their number in the whole step.
-
-Each statistic is a sum too; `metrics.jsonl` has its mean over the step's tokens as `loss/NAME`.
-"""
-
-
-def clip(
-    logprobs_K: Tensor, tokens: TrainedTokens, *, low: float, high: float
-) -> tuple[Tensor, Statistics]:
-    """The clipped surrogate of PPO, `policy_loss`."""
-    result = policy_loss(
-        logprobs_K, tokens.behavior_K, tokens.advantages_K, tokens.weights_K, low=low, high=high
-    )
-    return result.total, {"clip_fraction": result.num_clipped}
+BUILT_IN: Final[Mapping[str, PolicyLoss]] = {
+    "clip": clip,
+    "dual_clip": dual_clip,
+    "gspo": gspo,
+    "gmpo": gmpo,
+    "cispo": cispo,
+    "sapo": sapo,
+    "dppo": dppo,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
+    "policy_gradient": policy_gradient,
+    "clone": clone,
+    "distill": distill,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +68,7 @@ class CheckedLoss:
     """Of its statistics."""
     is_active_everywhere: bool = False
     """True if it has a gradient where the advantage is 0 too."""
+    needs: tuple[str, ...] = ()
 
     def __call__(self, logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, list[float]]:
         """The sum, and the statistics in the order of `names`; raises RunError."""
@@ -106,13 +102,18 @@ def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:
     Raises:
         ConfigError: there is none, or what it gives is not what it has to be.
     """
-    built_in = {"clip": partial(clip, low=config.clip.low, high=config.clip.high)}
-    seam = Seam("loss", built_in, "agentrl.losses")
-    label = seam.label(config.loss)
-    found = instance_of(seam.find(config.loss if given is None else given), label)
+    name, options = split_options(config.loss)
+    seam = Seam("loss", BUILT_IN, "agentrl.losses")
+    label = seam.label(name)
+    found = instance_of(seam.find(name if given is None else given), label)
     check_function(found, label, "logprobs_K", "tokens")
+    if found in (clip, dual_clip, clip_cov):
+        options = {"low": config.clip.low, "high": config.clip.high} | options
     loss = CheckedLoss(
-        label=label, function=cast("PolicyLoss", found), token_budget=config.token_budget
+        label=label,
+        function=cast("PolicyLoss", with_options(found, options, label)),
+        token_budget=config.token_budget,
+        needs=needs_of(found),
     )
     try:
         return _tried(loss, in_pieces=config.sequence_parallel > 1)
@@ -121,68 +122,40 @@ def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:
         raise ConfigError(f"{said}; it was tried on made-up tokens") from error
 
 
-def trained_tokens(
-    batch: Batch,
-    source_K: NDArray[np.int64],
-    advantages_N: NDArray[np.float32],
-    weights_K: NDArray[np.float32],
-    like: Tensor,
-) -> TrainedTokens:
-    """What a loss is given, on the device and in the number format of its logprobs."""
-    row_K = np.searchsorted(batch.offsets_R1, source_K, side="right") - 1
-    return TrainedTokens(
-        behavior_K=torch.from_numpy(batch.logprobs_N[source_K]).to(like),
-        advantages_K=torch.from_numpy(advantages_N[source_K]).to(like),
-        weights_K=torch.from_numpy(weights_K).to(like),
-        row_K=torch.from_numpy(row_K).to(like.device),
-        source_K=source_K,
-        batch=batch,
-    )
-
-
 def _tried(loss: CheckedLoss, *, in_pieces: bool) -> CheckedLoss:
     """The loss with what a trial tells of it; raises RunError if it is not additive."""
-    batch = made_up_batch()
+    batch = made_up_batch(loss.needs)
     all_K = np.flatnonzero(batch.mask_N)
     advantages_N = np.where(batch.mask_N, np.linspace(-1, 2, batch.num_tokens), 0.0)
-    whole, gradient_K, names = _try_on(loss, batch, all_K, advantages_N)
-    nothing, _, _ = _try_on(loss, batch, all_K[:0], advantages_N)
+    batch = replace(batch, advantages_N=advantages_N.astype(np.float32))
+    whole, gradient_K, names = _try_on(loss, batch, all_K)
+    nothing, _, _ = _try_on(loss, batch, all_K[:0])
     row_K = np.searchsorted(batch.offsets_R1, all_K, side="right") - 1
-    rows = [_try_on(loss, batch, all_K[row_K == r], advantages_N)[0] for r in range(batch.num_rows)]
+    rows = [_try_on(loss, batch, all_K[row_K == r])[0] for r in range(batch.num_rows)]
     if nothing != 0 or not _is_close(sum(rows), whole):
         raise RunError(
             f"{loss.label} gives {whole:g} for {batch.num_rows} rows together, {sum(rows):g} for "
             f"them one by one and {nothing:g} for no token: expected a sum over tokens, which the "
             "trainer divides by their number"
         )
-    tokens = [_try_on(loss, batch, np.array([k]), advantages_N)[0] for k in all_K]
+    tokens = [_try_on(loss, batch, np.array([k]))[0] for k in all_K]
     if in_pieces and not _is_close(sum(tokens), whole):
         raise RunError(f"{loss.label} needs whole rows: set trainer.sequence_parallel to 1")
     if not torch.isfinite(gradient_K).all():
         raise RunError(f"{loss.label} has a gradient that is not finite")
-    _, idle_K, _ = _try_on(loss, batch, all_K, np.zeros(batch.num_tokens))
-    return CheckedLoss(
-        label=loss.label,
-        function=loss.function,
-        token_budget=loss.token_budget,
-        names=names,
-        is_active_everywhere=bool(idle_K.any()),
-    )
+    idle = replace(batch, advantages_N=np.zeros(batch.num_tokens, np.float32))
+    _, idle_K, _ = _try_on(loss, idle, all_K)
+    return replace(loss, names=names, is_active_everywhere=bool(idle_K.any()))
 
 
 def _try_on(
-    loss: CheckedLoss,
-    batch: Batch,
-    source_K: NDArray[np.int64],
-    advantages_N: NDArray[np.float64],
+    loss: CheckedLoss, batch: Batch, source_K: NDArray[np.int64]
 ) -> tuple[float, Tensor, tuple[str, ...]]:
     """The sum, its gradient by the logprobs, and the names of the statistics."""
     moved_K = batch.logprobs_N[source_K] + np.linspace(-0.3, 0.3, batch.num_tokens)[source_K]
     logprobs_K = torch.tensor(moved_K, dtype=torch.float32, requires_grad=True)
     weights_K = np.ones(len(source_K), dtype=np.float32)
-    tokens = trained_tokens(
-        batch, source_K, advantages_N.astype(np.float32), weights_K, logprobs_K.detach()
-    )
+    tokens = trained_tokens(batch, source_K, weights_K, logprobs_K.detach())
     with torch.enable_grad():
         total, found = loss.measure(logprobs_K, tokens)
         torch.autograd.backward(total)

@@ -1,15 +1,17 @@
 """A small batch that nobody sampled, on which what users bring is tried before a run begins."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from agentrl.types import Batch
 
 
-def made_up_batch(*, with_values: bool = False) -> Batch:
+def made_up_batch(needs: Sequence[str] = ()) -> Batch:
     """Four episodes of two tasks, the last of them in two segments; rewards differ within a task.
 
     Each segment has a token of the prompt, two trained ones and one of the environment between
-    them. The values of a critic are there only `with_values`.
+    them. What only some need (values, state keys, parts ...) is there if it is named.
     """
     rows, tokens = 5, 20
     mask_N = np.tile([False, True, False, True], rows)
@@ -33,5 +35,9 @@ def made_up_batch(*, with_values: bool = False) -> Batch:
         temperature=1.0,
         turn_rewards_U=np.array([0.0, 1.0, 0.0, 0.0, 0.25, 0.0, 0.5, 0.5]),
         turn_offsets_E1=np.arange(0, 9, 2),
-        values_N=np.where(mask_N, 0.5, 0.0).astype(np.float32) if with_values else None,
+        keys_U=("a", "b", "a", None, "a", "b", "a", "b") if "state keys" in needs else None,
+        parts_E={"one": np.array([1.0, 0.0, 0.0, 0.5])} if "score parts" in needs else {},
+        greedy_E=np.array([0.5, 0.5, 0.0, 0.0]) if "greedy member" in needs else None,
+        values_N=np.where(mask_N, np.float32(0.5), 0) if "critic" in needs else None,
+        reference_N=np.where(mask_N, np.float32(-0.7), 0) if "reference" in needs else None,
     )

@@ -88,4 +88,4 @@ def test_a_deterministic_run_is_refused(tmp_path: Path) -> None:
     flags = ["--engine", "sglang", "--deterministic", "--dry-run"]
     done = agentrl(tmp_path, "train", "--env", "calculator", *flags)
     assert done.returncode == 2
-    assert "deterministic: got true with SGLang" in done.stderr
+    assert "deterministic: got true with engine sglang" in done.stderr

@@ -21,11 +21,9 @@ from agentrl.rollout import (
     Collected,
     Collector,
     CollectSettings,
-    EpisodeKey,
     EpisodeLimits,
-    GroupJob,
+    Job,
     episode_metrics,
-    gather_groups,
     make_batch,
 )
 from agentrl.run_dir.episodes import EpisodesWriter, read_episodes
@@ -105,17 +103,17 @@ async def play(
         return env
 
     jobs = [
-        GroupJob(
-            key=EpisodeKey.first(run=0, step=1, place=i),
+        Job(
             env="long_haul",
             make_env=make_env,
             task=LongHaul.task_at(i, split="train", seed=0),
             split="train",
+            group=i,
         )
         for i in range(num_tasks)
     ]
     collector = Collector(engine=engine, codec=codec, settings=settings)
-    return await gather_groups(collector.collect(jobs, group_size=group_size))
+    return await collector.collect(jobs, group_size=group_size, seed=0, step=1)
 
 
 def sampled(episode: Episode) -> int:
@@ -270,15 +268,9 @@ async def test_the_local_engine_goes_on_over_segments(codec: Codec, tiny_folder:
             return env
 
         task = LongHaul.task_at(0, split="train", seed=0)
-        job = GroupJob(
-            key=EpisodeKey.first(run=0, step=1, place=0),
-            env="e",
-            make_env=make_env,
-            task=task,
-            split="train",
-        )
-        first = await gather_groups(collector.collect([job], group_size=8))
-        again = await gather_groups(collector.collect([job], group_size=8))
+        job = Job(env="e", make_env=make_env, task=task, split="train", group=0)
+        first = await collector.collect([job], group_size=8, seed=0, step=1)
+        again = await collector.collect([job], group_size=8, seed=0, step=1)
     finally:
         await engine.aclose()
     assert [[s.digest for s in e.segments] for e in first.episodes] == [

@@ -12,7 +12,7 @@ import torch
 
 from agentrl.errors import ConfigError
 from agentrl.trainer import CriticConfig, LoraConfig, RatioBandConfig, TrainerConfig
-from agentrl.trainer.algorithms.gae import Gae
+from agentrl.trainer.algorithms.advantages.gae import gae
 from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.trainer.critic import Critic
 from agentrl.trainer.packing import trained_rows
@@ -91,7 +91,7 @@ def test_ppo_learns_the_values_and_leaves_the_policys_backbone_alone(rank: int) 
     explained = []
     for _ in range(40):
         valued = trainer.with_values(made)
-        stats = trainer.update(replace(valued, advantages_N=Gae()(valued)))
+        stats = trainer.update(replace(valued, advantages_N=gae(valued)))
         assert stats.skipped is None
         assert stats.value_explained is not None
         explained.append(stats.value_explained)
@@ -106,7 +106,7 @@ def test_the_critic_is_in_the_checkpoint(tmp_path: Path) -> None:
     def train(trainer: Trainer, steps: int) -> None:
         for _ in range(steps):
             valued = trainer.with_values(batch())
-            trainer.update(replace(valued, advantages_N=Gae()(valued)))
+            trainer.update(replace(valued, advantages_N=gae(valued)))
 
     straight = Trainer(tiny_model(), config(), total_steps=6)
     train(straight, 1)

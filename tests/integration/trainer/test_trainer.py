@@ -15,7 +15,8 @@ from transformers import LlamaForCausalLM
 from agentrl.errors import ConfigError, RecordMismatch, RunError
 from agentrl.tokens import TokenRecord, seal
 from agentrl.trainer import ClipConfig, KlConfig, RatioBandConfig, StepStats, TrainerConfig
-from agentrl.trainer.algorithms.losses import Statistics, TrainedTokens, make_loss
+from agentrl.trainer.algorithms.losses import make_loss
+from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
 from agentrl.trainer.trainer import Trainer
 from agentrl.types import Batch, StopReason
 from tests.unit.trainer.batches import (

@@ -10,7 +10,8 @@ import agentrl
 from agentrl.config.references import load_reference
 from agentrl.errors import ConfigError
 from agentrl.orchestration.preflight import make_plan
-from agentrl.trainer.algorithms.estimators import grpo, make_estimator
+from agentrl.trainer.algorithms.advantages.group_relative import grpo
+from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.types import Batch
 from agentrl.verifiers import ExactNumber
 

@@ -10,7 +10,8 @@ import pytest
 from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration.load import load_run_config
 from agentrl.rollout import make_batch
-from agentrl.trainer.algorithms.estimators import OF_ALGORITHM, grpo, make_estimator
+from agentrl.trainer.algorithms.advantages.group_relative import grpo
+from agentrl.trainer.algorithms.estimators import OF_ALGORITHM, make_estimator
 from agentrl.trainer.algorithms.made_up import made_up_batch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
@@ -103,7 +104,7 @@ def test_the_built_in_names_are_the_algorithms(batch: Batch) -> None:
     for algorithm, name in OF_ALGORITHM.items():
         preset = make_estimator(TrainerConfig(algorithm=algorithm))  # type: ignore[arg-type]
         named = make_estimator(TrainerConfig(algorithm="ppo", estimator=name))
-        made_up = made_up_batch(with_values=named.needs_critic)
+        made_up = made_up_batch(named.needs)
         assert preset(made_up).tolist() == named(made_up).tolist()
         assert preset(made_up).any()
     own = "agentrl.trainer.algorithms.estimators:reinforce"

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from agentrl.trainer.algorithms.kl import k3
-from agentrl.trainer.algorithms.policy_loss import policy_loss, supervised_loss
+from agentrl.trainer.algorithms.policy_losses.clip import clip
+from tests.unit.trainer.rows import one_row
 
 DOUBLE = torch.float64
 
@@ -36,30 +37,27 @@ def test_clipped_surrogate_by_hand(
     ratio: float, advantage: float, loss: float, gradient: float, clipped: int
 ) -> None:
     logprobs = tensor(math.log(ratio) - 1).requires_grad_()
-    result = policy_loss(logprobs, tensor(-1), tensor(advantage), tensor(1), low=0.2, high=0.3)
-    torch.autograd.backward(result.total)
-    assert result.total.item() == pytest.approx(loss)
+    total, found = clip(logprobs, one_row([-1], [advantage]), low=0.2, high=0.3)
+    torch.autograd.backward(total)
+    assert total.item() == pytest.approx(loss)
     assert logprobs.grad is not None
     # The derivative by a logprob is the ratio times that by the ratio.
     assert logprobs.grad.item() == pytest.approx(gradient)
-    assert result.num_clipped == clipped
+    assert found == {"clip_fraction": clipped}
 
 
 def test_the_loss_is_a_weighted_sum() -> None:
     logprobs = tensor(-1, -1, -1)
-    result = policy_loss(logprobs, logprobs, tensor(1, 2, 4), tensor(1, 0.5, 0), low=0.2, high=0.2)
-    assert result.total.item() == -2.0
-    assert supervised_loss(tensor(-1, -2, -4), tensor(1, 0.5, 0)).item() == 2.0
+    total, _ = clip(logprobs, one_row([-1, -1, -1], [1, 2, 4], [1, 0.5, 0]))
+    assert total.item() == -2.0
 
 
 def test_policy_gradient_raises_a_good_token_and_lowers_a_bad_one() -> None:
     for advantage, sign in ((1.0, 1), (-1.0, -1)):
         logits = tensor(0.3, -0.2, 0.5).requires_grad_()
         logprobs = torch.log_softmax(logits, 0)[1:2]
-        result = policy_loss(
-            logprobs, logprobs.detach(), tensor(advantage), tensor(1), low=0.2, high=0.2
-        )
-        torch.autograd.backward(result.total)
+        total, _ = clip(logprobs, one_row(logprobs.tolist(), [advantage]))
+        torch.autograd.backward(total)
         assert logits.grad is not None
         probs = torch.softmax(logits.detach(), 0)
         expected = -advantage * (tensor(0, 1, 0) - probs)

@@ -5,6 +5,7 @@
 # torch is typed in part only.
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError, RunError
-from agentrl.trainer.algorithms.losses import CheckedLoss, TrainedTokens, make_loss, trained_tokens
+from agentrl.trainer.algorithms.losses import CheckedLoss, make_loss
 from agentrl.trainer.algorithms.made_up import made_up_batch
+from agentrl.trainer.algorithms.trained_tokens import TrainedTokens, trained_tokens
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.device import OutOfMemory
 
@@ -52,11 +54,11 @@ def detached(logprobs_K: Tensor, tokens: TrainedTokens) -> Any:
 
 def tokens_of(names: slice) -> tuple[Tensor, TrainedTokens]:
     batch = made_up_batch()
+    batch = replace(batch, advantages_N=np.ones(batch.num_tokens, np.float32))
     source_K = np.flatnonzero(batch.mask_N)[names]
     logprobs_K = torch.full((len(source_K),), -0.4, requires_grad=True)
-    advantages_N = np.ones(batch.num_tokens, np.float32)
     weights_K = np.ones(len(source_K), np.float32)
-    return logprobs_K, trained_tokens(batch, source_K, advantages_N, weights_K, logprobs_K.detach())
+    return logprobs_K, trained_tokens(batch, source_K, weights_K, logprobs_K.detach())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,22 @@
+"""What sampling gains over the greedy answer (ReMax, arXiv:2310.10505, algorithm 2)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.errors import RunError
+from agentrl.trainer.algorithms.advantage import checked_rewards
+from agentrl.trainer.algorithms.needs import needs
+from agentrl.trainer.algorithms.trajectories import Trajectories
+from agentrl.types import Batch
+
+
+@needs("greedy member")
+def remax(batch: Batch) -> NDArray[np.float32]:
+    """Each reward less that of the group's greedy member, which is never trained on.
+
+    A_i = r_i - r_greedy. Rewards 1 and 0 give 1 and 0 where the greedy answer failed, 0 and -1
+    where it succeeded. Raises RunError without greedy members.
+    """
+    if batch.greedy_E is None:
+        raise RunError("the batch has no greedy members; set rollout.greedy_member to true")
+    return Trajectories.of(batch).spread(checked_rewards(batch.rewards_E - batch.greedy_E))

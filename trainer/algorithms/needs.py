@@ -1,0 +1,42 @@
+"""What an estimator or a loss needs of a run, declared where it is defined.
+
+    @needs("group of 2", "state keys")
+    def gigpo(batch): ...
+
+What is missing is refused at the start of a run, with its name; a user's own function declares its
+needs in the same way, or has none.
+"""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+F = TypeVar("F", bound=Callable[..., object])
+
+NEEDS: Final = {
+    "critic": "set trainer.algorithm to ppo",
+    "reference": "set trainer.kl.coef above 0",
+    "group of 2": "set rollout.group_size to 2 or more",
+    "greedy member": "set rollout.greedy_member to true",
+    "state keys": "let the environment give state_key with each transition",
+    "score parts": "let the verifier give parts with its score",
+    "turn rewards": "make the batch with agentrl.rollout.make_batch",
+}
+"""What can be needed, and what to do where it is missing."""
+
+
+def needs(*names: str) -> Callable[[F], F]:
+    """Declare what a function needs; raises KeyError for what nothing can give."""
+    for name in names:
+        NEEDS[name]
+
+    def declare(function: F) -> F:
+        vars(function)["needs"] = names
+        return function
+
+    return declare
+
+
+def needs_of(function: object) -> tuple[str, ...]:
+    """What a function, a partial of one or an object that is called declares; () without any."""
+    declared = getattr(getattr(function, "func", function), "needs", ())
+    return tuple(declared)

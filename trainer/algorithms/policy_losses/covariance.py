@@ -1,0 +1,80 @@
+"""Tokens at which entropy is lost are held back (Clip-Cov and KL-Cov, arXiv:2505.22617, section 4).
+
+Where a likely token has a large advantage, (log p - mean) * (A - mean) is large, and the policy's
+entropy falls. Which tokens these are is decided over the whole step, by what they were sampled
+with, so that no micro-batch, rank or order of rows changes it.
+
+Suffixes: K trained tokens of a micro-batch, M those of the batch, N all of its tokens.
+"""
+
+# pyright: reportUnknownMemberType=false
+# torch is typed in part only.
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.trainer.algorithms.ratios import clipped_minimum, log_ratios
+from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
+
+
+def clip_cov(
+    logprobs_K: Tensor,
+    tokens: TrainedTokens,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+    share: float = 2e-4,
+    least: float = 1.0,
+    most: float = 5.0,
+) -> tuple[Tensor, Statistics]:
+    """PPO's clipped surrogate without a share of the tokens of high covariance (eq. 9).
+
+    Of those with a covariance between `least` and `most`, so many are drawn that they are `share`
+    of all trained tokens, at least one: they count nothing. Equal batches draw equal tokens.
+    """
+    covariance_M, source_M = covariances(tokens)
+    among = np.flatnonzero((covariance_M > least) & (covariance_M < most))
+    number = min(max(1, int(share * len(source_M))), len(among))
+    drawn = np.random.default_rng(len(source_M)).permutation(among)[:number]
+    held_K = _at(source_M[drawn], tokens)
+    ratio_K = torch.exp(log_ratios(logprobs_K, tokens))
+    surrogate_K, outside_K = clipped_minimum(ratio_K, tokens.advantages_K, low=low, high=high)
+    surrogate_K = torch.where(held_K, torch.zeros_like(surrogate_K), surrogate_K)
+    found = {"clip_fraction": outside_K.sum(), "held_back": held_K.sum()}
+    return -(tokens.weights_K * surrogate_K).sum(), found
+
+
+def kl_cov(
+    logprobs_K: Tensor, tokens: TrainedTokens, *, share: float = 2e-4, coef: float = 1.0
+) -> tuple[Tensor, Statistics]:
+    """The ratio times A, with a penalty on the `share` of highest covariance (eq. 10).
+
+    The penalty is `coef` * |log p - log p_behavior| at those tokens, at least one; it has no
+    gradient before the policy has moved.
+    """
+    covariance_M, source_M = covariances(tokens)
+    number = min(max(1, int(share * len(source_M))), len(source_M))
+    held_K = _at(source_M[np.argsort(-covariance_M, kind="stable")[:number]], tokens)
+    log_ratio_K = log_ratios(logprobs_K, tokens)
+    penalty_K = torch.where(held_K, coef * log_ratio_K.abs(), torch.zeros_like(log_ratio_K))
+    surrogate_K = torch.exp(log_ratio_K) * tokens.advantages_K - penalty_K
+    return -(tokens.weights_K * surrogate_K).sum(), {"held_back": held_K.sum()}
+
+
+def covariances(tokens: TrainedTokens) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """[M] Each trained token's part of the covariance of logprob and advantage; and its place."""
+    source_M = np.flatnonzero(tokens.batch.mask_N)
+    advantages_N = tokens.batch.advantages_N
+    assert advantages_N is not None
+    logprobs_M = tokens.batch.logprobs_N[source_M].astype(np.float64)
+    advantages_M = advantages_N[source_M].astype(np.float64)
+    if not len(source_M):
+        return logprobs_M, source_M
+    return (logprobs_M - logprobs_M.mean()) * (advantages_M - advantages_M.mean()), source_M
+
+
+def _at(sources: NDArray[np.int64], tokens: TrainedTokens) -> Tensor:
+    """[K] Which of the micro-batch's tokens are among those of the batch."""
+    return torch.from_numpy(np.isin(tokens.source_K, sources)).to(tokens.row_K.device)

@@ -1,0 +1,68 @@
+"""What a policy loss is given, and what it gives.
+
+Suffixes: K trained tokens of a micro-batch, N tokens of the batch, R rows.
+"""
+
+# pyright: reportUnknownMemberType=false
+# torch is typed in part only.
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.types import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedTokens:
+    """What a loss is given beside the policy's logprobs; all of it aligned with them."""
+
+    behavior_K: Tensor
+    """The logprobs that they were sampled with."""
+    advantages_K: Tensor
+    weights_K: Tensor
+    """What each counts in the sum."""
+    row_K: Tensor
+    """The row of the batch that each is in; a row is never spread over micro-batches."""
+    source_K: NDArray[np.int64]
+    """Where in the flat arrays of the batch each is."""
+    batch: Batch
+    """All of it, with its advantages."""
+
+    @property
+    def reference_K(self) -> Tensor | None:
+        """The reference's logprobs, if the run has one."""
+        if self.batch.reference_N is None:
+            return None
+        return torch.from_numpy(self.batch.reference_N[self.source_K]).to(self.behavior_K)
+
+
+Statistics = Mapping[str, float | Tensor]
+PolicyLoss = Callable[[Tensor, TrainedTokens], tuple[Tensor, Statistics]]
+"""Gives a sum over the tokens, which the trainer divides once by their number in the whole step.
+
+Each statistic is a sum too; `metrics.jsonl` has its mean over the step's tokens as `loss/NAME`.
+"""
+
+
+def trained_tokens(
+    batch: Batch,
+    source_K: NDArray[np.int64],
+    weights_K: NDArray[np.float32],
+    like: Tensor,
+) -> TrainedTokens:
+    """What a loss is given, on the device and in the number format of its logprobs."""
+    assert batch.advantages_N is not None
+    row_K = np.searchsorted(batch.offsets_R1, source_K, side="right") - 1
+    return TrainedTokens(
+        behavior_K=torch.from_numpy(batch.logprobs_N[source_K]).to(like),
+        advantages_K=torch.from_numpy(batch.advantages_N[source_K]).to(like),
+        weights_K=torch.from_numpy(weights_K).to(like),
+        row_K=torch.from_numpy(row_K).to(like.device),
+        source_K=source_K,
+        batch=batch,
+    )
