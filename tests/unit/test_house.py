@@ -1,7 +1,7 @@
 """The size and the shape of the code, counted from its syntax trees.
 
-Printed without a bar (`pytest -s`): functions per 1,000 code lines, and private names of one word
-that are used more than twice.
+Printed without a bar (`pytest -s`): functions per 1,000 code lines, private names of one word that
+are used more than twice, and private functions that say little more than their one caller would.
 """
 
 import ast
@@ -78,6 +78,21 @@ def functions(path: str) -> Iterator[Function]:
             yield node
 
 
+def slight_helpers(path: str) -> Iterator[str]:
+    """Private functions of at most three lines that one place of their module calls."""
+    nodes = list(ast.walk(trees()[path]))
+    names = [node.id for node in nodes if isinstance(node, ast.Name)]
+    uses = Counter([*names, *(node.attr for node in nodes if isinstance(node, ast.Attribute))])
+    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+    for node in functions(path):
+        body = node.body[1:] if ast.get_docstring(node) and node.body[1:] else node.body
+        lines = (body[-1].end_lineno or 0) - body[0].lineno + 1
+        is_private = node.name.startswith("_") and not node.name.endswith("__")
+        is_called = {node.name, f"self.{node.name}"} & called
+        if is_private and is_called and lines <= 3 and uses[node.name] == 1:
+            yield f"{path}:{node.lineno} {node.name}"
+
+
 def imported(node: ast.AST, known: Mapping[str, str]) -> Iterator[str]:
     """The modules that are imported as soon as this one is, whoever asks for types aside."""
     for child in ast.iter_child_nodes(node):
@@ -106,6 +121,10 @@ def test_the_core_is_no_larger_than_agreed() -> None:
     frequent = [name for name, number in names.most_common() if number > 2]
     print(f"\ncore {core}, satellites {satellites}, {1000 * count / core:.0f} functions a 1,000")
     print(f"{len(frequent)} private names of one word used more than twice: {frequent[:12]}")
+    slight = [helper for path in sources() for helper in slight_helpers(path)]
+    print(
+        f"{len(slight)} private functions of one caller and at most three lines", *slight, sep="\n"
+    )
     assert core <= MOST_CORE_LINES
     assert satellites <= MOST_SATELLITE_LINES
 
