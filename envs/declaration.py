@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from agentrl.config import Config
 from agentrl.config.nearest import nearest
+from agentrl.envs.rules import rules_of
 from agentrl.envs.tasks import GeneratedTasks, Tasks, TaskSource, declared_tasks, listed_tasks
 from agentrl.errors import ConfigError
 from agentrl.tools import ToolSpec, tool_spec, tools_of, unique_tools, user_code
@@ -25,8 +26,6 @@ from agentrl.verifiers import (
 
 if TYPE_CHECKING:
     from agentrl.envs.toolenv import ToolEnv
-
-_POSITIVE = ("max_turns", "max_tool_tokens", "tool_timeout_s", "hook_timeout_s", "grace_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,19 +73,10 @@ def _own_verifier(cls: "type[ToolEnv]") -> Verifier | None:
 
 
 def _declare(cls: "type[ToolEnv]") -> Declaration:
-    name = cls.__name__
     _check_init(cls)
-    for attribute in _POSITIVE:
-        value: object = getattr(cls, attribute)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise ConfigError(f"{name}.{attribute} is {value!r}, expected a number above 0")
-    system = cast("object", cls.system)
-    if system is not None and not isinstance(system, str):
-        raise ConfigError(f"{name}.system is {system!r}, expected text")
-    if cls.isolation not in ("none", "process"):
-        raise ConfigError(f"{name}.isolation is {cls.isolation!r}, expected 'none' or 'process'")
+    rules_of(cls)
     if not callable(cls.context):
-        raise ConfigError(f"{name}.context is {cls.context!r}, expected a context policy")
+        raise ConfigError(f"{cls.__name__}.context is {cls.context!r}, expected a context policy")
     verifier = _own_verifier(cls)
     return Declaration(
         verifier=verifier,

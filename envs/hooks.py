@@ -8,32 +8,82 @@ hangs, it is abandoned and does that itself when it comes back.
 import asyncio
 import inspect
 import logging
+import threading
 from collections.abc import Awaitable, Callable
-from typing import cast
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar, cast
 
 from agentrl.aio import OutOfTime, within
-from agentrl.envs.resources import Resources
+from agentrl.envs.rules import EnvRules
 from agentrl.errors import EnvironmentFault, EpisodeError
 from agentrl.tools import AbandonedThreads, EpisodeThread, user_code
 
 Hook = Callable[[], object | Awaitable[object]]
 
 _log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """One thing to close."""
+
+    close: Callable[[], object | Awaitable[object]]
+    thread: int
+    """The thread that opened it: sqlite and friends must be closed there."""
+
+
+class Resources:
+    """Like an ExitStack: what is entered here is closed in reverse order on every path."""
+
+    def __init__(self) -> None:
+        self._exits: list[Exit] = []
+
+    def enter_context(self, manager: AbstractContextManager[T]) -> T:
+        """Enter and keep; returns what `with` would bind."""
+        value = manager.__enter__()
+        self._add_close(lambda: manager.__exit__(None, None, None))
+        return value
+
+    async def enter_async_context(self, manager: AbstractAsyncContextManager[T]) -> T:
+        """Enter and keep; returns what `async with` would bind."""
+        value = await manager.__aenter__()
+        self._add_close(lambda: manager.__aexit__(None, None, None))
+        return value
+
+    def push(self, manager: AbstractContextManager[object]) -> None:
+        """Keep something that is entered already; only its exit is left to do."""
+        self._add_close(lambda: manager.__exit__(None, None, None))
+
+    def callback(
+        self,
+        function: Callable[P, object | Awaitable[object]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """Call the function at the end; it may be async."""
+        self._add_close(lambda: function(*args, **kwargs))
+
+    def pop(self) -> Exit | None:
+        """Take away what is to be closed next."""
+        return self._exits.pop() if self._exits else None
+
+    def _add_close(self, close: Callable[[], object | Awaitable[object]]) -> None:
+        self._exits.append(Exit(close, threading.get_ident()))
 
 
 class World:
     """The running side of one episode."""
 
-    def __init__(
-        self, name: str, census: AbandonedThreads, *, hook_timeout_s: float, grace_s: float
-    ) -> None:
+    def __init__(self, name: str, census: AbandonedThreads, rules: EnvRules) -> None:
         self.resources = Resources()
         self.abandoned = False
         """True if the thread hangs for good: nothing of this world may be looked at any more."""
         self._name = name
         self._census = census
-        self._hook_timeout_s = hook_timeout_s
-        self._grace_s = grace_s
+        self._rules = rules
         self._thread: EpisodeThread | None = None
         self._doing = name
         """What the thread was last asked to do."""
@@ -66,7 +116,7 @@ class World:
         if inspect.iscoroutinefunction(hook):
             return await self._in_loop(what, hook)
         try:
-            result = await self.call_sync(what, guarded, self._hook_timeout_s)
+            result = await self.call_sync(what, guarded, self._rules.hook_timeout_s)
         except TimeoutError:
             raise self._late(what) from None
         if inspect.isawaitable(result):
@@ -82,7 +132,7 @@ class World:
         if self.abandoned:
             return False
         thread = self._thread
-        if thread is None or await thread.wait_idle(self._grace_s):
+        if thread is None or await thread.wait_idle(self._rules.grace_s):
             return True
         if not thread.abandon(self._on_return):
             return True
@@ -116,12 +166,12 @@ class World:
 
     async def _in_loop(self, what: str, hook: Hook) -> object:
         try:
-            return await within(self._hook_timeout_s, _here(what, hook))
+            return await within(self._rules.hook_timeout_s, _here(what, hook))
         except OutOfTime:
             raise self._late(what) from None
 
     def _late(self, what: str) -> EnvironmentFault:
-        return EnvironmentFault(f"{what} did not end within {self._hook_timeout_s:g} s")
+        return EnvironmentFault(f"{what} did not end within {self._rules.hook_timeout_s:g} s")
 
     def _stop_thread(self) -> None:
         if self._thread is not None and not self.abandoned:

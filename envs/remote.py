@@ -1,15 +1,24 @@
 """`isolation = "process"`: an episode that is played in a process of its own.
 
+RemotePlay ─▶ EnvProcess ── requests, one at a time ──▶ serve: calls the environment's methods
+              └── one call of a worker pool, as long as the process lives ──┘
+
 Inside, the same class plays by the same rules and limits. Code that cannot be stopped there, not
 even by its interpreter, costs the episode a timeout and the process its life.
 """
 
+import asyncio
+import pickle
+import secrets
+import struct
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from agentrl.envs.process import EnvProcess, EnvSpec, ProcessDied
+from agentrl.config import Config
+from agentrl.envs.declaration import Declaration, declaration
+from agentrl.envs.rules import EnvRules
 from agentrl.envs.transition import Transition
-from agentrl.errors import EnvironmentFault
+from agentrl.errors import AgentrlError, EnvironmentFault
 from agentrl.tools import TextTokenizer, truncate_middle
 from agentrl.types import (
     AssistantTurn,
@@ -22,24 +31,157 @@ from agentrl.types import (
     Task,
 )
 from agentrl.workers import WorkerPool
+from agentrl.workers.pickling import dumps
+
+if TYPE_CHECKING:
+    from agentrl.envs.toolenv import ToolEnv
 
 _SLACK_S = 2.0
 """What a process may be late after the sum of its own limits."""
 _COARSE = 8
 """Inside, tool results are cut by bytes at so many times the limit; here they are cut by tokens."""
+_LENGTH = struct.Struct("<Q")
+_DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteLimits:
-    """The limits that hold inside, as far as the outside has to wait for them."""
+class EnvSpec:
+    """What the process needs to make its environment."""
 
-    hook_s: float
-    turn_hooks_s: float
-    """All hooks that a turn may call."""
-    tool_s: float
-    """The longest of all tools."""
-    grace_s: float
-    max_tool_tokens: int
+    env_class: "type[ToolEnv]"
+    config: Config
+    rules: EnvRules
+    """Set on the instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of a request, and the episode after it."""
+
+    value: Any = None
+    view: EpisodeView | None = None
+    error: AgentrlError | None = None
+
+
+class ProcessDied(EnvironmentFault):
+    """The process ended by itself: the environment crashed it, or something outside did."""
+
+
+class EnvProcess:
+    """The near side: start it, ask it, kill it."""
+
+    def __init__(self, process: "asyncio.Task[None]", streams: "_Streams") -> None:
+        self._process = process
+        self._streams = streams
+        self._pending: asyncio.Task[Reply] | None = None
+
+    @classmethod
+    async def start(cls, birth: EnvSpec, pool: WorkerPool, limit_s: float) -> "EnvProcess":
+        """Start a process that holds the environment.
+
+        Raises:
+            EnvironmentFault: It did not come up within `limit_s`.
+            Exception: What making the environment raised.
+        """
+        connected: asyncio.Future[_Streams] = asyncio.get_running_loop().create_future()
+        address = f"\0agentrl-{secrets.token_hex(16)}"
+        server = await asyncio.start_unix_server(
+            lambda reader, writer: connected.set_result((reader, writer)), address
+        )
+        process = asyncio.create_task(pool.call(serve, address, birth, timeout_s=_DAY_S))
+        try:
+            either: set[asyncio.Future[Any]] = {process, connected}
+            await asyncio.wait(either, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if not connected.done():
+                if process.done():
+                    await process
+                raise EnvironmentFault(
+                    f"the environment's process did not come up within {limit_s:g} s"
+                )
+        except BaseException:
+            process.cancel()
+            raise
+        finally:
+            # Only the listening ends; `async with` would wait for the connection too.
+            server.close()
+        return cls(process, connected.result())
+
+    async def ask(self, method: str, limit_s: float, *args: object, **kwargs: object) -> Reply:
+        """Call a method of the environment; one that was cut off before is waited for first.
+
+        Raises:
+            TimeoutError: No answer within `limit_s`; the process goes on with it.
+            ProcessDied: There is nobody to answer.
+        """
+        async with asyncio.timeout(limit_s):
+            if self._pending is not None:
+                await asyncio.wait({self._pending})
+            self._pending = asyncio.create_task(self._exchange_frames((method, args, kwargs)))
+            try:
+                return await asyncio.shield(self._pending)
+            except (ConnectionError, EOFError) as error:
+                raise ProcessDied(f"the environment's process died in {method}") from error
+
+    async def kill(self) -> None:
+        """End the process, whatever it does; a second call does nothing."""
+        if self._pending is not None:
+            self._pending.cancel()
+            await asyncio.gather(self._pending, return_exceptions=True)
+        self._streams[1].close()
+        self._process.cancel()
+        await asyncio.gather(self._process, return_exceptions=True)
+
+    async def _exchange_frames(self, request: object) -> Reply:
+        await _send(self._streams[1], request)
+        return cast("Reply", await _receive_frame(self._streams[0]))
+
+
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def serve(address: str, birth: EnvSpec) -> None:
+    """What the process runs: the environment, until the other side hangs up."""
+    asyncio.run(_serve(address, birth))
+
+
+async def _serve(address: str, birth: EnvSpec) -> None:
+    own_score = "score" in declaration(birth.env_class).hooks
+    verifier = None if own_score else _scored_outside
+    env = birth.env_class(birth.config, verifier=verifier)
+    for name, value in birth.rules:
+        setattr(env, name, value)
+    reader, writer = await asyncio.open_unix_connection(address)
+    while True:
+        try:
+            method, args, kwargs = cast("tuple[str, Any, Any]", await _receive_frame(reader))
+        except EOFError:
+            return
+        await _send(writer, await _answer_request(env, method, args, kwargs))
+
+
+async def _answer_request(env: "ToolEnv", method: str, args: Any, kwargs: Any) -> Reply:
+    value, error = None, None
+    try:
+        value = await getattr(env, method)(*args, **kwargs)
+    except AgentrlError as raised:
+        error = raised
+    return Reply(value, env.view() if env.conversation else None, error)
+
+
+def _scored_outside(task: Task, answer: Any) -> float:
+    return 0.0
+
+
+async def _send(writer: asyncio.StreamWriter, value: object) -> None:
+    data = dumps(value)
+    writer.write(_LENGTH.pack(len(data)) + data)
+    await writer.drain()
+
+
+async def _receive_frame(reader: asyncio.StreamReader) -> object:
+    """One frame; EOFError (asyncio's IncompleteReadError is one) at the end of the stream."""
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return pickle.loads(await reader.readexactly(length))
 
 
 class RemotePlay:
@@ -47,18 +189,25 @@ class RemotePlay:
 
     def __init__(
         self,
-        birth: EnvSpec,
-        pool: WorkerPool,
-        limits: RemoteLimits,
+        env: "ToolEnv",
+        declared: Declaration,
+        rules: EnvRules,
         tokenizer: TextTokenizer | None,
         task: Task,
         messages: tuple[Message, ...],
     ) -> None:
         self._view = EpisodeView(task=task, messages=messages, stop=EpisodeStop.INVALID)
-        self._birth = birth
-        self._pool = pool
-        self._limits = limits
+        coarse = {"max_tool_tokens": _COARSE * rules.max_tool_tokens, "isolation": "none"}
+        inside = rules.model_copy(update=coarse)
+        self._birth = EnvSpec(env_class=type(env), config=env.config, rules=inside)
+        self._pool = env.services.env_pool
+        self._rules = rules
         self._tokenizer = tokenizer
+        # The limits that hold inside, as far as the outside has to wait for them.
+        timeouts = (tool.timeout_s or rules.tool_timeout_s for tool in declared.tools.values())
+        num_hooks = len(declared.hooks & {"reply", "state_key"})
+        self._tool_s = max(timeouts, default=0.0)
+        self._turn_s = num_hooks * rules.hook_timeout_s + rules.grace_s
         self._process: EnvProcess | None = None
         self._last_turn: AssistantTurn | None = None
 
@@ -83,17 +232,15 @@ class RemotePlay:
 
     async def start(self, seed: int) -> None:
         """Start the process and begin the episode there."""
-        limits = self._limits
-        coarse = {"max_tool_tokens": _COARSE * limits.max_tool_tokens, "isolation": "none"}
-        birth = replace(self._birth, attributes={**self._birth.attributes, **coarse})
-        self._process = await EnvProcess.start(birth, self._pool, limits.hook_s)
-        await self._call_remote("areset", limits.hook_s, seed=seed, options={"task": self.task})
+        limit_s = self._rules.hook_timeout_s
+        self._process = await EnvProcess.start(self._birth, self._pool, limit_s)
+        await self._call_remote("areset", limit_s, seed=seed, options={"task": self.task})
 
     async def advance(self, turn: AssistantTurn) -> Transition:
         """Play one turn there; a process that does not answer in time is killed."""
         self._last_turn = turn
-        limits, known = self._limits, len(self.messages)
-        limit_s = len(turn.calls) * limits.tool_s + limits.turn_hooks_s + limits.grace_s
+        known = len(self.messages)
+        limit_s = len(turn.calls) * self._tool_s + self._turn_s
         try:
             transition: Transition = await self._call_remote("advance", limit_s, turn)
         except TimeoutError:
@@ -105,7 +252,7 @@ class RemotePlay:
         new = None if turn is self._last_turn else turn
         try:
             transition: Transition = await self._call_remote(
-                "truncate", self._limits.grace_s, stop, new
+                "truncate", self._rules.grace_s, stop, new
             )
         except TimeoutError:
             return await self._give_up(stop, turn)
@@ -117,7 +264,7 @@ class RemotePlay:
             return Invalid(reason="the environment's process died", blame="environment")
         if self._process is None:
             return Score(value=0.0)
-        outcome: Outcome = await self._call_remote("ascore", self._limits.hook_s)
+        outcome: Outcome = await self._call_remote("ascore", self._rules.hook_timeout_s)
         return outcome
 
     async def close(self) -> None:
@@ -125,7 +272,7 @@ class RemotePlay:
         if self._process is None:
             return
         try:
-            await self._call_remote("aclose", 2 * self._limits.hook_s)
+            await self._call_remote("aclose", 2 * self._rules.hook_timeout_s)
         except TimeoutError:
             raise EnvironmentFault("teardown did not end in time; its process is gone") from None
         finally:
@@ -154,7 +301,7 @@ class RemotePlay:
     def _cut_message(self, message: Message) -> Message:
         if message.role != "tool":
             return message
-        text = truncate_middle(message.content, self._limits.max_tool_tokens, self._tokenizer)
+        text = truncate_middle(message.content, self._rules.max_tool_tokens, self._tokenizer)
         return replace(message, content=text)
 
     async def _give_up(self, stop: EpisodeStop, turn: AssistantTurn | None) -> Transition:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium.error import ResetNeeded
@@ -18,9 +18,9 @@ from agentrl.envs.declaration import (
     task_source,
 )
 from agentrl.envs.gym_adapter import GymSide, Info, text_of
-from agentrl.envs.ready import new_play
+from agentrl.envs.hooks import Resources
 from agentrl.envs.remote import RemotePlay
-from agentrl.envs.resources import Resources
+from agentrl.envs.rules import DeclaredRules, rules_of
 from agentrl.envs.services import EnvServices, default_services
 from agentrl.envs.tasks import Tasks, TaskSource
 from agentrl.envs.transition import Transition
@@ -43,7 +43,7 @@ from agentrl.verifiers import resolve_verifier, score_with, success_at
 _log = logging.getLogger(__name__)
 
 
-class ToolEnv(GymSide):
+class ToolEnv(DeclaredRules, GymSide):
     """The world of one episode: its tasks, its tools, its rules and its score.
 
     A subclass sets attributes, marks methods with `@tool` and defines the hooks that it needs; each
@@ -53,10 +53,6 @@ class ToolEnv(GymSide):
     comes from `verifier` or from `score`. The docstring is documentation; the prompt is `system`.
     """
 
-    system: str = ""
-    """The system prompt; empty: none."""
-    max_turns: int = 8
-    """After this many turns the episode is truncated."""
     tasks: ClassVar[Tasks | None] = None
     """A JSONL file, a sequence of tasks, or one of them for each split."""
     tools: ClassVar[Sequence[Callable[..., Any]]] = ()
@@ -67,18 +63,6 @@ class ToolEnv(GymSide):
     """The least score that is a success; None: the verifier says, else 1 is one and 0 is none."""
     score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     """Where `success_at` lies; for a class whose own `score` gives other values."""
-    isolation: Literal["none", "process"] = "none"
-    """"process": each episode is played in a process of its own."""
-    tool_timeout_s: float = 30.0
-    hook_timeout_s: float = 60.0
-    """For setup, reply, score, state_key, teardown and each resource's closing."""
-    grace_s: float = 1.0
-    """How long a hanging sync tool is waited for after its timeout."""
-    max_tool_tokens: int = 2048
-    """A longer tool result loses its middle."""
-    warn_turns: int = 0
-    """When no more turns than these are left, the last tool result of a turn says how many."""
-
     context: ContextPolicy = Keep()
     """What happens to the conversation when it grows towards the limit of the model's context."""
 
@@ -271,17 +255,20 @@ class ToolEnv(GymSide):
 
         Raises:
             EnvironmentFault: `setup` raised; what it had opened is closed.
+            ConfigError: A rule that was set on the instance is out of range.
         """
         await self.aclose()
         self.seed_rng(seed)
         task = self._chosen_task(options or {})
         messages = self.first_messages(task)
+        rules = rules_of(self)
         self._outcome = None
         self._begun_in = asyncio.get_running_loop()
         self.is_open = True
         done = False
         try:
-            self._play = new_play(self, self._declared, self._tokenizer, task, messages)
+            play = RemotePlay if rules.isolation == "process" else Play
+            self._play = play(self, self._declared, rules, self._tokenizer, task, messages)
             await self._play.start(int(self.np_random.integers(1 << 62)) if seed is None else seed)
             done = True
         finally:

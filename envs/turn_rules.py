@@ -6,21 +6,21 @@ cut off (length)    -> nothing runs               -> the end
 """
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymnasium.error import ResetNeeded
 
-from agentrl.envs.hooks import Hook, World
+from agentrl.envs.declaration import Declaration
+from agentrl.envs.hooks import World
+from agentrl.envs.rules import EnvRules
 from agentrl.envs.scoring import own_score
 from agentrl.envs.transition import Transition
 from agentrl.errors import EnvironmentFault, EpisodeError, ToolError
 from agentrl.tools import (
     TextTokenizer,
     ToolHangs,
-    ToolSpec,
     ToolTimeout,
     result_text,
     run_tool,
@@ -40,27 +40,9 @@ from agentrl.types import (
     ToolCall,
 )
 from agentrl.types.episode import require_utf8
-from agentrl.workers import WorkerPool
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What an environment declares, as far as playing a turn needs it."""
-
-    owner: object
-    """The environment: the `self` of its tools."""
-    tools: Mapping[str, ToolSpec]
-    setup: Hook | None
-    teardown: Hook | None
-    reply: Callable[[str], object] | None
-    state_key: Hook | None
-    score: Callable[[Any], object]
-    max_turns: int
-    tool_timeout_s: float
-    max_tool_tokens: int
-    warn_turns: int
-    tokenizer: TextTokenizer | None
-    pool: Callable[[], WorkerPool]
+if TYPE_CHECKING:
+    from agentrl.envs.toolenv import ToolEnv
 
 
 @dataclass(slots=True)
@@ -79,13 +61,24 @@ class _Tally:
 class Play:
     """One episode from its first messages to its stop."""
 
-    def __init__(self, rules: Rules, world: World, task: Task, messages: tuple[Message, ...]):
-        self.world = world
+    def __init__(
+        self,
+        env: "ToolEnv",
+        declared: Declaration,
+        rules: EnvRules,
+        tokenizer: TextTokenizer | None,
+        task: Task,
+        messages: tuple[Message, ...],
+    ) -> None:
+        self.world = World(type(env).__name__, env.services.census, rules)
         self.task = task
         self.messages = list(messages)
         self.stop: EpisodeStop | None = EpisodeStop.INVALID
         """None while the episode runs; INVALID until it begins, too."""
+        self._env = env
+        self._declared = declared
         self._rules = rules
+        self._tokenizer = tokenizer
         self._num_turns = 0
         self._last_turn: AssistantTurn | None = None
         self._finished: tuple[Any] | None = None
@@ -94,10 +87,10 @@ class Play:
 
     async def start(self, seed: int) -> None:
         """Set up the world; then turns may be played. The environment has taken the seed itself."""
-        if self._rules.teardown is not None:
-            self.world.owe_teardown(self._rules.teardown)
-        if self._rules.setup is not None:
-            await self.world.call_hook("setup", self._rules.setup)
+        if "teardown" in self._declared.hooks:
+            self.world.owe_teardown(self._env.teardown)
+        if "setup" in self._declared.hooks:
+            await self.world.call_hook("setup", self._env.setup)
         self.stop = None
 
     @property
@@ -152,7 +145,7 @@ class Play:
 
     async def score(self) -> Outcome:
         """The environment's own score of its final state."""
-        return await own_score(self.world, self._rules.score, self.answer)
+        return await own_score(self.world, self._env.score, self.answer)
 
     async def close(self) -> None:
         """Tear down the world; a second call does nothing."""
@@ -178,8 +171,8 @@ class Play:
         return self._ended(tally, stop)
 
     async def _play_turn(self, turn: AssistantTurn, tally: _Tally) -> EpisodeStop | None:
-        if self._rules.state_key is not None:
-            key = await self.world.call_hook("state_key", self._rules.state_key)
+        if "state_key" in self._declared.hooks:
+            key = await self.world.call_hook("state_key", self._env.state_key)
             if not isinstance(key, str | None):
                 raise EnvironmentFault(
                     f"state_key returned a {type(key).__name__}, expected str or None"
@@ -232,8 +225,8 @@ class Play:
     async def _reply(self, text: str) -> EpisodeStop | None:
         """A turn without calls: the next user message, or the end."""
         reply: object = None
-        if self._rules.reply is not None:
-            reply = await self.world.call_hook("reply", partial(self._rules.reply, text))
+        if "reply" in self._declared.hooks:
+            reply = await self.world.call_hook("reply", partial(self._env.reply, text))
         if self._is_finished():
             return EpisodeStop.FINISHED
         if reply is None:
@@ -273,21 +266,25 @@ class Play:
         return None
 
     async def _run_tool_call(self, call: ToolCall) -> str:
-        rules = self._rules
-        spec = rules.tools.get(call.name)
+        tools = self._declared.tools
+        spec = tools.get(call.name)
         if spec is None:
-            raise _CannotRun(CallErrorReason.UNKNOWN_TOOL, _unknown_tool(call.name, rules.tools))
+            known = ", ".join(tools) or "none"
+            raise _CannotRun(
+                CallErrorReason.UNKNOWN_TOOL,
+                f"there is no tool {call.name}; the tools are: {known}",
+            )
         try:
             arguments = spec.bind(call.arguments)
         except ToolError as error:
             raise _CannotRun(CallErrorReason.BAD_ARGUMENTS, str(error)) from error
         value = await run_tool(
             spec,
-            rules.owner,
+            self._env,
             arguments,
-            timeout_s=rules.tool_timeout_s,
+            timeout_s=self._rules.tool_timeout_s,
             caller=self.world,
-            pool=rules.pool,
+            pool=lambda: self._env.services.tool_pool,
         )
         return result_text(spec.name, value)
 
@@ -298,7 +295,7 @@ class Play:
         tally = self._open_tally("a tool")
         if error is not None:
             tally.errors.append(error)
-        text = truncate_middle(text, self._rules.max_tool_tokens, self._rules.tokenizer)
+        text = truncate_middle(text, self._rules.max_tool_tokens, self._tokenizer)
         message = Message(role="tool", content=text, tool_call_id=call.id, name=call.name or "")
         tally.messages.append(message)
 
@@ -324,8 +321,3 @@ def check_text(what: str, text: str) -> None:
             f"{what} holds half of a surrogate pair (U+{ord(text[error.start]):04X}); decode or "
             "clean the text"
         ) from None
-
-
-def _unknown_tool(name: str, tools: Mapping[str, ToolSpec]) -> str:
-    known = ", ".join(tools) or "none"
-    return f"there is no tool {name}; the tools are: {known}"

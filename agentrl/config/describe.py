@@ -87,8 +87,14 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _as_written(limit: object) -> object:
-    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+def expectation(error: ErrorDetails) -> str:
+    """What pydantic wanted, such as "a number of at least 1"."""
+    limits = {
+        name: int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+        for name, limit in error.get("ctx", {}).items()
+    }
+    words = _EXPECTED.get(error["type"], "").format(**limits)
+    return words or error["msg"].removeprefix("Input should be ")
 
 
 def refusal(errors: Iterable[ErrorDetails], depth: int, got: object) -> str:
@@ -101,12 +107,8 @@ def refusal(errors: Iterable[ErrorDetails], depth: int, got: object) -> str:
     """
     wanted: list[str] = []
     for error in errors:
-        kind = error["type"]
-        context = {name: _as_written(value) for name, value in error.get("ctx", {}).items()}
-        if kind in ("value_error", "assertion_error"):
-            return str(context.get("error", error["msg"]))
+        if error["type"] in ("value_error", "assertion_error"):
+            return str(error.get("ctx", {}).get("error", error["msg"]))
         inner = [part for part in error["loc"][depth:] if isinstance(part, int)]
-        words = _EXPECTED.get(kind, "").format(**context)
-        words = words or error["msg"].removeprefix("Input should be ")
-        wanted.append(words + "".join(f" at item {index}" for index in inner))
+        wanted.append(expectation(error) + "".join(f" at item {index}" for index in inner))
     return f"got {shown(got)}, expected {' or '.join(dict.fromkeys(wanted))}"
