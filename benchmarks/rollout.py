@@ -40,7 +40,15 @@ from agentrl.engine.scripted import ScriptedEngine
 from agentrl.engine.sglang.client import GenerateClient, new_rid
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.envs import EnvServices, ToolEnv
-from agentrl.rollout import Codec, Collector, CollectSettings, EpisodeLimits, Job
+from agentrl.rollout import (
+    Codec,
+    Collector,
+    CollectSettings,
+    EpisodeKey,
+    EpisodeLimits,
+    GroupJob,
+    gather_groups,
+)
 from agentrl.tokens import Tokenizer, verify_segment
 from agentrl.tools import tool
 from agentrl.tools.arithmetic import evaluate
@@ -192,7 +200,8 @@ class Bench:
 
     def rollout(self, make: Callable[[], Engine], env: type[ToolEnv], num: int) -> list[Cost]:
         """Costs of collecting `num` episodes at once."""
-        jobs = [self._job(env, group) for group in range(-(-num // GROUP))]
+        steps = range(self.repeats + 1)
+        jobs = [[self._job(env, step, i) for i in range(-(-num // GROUP))] for step in steps]
         limits = EpisodeLimits(
             max_new_tokens=512, max_context_tokens=CONTEXT, wall_s=600.0, setup_s=60.0
         )
@@ -204,11 +213,10 @@ class Bench:
             engine = make()
             collector = Collector(engine=engine, codec=self.codec, settings=settings)
             costs: list[Cost] = []
-            for step in range(self.repeats + 1):
+            for step in steps:
                 with self.measured(costs):
-                    got = await collector.collect(
-                        jobs, group_size=min(GROUP, num), seed=0, step=step
-                    )
+                    groups = collector.collect(jobs[step], group_size=min(GROUP, num))
+                    got = await gather_groups(groups)
                 check(got.episodes, num)
             await engine.aclose()
             return costs[1:]
@@ -266,15 +274,14 @@ class Bench:
     def _cpu_s(self) -> float:
         return time.process_time() + workers_s(os.getpid(), but=self.endpoint_pid)
 
-    def _job(self, env: type[ToolEnv], group: int) -> Job:
-        prompt = f"What is {group} + {7 * group}?"
+    def _job(self, env: type[ToolEnv], step: int, place: int) -> GroupJob:
         tokenizer, services = self.codec.tokenizer, self.services
-        return Job(
+        return GroupJob(
+            key=EpisodeKey.first(run=0, step=step, place=place),
             env="calculator",
             make_env=lambda: env(tokenizer=tokenizer, services=services),
-            task=Task(prompt=prompt, answer=8 * group),
+            task=Task(prompt=f"What is {place} + {7 * place}?", answer=8 * place),
             split="train",
-            group=group,
         )
 
 

@@ -26,6 +26,7 @@ class LiveDisplay(Observer):
         self._step = 0
         self._phase = "starting"
         self._phase_began = time.monotonic()
+        self._groups = ""
         self._metrics: Mapping[str, float] = {}
         self._rewards: list[float] = []
         self._success: list[float] = []
@@ -44,7 +45,11 @@ class LiveDisplay(Observer):
         if name in ROUTINE and not self._began:
             self._began = True
             self._eta = Eta(self._total, time.monotonic())
-        self._phase, self._phase_began = name, time.monotonic()
+        self._phase, self._phase_began, self._groups = name, time.monotonic(), ""
+
+    def groups(self, done: int, total: int) -> None:
+        """Show how far the phase has come."""
+        self._groups = f" {done}/{total}"
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the step's numbers."""
@@ -67,6 +72,7 @@ class LiveDisplay(Observer):
         """Leave the last picture standing; doing it twice is fine."""
         if self._live.is_started:
             self._phase = "done" if self._step >= self._total else "stopped"
+            self._groups = ""
             self._phase_began = time.monotonic()
             self._live.stop()
 
@@ -77,7 +83,7 @@ class LiveDisplay(Observer):
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._total, completed=self._step, width=30)
         seconds = time.monotonic() - self._phase_began
-        doing = f"{self._phase} {duration(seconds)}" if seconds >= 1 else self._phase
+        doing = self._phase + self._groups + (f" {duration(seconds)}" if seconds >= 1 else "")
         left = ""
         if self._left is not None and self._phase != "stopped":
             left = f"eta {duration(self._left - (time.monotonic() - self._asked))}"

@@ -26,7 +26,14 @@ from agentrl.orchestration.reports import (
 )
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.orchestration.store import RunStore
-from agentrl.rollout import Collected, LongPrompt, TaskRef, episode_metrics, make_batch
+from agentrl.rollout import (
+    Collected,
+    LongPrompt,
+    TaskRef,
+    episode_metrics,
+    gather_groups,
+    make_batch,
+)
 from agentrl.rollout.prompts import OddPrompt
 from agentrl.trainer.algorithms.estimators import CheckedEstimator
 from agentrl.trainer.stats import GapAlarm, StepStats, SupervisedStats
@@ -123,12 +130,11 @@ class Controller:
     async def _collect(self, number: int, refs: Sequence[TaskRef]) -> Collected:
         self._observer.phase("rollout")
         parts = self._parts
-        collected = await parts.collector.collect(
-            parts.jobs.jobs(refs, "train"),
+        groups = parts.collector.collect(
+            parts.jobs.jobs(refs, "train", step=number),
             group_size=parts.config.rollout.group_size,
-            seed=parts.config.seed,
-            step=number,
         )
+        collected = await gather_groups(groups, lambda done: self._observer.groups(done, len(refs)))
         if (isolation := parts.services.isolation) != self._isolation:
             self._isolation = isolation
             found = [{"backend": name, "holds": held} for name, *held in isolation]
@@ -224,7 +230,7 @@ class Controller:
     async def evaluate(self, step: int) -> EvalResult:
         """Play the held-out tasks with the current weights and write the episodes down."""
         self._observer.phase("eval")
-        result, collected = await evaluate(self._parts, step)
+        result, collected = await evaluate(self._parts, step, self._observer.groups)
         self._store.write_eval(step, collected)
         self._observer.episodes(step, collected.episodes)
         self._observer.eval(step, result)

@@ -1,6 +1,6 @@
 """From configuration to environments: names resolved, parameters checked, one instance tried."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -13,10 +13,10 @@ from agentrl.envs.context import ContextPolicy, resolve_context
 from agentrl.envs.tasks import TaskSource
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import EnvEntry, RunConfig
-from agentrl.rollout import EnvSource, Job, TaskRef, derive_seed
+from agentrl.rollout import EnvSource, GroupJob, TaskRef, derive_seed
 from agentrl.tokens import Tokenizer
 from agentrl.tools import user_code
-from agentrl.types import Agent, Task
+from agentrl.types import Agent, EpisodeKey, Purpose, Task
 from agentrl.verifiers import Verifier, resolve_verifier
 
 
@@ -156,23 +156,32 @@ class JobMaker:
         self._tokenizer = tokenizer
         self._seed = seed
 
-    def jobs(self, refs: Sequence[TaskRef], split: str) -> list[Job]:
-        """One job per reference, groups numbered in order."""
-        return [self._job(ref, split, group) for group, ref in enumerate(refs)]
+    def jobs(
+        self,
+        refs: Sequence[TaskRef],
+        split: str,
+        *,
+        step: int,
+        purpose: Purpose = "train",
+        run: int | None = None,
+    ) -> list[GroupJob]:
+        """One job per reference; `run` is the seed of their keys, by default the run's."""
+        run = self._seed if run is None else run
+        return [
+            self._job(ref, split, EpisodeKey.first(run=run, step=step, place=i, purpose=purpose))
+            for i, ref in enumerate(refs)
+        ]
 
-    def _job(self, ref: TaskRef, split: str, group: int) -> Job:
+    def _job(self, ref: TaskRef, split: str, key: EpisodeKey) -> GroupJob:
         env = self._envs[ref.env]
-        return Job(
+        return GroupJob(
+            key=key,
             env=env.name,
-            make_env=self._maker(env),
+            make_env=lambda: env.make(self._services, self._tokenizer),
             task=env.task(ref.index, split, self._seed),
             split=split,
-            group=group,
             success_at=env.prototype.success_at,
         )
-
-    def _maker(self, env: BoundEnv) -> Callable[[], ToolEnv]:
-        return lambda: env.make(self._services, self._tokenizer)
 
 
 def eval_refs(envs: Sequence[BoundEnv], *, tasks: int, split: str, seed: int) -> list[TaskRef]:

@@ -17,8 +17,8 @@ from agentrl.envs import EchoAgent, NullAgent, RandomAgent
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import EvalConfig
 from agentrl.orchestration.env_mix import BoundEnv, eval_refs
-from agentrl.rollout import Collected, episode_metrics, successes
-from agentrl.types import Agent, Episode
+from agentrl.rollout import Collected, episode_metrics, gather_groups, successes
+from agentrl.types import Agent
 
 if TYPE_CHECKING:
     from agentrl.orchestration.parts import Parts
@@ -70,22 +70,19 @@ class EvalResult:
 
 
 async def evaluate(
-    parts: "Parts", step: int, on_episode: Callable[[Episode], None] = lambda _: None
+    parts: "Parts", step: int, on_group: Callable[[int, int], None]
 ) -> tuple[EvalResult, Collected]:
     """Play the held-out tasks of a run, each as often as `eval.samples` says.
 
-    The tasks are the same for every step of a run; seeds of the episodes differ by step.
+    The tasks are the same for every step of a run; seeds of the episodes differ by step. `on_group`
+    gets how many groups have ended, and of how many.
     """
     config, seed = parts.config.eval, parts.config.seed
     refs = eval_refs(parts.envs, tasks=config.tasks, split=config.split, seed=seed)
-    collected = await parts.eval_collector.collect(
-        parts.jobs.jobs(refs, config.split),
-        group_size=config.samples,
-        seed=seed,
-        step=step,
-        purpose="eval",
-        on_episode=on_episode,
+    groups = parts.eval_collector.collect(
+        parts.jobs.jobs(refs, config.split, step=step, purpose="eval"), group_size=config.samples
     )
+    collected = await gather_groups(groups, lambda done: on_group(done, len(refs)))
     return summarise(collected, config), collected
 
 

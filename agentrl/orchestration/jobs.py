@@ -1,6 +1,6 @@
 """The jobs of the command line and of the Python API, each from a loaded configuration."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 
 from agentrl.aio import run as run_coroutine
@@ -17,7 +17,6 @@ from agentrl.orchestration.parts import build_parts, scripted_parts
 from agentrl.orchestration.preflight import make_plan
 from agentrl.orchestration.run import PlannedRun, RunResult
 from agentrl.rollout import Collected
-from agentrl.types import Episode
 
 
 def train(
@@ -46,7 +45,6 @@ def evaluate(
     config: RunConfig,
     *,
     objects: Overrides = NO_OBJECTS,
-    on_episode: Callable[[Episode], None] = lambda _: None,
     agent: str = "",
 ) -> tuple[EvalResult, Collected]:
     """Play held-out tasks with a model, or with a scripted agent; no trainer is loaded."""
@@ -63,7 +61,7 @@ def evaluate(
         else:
             parts = await build_parts(plan, folder, train=False)
         async with aclosing(parts):
-            return await play_heldout(parts, 0, on_episode)
+            return await play_heldout(parts, 0, told.groups)
 
     told = Observers(make_observers(config, objects))
     try:

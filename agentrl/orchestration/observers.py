@@ -28,6 +28,9 @@ class Observer:
     def phase(self, name: str) -> None:
         """Something long begins: "rollout", "train", "eval", "warm start", ..."""
 
+    def groups(self, done: int, total: int) -> None:
+        """So many of the groups of episodes that are played in this phase have ended."""
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is done, with all that `metrics.jsonl` has of it."""
 
@@ -57,6 +60,10 @@ class Observers(Observer):
     def phase(self, name: str) -> None:
         """Tell all."""
         self._tell("phase", name)
+
+    def groups(self, done: int, total: int) -> None:
+        """Tell all."""
+        self._tell("groups", done, total)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Tell all."""

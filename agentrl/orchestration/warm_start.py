@@ -32,7 +32,15 @@ from agentrl.orchestration.observers import Observer, make_observers
 from agentrl.orchestration.parts import Parts, build_parts, make_collector
 from agentrl.orchestration.preflight import Plan, make_plan
 from agentrl.orchestration.run import RunResult
-from agentrl.rollout import Collector, TaskRef, derive_seed, make_batch, succeeded, task_stream
+from agentrl.rollout import (
+    Collector,
+    GroupJob,
+    derive_seed,
+    gather_groups,
+    make_batch,
+    succeeded,
+    task_stream,
+)
 from agentrl.run_dir import MetricsWriter, RunDirectory
 from agentrl.trainer.config import LoraConfig
 from agentrl.trainer.stats import SupervisedStats
@@ -197,11 +205,14 @@ class Demonstrations:
     async def new(self, update: int) -> list[Episode]:
         """A batch of demonstrations that have not been seen."""
         refs = next(self._stream)
+        jobs = self._parts.jobs.jobs(
+            refs, "train", step=update, purpose="demonstration", run=self._seed
+        )
         return [
             episode
             for i, collector in enumerate(self._collectors)
-            if (mine := [ref for ref in refs if ref.env == i])
-            for episode in await self._play_demonstrations(collector, mine, update)
+            if (mine := [job for job, ref in zip(jobs, refs, strict=True) if ref.env == i])
+            for episode in await self._play_demonstrations(collector, mine)
         ]
 
     async def _deal(self, update: int) -> None:
@@ -215,12 +226,9 @@ class Demonstrations:
         self._dealt.reverse()
 
     async def _play_demonstrations(
-        self, collector: Collector, refs: Sequence[TaskRef], update: int
+        self, collector: Collector, jobs: Sequence[GroupJob]
     ) -> list[Episode]:
-        jobs = self._parts.jobs.jobs(refs, "train")
-        played = await collector.collect(
-            jobs, group_size=1, seed=self._seed, step=update, purpose="demonstration"
-        )
+        played = await gather_groups(collector.collect(jobs, group_size=1))
         if not played.episodes:  # all prompts are too long
             return []
         shown = [e for e in played.episodes if _is_shown(e, played.success_at)]

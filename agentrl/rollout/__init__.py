@@ -3,14 +3,20 @@
 from agentrl.rollout.batch import make_batch
 from agentrl.rollout.call_faults import NEVER_RAN, call_faults
 from agentrl.rollout.codec import Codec
-from agentrl.rollout.collect import Collected, Collector, CollectSettings, Job, reasons
+from agentrl.rollout.collect import (
+    Collected,
+    Collector,
+    CollectSettings,
+    PlayedGroup,
+    gather_groups,
+)
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner
-from agentrl.rollout.episode_state import EpisodeSpec
+from agentrl.rollout.episode_record import GroupJob
 from agentrl.rollout.metrics import episode_metrics, succeeded, successes
 from agentrl.rollout.prompts import LongPrompt, find_long
 from agentrl.rollout.sampler import EnvSource, TaskRef, task_stream
-from agentrl.rollout.seeds import derive_seed
+from agentrl.types.identity import EpisodeKey, derive_seed
 
 __all__ = [
     "NEVER_RAN",
@@ -19,19 +25,20 @@ __all__ = [
     "Collected",
     "Collector",
     "EnvSource",
+    "EpisodeKey",
     "EpisodeLimits",
     "EpisodeRunner",
-    "EpisodeSpec",
-    "Job",
+    "GroupJob",
     "LongPrompt",
+    "PlayedGroup",
     "RolloutConfig",
     "TaskRef",
     "call_faults",
     "derive_seed",
     "episode_metrics",
     "find_long",
+    "gather_groups",
     "make_batch",
-    "reasons",
     "succeeded",
     "successes",
     "task_stream",

@@ -22,6 +22,7 @@ def make_batch(episodes: Sequence[Episode], *, temperature: float) -> Batch:
     for episode in episodes:
         if not episode.valid:
             raise ValueError(f"episode {episode.id} has no score; leave it out of the batch")
+    group_E = np.unique([e.group for e in episodes], return_inverse=True)[1]
     rows = [(e, segment) for e, episode in enumerate(episodes) for segment in episode.segments]
     segments = [segment for _, segment in rows]
     return Batch(
@@ -39,7 +40,7 @@ def make_batch(episodes: Sequence[Episode], *, temperature: float) -> Batch:
         appends_A=_flatten_segments(segments, lambda s: s.appends_A, np.int32),
         append_offsets_R1=_offsets([len(s.appends_A) for s in segments]),
         episode_ids=tuple(episode.id for episode in episodes),
-        group_E=np.array([episode.group for episode in episodes], dtype=np.int32),
+        group_E=group_E.astype(np.int32),
         rewards_E=np.array([episode.reward for episode in episodes], dtype=np.float64),
         turn_rewards_U=np.array([t.reward for e in episodes for t in e.turns], dtype=np.float64),
         turn_offsets_E1=_offsets([len(episode.turns) for episode in episodes]),

@@ -3,17 +3,14 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agentrl.tokens import Reasoning, Renderer, Results, Tokenizer, ToolFormat, choose_format
-from agentrl.types import AssistantTurn, Message, StopReason, ToolSchema
+from agentrl.types import Message, ToolSchema
 
 PROMPTS_KEPT = 256
 
 
 class Codec:
-    """Turns messages into ids and sampled ids into turns, for one model."""
+    """Turns messages into ids, and has the format that reads sampled ones, for one model."""
 
     def __init__(
         self,
@@ -58,14 +55,3 @@ class Codec:
             if len(self._prompts) > PROMPTS_KEPT:
                 self._prompts.popitem(last=False)
         return ids
-
-    def parse(
-        self,
-        ids: NDArray[np.int32],
-        stop_reason: StopReason,
-        tools: Sequence[ToolSchema],
-        *,
-        thinking: bool,
-    ) -> AssistantTurn:
-        """The turn that the policy sampled; `thinking` if the prompt opened a thinking block."""
-        return self.format.parse(ids.tolist(), stop_reason, tools, thinking=thinking)

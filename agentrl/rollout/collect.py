@@ -1,6 +1,6 @@
 """Many episodes at once: groups of one task, retries with a fresh environment, and the breaker.
 
-tasks × group_size  →  at most `concurrency` at a time  →  groups of scored episodes
+tasks × group_size  →  at most `concurrency` at a time  →  groups, each when its last episode ended
                             │ invalid: again, with the next attempt's seed
                             └ out of attempts: left out; too many in a step: the run stops
 
@@ -10,40 +10,38 @@ One failed episode never ends its siblings; only a RunError or a cancellation do
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agentrl.engine import Engine
-from agentrl.envs import ToolEnv
 from agentrl.errors import BreakerTripped, ConfigError, EpisodeError
 from agentrl.rollout.codec import Codec
-from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner, Generate
-from agentrl.rollout.episode_state import EpisodeSpec
+from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner
+from agentrl.rollout.episode_record import GroupJob
 from agentrl.rollout.fixed_order import Lockstep
 from agentrl.rollout.prompts import LongPrompt, OddPrompt, odd_prompt, too_long
-from agentrl.rollout.seeds import derive_seed
 from agentrl.tools import LoopWatch, user_code
-from agentrl.types import Episode, EpisodeSession, Invalid, Task
-
-T = TypeVar("T")
+from agentrl.types import Episode, EpisodeSession, Invalid
 
 BREAKER_MIN_EPISODES = 4
 """Fewer attempts than this say nothing about a share."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One task to be played by a whole group."""
+@dataclass(slots=True)
+class PlayedGroup:
+    """What became of one job."""
 
-    env: str
-    make_env: Callable[[], ToolEnv]
-    task: Task
-    split: str
-    group: int
-    """Number of the group within its step; episodes of a group are compared with each other."""
-    success_at: float | None = None
-    """The least score that is a success, if the environment or its verifier says it."""
+    job: GroupJob
+    left_out: LongPrompt | OddPrompt | None = None
+    """Why it was left out before it began, if it was."""
+    episodes: list[Episode] = field(default_factory=list[Episode])
+    """Those that could be scored, by member."""
+    invalid: list[Episode] = field(default_factory=list[Episode])
+    """Every attempt without a score, also those that a later attempt made good."""
+    num_ended: int = 0
+    """Members that are done."""
 
 
 @dataclass(slots=True)
@@ -65,6 +63,38 @@ class Collected:
         """Short: `asyncio.Runner.run` makes it of every result (in `signal.getsignal`)."""
         return f"Collected({len(self.episodes)} episodes, {len(self.invalid)} invalid)"
 
+    def add(self, group: PlayedGroup) -> None:
+        """Count a group in."""
+        match group.left_out:
+            case LongPrompt():
+                self.too_long.append(group.left_out)
+            case OddPrompt():
+                self.no_text.append(group.left_out)
+            case None if group.job.success_at is not None:
+                self.success_at[group.job.env] = group.job.success_at
+            case None:
+                pass
+        self.episodes += group.episodes
+        self.invalid += group.invalid
+
+
+async def gather_groups(
+    groups: AsyncGenerator[PlayedGroup], on_group: Callable[[int], None] = lambda _: None
+) -> Collected:
+    """All groups of a collection, in the order of their numbers, whichever ended first.
+
+    `on_group` gets the number of groups that there are so far.
+    """
+    collected, number = Collected(), 0
+    async with aclosing(groups):
+        async for group in groups:
+            collected.add(group)
+            number += 1
+            on_group(number)
+    for episodes in (collected.episodes, collected.invalid):
+        episodes.sort(key=lambda episode: (episode.group, episode.member, episode.attempt))
+    return collected
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectSettings:
@@ -76,7 +106,7 @@ class CollectSettings:
     attempts: int
     max_invalid_share: float
     fixed_order: bool = False
-    """Fixed admission order and batch shapes: see `lockstep`."""
+    """Fixed admission order and batch shapes: see `Lockstep`."""
 
 
 class Collector:
@@ -88,59 +118,38 @@ class Collector:
         self._settings = settings
 
     async def collect(
-        self,
-        jobs: Sequence[Job],
-        *,
-        group_size: int,
-        seed: int,
-        step: int,
-        purpose: str = "train",
-        on_episode: Callable[[Episode], None] = lambda _: None,
-    ) -> Collected:
-        """Play every job `group_size` times.
+        self, jobs: Sequence[GroupJob], *, group_size: int
+    ) -> AsyncGenerator[PlayedGroup]:
+        """Play every job `group_size` times; each group comes when it has ended.
 
-        (`purpose`, `step`) must be used once in a run: ids and seeds of episodes derive from them.
+        Closing the iterator early cancels what runs and waits for its end. Each job's key must be
+        used once in a run: ids and seeds of episodes follow from it.
 
         Raises:
             BreakerTripped: too large a share of the episodes was invalid.
+            ValueError: two jobs have the same key.
         """
-        settings = self._settings
-        unfit = [self._unfit(job) for job in jobs]
-        jobs = [job for job, left_out in zip(jobs, unfit, strict=True) if left_out is None]
-        total = len(jobs) * group_size
-        gate = Lockstep(self._engine) if settings.fixed_order else None
-        if gate is not None:
-            gate.join(total)
-        runner = self._runner(gate.generate if gate is not None else self._engine.generate)
-        places = asyncio.Semaphore(total if gate is not None else settings.concurrency)
-        said = {job.env: job.success_at for job in jobs if job.success_at is not None}
-        collected = Collected(
-            success_at=said,
-            too_long=[one for one in unfit if isinstance(one, LongPrompt)],
-            no_text=[one for one in unfit if isinstance(one, OddPrompt)],
-        )
-
-        async def play(job: Job, member: int) -> Episode | None:
-            try:
-                async with places:
-                    return await self._member(
-                        runner, job, member, (seed, purpose, step), collected, on_episode, total
-                    )
-            finally:
-                if gate is not None:
-                    gate.leave()
-
+        for key, number in Counter(job.key for job in jobs).most_common(1):
+            if number > 1:
+                raise ValueError(f"two jobs have the key of {key.id}; each needs one of its own")
+        groups = [PlayedGroup(job, self._unfit(job)) for job in jobs]
+        for group in groups:
+            if group.left_out is not None:
+                yield group
+        collection = _Collection(self._engine, self._codec, self._settings, groups, group_size)
+        members = collection.begin()
         try:
             async with LoopWatch():  # it names whoever blocks the loop
-                played = await _together([play(job, m) for job in jobs for m in range(group_size)])
+                for member in asyncio.as_completed(members):
+                    played = await member
+                    if played is not None:
+                        yield played
+            collection.check_lost()
         finally:
-            if gate is not None:
-                await gate.drain()
-        collected.episodes = [episode for episode in played if episode is not None]
-        self._check_lost(collected, total)
-        return collected
+            await _end_tasks(members)
+            await collection.drain()
 
-    def _unfit(self, job: Job) -> LongPrompt | OddPrompt | None:
+    def _unfit(self, job: GroupJob) -> LongPrompt | OddPrompt | None:
         """Why no episode can begin; what else goes wrong is the episode's to report."""
         try:
             with user_code(f"making env {job.env}"):
@@ -151,80 +160,112 @@ class Collector:
         except (EpisodeError, ConfigError):
             return None
 
-    def _runner(self, generate: Generate) -> EpisodeRunner:
-        settings = self._settings
-        return EpisodeRunner(
-            codec=self._codec,
-            generate=generate,
+
+class _Collection:
+    """What the members of all groups of one collection share."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        codec: Codec,
+        settings: CollectSettings,
+        groups: Sequence[PlayedGroup],
+        group_size: int,
+    ) -> None:
+        self._engine, self._settings, self._group_size = engine, settings, group_size
+        self._groups = [group for group in groups if group.left_out is None]
+        self._num_episodes = total = len(self._groups) * group_size
+        self._invalid: list[Episode] = []
+        self._lockstep = Lockstep(engine, total) if settings.fixed_order else None
+        self._places = asyncio.Semaphore(total if settings.fixed_order else settings.concurrency)
+        self._runner = EpisodeRunner(
+            codec=codec,
+            generate=(self._lockstep or engine).generate,
             limits=settings.limits,
             temperature=settings.temperature,
         )
 
-    async def _member(
-        self,
-        runner: EpisodeRunner,
-        job: Job,
-        member: int,
-        origin: tuple[int, str, int],
-        collected: Collected,
-        on_episode: Callable[[Episode], None],
-        total: int,
-    ) -> Episode | None:
+    def begin(self) -> "list[asyncio.Task[PlayedGroup | None]]":
+        """A task for each member; the last one of a group returns the group."""
+        return [
+            asyncio.create_task(self._play(group, member))
+            for group in self._groups
+            for member in range(self._group_size)
+        ]
+
+    async def _play(self, group: PlayedGroup, member: int) -> PlayedGroup | None:
         """One member of a group: attempts until one is scored or none is left."""
-        seed, purpose, step = origin
-        for attempt in range(self._settings.attempts):
-            parts = (seed, purpose, step, job.task.id, job.group, member, attempt)
-            spec = EpisodeSpec(
-                id=f"{purpose}-s{step}-g{job.group}-m{member}-a{attempt}",
-                env=job.env,
-                task=job.task,
-                split=job.split,
-                group=job.group,
-                member=member,
-                attempt=attempt,
-                seed=derive_seed(*parts),
-            )
-            episode = await runner.run(spec, job.make_env)
-            await self._engine.end_session(EpisodeSession(spec.id))
-            on_episode(episode)
-            if not isinstance(episode.outcome, Invalid):
-                return episode
-            collected.invalid.append(episode)
-            self._check_attempts(collected.invalid, total)
-            if not episode.outcome.retryable:
-                return None
-        return None
+        try:
+            async with self._places:
+                for attempt in range(self._settings.attempts):
+                    if await self._is_settled(group, member, attempt):
+                        break
+        finally:
+            if self._lockstep is not None:
+                self._lockstep.leave()
+        group.num_ended += 1
+        if group.num_ended < self._group_size:
+            return None
+        group.episodes.sort(key=lambda episode: episode.member)
+        return group
 
-    def _check_attempts(self, invalid: Sequence[Episode], total: int) -> None:
+    async def _is_settled(self, group: PlayedGroup, member: int, attempt: int) -> bool:
+        """Play one attempt; True if no other one is to follow."""
+        key = replace(group.job.key, member=member, attempt=attempt)
+        episode = await self._runner.run(group.job, key)
+        await self._engine.end_session(EpisodeSession(episode.id))
+        if not isinstance(episode.outcome, Invalid):
+            group.episodes.append(episode)
+            return True
+        group.invalid.append(episode)
+        self._invalid.append(episode)
+        self._check_attempts()
+        return not episode.outcome.retryable
+
+    def _check_attempts(self) -> None:
         """Stop early where hardly any attempt succeeds."""
+        total = self._num_episodes
         most = max(BREAKER_MIN_EPISODES, self._settings.attempts * total // 2)
-        if len(invalid) > most:
+        if len(self._invalid) > most:
             raise BreakerTripped(
-                f"{len(invalid)} attempts at {total} episodes were invalid:\n{reasons(invalid)}"
+                f"{len(self._invalid)} attempts at {total} episodes were invalid:\n"
+                f"{_tabulate_reasons(self._invalid)}"
             )
 
-    def _check_lost(self, collected: Collected, total: int) -> None:
+    def check_lost(self) -> None:
         """Stop if too many episodes stayed without a score."""
-        lost = total - len(collected.episodes)
-        if lost > self._settings.max_invalid_share * total:
+        lost = self._num_episodes - sum(len(group.episodes) for group in self._groups)
+        if lost > self._settings.max_invalid_share * self._num_episodes:
             raise BreakerTripped(
-                f"{lost} of {total} episodes stayed without a score, at most a share of "
-                f"{self._settings.max_invalid_share:g} is allowed (rollout.max_invalid_share):\n"
-                f"{reasons(collected.invalid)}"
+                f"{lost} of {self._num_episodes} episodes stayed without a score, at most a share "
+                f"of {self._settings.max_invalid_share:g} is allowed (rollout.max_invalid_share):\n"
+                f"{_tabulate_reasons(self._invalid)}"
             )
 
-
-async def _together(work: Sequence[Coroutine[None, None, T]]) -> list[T]:
-    """Run all; the first error of the run cancels the rest and is raised as itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    return [task.result() for task in tasks]
+    async def drain(self) -> None:
+        """Wait for what is left of a round whose episodes have gone."""
+        if self._lockstep is not None:
+            await self._lockstep.drain()
 
 
-def reasons(invalid: Sequence[Episode]) -> str:
+async def _end_tasks(tasks: Sequence["asyncio.Task[Any]"]) -> None:
+    """Cancel what still runs and wait for its end, also if that is cancelled in its turn."""
+    for task in tasks:
+        task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while running := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    for task in tasks:  # so that asyncio does not report what has been raised already
+        if not task.cancelled():
+            task.exception()
+    if cancelled is not None:
+        raise cancelled
+
+
+def _tabulate_reasons(invalid: Sequence[Episode]) -> str:
     """A table of why episodes were invalid, the commonest first."""
     counts = Counter(
         (e.outcome.blame, e.outcome.reason) for e in invalid if isinstance(e.outcome, Invalid)

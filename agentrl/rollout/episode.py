@@ -9,8 +9,9 @@ All of it happens on ids: the record takes the sampled ids as they are, and only
 environment adds is rendered.
 """
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from agentrl.envs import ToolEnv
 from agentrl.envs.context import (
     Ask,
     ContextView,
+    Keep,
     checked_decision,
     checked_messages,
     followed_by,
@@ -33,25 +35,24 @@ from agentrl.errors import (
 )
 from agentrl.places import place_of, said_by
 from agentrl.rollout.codec import Codec
-from agentrl.rollout.episode_record import Segments
-from agentrl.rollout.episode_state import EpisodeSpec, Running
-from agentrl.rollout.seeds import derive_seed
-from agentrl.tokens import Renderer
+from agentrl.rollout.episode_record import EpisodeRecord, GroupJob
+from agentrl.tokens import Continuation
 from agentrl.tools import user_code
 from agentrl.types import (
     AssistantTurn,
     Completion,
     Episode,
+    EpisodeKey,
     EpisodeSession,
     EpisodeStop,
     EpisodeView,
     Invalid,
     Message,
-    Outcome,
     Sampling,
     StopReason,
     ToolSchema,
 )
+from agentrl.types.identity import derive_seed, turn_seed
 
 
 class Generate(Protocol):
@@ -84,225 +85,200 @@ class EpisodeLimits:
         return min(self.max_context_tokens, self.max_episode_tokens or self.max_context_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What a running episode is played with."""
-
-    spec: EpisodeSpec
-    env: ToolEnv
-    tools: tuple[ToolSchema, ...]
-    renderer: Renderer
-    running: Running
-    context_seed: int
-
-
 class EpisodeRunner:
     """Runs episodes against one engine with one codec and one set of limits."""
 
     def __init__(
         self, *, codec: Codec, generate: Generate, limits: EpisodeLimits, temperature: float
     ) -> None:
-        self._codec = codec
-        self._generate = generate
-        self._limits = limits
-        self._temperature = temperature
+        self.codec = codec
+        self.generate = generate
+        self.limits = limits
+        self.temperature = temperature
 
-    async def run(self, spec: EpisodeSpec, make_env: Callable[[], ToolEnv]) -> Episode:
+    async def run(self, job: GroupJob, key: EpisodeKey) -> Episode:
         """Run one episode in a fresh environment. Never raises for a failure of the episode.
 
         Raises:
             RunError: the run itself cannot go on.
         """
         start = time.perf_counter()
-        running = Running(Segments(self._codec.tokenizer.vocab_size))
+        record = EpisodeRecord(job, key, self.codec.tokenizer.vocab_size)
         async with AsyncExitStack() as admission:
             try:
-                failed = await _as_data(self._play_and_score(spec, make_env, running, admission))
+                failed = await _as_data(self._play_and_score(record, admission))
             finally:
-                closing = await _as_data(self._close(running))
-        running.outcome = closing or failed or running.outcome
-        return running.episode(spec, wall_s=time.perf_counter() - start)
+                closing = await self._close(record)
+        record.outcome = closing or failed or record.outcome
+        return record.finish(wall_s=time.perf_counter() - start)
 
-    async def _play_and_score(
-        self,
-        spec: EpisodeSpec,
-        make_env: Callable[[], ToolEnv],
-        running: Running,
-        admission: AsyncExitStack,
-    ) -> None:
-        env = running.env = make_env()
-        await admission.enter_async_context(env.admission(spec.task))
-        await self._play_turns(spec, env, running)
-        running.outcome = await self._score(env, running)
-
-    async def _play_turns(self, spec: EpisodeSpec, env: ToolEnv, running: Running) -> None:
-        """Take turns until `running.stop` is set."""
-        limits = self._limits
-        options = {"task": spec.task, "split": spec.split}
-        await _within(limits.setup_s, env.areset(seed=spec.seed, options=options), "reset")
-        running.first = env.conversation
-        tools = env.tool_schemas
-        context_seed = derive_seed("context", spec.task.id)
-        parts = _Parts(spec, env, tools, self._codec.renderer(tools), running, context_seed)
-        prompt = self._codec.prompt(parts.renderer, running.first)
-        if len(prompt) >= limits.prompt_tokens:
-            raise EnvironmentFault(  # it has become longer in `setup`
-                f"the prompt has {len(prompt)} tokens, expected less than {limits.prompt_tokens}"
-            )
-        running.segments.begin(prompt, running.first, len(running.first))
+    async def _play_and_score(self, record: EpisodeRecord, admission: AsyncExitStack) -> None:
+        job, limits = record.job, self.limits
+        env = record.env = job.make_env()
+        await admission.enter_async_context(env.admission(job.task))
+        options = {"task": job.task, "split": job.split}
+        await _within(limits.setup_s, env.areset(seed=record.seed, options=options), "reset")
+        turns = _Turns(self, record, env)
         try:
-            await within(limits.wall_s, self._take_turns(parts))
+            await within(limits.wall_s, turns.take())
         except OutOfTime:
-            await self._truncate(parts, EpisodeStop.WALL_TIME)
+            await turns.truncate(EpisodeStop.WALL_TIME)
+        started = time.perf_counter()
+        record.outcome = await env.ascore()
+        record.score_s = time.perf_counter() - started
 
-    async def _take_turns(self, parts: _Parts) -> None:
-        while parts.running.stop is None:
-            await self._take_turn(parts)
+    async def _close(self, record: EpisodeRecord) -> Invalid | None:
+        """Keep what the record needs, then tear down."""
+        env = record.env
+        if env is None:
+            return None
+        if env.in_episode:
+            record.messages, record.answer = env.conversation, env.answer
+        try:
+            return await _as_data(_within(self.limits.setup_s, env.aclose(), "teardown"))
+        except asyncio.CancelledError:  # it broke off one step; the others are still to be done
+            await _as_data(_within(self.limits.setup_s, env.aclose(), "teardown"))
+            raise
 
-    async def _take_turn(self, parts: _Parts) -> None:
-        """Sample one completion, let the environment answer it, append both."""
-        running = parts.running
-        full = self._full(running)
-        if full is not None:
-            await self._truncate(parts, full)
-            return
-        shown = running.segments.shown(parts.env.conversation)
-        completion = await self._sample(parts, shown, trained=True)
-        turn = self._parse_turn(parts, completion, parts.tools)
-        running.last, running.advancing_since = turn, time.perf_counter()
-        transition = await parts.env.advance(turn)
-        running.book(transition)
-        running.stop = transition.stop
-        if running.stop is None:
-            await self._show_observation(parts, transition.messages)
 
-    async def _show_observation(self, parts: _Parts, new: Sequence[Message]) -> None:
+class _Turns:
+    """The turns of one episode, whose environment has been reset."""
+
+    def __init__(self, runner: EpisodeRunner, record: EpisodeRecord, env: ToolEnv) -> None:
+        self._runner, self._record, self._env = runner, record, env
+        self._limits = runner.limits
+        self._tools = env.tool_schemas
+        self._renderer = runner.codec.renderer(self._tools)
+        self._first = env.conversation
+        prompt = runner.codec.prompt(self._renderer, self._first)
+        if len(prompt) >= self._limits.prompt_tokens:
+            raise EnvironmentFault(  # it has become longer in `setup`
+                f"the prompt has {len(prompt)} tokens, expected less than "
+                f"{self._limits.prompt_tokens}"
+            )
+        record.begin(prompt, self._first, len(self._first))
+
+    async def take(self) -> None:
+        """Sample, let the environment answer and append both, until something ends the episode.
+
+        There is room for a completion whenever a turn begins.
+        """
+        record = self._record
+        while record.stop is None:
+            completion = await self._sample(record.shown(self._env.conversation), trained=True)
+            record.hand_over(turn := self._parse_turn(completion, self._tools))
+            transition = await self._env.advance(turn)
+            record.book(transition)
+            record.stop = transition.stop
+            if record.stop is None:
+                await self._show_observation(len(transition.messages))
+
+    async def truncate(self, stop: EpisodeStop) -> None:
+        """End the episode by a budget."""
+        self._record.stop = stop
+        self._record.book(await self._env.truncate(stop, self._record.last))
+
+    async def _show_observation(self, num_new: int) -> None:
         """Append what the environment answered, or begin the next segment."""
-        record = parts.running.segments.record
-        shown = parts.running.segments.shown(parts.env.conversation)
-        step = parts.renderer.continuation(record.ids, shown, len(new))
+        record = self._record
+        shown = record.shown(self._env.conversation)
+        step = self._renderer.continuation(record.tokens.ids, shown, num_new)
+        policy = self._env.context
+        if type(policy) is Keep:
+            await self._append(step, shown)
+            return
         view = ContextView(
-            first=parts.running.first,
+            first=self._first,
             messages=shown,
-            num_new=len(new),
-            num_tokens=0 if step.forks else record.num_tokens,
+            num_new=num_new,
+            num_tokens=0 if step.forks else record.tokens.num_tokens,
             new_tokens=len(step.ids),
             limit=self._limits.max_context_tokens,
-            seed=parts.context_seed,
-            count=lambda messages: len(parts.renderer.prompt(messages)),
+            # a function of the task, so that a group shares what is drawn from it
+            seed=derive_seed("context", record.job.task.id),
+            count=lambda messages: len(self._renderer.prompt(messages)),
         )
         with user_code("the context policy"):
-            decision = checked_decision(parts.env.context(view))
+            decision = checked_decision(policy(view))
         if isinstance(decision, Ask):
-            await self._ask_policy(parts, decision, view)
+            await self._ask_policy(decision, view)
         elif decision is not None:
-            await self._begin_segment(parts, decision)
-        elif step.forks:
-            await self._begin_segment(parts, shown)
-        elif (full := self._full(parts.running, len(step.ids))) is not None:
-            await self._truncate(parts, full)
+            await self._begin_segment(decision)
         else:
-            record.append_environment(step.ids)
+            await self._append(step, shown)
 
-    async def _ask_policy(self, parts: _Parts, ask: Ask, view: ContextView) -> None:
+    async def _append(self, step: Continuation, shown: Sequence[Message]) -> None:
+        """Go on with the segment; where the template rewrites history, with the next one."""
+        if step.forks:
+            await self._begin_segment(shown)
+        elif (full := self._full(self._record.tokens.num_tokens, len(step.ids))) is not None:
+            await self.truncate(full)
+        else:
+            self._record.tokens.append_environment(step.ids)
+
+    async def _ask_policy(self, ask: Ask, view: ContextView) -> None:
         """Let the model answer the context policy, then begin the next segment with its answer."""
         new = followed_by(view.messages[-view.num_new :], ask.request)
         shown = (*view.messages[: -view.num_new], *new)
-        record = parts.running.segments.record
-        step = parts.renderer.continuation(record.ids, shown, len(new))
-        if step.forks:
-            await self._begin_segment(parts, shown)
-        elif (full := self._full(parts.running, len(step.ids))) is not None:
-            await self._truncate(parts, full)
-        else:
-            record.append_environment(step.ids)
-        if parts.running.stop is not None:
+        ids = self._record.tokens.ids
+        await self._append(self._renderer.continuation(ids, shown, len(new)), shown)
+        if self._record.stop is not None:
             return
-        completion = await self._sample(parts, shown, trained=ask.trained)
-        answer = self._parse_turn(parts, completion, ())
+        answer = self._parse_turn(await self._sample(shown, trained=ask.trained), ())
         with user_code("the context policy"):
             messages = checked_messages(ask.then(answer.text))
-        await self._begin_segment(parts, messages)
+        await self._begin_segment(messages)
 
-    async def _begin_segment(self, parts: _Parts, messages: Sequence[Message]) -> None:
+    async def _begin_segment(self, messages: Sequence[Message]) -> None:
         """Close the segment; the next one stands for the conversation so far."""
-        ids = parts.renderer.prompt(messages)
-        if (full := self._full(parts.running, len(ids), fresh=True)) is not None:
-            await self._truncate(parts, full)
+        ids = self._renderer.prompt(messages)
+        if (full := self._full(0, len(ids))) is not None:
+            await self.truncate(full)
             return
-        parts.running.segments.begin(ids, messages, len(parts.env.conversation))
+        self._record.begin(ids, messages, len(self._env.conversation))
 
-    def _full(self, running: Running, more: int = 0, *, fresh: bool = False) -> EpisodeStop | None:
-        """Which budget leaves no room for a completion behind `more` tokens, in a fresh segment."""
-        limits = self._limits
-        before = 0 if fresh else running.segments.record.num_tokens
-        if before + more >= limits.max_context_tokens:
+    def _full(self, before: int, more: int) -> EpisodeStop | None:
+        """Which budget leaves no room for a completion behind a segment of so many tokens."""
+        if before + more >= self._limits.max_context_tokens:
             return EpisodeStop.CONTEXT_TOKENS
-        if limits.max_episode_tokens is None:
-            return None
-        spent = running.segments.num_tokens + more
-        return EpisodeStop.EPISODE_TOKENS if spent >= limits.max_episode_tokens else None
+        most = self._limits.max_episode_tokens
+        if most is not None and self._record.num_tokens + more >= most:
+            return EpisodeStop.EPISODE_TOKENS
+        return None
 
-    async def _sample(
-        self, parts: _Parts, shown: tuple[Message, ...], *, trained: bool
-    ) -> Completion:
+    async def _sample(self, shown: tuple[Message, ...], *, trained: bool) -> Completion:
         """One completion, appended and booked; `shown` is what the request shows."""
-        spec, running, limits = parts.spec, parts.running, self._limits
-        record = running.segments.record
-        room = limits.max_context_tokens - record.num_tokens
+        record, tokens, limits = self._record, self._record.tokens, self._limits
+        room = limits.max_context_tokens - tokens.num_tokens
         if limits.max_episode_tokens is not None:
-            room = min(room, limits.max_episode_tokens - running.segments.num_tokens)
+            room = min(room, limits.max_episode_tokens - record.num_tokens)
         sampling = Sampling(
             max_new_tokens=min(room, limits.max_new_tokens),
-            temperature=self._temperature,
-            stop_ids=parts.renderer.stop_ids,
-            # one seed per turn, so that a turn can be drawn again from its record
-            seed=(spec.seed + 0x9E3779B97F4A7C15 * (len(running.turns) + 1)) % 2**63,
+            temperature=self._runner.temperature,
+            stop_ids=self._renderer.stop_ids,
+            seed=turn_seed(record.seed, len(record.turns)),
         )
         # One session for all segments: the engine goes on from the longest common prefix.
-        session = EpisodeSession(spec.id, lambda: EpisodeView(task=spec.task, messages=shown))
+        task = record.job.task
+        session = EpisodeSession(record.id, lambda: EpisodeView(task=task, messages=shown))
         started = time.perf_counter()
-        completion = await self._generate(record.ids, sampling, session)
+        completion = await self._runner.generate(tokens.ids, sampling, session)
         if completion.stop_reason is StopReason.ABORT:
-            raise EngineError(f"the engine aborted the completion of turn {record.turn}")
+            raise EngineError(f"the engine aborted the completion of turn {tokens.turn}")
         try:
-            record.append_sampled(completion, trained)
+            tokens.append_sampled(completion, trained)
         except RecordMismatch as error:
-            raise RecordMismatch(f"episode {spec.id}: {error}") from error
-        running.book_sampled(completion, time.perf_counter() - started)
+            raise RecordMismatch(f"episode {record.id}: {error}") from error
+        record.book_sampled(completion, time.perf_counter() - started)
         return completion
 
-    def _parse_turn(
-        self, parts: _Parts, completion: Completion, tools: Sequence[ToolSchema]
-    ) -> AssistantTurn:
-        return self._codec.parse(
-            completion.ids_T,
+    def _parse_turn(self, completion: Completion, tools: Sequence[ToolSchema]) -> AssistantTurn:
+        return self._runner.codec.format.parse(
+            completion.ids_T.tolist(),
             completion.stop_reason,
             tools,
-            thinking=parts.renderer.opens_thinking,
+            thinking=self._renderer.opens_thinking,
         )
-
-    async def _truncate(self, parts: _Parts, stop: EpisodeStop) -> None:
-        running = parts.running
-        running.stop = stop
-        transition = await parts.env.truncate(stop, running.last)
-        if running.advancing_since is not None:
-            running.book(transition)
-
-    async def _score(self, env: ToolEnv, running: Running) -> Outcome:
-        started = time.perf_counter()
-        outcome = await env.ascore()
-        running.score_s = time.perf_counter() - started
-        return outcome
-
-    async def _close(self, running: Running) -> None:
-        """Keep what the record needs, then tear down."""
-        env = running.env
-        if env is None:
-            return
-        if env.in_episode:
-            running.messages, running.answer = env.conversation, env.answer
-        await _within(self._limits.setup_s, env.aclose(), "teardown")
 
 
 async def _as_data(work: Awaitable[None]) -> Invalid | None:

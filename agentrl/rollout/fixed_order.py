@@ -27,17 +27,13 @@ class _Request:
 
 
 class Lockstep:
-    """Hands requests to an engine in full rounds; `join` and `leave` say which episodes live."""
+    """Hands requests to an engine in full rounds; `leave` says which episodes live no more."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, episodes: int) -> None:
         self._engine = engine
-        self._live = 0
+        self._live = episodes
         self._waiting: list[_Request] = []
         self._running: asyncio.Task[None] | None = None
-
-    def join(self, episodes: int) -> None:
-        """Announce episodes before the first of them asks."""
-        self._live += episodes
 
     def leave(self) -> None:
         """An episode ended; a round may be full without it."""

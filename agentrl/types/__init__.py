@@ -13,6 +13,7 @@ from agentrl.types.episode import (
     Task,
     TurnRecord,
 )
+from agentrl.types.identity import EpisodeKey, Purpose
 from agentrl.types.messages import (
     CUT_OFF,
     AssistantTurn,
@@ -35,6 +36,7 @@ __all__ = [
     "CallErrorReason",
     "Completion",
     "Episode",
+    "EpisodeKey",
     "EpisodeSession",
     "EpisodeStop",
     "EpisodeView",
@@ -42,6 +44,7 @@ __all__ = [
     "Json",
     "Message",
     "Outcome",
+    "Purpose",
     "Role",
     "Sampling",
     "Score",

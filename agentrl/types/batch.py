@@ -41,7 +41,7 @@ class Batch:
     episode_ids: tuple[str, ...]
     """E ids, for messages."""
     group_E: NDArray[np.int32]
-    """The task group of each episode."""
+    """The task group of each episode, numbered within the batch."""
     rewards_E: NDArray[np.float64]
     """The return of each episode: one value per trajectory, whatever its number of segments."""
     temperature: float

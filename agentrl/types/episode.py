@@ -148,11 +148,12 @@ class Episode:
     """The record of one episode: tokens, messages, rewards, timings, why it ended."""
 
     id: str
-    """Unique in a run: `<purpose>-s<step>-g<group>-m<member>-a<attempt>`."""
+    """Unique in a run: see `EpisodeKey`."""
     env: str
     task: Task
     split: str
     group: int
+    """Unique in a run: see `EpisodeKey`."""
     member: int
     attempt: int
     seed: int

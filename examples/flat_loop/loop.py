@@ -20,9 +20,11 @@ from agentrl.rollout import (
     Collector,
     CollectSettings,
     EnvSource,
+    EpisodeKey,
     EpisodeLimits,
-    Job,
+    GroupJob,
     episode_metrics,
+    gather_groups,
     make_batch,
     task_stream,
 )
@@ -50,14 +52,15 @@ async def main(folder: Path, steps: int) -> None:
     def make_env() -> ToolEnv:
         return NumberGuess(tokenizer=codec.tokenizer, services=services)
 
-    def job(index: int, group: int) -> Job:
+    def job(index: int, step: int, place: int) -> GroupJob:
+        key = EpisodeKey.first(run=SEED, step=step, place=place)
         task = NumberGuess.task_at(index, split="train", seed=SEED)
-        return Job(env="number_guess", make_env=make_env, task=task, split="train", group=group)
+        return GroupJob(key=key, env="number_guess", make_env=make_env, task=task, split="train")
 
     stream = task_stream([EnvSource(1.0, None)], tasks_per_step=TASKS, seed=SEED)
     for step, refs in enumerate(islice(stream, steps), start=1):
-        jobs = [job(ref.index, group) for group, ref in enumerate(refs)]
-        played = await collector.collect(jobs, group_size=GROUP_SIZE, seed=SEED, step=step)
+        jobs = [job(ref.index, step, place) for place, ref in enumerate(refs)]
+        played = await gather_groups(collector.collect(jobs, group_size=GROUP_SIZE))
         batch = make_batch(played.episodes, temperature=1.0)
         advantages_E = group_advantages(batch.rewards_E, batch.group_E)
         await engine.pause()  # it samples with the parameters that change now

@@ -15,7 +15,16 @@ from agentrl.envs import (
     ToolEnv,
     Window,
 )
-from agentrl.rollout import Codec, Collector, CollectSettings, EpisodeLimits, Job, make_batch
+from agentrl.rollout import (
+    Codec,
+    Collector,
+    CollectSettings,
+    EpisodeKey,
+    EpisodeLimits,
+    GroupJob,
+    gather_groups,
+    make_batch,
+)
 from agentrl.tokens import Tokenizer, verify_batch
 from agentrl.tools import tool
 from agentrl.types import (
@@ -86,17 +95,17 @@ async def test_no_request_is_too_long_and_every_token_is_accounted_for(
         limits=limits, temperature=1.0, concurrency=8, attempts=1, max_invalid_share=0.0
     )
     jobs = [
-        Job(
+        GroupJob(
+            key=EpisodeKey.first(run=0, step=1, place=i),
             env="e",
             make_env=make_env,
             task=Pages.task_at(i, split="train", seed=0),
             split="train",
-            group=i,
         )
         for i in range(6)
     ]
     collector = Collector(engine=engine, codec=codec, settings=settings)
-    collected = await collector.collect(jobs, group_size=2, seed=0, step=1)
+    collected = await gather_groups(collector.collect(jobs, group_size=2))
     assert max(asked) <= LIMIT
     assert len(asked) == sum(len(episode.turns) for episode in collected.episodes)
     for episode in collected.episodes:

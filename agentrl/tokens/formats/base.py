@@ -13,12 +13,11 @@ What is decided here for all of them, beyond the contract:
 
 import contextlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import ClassVar, NoReturn
 
-from agentrl.tokens.formats.markers import MarkedText
+from agentrl.tokens.formats.markers import Finder, MarkedText
 from agentrl.tokens.formats.reader import Full, Lost, Reader, Refused
 from agentrl.tokens.tokenizer import Tokenizer
 from agentrl.types import (
@@ -52,8 +51,6 @@ class ToolFormat:
     """What begins a call, or a list of calls."""
     ends: ClassVar[Sequence[str]] = ()
     """What ends one; where a call went wrong, reading goes on behind it."""
-    bare: re.Pattern[str] | None = None
-    """Calls that no marker announces begin where its first group does."""
     noise: ClassVar[Sequence[str]] = ()
     """Markers between the calls that say nothing."""
     opens: ClassVar[Sequence[str]] = ()
@@ -125,6 +122,10 @@ class ToolFormat:
         """
         raise NotImplementedError
 
+    def find_bare(self, text: str, start: int) -> int:
+        """Where the next calls begin that no marker announces; the text's length without any."""
+        return len(text)
+
     def _parse_turn(
         self,
         marked: MarkedText,
@@ -139,26 +140,30 @@ class ToolFormat:
 
     def read(self, reader: Reader, thinking: bool) -> None:
         """Read the whole turn; `thinking` as in `parse`. May raise Full."""
-        bare = self.bare if reader.tools else None
+        bare = self.find_bare if reader.tools else None
         if thinking:
             reader.skip_space()
             reader.take(self.think[0])
             self._read_thinking(reader)
         while not reader.at_end:
             self._read_next(reader, bare)
+        if reader.section == len(reader.calls):
+            self._read_calls(reader, bare, partial(_refuse_text, "", ""))
 
-    def _read_next(self, reader: Reader, bare: re.Pattern[str] | None) -> None:
+    def _read_next(self, reader: Reader, bare: Finder | None) -> None:
         """Read the text up to the next marker, and what that begins."""
         outside = (*self._between, *self.ends, *self.parts, *self.think)
         begin, marker = reader.next(outside, bare)
         text = reader.text[reader.position : begin]
         reader.texts.append(text)
         reader.position = begin + len(marker)
-        misplaced = reader.in_section or marker in (*self.ends, *self.closes)
-        if text.strip() and misplaced and marker not in self.parts:
+        around = (*self.opens, *self.closes)
+        misplaced = reader.section is not None or marker in (*self.ends, *self.closes)
+        is_empty = reader.section == len(reader.calls) and marker in around
+        if is_empty or (text.strip() and misplaced and marker not in self.parts):
             self._read_calls(reader, bare, partial(_refuse_text, text, marker))
-        if marker in (*self.opens, *self.closes):
-            reader.in_section = marker in self.opens
+        if marker in around:
+            reader.section = len(reader.calls) if marker in self.opens else None
         elif marker == self.think[0]:
             self._read_thinking(reader)
         elif marker == self.think[1]:
@@ -172,7 +177,7 @@ class ToolFormat:
     def _read_calls(
         self,
         reader: Reader,
-        bare: re.Pattern[str] | None,
+        bare: Finder | None,
         step: Callable[[], None],
         again: Sequence[str] = (),
     ) -> None:
@@ -216,7 +221,8 @@ class ToolFormat:
 def _refuse_text(text: str, marker: str) -> NoReturn:
     reason = CallErrorReason.MALFORMED if marker else CallErrorReason.UNCLOSED
     where = f"before {marker}" if marker else "at the end"
-    raise Refused(reason, f"expected a call {where}, got the text {text.strip()[:60]!r}")
+    got = f"the text {text.strip()[:60]!r}" if text.strip() else "none"
+    raise Refused(reason, f"expected a call {where}, got {got}")
 
 
 def _lose_part(marker: str) -> NoReturn:

@@ -1,7 +1,7 @@
 """gpt-oss: messages on channels; a call is a message to a function."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, NoReturn
 
@@ -13,6 +13,8 @@ from agentrl.types import CallErrorReason, ToolCall
 START, MESSAGE, CALL = "<|start|>", "<|message|>", "<|call|>"
 _RECIPIENT = re.compile(r"\bto=([^\s<]{0,256})")
 _ADDRESSED = re.compile(r"\s{0,8}(?:assistant)?\s{0,8}(?:commentary|analysis)?\s{0,8}to=")
+_SPELLED = re.compile(r"[<{]")
+"""Behind it, what has no marker is no head."""
 _ANALYSIS = re.compile(r"<\|channel\|>\s{0,8}analysis")
 
 
@@ -50,22 +52,29 @@ class Harmony(ToolFormat):
         elif name is None:
             self._read_body(reader, head)
         else:
-            step = partial(self.read_message, reader, name)
-            reader.attempt(step, ends=self.ends, starts=self.starts)
+            self._attempt_call(reader, head, partial(self.read_message, reader, name))
 
     def _read_head(self, reader: Reader, head: str, marker: str) -> None:
         """Read a message of which nothing but the head is there, which ends with `marker`."""
         begin = reader.position - len(marker) - len(head)
         end = begin + len(head)
         is_head = any(reader.marked.find(inner, begin) < end for inner in self.inner)
+        said, head = head, head if is_head else _SPELLED.split(head)[0]
         addressed = self.recipient(head) is not None and (is_head or _ADDRESSED.match(head))
-        if addressed or self.is_call(head, marker):
+        if addressed or self.is_call(said, marker):
             reader.position = end
             step = partial(_lose, f"expected {MESSAGE} behind the head of the message")
-            reader.attempt(step, ends=self.ends, starts=self.starts)
+            self._attempt_call(reader, head, step)
         else:
             reasoning = is_head and self.is_reasoning(head)
-            (reader.thoughts if reasoning else reader.texts).append(head)
+            (reader.thoughts if reasoning else reader.texts).append(said)
+
+    def _attempt_call(self, reader: Reader, head: str, step: Callable[[], None]) -> None:
+        """Read the call in a message; each recipient beyond the first is an error."""
+        for name in _RECIPIENT.findall(head)[1:]:
+            said = f"a message has one recipient, this one has to={name[:60]} too"
+            reader.attempt(partial(_refuse_message, said))
+        reader.attempt(step, ends=self.ends, starts=self.starts)
 
     def _read_body(self, reader: Reader, head: str) -> None:
         """Read a message to nobody."""
@@ -79,9 +88,12 @@ class Harmony(ToolFormat):
             (reader.thoughts if self.is_reasoning(head) else reader.texts).append(body)
 
     def recipient(self, head: str) -> str | None:
-        """The tool that a message is meant for, "" if it is not named; None if it is for nobody."""
-        found = _RECIPIENT.search(head)
-        return found[1].removeprefix("functions.") if found else None
+        """The tool that a message is meant for; None if it is for nobody.
+
+        It is "" if it has no name or is one of several.
+        """
+        found = _RECIPIENT.findall(head)
+        return (found[0].removeprefix("functions.") if len(found) == 1 else "") if found else None
 
     def is_reasoning(self, head: str) -> bool:
         """True if a message with this head is reasoning."""
@@ -94,7 +106,7 @@ class Harmony(ToolFormat):
     def read_message(self, reader: Reader, name: str) -> None:
         """Read the call in a message to the tool `name`. Raises BadJson, Refused or Lost."""
         if not name:
-            raise Lost("malformed", "expected the tool's name behind to=")
+            raise Lost("malformed", "expected the name of one tool behind to=")
         reader.skip_space()
         found = reader.take_json()
         self.expect_stop(reader)

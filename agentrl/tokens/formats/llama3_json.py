@@ -5,46 +5,68 @@ from collections.abc import Sequence
 from functools import partial
 
 from agentrl.tokens.formats.base import ToolFormat, to_json
-from agentrl.tokens.formats.pythonic import NO_CALL, read_python_call
+from agentrl.tokens.formats.lists import find_elements
+from agentrl.tokens.formats.pythonic import read_python_call
 from agentrl.tokens.formats.reader import Reader
 from agentrl.types import ToolCall
 
 TAG = "<|python_tag|>"
+_BEGIN = re.compile(r"^[ \t]*([\[{])", re.MULTILINE)
+_KEY = re.compile(
+    r'"(?:(?P<name>name)|(?P<arguments>parameters|arguments)|(?P<type>type"\s{0,8}:\s{0,8}"function)'
+    r'|[^"\n]{0,64})"'
+)
 _NEXT = re.compile(r",?\s{0,16}(?:(?=\{)|([^\W\d][\w.-]{0,255}\.call\())")
 
 
 class Llama3Json(ToolFormat):
     """JSON objects, one or several with `;` between, or `NAME.call(KEY=VALUE)` behind the tag.
 
-    Without the tag, an object that begins with `"name"`, or with its type, at the beginning of a
-    line is a call, and so is each element of a list that begins with one,
-    also behind words, numbers or lists.
+    Without the tag, an object at the beginning of a line is a call if its first key is `"name"`, or
+    its type, or if it has keys for name and arguments, and so is each element of a list or a row
+    that holds one.
     """
 
     name = "llama3_json"
     signs = (("<|start_header_id|>", '"parameters": '), (TAG,))
     starts = (TAG,)
-    bare = re.compile(
-        rf"^[ \t]*((?:\[\s{{0,8}}(?:{NO_CALL}\s{{0,8}},\s{{0,8}}){{0,8}})?"
-        r'\{\s{0,8}"(?:name"|type"\s{0,8}:\s{0,8}"function"))',
-        re.MULTILINE,
-    )
+
+    def find_bare(self, text: str, start: int) -> int:
+        """See `ToolFormat.find_bare`."""
+        for found in _BEGIN.finditer(text, start):
+            if _holds_calls(text, found.start(1)):
+                return found.start(1)
+        return len(text)
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""
         tagged, going_on = reader.text.endswith(TAG, 0, reader.position), True
-        if not tagged and reader.at("["):
-            reader.attempt_list(partial(_read_object, reader))
-            return
         while going_on:
             reader.skip_space()
-            step = partial(_read_one, reader)
-            found = reader.attempt(step, starts=reader.stops, bare=self.bare)
-            going_on = found and _goes_on(reader, tagged)
+            if not tagged and reader.at("["):
+                reader.attempt_list(partial(_read_object, reader))
+                going_on = _goes_on(reader, tagged)
+            else:
+                step = partial(_read_one, reader)
+                found = reader.attempt(step, starts=reader.stops, bare=self.find_bare)
+                going_on = found and _goes_on(reader, tagged)
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""
         return "; ".join(to_json({"name": c.name, "parameters": c.arguments}) for c in calls)
+
+
+def _holds_calls(text: str, begin: int) -> bool:
+    seen: dict[int, set[str | None]] = {}
+    for bracket, place, _ in find_elements(text, begin):
+        key = _KEY.match(text, place) if text[bracket] == "{" else None
+        if key and not seen and key.lastgroup in ("name", "type"):
+            return True
+        if key and {"name", "arguments"} <= seen.setdefault(bracket, set()) | {key.lastgroup}:
+            return True
+        if key:
+            seen[bracket].add(key.lastgroup)
+    return False
 
 
 def _goes_on(reader: Reader, tagged: bool) -> bool:

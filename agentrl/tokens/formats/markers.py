@@ -1,10 +1,12 @@
 """Text in which a format's markers can be found, by id where they are tokens of their own."""
 
-import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from agentrl.tokens.tokenizer import Tokenizer
+
+Finder = Callable[[str, int], int]
+"""Where in a text, at or behind a place, something begins; the text's length if it is not there."""
 
 
 class MarkedText:
@@ -14,7 +16,7 @@ class MarkedText:
         """`places` gives the sorted positions of markers that count only there."""
         self.text = text
         self._places = places or {}
-        self._last: dict[str, tuple[int, int]] = {}
+        self._last: dict[str | Finder, tuple[int, int]] = {}
 
     @classmethod
     def from_ids(
@@ -50,11 +52,10 @@ class MarkedText:
             self._last[marker] = (start, found)
         return found
 
-    def find_pattern(self, pattern: re.Pattern[str], start: int) -> int:
-        """The same for a pattern, which has no id: where its first group begins."""
-        since, found = self._last.get(pattern.pattern, (0, -1))
+    def find_by(self, finder: Finder, start: int) -> int:
+        """The same for what has no id."""
+        since, found = self._last.get(finder, (0, -1))
         if not since <= start <= found:
-            match = pattern.search(self.text, start)
-            found = match.start(1) if match else len(self.text)
-            self._last[pattern.pattern] = (start, found)
+            found = finder(self.text, start)
+            self._last[finder] = (start, found)
         return found

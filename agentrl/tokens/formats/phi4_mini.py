@@ -10,6 +10,7 @@ from agentrl.types import ToolCall
 
 CALLS, CALLS_END = "<|tool_call|>", "<|/tool_call|>"
 FUNCTOOLS = "functools"
+_BARE = re.compile(rf"^[ \t]*({FUNCTOOLS}\[)", re.MULTILINE)
 
 
 class Phi4Mini(ToolFormat):
@@ -18,7 +19,11 @@ class Phi4Mini(ToolFormat):
     name = "phi4_mini"
     signs = (("<|/tool|>",), ("functools[",))
     starts, closes = (CALLS,), (CALLS_END,)
-    bare = re.compile(rf"^[ \t]*({FUNCTOOLS}\[)", re.MULTILINE)
+
+    def find_bare(self, text: str, start: int) -> int:
+        """See `ToolFormat.find_bare`."""
+        found = _BARE.search(text, start)
+        return found.start(1) if found else len(text)
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from agentrl.tokens.formats.base import ToolFormat, plain
+from agentrl.tokens.formats.lists import find_elements
 from agentrl.tokens.formats.literals import find_close, read_keywords
 from agentrl.tokens.formats.reader import Lost, Reader
 from agentrl.tokens.tokenizer import Tokenizer
@@ -12,13 +13,8 @@ from agentrl.types import ToolCall
 
 _HEAD = re.compile(r"([^\W\d][\w.-]{0,255})\(")
 _CALL = r"[^\W\d][\w.-]{0,255}\("
-_SURE_CALL = rf"{_CALL}(?:\s{{0,8}}[^\W\d]\w{{0,255}}\s{{0,8}}=|\s{{0,8}}\))"
-_ROUND = r"\((?:[^()\n]|\([^()\n]{0,64}\)){0,64}\)"
-_SQUARE = r"\[[^\[\]\n]{0,128}\]"
-NO_CALL = (
-    r"""(?:"[^"\n]{0,64}"|'[^'\n]{0,64}'|lambda[^,()\[\]{}\n]{0,64}|[\w.+-]{1,64}|\{\}"""
-    rf"|{_SQUARE}|{_ROUND})"
-)
+_SURE_CALL = re.compile(rf"{_CALL}(?:\s{{0,8}}[^\W\d]\w{{0,255}}\s{{0,8}}=|\s{{0,8}}\))")
+_BEGIN = re.compile(rf"^[ \t]*(\[)(\s{{0,8}}{_CALL})?", re.MULTILINE)
 _LISTS = ("<|tool_call_start|>", "<|python_start|>")
 _LINES = "<function_calls>"
 
@@ -26,8 +22,9 @@ _LINES = "<function_calls>"
 class Pythonic(ToolFormat):
     """A list of calls, or behind `<function_calls>` one call a line; values are literals.
 
-    Without a marker, a list of calls at the beginning of a line counts, also if words or numbers
-    stand before its first call, except where the tokenizer has a token for it, as that of LFM 2.
+    Without a marker, a list at the beginning of a line counts if it begins with a call, or if one
+    is an element of it or of a list in it, except where the tokenizer has a token for lists, as
+    that of LFM 2.
     """
 
     name = "pythonic"
@@ -39,17 +36,21 @@ class Pythonic(ToolFormat):
         ("[func_name1(",),
     )
     starts = (*_LISTS, _LINES)
-    bare: re.Pattern[str] | None = re.compile(
-        rf"^[ \t]*(\[\s{{0,8}}(?:{_CALL}|(?:{NO_CALL}\s{{0,8}},\s{{0,8}}){{1,8}}{_SURE_CALL}))",
-        re.MULTILINE,
-    )
     closes = ("<|tool_call_end|>", "<|python_end|>", "</function_calls>")
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         """See `ToolFormat`. A tokenizer with a token that begins calls needs no guesses."""
         super().__init__(tokenizer)
-        if tokenizer and _LISTS[0] in tokenizer.added_tokens:
-            self.bare = None
+        self._guesses = not (tokenizer and _LISTS[0] in tokenizer.added_tokens)
+
+    def find_bare(self, text: str, start: int) -> int:
+        """See `ToolFormat.find_bare`."""
+        for found in _BEGIN.finditer(text, start) if self._guesses else ():
+            if found[2] or any(
+                _is_call(text, *at) for _, *at in find_elements(text, found.start(1))
+            ):
+                return found.start(1)
+        return len(text)
 
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""
@@ -82,6 +83,12 @@ def read_python_call(reader: Reader, *, until: str, method: str = "") -> None:
     if extent.fault:
         raise Lost(extent.fault, extent.reason)
     reader.add(name, read_keywords(reader.text[begin + 1 : extent.end - 1]))
+
+
+def _is_call(text: str, begin: int, end: int) -> bool:
+    """True if the element is one call, which may have been cut off, and not words with one."""
+    is_whole = end == len(text) or text[begin:end].rstrip().endswith(")")
+    return is_whole and _SURE_CALL.match(text, begin) is not None
 
 
 def _written(call: ToolCall) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NoReturn, TypeVar
 
 from agentrl.tokens.formats.literals import find_item_end
-from agentrl.tokens.formats.markers import MarkedText
+from agentrl.tokens.formats.markers import Finder, MarkedText
 from agentrl.tokens.formats.scan import (
     BadJson,
     Extent,
@@ -69,8 +69,8 @@ class Reader:
         self.marked, self.text, self.tools = marked, marked.text, tools
         self.stops = stops
         """Markers that stand between calls."""
-        self.in_section = False
-        """True where only calls may stand."""
+        self.section: int | None = None
+        """Where only calls may stand: how many were found before."""
         self.position = 0
         self._losses = 0
         """Calls whose end was not found, drafts in thinking among them."""
@@ -93,7 +93,7 @@ class Reader:
 
     def all_was_thinking(self, end: int) -> None:
         """Thinking ends at `end` that nothing opened: all before it was thinking."""
-        self._thought, self.in_section = end, False
+        self._thought, self.section = end, None
         self.texts, self.thoughts, self.calls = [], [], []
 
     @property
@@ -101,12 +101,12 @@ class Reader:
         """True behind the last character."""
         return self.position >= len(self.text)
 
-    def next(self, markers: Sequence[str], bare: re.Pattern[str] | None = None) -> tuple[int, str]:
+    def next(self, markers: Sequence[str], bare: Finder | None = None) -> tuple[int, str]:
         """The nearest of the markers and its place.
 
         That is "" where `bare` is nearer, and at the end of the text if there is nothing.
         """
-        begin = self.marked.find_pattern(bare, self.position) if bare else len(self.text)
+        begin = self.marked.find_by(bare, self.position) if bare else len(self.text)
         found = begin, ""
         for marker in markers:
             place = self.marked.find(marker, self.position)
@@ -201,7 +201,7 @@ class Reader:
         *,
         ends: Sequence[str] = (),
         starts: Sequence[str] = (),
-        bare: re.Pattern[str] | None = None,
+        bare: Finder | None = None,
     ) -> bool:
         """Read one call. A bad one becomes an error. False if its end was not found.
 
@@ -213,9 +213,13 @@ class Reader:
             self._refuse_call(CallErrorReason.TOO_MANY, message)
             self.lost, self.position = self.position, len(self.text)
             raise Full
-        begin = self.position
+        begin, num_calls = self.position, len(self.calls)
         try:
             step()
+            if len(self.calls) == num_calls:
+                is_cut = self.at_end and not self.text[begin:].strip()
+                reason = CallErrorReason.UNCLOSED if is_cut else _MALFORMED
+                raise Refused(reason, "expected a call here, got none")
         except BadJson as error:
             self._refuse_call(CallErrorReason(error.fault), f"the call is not valid JSON: {error}")
         except Refused as refused:

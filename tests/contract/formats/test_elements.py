@@ -77,6 +77,7 @@ LLAMA, NO_LLAMA = objects("name", "parameters")
 COHERE, NO_COHERE = objects("tool_name", "parameters", '"tool_call_id": "0", ')
 PYTHON = [
     *["null", "7", "-1.5", "word", "'text, ] )'", "[]", "[f(i=1)]", "{'i': 1}", "(f(i=1), 2)"],
+    *["-f(i=1)", "'a'+'b'", "[[f(i=1)], {2: 3}]", "x[1]", "f if 1 else g", "*f(i=1)", '"don\'t"'],
     *["f", "f(1)", "f(i=)", "f(i=1, i=2)", "f(i='1')", "f(**{})", "f()", "g(i=1)", "f.x(i=1)"],
 ]
 KIMI, KIMI_ARGS, KIMI_END = (
@@ -121,7 +122,22 @@ FAMILIES = [
     Family(
         name="llama3_json", around=("<|python_tag|>", ""), between="; ", call=LLAMA, bad=NO_LLAMA
     ),
+    Family(
+        name="llama3_json",
+        around=("[", "]"),
+        between=", ",
+        call=LLAMA,
+        bad=[*NO_LLAMA, '{"a": 1}', '{"name": "x"}', f"[7, [{LLAMA}]]".replace("$", "1")],
+    ),
+    Family(
+        name="llama3_json",
+        around=("[\n  ", "\n]"),
+        between=",\n  ",
+        call='{"parameters": {"i": $}, "name": "f"}',
+        bad=['{"a": {"b": [1]}}', '{"name": "x"}', "[7]", '"text"', "[[]]", "null"],
+    ),
     Family(name="pythonic", around=("[", "]"), between=", ", call="f(i=$)", bad=PYTHON),
+    Family(name="pythonic", around=("[\n", "\n]"), between=",\n", call="f(i=$)", bad=PYTHON),
     Family(
         name="pythonic",
         around=("<|python_start|>[", "]<|python_end|>"),
@@ -313,9 +329,11 @@ def test_as_many_calls_and_errors_come_out_as_elements_go_in(
     good: st.SearchStrategy[list[int | str]] = st.integers(-(10**9), 10**9).map(lambda i: [i])
     bad = st.sampled_from(family.bad).map(lambda text: [text])
     cut = st.sampled_from(family.cut or family.bad).map(lambda text: [text, 1])
-    drawn = data.draw(st.lists(good | bad | cut, min_size=1, max_size=6))
-    # Nothing but a call says that a list without a marker is one of calls.
-    chosen = [*([0] if family.around[0] == "[" else []), *chain.from_iterable(drawn)]
+    drawn = data.draw(st.lists(good | bad | cut, min_size=1, max_size=12))
+    chosen = list(chain.from_iterable(drawn))
+    if family.around[0].startswith("["):
+        # Nothing but a call, wherever it stands, says that a list without a marker is one of calls.
+        chosen.insert(data.draw(st.integers(0, len(chosen))), 0)
     calls = [c if isinstance(c, str) else family.call.replace("$", str(c)) for c in chosen]
     turn = parse(family, family.write(calls))
     assert verdicts(turn) == ["error" if isinstance(c, str) else c for c in chosen], calls
@@ -324,7 +342,7 @@ def test_as_many_calls_and_errors_come_out_as_elements_go_in(
 @families
 def test_a_list_of_nothing_but_bad_elements_is_not_an_answer(family: Family) -> None:
     for bad in (*family.bad, *family.cut):
-        if family.around[0] != "[":
+        if not family.around[0].startswith("["):
             assert "error" in verdicts(parse(family, family.write([bad]))), bad
 
 

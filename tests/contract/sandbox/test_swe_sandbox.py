@@ -20,7 +20,16 @@ from agentrl.envs.swe.grade import Grading
 from agentrl.envs.swe.repair import BuiltRepair
 from agentrl.envs.swe_sandbox import SweSandbox
 from agentrl.envs.toolenv import ToolEnv
-from agentrl.rollout import Codec, Collector, CollectSettings, EpisodeLimits, Job, episode_metrics
+from agentrl.rollout import (
+    Codec,
+    Collector,
+    CollectSettings,
+    EpisodeKey,
+    EpisodeLimits,
+    GroupJob,
+    episode_metrics,
+    gather_groups,
+)
 from agentrl.rollout.batch import make_batch
 from agentrl.sandboxes import SandboxOptions, run_sync
 from agentrl.tokens import Tokenizer
@@ -186,17 +195,17 @@ async def test_a_mixture_earns_what_its_honest_part_earns(file: Path, tiny_folde
     config = SweSandbox.Config(tasks=str(file), sandbox=SandboxOptions(backend="bwrap"))
     task = SweSandbox.task_at(0, split="train", seed=0, config=config)
     jobs = [
-        Job(
+        GroupJob(
+            key=EpisodeKey.first(run=0, step=1, place=group),
             env="swe_sandbox",
             make_env=lambda: SweSandbox(config, services=services),
             task=task,
             split="train",
-            group=group,
         )
         for group in range(2)
     ]
     collector = Collector(engine=engine, codec=codec, settings=settings)
-    collected = await collector.collect(jobs, group_size=_NUM_MEMBERS, seed=0, step=1)
+    collected = await gather_groups(collector.collect(jobs, group_size=_NUM_MEMBERS))
     await services.sandboxes.close()
     episodes = collected.episodes
     honest = np.array([e.messages[2].content == "oracle" for e in episodes])

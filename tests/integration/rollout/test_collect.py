@@ -15,7 +15,16 @@ from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices, ToolEnv
 from agentrl.envs.calculator import Calculator
 from agentrl.errors import BreakerTripped, EngineError, RecordMismatch
-from agentrl.rollout import Codec, Collector, CollectSettings, EpisodeLimits, Job, make_batch
+from agentrl.rollout import (
+    Codec,
+    Collector,
+    CollectSettings,
+    EpisodeKey,
+    EpisodeLimits,
+    GroupJob,
+    gather_groups,
+    make_batch,
+)
 from agentrl.tokens import Tokenizer, seal, verify_batch, verify_segment
 from agentrl.types import (
     AssistantTurn,
@@ -58,27 +67,31 @@ def _services() -> Iterator[None]:
     SERVICES.close()
 
 
-def jobs(num: int, env: type[ToolEnv] = Calculator, verifier: Verifier | None = None) -> list[Job]:
+def jobs(
+    num: int, env: type[ToolEnv] = Calculator, verifier: Verifier | None = None
+) -> list[GroupJob]:
     return [
-        Job(
+        GroupJob(
+            key=EpisodeKey.first(run=0, step=1, place=i),
             env="env",
             make_env=lambda: env(verifier=verifier, services=SERVICES),
             task=env.task_at(i, split="train", seed=0),
             split="train",
-            group=i,
         )
         for i in range(num)
     ]
 
 
-async def play(codec: Codec, played: Sequence[Job], **changes: object) -> list[Episode]:
+async def play(codec: Codec, played: Sequence[GroupJob], **changes: object) -> list[Episode]:
     collector = Collector(engine=engine(codec), codec=codec, settings=settings(**changes))
-    return (await collector.collect(played, group_size=2, seed=0, step=1)).episodes
+    return (await gather_groups(collector.collect(played, group_size=2))).episodes
 
 
 async def test_an_expert_solves_every_task_and_every_token_verifies(codec: Codec) -> None:
     episodes = await play(codec, jobs(8))
-    assert [(e.group, e.member) for e in episodes] == [(g, m) for g in range(8) for m in range(2)]
+    assert [e.id for e in episodes] == [
+        f"train-s1-g{g}-m{m}-a0" for g in range(8) for m in range(2)
+    ]
     for episode in episodes:
         assert episode.outcome == Score(value=1.0)
         assert episode.reward == 1.0
@@ -139,7 +152,7 @@ async def test_sampled_ids_are_recorded_as_they_are(codec: Codec) -> None:
     collector = Collector(
         engine=Splitting(Calculator.expert(), codec.renderer(())), codec=codec, settings=settings()
     )
-    [episode] = (await collector.collect(jobs(1, Talk), group_size=1, seed=0, step=1)).episodes
+    [episode] = (await gather_groups(collector.collect(jobs(1, Talk), group_size=1))).episodes
     segment = episode.segments[0]
     assert segment.ids_T[segment.mask_T].tolist() == [*split, stop] * 5
     assert set(segment.versions_T[segment.mask_T].tolist()) == {3}
@@ -166,7 +179,7 @@ async def test_a_failed_episode_is_played_again_with_a_fresh_environment(codec: 
     flaky = Flaky(Calculator.expert(), codec.renderer(Calculator().tool_schemas))
     flaky.failures = 3
     collector = Collector(engine=flaky, codec=codec, settings=settings(attempts=4))
-    collected = await collector.collect(jobs(4), group_size=2, seed=0, step=1)
+    collected = await gather_groups(collector.collect(jobs(4), group_size=2))
     assert len(collected.episodes) == 8
     assert len(collected.invalid) == 3
     assert all(e.outcome == Score(value=1.0) for e in collected.episodes)
@@ -185,8 +198,9 @@ async def test_episodes_that_never_succeed_are_left_out(codec: Codec) -> None:
     played = jobs(10, Breaks)
     broken = played[4].task.id
     collector = Collector(engine=engine(codec), codec=codec, settings=settings(attempts=2))
-    collected = await collector.collect(played, group_size=2, seed=0, step=1)
-    assert {e.group for e in collected.episodes} == set(range(10)) - {4}
+    collected = await gather_groups(collector.collect(played, group_size=2))
+    groups = [job.key.group for job in played]
+    assert {e.group for e in collected.episodes} == {*groups} - {groups[4]}
     assert len(collected.invalid) == 4
     assert {e.outcome.blame for e in collected.invalid if isinstance(e.outcome, Invalid)} == {
         "environment"
@@ -203,7 +217,7 @@ async def test_too_many_failures_stop_the_run_with_a_table(codec: Codec) -> None
         engine=engine(codec), codec=codec, settings=settings(max_invalid_share=0.5)
     )
     with pytest.raises(BreakerTripped, match="environment: setup raised ValueError: no such world"):
-        await collector.collect(jobs(10, Breaks), group_size=2, seed=0, step=1)
+        await gather_groups(collector.collect(jobs(10, Breaks), group_size=2))
 
 
 def none(task: Task, answer: object) -> None:
@@ -226,7 +240,7 @@ async def test_a_verifier_that_fails_is_invalid_and_never_zero(
 ) -> None:
     collector = Collector(engine=engine(codec), codec=codec, settings=settings(attempts=1))
     played = jobs(1, verifier=verifier)
-    collected = await collector.collect(played, group_size=2, seed=0, step=1)
+    collected = await gather_groups(collector.collect(played, group_size=2))
     assert collected.episodes == []
     for episode in collected.invalid:
         assert isinstance(episode.outcome, Invalid)
@@ -255,7 +269,7 @@ async def test_a_wrong_answer_of_the_engine_is_invalid(
 
     wrong = Wrong(Calculator.expert(), codec.renderer(()))
     collector = Collector(engine=wrong, codec=codec, settings=settings(attempts=1))
-    collected = await collector.collect(jobs(1), group_size=1, seed=0, step=1)
+    collected = await gather_groups(collector.collect(jobs(1), group_size=1))
     [episode] = collected.invalid
     assert isinstance(episode.outcome, Invalid)
     assert episode.outcome.blame == "engine"
@@ -271,7 +285,7 @@ async def test_an_aborted_completion_is_the_engines_fault(codec: Codec) -> None:
 
     aborts = Aborts(Calculator.expert(), codec.renderer(()))
     collector = Collector(engine=aborts, codec=codec, settings=settings(attempts=1))
-    [episode] = (await collector.collect(jobs(1), group_size=1, seed=0, step=1)).invalid
+    [episode] = (await gather_groups(collector.collect(jobs(1), group_size=1))).invalid
     assert isinstance(episode.outcome, Invalid)
     assert episode.outcome.blame == "engine"
     assert episode.outcome.reason == "the engine aborted the completion of turn 0"
@@ -288,7 +302,7 @@ async def test_a_completion_changed_after_its_seal_stops_the_run(codec: Codec) -
     flips = Flips(Calculator.expert(), codec.renderer(Calculator().tool_schemas))
     collector = Collector(engine=flips, codec=codec, settings=settings())
     with pytest.raises(RecordMismatch, match=r"episode train-s1-g0-m0-a0: token 0 of .* turn 0 "):
-        await collector.collect(jobs(1), group_size=1, seed=0, step=1)
+        await gather_groups(collector.collect(jobs(1), group_size=1))
 
 
 async def test_budgets_cut_and_the_episode_is_still_scored(codec: Codec) -> None:
@@ -347,7 +361,7 @@ async def test_an_environment_that_cannot_close_makes_its_episode_invalid(codec:
             raise ValueError("stuck")
 
     collector = Collector(engine=engine(codec), codec=codec, settings=settings(attempts=1))
-    collected = await collector.collect(jobs(1, Sticks), group_size=1, seed=0, step=1)
+    collected = await gather_groups(collector.collect(jobs(1, Sticks), group_size=1))
     [episode] = collected.invalid
     assert isinstance(episode.outcome, Invalid)
     assert episode.outcome.blame == "environment"
@@ -371,14 +385,14 @@ async def test_a_stopped_collection_leaves_no_work_behind(codec: Codec, fixed_or
     before = asyncio.all_tasks()
     played = jobs(3 if fixed_order else 5)
     with pytest.raises(BreakerTripped):
-        await collector.collect(played, group_size=2, seed=0, step=1)
+        await gather_groups(collector.collect(played, group_size=2))
     assert asyncio.all_tasks() == before
 
 
 async def test_an_episode_without_a_score_never_enters_a_batch(codec: Codec) -> None:
     collector = Collector(engine=engine(codec), codec=codec, settings=settings(attempts=1))
     played = jobs(1, verifier=nan)
-    collected = await collector.collect(played, group_size=1, seed=0, step=1)
+    collected = await gather_groups(collector.collect(played, group_size=1))
     with pytest.raises(ValueError, match="train-s1-g0-m0-a0 has no score"):
         make_batch(collected.invalid, temperature=1.0)
 
@@ -396,7 +410,7 @@ async def test_cancelling_ends_everything(codec: Codec) -> None:
             await asyncio.sleep(60)
 
     collector = Collector(engine=engine(codec), codec=codec, settings=settings())
-    work = asyncio.create_task(collector.collect(jobs(3, Waits), group_size=2, seed=0, step=1))
+    work = asyncio.create_task(gather_groups(collector.collect(jobs(3, Waits), group_size=2)))
     async with asyncio.timeout(30):
         while len(begun) < 6:  # noqa: ASYNC110  # another task sets them up
             await asyncio.sleep(0.01)

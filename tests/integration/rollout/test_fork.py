@@ -4,7 +4,16 @@ import pytest
 
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import Ask, ContextPolicy, ContextView, ToolEnv
-from agentrl.rollout import Codec, Collector, CollectSettings, EpisodeLimits, Job, make_batch
+from agentrl.rollout import (
+    Codec,
+    Collector,
+    CollectSettings,
+    EpisodeKey,
+    EpisodeLimits,
+    GroupJob,
+    gather_groups,
+    make_batch,
+)
 from agentrl.tokens import Reasoning, verify_batch
 from agentrl.types import AssistantTurn, Episode, EpisodeView, Source, Task
 from tests.integration.templates import corpus
@@ -51,8 +60,14 @@ async def play(reasoning: Reasoning, policy: ContextPolicy | None = None) -> tup
         env.context = policy or env.context
         return env
 
-    job = Job(env="chat", make_env=make_env, task=task, split="train", group=0)
-    [episode] = (await collector.collect([job], group_size=1, seed=0, step=1)).episodes
+    job = GroupJob(
+        key=EpisodeKey.first(run=0, step=1, place=0),
+        env="chat",
+        make_env=make_env,
+        task=task,
+        split="train",
+    )
+    [episode] = (await gather_groups(collector.collect([job], group_size=1))).episodes
     assert verify_batch(make_batch([episode], temperature=1.0)) > 0
     return codec, episode
 

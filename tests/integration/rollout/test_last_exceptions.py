@@ -10,7 +10,15 @@ import pytest
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices, ToolEnv
 from agentrl.orchestration.journal import journal
-from agentrl.rollout import Codec, Collector, CollectSettings, EpisodeLimits, Job
+from agentrl.rollout import (
+    Codec,
+    Collector,
+    CollectSettings,
+    EpisodeKey,
+    EpisodeLimits,
+    GroupJob,
+    gather_groups,
+)
 from agentrl.run_dir import RunDirectory
 from agentrl.tokens import Tokenizer
 from agentrl.tools import tool
@@ -126,12 +134,12 @@ async def assert_one_is_lost(
 ) -> str:
     """The sentence of the one episode that is lost; two that are played beside it are not."""
     played = [
-        Job(
+        GroupJob(
+            key=EpisodeKey.first(run=0, step=1, place=i),
             env="env",
             make_env=lambda: kind(verifier=verifier, services=SERVICES),
             task=Task(prompt="Do it.", id=str(i), data={"raises": i == 1}),
             split="train",
-            group=i,
         )
         for i in range(3)
     ]
@@ -140,8 +148,8 @@ async def assert_one_is_lost(
         limits=LIMITS, temperature=1.0, concurrency=3, attempts=1, max_invalid_share=1.0
     )
     collector = Collector(engine=engine, codec=codec, settings=settings)
-    collected = await collector.collect(played, group_size=1, seed=0, step=1)
-    assert [episode.group for episode in collected.episodes] == [0, 2]
+    collected = await gather_groups(collector.collect(played, group_size=1))
+    assert [episode.task.id for episode in collected.episodes] == ["0", "2"]
     (lost,) = collected.invalid
     assert isinstance(lost.outcome, Invalid)
     return lost.outcome.reason

@@ -21,9 +21,11 @@ from agentrl.rollout import (
     Collected,
     Collector,
     CollectSettings,
+    EpisodeKey,
     EpisodeLimits,
-    Job,
+    GroupJob,
     episode_metrics,
+    gather_groups,
     make_batch,
 )
 from agentrl.run_dir.episodes import EpisodesWriter, read_episodes
@@ -103,17 +105,17 @@ async def play(
         return env
 
     jobs = [
-        Job(
+        GroupJob(
+            key=EpisodeKey.first(run=0, step=1, place=i),
             env="long_haul",
             make_env=make_env,
             task=LongHaul.task_at(i, split="train", seed=0),
             split="train",
-            group=i,
         )
         for i in range(num_tasks)
     ]
     collector = Collector(engine=engine, codec=codec, settings=settings)
-    return await collector.collect(jobs, group_size=group_size, seed=0, step=1)
+    return await gather_groups(collector.collect(jobs, group_size=group_size))
 
 
 def sampled(episode: Episode) -> int:
@@ -268,9 +270,15 @@ async def test_the_local_engine_goes_on_over_segments(codec: Codec, tiny_folder:
             return env
 
         task = LongHaul.task_at(0, split="train", seed=0)
-        job = Job(env="e", make_env=make_env, task=task, split="train", group=0)
-        first = await collector.collect([job], group_size=8, seed=0, step=1)
-        again = await collector.collect([job], group_size=8, seed=0, step=1)
+        job = GroupJob(
+            key=EpisodeKey.first(run=0, step=1, place=0),
+            env="e",
+            make_env=make_env,
+            task=task,
+            split="train",
+        )
+        first = await gather_groups(collector.collect([job], group_size=8))
+        again = await gather_groups(collector.collect([job], group_size=8))
     finally:
         await engine.aclose()
     assert [[s.digest for s in e.segments] for e in first.episodes] == [

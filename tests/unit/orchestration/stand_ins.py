@@ -127,6 +127,7 @@ class LoggedStore:
     events: list[tuple[str, dict[str, object]]] = field(
         default_factory=list[tuple[str, dict[str, object]]]
     )
+    collected: list[Collected] = field(default_factory=list[Collected])
     saved: tuple[int, int] = (0, 0)
 
     def episodes_file(self, step: int) -> Path:
@@ -135,9 +136,11 @@ class LoggedStore:
     def write_step(self, step: int, metrics: Mapping[str, float], collected: Collected) -> None:
         self.log.append(f"written {step}")
         self.metrics[step] = metrics
+        self.collected.append(collected)
 
     def write_eval(self, step: int, collected: Collected) -> None:
         self.log.append(f"evaluated {step}")
+        self.collected.append(collected)
 
     def event(self, kind: str, **fields: object) -> None:
         self.events.append((kind, fields))

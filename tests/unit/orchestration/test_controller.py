@@ -41,12 +41,14 @@ class Bench:
         self.stopping = Stopping()
         self.parts: Parts | None = None
 
-    def controller(self, *flags: str, estimator: Any = None) -> Controller:
+    def controller(
+        self, *flags: str, estimator: Any = None, observer: Observer | None = None
+    ) -> Controller:
         self.parts = make_parts(self.folder, self.log, self.trainer, configuration(*flags))
         return Controller(
             parts=self.parts,
             store=cast("Any", self.store),
-            observer=Observer(),
+            observer=observer or Observer(),
             stopping=self.stopping,
             estimator=make_estimator(self.parts.config.trainer, estimator),
         )
@@ -164,6 +166,29 @@ async def test_evaluations_are_due_by_the_number_of_the_step(bench: Bench) -> No
     assert second.eval is not None
     assert bench.store.metrics[2]["eval/reward"] == 1.0
     assert bench.log.index("evaluated 2") == bench.log.index("written 2") - 1
+
+
+async def test_each_group_of_a_run_has_a_number_of_its_own(bench: Bench) -> None:
+    controller = bench.controller("--eval.every", "1")
+    for step in (1, 2, 3):
+        await controller.step(step, REFS)
+    ids = [e.id for collected in bench.store.collected for e in collected.episodes]
+    groups = {e.group for collected in bench.store.collected for e in collected.episodes}
+    assert len({*ids}) == len(ids) == 3 * (4 + 2)
+    assert len(groups) == 3 * (2 + 2)
+
+
+async def test_whoever_watches_is_told_of_each_group_that_ended(bench: Bench) -> None:
+    class Watches(Observer):
+        def phase(self, name: str) -> None:
+            told.append(name)
+
+        def groups(self, done: int, total: int) -> None:
+            told.append((done, total))
+
+    told: list[object] = []
+    await bench.controller("--eval.every", "1", observer=Watches()).step(1, REFS)
+    assert told == ["rollout", (1, 2), (2, 2), "train", "eval", (1, 2), (2, 2)]
 
 
 async def test_a_stopped_run_begins_no_update_that_would_take_too_long(bench: Bench) -> None:

@@ -9,7 +9,16 @@ from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices
 from agentrl.envs.calculator import Calculator
 from agentrl.errors import EnvironmentFault
-from agentrl.rollout import Codec, Collected, Collector, CollectSettings, EpisodeLimits, Job
+from agentrl.rollout import (
+    Codec,
+    Collected,
+    Collector,
+    CollectSettings,
+    EpisodeKey,
+    EpisodeLimits,
+    GroupJob,
+    gather_groups,
+)
 from agentrl.tokens import Tokenizer
 from agentrl.types import Completion, EpisodeSession, EpisodeStop, Sampling
 
@@ -46,16 +55,16 @@ class Bench:
             attempts=3,
             max_invalid_share=1.0,
         )
-        job = Job(
+        job = GroupJob(
+            key=EpisodeKey.first(run=0, step=1, place=0),
             env="env",
             make_env=lambda: env(services=services),
             task=env.task_at(0, split="train", seed=0),
             split="train",
-            group=0,
         )
         collector = Collector(engine=engine, codec=self.codec, settings=settings)
         try:
-            return await collector.collect([job], group_size=members, seed=0, step=1), engine.turns
+            return await gather_groups(collector.collect([job], group_size=members)), engine.turns
         finally:
             services.close()
 
