@@ -33,7 +33,7 @@ from agentrl.trainer.config import RatioBandConfig, TrainerConfig
 from agentrl.trainer.device import OutOfMemory, cap_memory, memory, resolve_device, synchronize
 from agentrl.trainer.memory import SamplingBytes, estimate
 from agentrl.trainer.parallel_dims import Ranks
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import (
     Batch,
     Episode,
@@ -118,7 +118,7 @@ def make_rows(lengths: list[int]) -> Batch:
     return replace(batch, advantages_N=token_advantages(batch, signs_E))
 
 
-def step_s(trainer: Trainer, lengths: list[int], device: torch.device) -> float:
+def step_s(trainer: LocalTrainer, lengths: list[int], device: torch.device) -> float:
     """Seconds of one update."""
     batch = make_rows(lengths)
     synchronize(device)
@@ -136,7 +136,7 @@ def predicted(longest: int) -> int:
         return estimate(Path(folder), CONFIG, sampling).total
 
 
-def longest_row(trainer: Trainer, device: torch.device) -> int:
+def longest_row(trainer: LocalTrainer, device: torch.device) -> int:
     """Tokens of the longest row that trained, of doubling lengths."""
     started, length = time.perf_counter(), 4096
     while time.perf_counter() - started < LONGEST_S:
@@ -158,7 +158,7 @@ def main() -> int:
     started = time.perf_counter()
     passed = run_tests()
     cap_memory(device, CAP_BYTES)
-    trainer = Trainer(make_model(device), CONFIG, total_steps=9, ranks=Ranks(device=device))
+    trainer = LocalTrainer(make_model(device), CONFIG, total_steps=9, ranks=Ranks(device=device))
     lengths = [2048, 1024, 1024] * 4
     first, second = (step_s(trainer, lengths, device) for _ in range(2))
     most = torch.accelerator.max_memory_allocated(device)

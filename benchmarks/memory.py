@@ -67,7 +67,7 @@ def child(folder: Path, name: str) -> None:
     from agentrl.trainer.algorithms.advantage import with_advantages
     from agentrl.trainer.config import TrainerConfig
     from agentrl.trainer.memory import SamplingBytes, estimate
-    from agentrl.trainer.trainer import Trainer
+    from agentrl.trainer.trainer import LocalTrainer
 
     torch.set_num_threads(1)
     wide = {"token_budget": TOKEN_BUDGET, "ratio_band": {"mean": 1e9, "max": 1e9}}
@@ -80,7 +80,7 @@ def child(folder: Path, name: str) -> None:
     before = resident("VmRSS")
     model = load_model(folder)
     engine = LocalEngine(model, engine_config) if copied else None
-    trainer = Trainer(model, config, total_steps=2)
+    trainer = LocalTrainer(model, config, total_steps=2)
     episodes = asyncio.run(play(engine or LocalEngine(model, engine_config)))
     for _ in range(2):
         batch = with_advantages(make_batch(episodes, temperature=1.0))

@@ -42,7 +42,7 @@ from agentrl.tokens import TokenRecord
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer.algorithms.advantage import with_advantages
 from agentrl.trainer.packing import num_read, pack
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import (
     Episode,
     EpisodeSession,
@@ -125,7 +125,9 @@ def measure(name: str) -> Found | str:
     config = EngineConfig(slots=4, prefill_tokens=16, share_weights=False)
     try:
         engine = LocalEngine(copy.deepcopy(model), config)
-        trainer = Trainer(copy.deepcopy(model), TrainerConfig.model_validate(WIDE), total_steps=2)
+        trainer = LocalTrainer(
+            copy.deepcopy(model), TrainerConfig.model_validate(WIDE), total_steps=2
+        )
     except ConfigError as error:
         return str(error)
     segments = asyncio.run(play(engine))
@@ -230,7 +232,7 @@ def adapt(model: PreTrainedModel) -> str:
     ends = {id(whole.get_input_embeddings().weight), id(whole.get_output_embeddings().weight)}
     total = sum(p.numel() for p in model.parameters() if p.ndim > 1 and id(p) not in ends)
     try:
-        trained = Trainer(copy.deepcopy(model), config, total_steps=1).model
+        trained = LocalTrainer(copy.deepcopy(model), config, total_steps=1).model
     except ConfigError as error:
         return str(error)
     frozen = dict(trained.named_parameters())

@@ -29,9 +29,10 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -48,7 +49,7 @@ from agentrl.engine import Engine
 from agentrl.engine.config import EngineConfig, SglangConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.tiny import make_tiny
-from agentrl.engine.reshard import Bucket, Handle, Held, Layout, Written, volume
+from agentrl.engine.reshard import Bucket, Handle, Layout, Written, volume
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import Server, start
 from agentrl.engine.sglang.weights import SharedTransport
@@ -85,37 +86,42 @@ def shape() -> LlamaConfig:
 # On the ranks.
 
 
-def hold(ranks: Ranks, folder: Path) -> tuple[int, Mapping[str, Held]]:
-    """Load the model, shard it; gives the process, and what it holds."""
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=ranks.mesh)
-    fully_shard(model, mesh=ranks.mesh)
-    executor._sources.append(ModelWeights(model, ranks.rank))
-    return os.getpid(), executor._sources[0].held()
+class Sharded(executor.Replica):
+    """A model in shards, without a trainer."""
 
+    def __init__(self, folder: Path, ranks: Ranks) -> None:
+        """Load the model, shard it."""
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=ranks.mesh)
+        fully_shard(model, mesh=ranks.mesh)
+        self.ranks, self.model = ranks, model
+        self.weights = ModelWeights(model, ranks.rank)
 
-def step(ranks: Ranks) -> None:
-    """Weights that differ from the last ones."""
-    with torch.no_grad():
-        for parameter in executor._sources[0].model.parameters():
-            parameter.mul_(1.001)
+    def pid(self) -> int:
+        """The rank's process."""
+        return os.getpid()
 
+    def change(self) -> None:
+        """Weights that differ from the last ones."""
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.mul_(1.001)
 
-def gather(ranks: Ranks, path: Path | None) -> tuple[float, float]:
-    """Seconds of gathering the full state dict on rank 0, and of saving and loading it."""
-    torch.distributed.barrier()
-    began = time.perf_counter()
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state: dict[str, Any] = get_model_state_dict(executor._sources[0].model, options=options)
-    gathered = time.perf_counter()
-    if ranks.rank == 0 and path is not None:
-        state.pop("lm_head.weight", None)
-        save_file(state, path)
-        for name, tensor in load_file(path).items():
-            state[name].copy_(tensor)
-    torch.distributed.barrier()
-    return gathered - began, time.perf_counter() - gathered
+    def gather_state(self, path: Path | None) -> tuple[float, float]:
+        """Seconds of gathering the full state dict on rank 0, and of saving and loading it."""
+        torch.distributed.barrier()
+        began = time.perf_counter()
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state: dict[str, Any] = get_model_state_dict(self.model, options=options)
+        gathered = time.perf_counter()
+        if self.ranks.rank == 0 and path is not None:
+            state.pop("lm_head.weight", None)
+            save_file(state, path)
+            for name, tensor in load_file(path).items():
+                state[name].copy_(tensor)
+        torch.distributed.barrier()
+        return gathered - began, time.perf_counter() - gathered
 
 
 # In this process.
@@ -169,7 +175,7 @@ class Figures:
 class Bench:
     """Who takes part."""
 
-    ranks: RankProcesses
+    ranks: RankProcesses[Sharded]
     weights: Timed
     pids: dict[str, int]
     engines: Mapping[str, Engine]
@@ -177,7 +183,7 @@ class Bench:
 
     async def publish(self, name: str) -> tuple[float, float]:
         """Seconds of writing and of all; the weights are new."""
-        self.ranks.call(step)
+        self.ranks.call(Sharded.change)
         version = self.versions[name] = self.versions.get(name, 0) + 1
         self.weights.seconds, self.weights.num_bytes = 0.0, 0
         began = time.perf_counter()
@@ -287,7 +293,7 @@ async def measure(bench: Bench, repeats: int, scratch: Path) -> Figures:
         target.copy_(source)
         if i:
             figures.add("one warm copy", time.perf_counter() - began)
-        seconds = bench.ranks.call(gather, scratch / "state.safetensors")
+        seconds = bench.ranks.call(Sharded.gather_state, scratch / "state.safetensors")
         figures.add("gathering the full state dict", max(one for one, _ in seconds))
         figures.add("disk round trip", max(both for _, both in seconds))
     return figures
@@ -316,14 +322,15 @@ async def run(repeats: int, publishes: int, folder: Path) -> bool:
     settings = {"tp1": SglangConfig(kv_tokens=2048)}
     settings["tp2"] = SglangConfig(kv_tokens=2048, tp_size=2, memory_fraction=0.5)
     servers: dict[str, Server] = {}
-    ranks = RankProcesses(ParallelDims(size=RANKS), threads=1)
+    make = partial(Sharded, folder / "model")
+    ranks = RankProcesses(ParallelDims(size=RANKS), make, threads=1)
     try:
         for name, sglang in settings.items():
             engine_config = EngineConfig(dtype="float32", sglang=sglang)
             servers[name] = start(engine_config, folder / "model", folder)
-        found = ranks.call(hold, folder / "model")
-        pids = {f"rank {i}": pid for i, (pid, _) in enumerate(found)}
-        weights = Timed(executor.SlicedWeights(ranks, [held for _, held in found]))
+        pids = {f"rank {i}": pid for i, pid in enumerate(ranks.call(Sharded.pid))}
+        layout = cast("Layout", ranks.call(Sharded.held))
+        weights = Timed(executor.SlicedWeights(ranks, layout))
         engines: dict[str, Engine] = {}
         for name, server in servers.items():
             engines[name] = made = SglangEngine(

@@ -57,7 +57,7 @@ from agentrl.trainer.parallel_dims import Ranks
 from agentrl.types import Json
 
 if TYPE_CHECKING:
-    from agentrl.trainer.trainer import Trainer
+    from agentrl.trainer.trainer import LocalTrainer
 
 _LOG = logging.getLogger(__name__)
 _SPARE_BYTES = 2**24
@@ -75,8 +75,8 @@ _PLACES = (
 
 
 def save_checkpoint(
+    trainer: "LocalTrainer",
     folder: Path,
-    trainer: "Trainer",
     *,
     step: int,
     state: Mapping[str, Json],
@@ -114,7 +114,7 @@ def save_checkpoint(
     return job.target
 
 
-def load_checkpoint(path: Path, trainer: "Trainer") -> Mapping[str, Json]:
+def load_checkpoint(trainer: "LocalTrainer", path: Path) -> Mapping[str, Json]:
     """Load weights, optimizer, counters and random states; returns the caller's `state`.
 
     Ranks and their number need not be those that wrote it. Raises RunError naming the file if one
@@ -232,7 +232,7 @@ def _copied(value: object) -> object:
     return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
 
 
-def _load_tensors(trainer: "Trainer", folder: Path) -> None:
+def _load_tensors(trainer: "LocalTrainer", folder: Path) -> None:
     tensors = _tensors(trainer)
     _check_fit(folder, tensors)
     with _single_process():
@@ -274,7 +274,7 @@ def _shape(size: torch.Size | None) -> str:
     return "no tensor" if size is None else str(tuple(size))
 
 
-def _trained(trainer: "Trainer") -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
+def _trained(trainer: "LocalTrainer") -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
     """By the prefix of their names in a checkpoint."""
     trained: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {
         "": (trainer.model, trainer.optimizer)
@@ -284,12 +284,12 @@ def _trained(trainer: "Trainer") -> dict[str, tuple[nn.Module, torch.optim.Optim
     return trained
 
 
-def _options(trainer: "Trainer") -> StateDictOptions:
+def _options(trainer: "LocalTrainer") -> StateDictOptions:
     lora = trainer.adapter is not None
     return StateDictOptions(ignore_frozen_params=lora, strict=not lora)
 
 
-def _tensors(trainer: "Trainer") -> dict[str, Any]:
+def _tensors(trainer: "LocalTrainer") -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     for prefix, (model, optimizer) in _trained(trainer).items():
         fresh = not optimizer.state
@@ -314,7 +314,7 @@ def _single_process() -> Generator[None, None, None]:
         yield
 
 
-def _host_state(trainer: "Trainer", state: Mapping[str, Json]) -> dict[str, object]:
+def _host_state(trainer: "LocalTrainer", state: Mapping[str, Json]) -> dict[str, object]:
     return {
         "state": dict(state),
         "trainer": {
@@ -346,7 +346,7 @@ def set_random_states(states: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(values), gauss))
 
 
-def _check_finite(trainer: "Trainer") -> None:
+def _check_finite(trainer: "LocalTrainer") -> None:
     """Every rank looks at what it holds, and all of them name the same tensor."""
     names: list[str] = []
     broken: list[float] = []
@@ -362,7 +362,7 @@ def _check_finite(trainer: "Trainer") -> None:
         raise not_finite(names[found[0]])
 
 
-def _check_space(folder: Path, trainer: "Trainer") -> None:
+def _check_space(folder: Path, trainer: "LocalTrainer") -> None:
     parameters = [p for model, _ in _trained(trainer).values() for p in model.parameters()]
     weights = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
     # The weights and AdamW's two moments.

@@ -1,10 +1,11 @@
 """The ranks of one machine: processes that run the same call at the same time.
 
-    RankProcesses.call ─ fn, args ─▶ rank 0   fn(ranks, *args)  ─┐  a list with each one's result,
-                       ─ fn, args ─▶ rank 1   fn(ranks, *args)  ─┘  or one error for all of them
+    RankProcesses.call ─ fn, args ─▶ rank 0   fn(held, *args)  ─┐  a list with each one's result,
+                       ─ fn, args ─▶ rank 1   fn(held, *args)  ─┘  or one error for all of them
 
-The ranks wait for each other inside the calls, so one that fails alone leaves the others waiting:
-all of them are stopped then. If every rank raises the same error, they agree, and go on.
+`held` is what each rank made of its `Ranks` when it was started. The ranks wait for each other
+inside the calls, so one that fails alone leaves the others waiting: all of them are stopped then.
+If every rank raises the same error, they agree, and go on.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Concatenate, Final, ParamSpec, Self, TypeVar
+from typing import Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 import torch
 from torch import distributed
@@ -32,6 +33,7 @@ from agentrl.workers.calls import pickled_call, value_of
 from agentrl.workers.channel import Channel
 from agentrl.workers.spawner import Spawner
 
+H = TypeVar("H", covariant=True)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -49,14 +51,22 @@ class PeerLost(RunError):
     """A rank waited in vain for another."""
 
 
-class RankProcesses:
+class RankProcesses(Generic[H]):
     """Starts the processes, and ends them with all that they started."""
 
-    def __init__(self, layout: ParallelDims, *, device: str = "cpu", threads: int = 0) -> None:
-        """Start them and let them meet.
+    def __init__(
+        self,
+        layout: ParallelDims,
+        make: Callable[[Ranks], H],
+        *,
+        device: str = "cpu",
+        threads: int = 0,
+    ) -> None:
+        """Start them, let them meet, and let each make what its calls work with.
 
         Args:
             layout: how many, and how they are arranged.
+            make: called on each rank.
             device: as `resolve_device` takes it.
             threads: CPU threads of each; 0 shares the cores out.
         """
@@ -70,7 +80,7 @@ class RankProcesses:
         )
         self._threads = ThreadPoolExecutor(layout.size, thread_name_prefix="rank")
         self._channels: list[Channel] = []
-        self._lock = Lock()
+        self._lock, self._closing = Lock(), Lock()
         threads = threads or max(1, len(os.sched_getaffinity(0)) // layout.size)
         rendezvous = self._folder / "rendezvous"
         try:
@@ -80,9 +90,10 @@ class RankProcesses:
                 partial(_start_rank, rank, layout, device, rendezvous, threads)
                 for rank in range(layout.size)
             ]
-            self._exchange_calls(
-                "meet", [pickled_call(s, ()) for s in starts], _start_rank, _START_S
-            )
+            meet = [pickled_call(start, (), keeps=True) for start in starts]
+            self._exchange_calls("meet", meet, _start_rank, _START_S)
+            build = pickled_call(_run_call, (make, ()), keeps=True)
+            self._exchange_calls("build", [build] * layout.size, make, _LONGEST_S)
         except BaseException:
             self.close()
             raise
@@ -93,15 +104,17 @@ class RankProcesses:
         return bool(self._channels)
 
     def call(
-        self, fn: Callable[Concatenate[Ranks, P], T], *args: P.args, **kwargs: P.kwargs
+        self, fn: Callable[Concatenate[H, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> list[T]:
         """`call_as` under the function's own name."""
         return self.call_as(fn.__name__.strip("_").replace("_", " "), fn, *args, **kwargs)
 
     def call_as(
-        self, name: str, fn: Callable[Concatenate[Ranks, P], T], *args: P.args, **kwargs: P.kwargs
+        self, name: str, fn: Callable[Concatenate[H, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> list[T]:
-        """What `fn` returns on each rank, given its `Ranks` and the arguments; errors say `name`.
+        """What `fn` returns on each rank, given what it holds and the arguments.
+
+        Errors say `name`.
 
         Raises:
             RunError: a rank ended, lost the others or ran out of memory; all are stopped.
@@ -113,14 +126,20 @@ class RankProcesses:
         with self._lock:  # the ranks meet inside a call, so calls must not overlap
             return self._exchange_calls(name, [request] * self.layout.size, fn, _LONGEST_S)
 
+    def interrupt(self) -> None:
+        """End the processes if they are in a call, which raises RunError in its thread."""
+        if self._lock.locked():
+            self.close()
+
     def close(self) -> None:
         """End the processes and wait for them; a second call does nothing."""
-        self._spawner.close()
-        for channel in self._channels:
-            channel.close()
-        self._channels.clear()
-        self._threads.shutdown()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with self._closing:
+            self._spawner.close()
+            for channel in self._channels:
+                channel.close()
+            self._channels.clear()
+            self._threads.shutdown()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -210,23 +229,21 @@ def _order(error: BaseException) -> int:
     return 2 if isinstance(error, PeerLost | TimeoutError) else 1
 
 
-_held: list[Ranks] = []
-"""In a rank's process: which one it is."""
+# What runs in the processes of the ranks.
 
 
 def _start_rank(
     rank: int, layout: ParallelDims, device: str, rendezvous: Path, threads: int
-) -> None:
+) -> Ranks:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the run has a step to end, and a checkpoint
     torch.set_num_threads(threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    place = resolve_device(device, rank)
-    _held.append(join(rank, layout, device=place, rendezvous=rendezvous))
+    return join(rank, layout, device=resolve_device(device, rank), rendezvous=rendezvous)
 
 
-def _run_call(fn: Callable[..., T], args: tuple[object, ...]) -> T:
+def _run_call(held: object, fn: Callable[..., T], args: tuple[object, ...]) -> T:
     try:
-        return fn(_held[0], *args)
+        return fn(held, *args)
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             raise OutOfMemory(

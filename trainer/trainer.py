@@ -1,10 +1,10 @@
-"""`Trainer`: one optimizer step from one batch.
+"""`LocalTrainer`: one optimizer step from one batch.
 
     verify records -> count trained tokens -> micro-batches: logprobs, loss sum / count, backward
                    -> sums over ranks -> gate -> finite? -> clip -> AdamW
 
-With several ranks each process has a `Trainer` and gives it the same batch. All sums are taken over
-the ranks before anything is decided, so all of them decide alike.
+With several ranks each process has a `LocalTrainer` and gives it the same batch. All sums are taken
+over the ranks before anything is decided, so all of them decide alike.
 
 Suffixes: N tokens of the batch, R rows.
 """
@@ -15,10 +15,11 @@ Suffixes: N tokens of the batch, R rows.
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import torch
@@ -49,9 +50,12 @@ from agentrl.trainer.schedule import learning_rate
 from agentrl.trainer.sharded_load import read_slices
 from agentrl.trainer.stats import StepStats, SupervisedStats, ratio_stats
 from agentrl.trainer.weights import ModelWeights
-from agentrl.types import Batch, Json
+from agentrl.types import Batch
 
 _LOG = logging.getLogger(__name__)
+
+_END_S = 5.0
+"""How long an update that was given up may take to notice: it looks before each micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +80,7 @@ class _Applied:
     skipped: str | None = None
 
 
-class Trainer:
+class LocalTrainer:
     """Owns the float32 weights, the optimizer and the step counter.
 
     The reference of the KL penalty is a copy of the weights at construction, or the one given:
@@ -150,20 +154,30 @@ class Trainer:
         """A checkpoint that is being written."""
         self.has_changed = False
         """Set before an update changes anything; who wants to know sets it to False before."""
+        self._updating, self._changing = Lock(), Lock()
+        self._is_given_up = False
         self._skipped_in_a_row = 0
         self.gate = GapGate(config.ratio_band, config.max_gap_alarms)
         """Compares engine and trainer before each update."""
         self._warned = ranks.rank > 0
 
     def update(self, batch: Batch) -> StepStats:
-        """One policy update of a batch with advantages.
+        """See `Trainer.update`."""
+        with self._updating:
+            # In a thread that is new to torch the first products would use all of the cores.
+            torch.set_num_threads(torch.get_num_threads())
+            return self._update_policy(batch)
 
-        The weights stay as they are, and `skipped` says why, if nothing in the batch can be trained
-        or the gradient is not finite, or with an `alarm`: the gap to the engine is far outside what
-        the run has had. Raises RecordMismatch if a record changed since it was sampled, RunError if
-        the first update's ratios are outside the band or too many gradients in a row were not
-        finite, OutOfMemory.
-        """
+    def give_up(self) -> bool:
+        """See `Trainer.give_up`; it may take until the end of a micro-batch."""
+        with self._changing:
+            self._is_given_up = True
+            is_whole = not self.has_changed
+        if self._updating.acquire(timeout=_END_S):
+            self._updating.release()
+        return is_whole
+
+    def _update_policy(self, batch: Batch) -> StepStats:
         self._check_saving()
         started = time.perf_counter()
         num_verified = verify_batch(batch)
@@ -198,10 +212,7 @@ class Trainer:
         )
 
     def supervised_update(self, batch: Batch, *, smoothing: float = 0.0) -> SupervisedStats:
-        """One cross-entropy update on the same masks and weights; no ratio, no gate.
-
-        `smoothing` is the share of each target that is spread evenly over the vocabulary.
-        """
+        """See `Trainer.supervised_update`."""
         self._check_saving()
         started = time.perf_counter()
         num_verified = verify_batch(batch)
@@ -209,10 +220,7 @@ class Trainer:
         return self._finish_update(batch, result, num_verified, started)
 
     def with_values(self, batch: Batch) -> Batch:
-        """The batch with the critic's values; an estimator that needs them comes next.
-
-        Raises ConfigError without a critic.
-        """
+        """See `Trainer.with_values`."""
         if self.critic is None:
             raise ConfigError(
                 f"trainer.algorithm is {self.config.algorithm}, which has no critic; set it to ppo"
@@ -221,35 +229,19 @@ class Trainer:
             return replace(batch, values_N=self.critic.values(batch))
 
     def weights(self) -> WeightSource:
-        """The current weights for `Engine.update_weights`."""
+        """See `Trainer.weights`."""
         if self.adapter is not None and self.config.lora.publish == "adapter":
             return AdapterWeights(self.model)
         return ModelWeights(self.model, self.ranks.rank)
 
     def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """The logprob of each id but the first given those before it, by the model's own pass."""
+        """See `Trainer.logprobs`."""
         found = in_pass(self.model, lambda: sequence_logprobs(self.model, ids, temperature))
         settle(self.model)
         return found
 
-    def save(
-        self,
-        folder: Path,
-        *,
-        step: int,
-        state: Mapping[str, Json],
-        keep: int = 2,
-        metric: float | None = None,
-        background: bool = False,
-    ) -> Path:
-        """A checkpoint, as `save_checkpoint` writes it."""
-        return save_checkpoint(
-            folder, self, step=step, state=state, keep=keep, metric=metric, background=background
-        )
-
-    def load(self, path: Path) -> Mapping[str, Json]:
-        """The state of a checkpoint, as `load_checkpoint` takes it."""
-        return load_checkpoint(path, self)
+    save = save_checkpoint
+    load = load_checkpoint
 
     def finish_saving(self) -> None:
         """Wait for a checkpoint that is being written; raises RunError if it could not be."""
@@ -260,21 +252,18 @@ class Trainer:
     def export(
         self, tokenizer_folder: Path, out: Path, *, adapter: bool = False, card: str = ""
     ) -> Path:
-        """A Hugging Face folder, as `export_hf` writes it."""
+        """See `Trainer.export`."""
         return export_hf(
             self.model, tokenizer_folder, out, adapter=adapter, card=card, ranks=self.ranks
         )
 
     def release_memory(self) -> None:
-        """Keep the optimizer's state in host memory until `reclaim_memory`, off an accelerator.
-
-        Nothing moves on a CPU, nor over several ranks: there `trainer.offload` does it for good.
-        """
+        """See `Trainer.release_memory`."""
         self._move_state(CPU)
         give_back(self.ranks.device)
 
     def reclaim_memory(self) -> None:
-        """The way back; without a release before it nothing happens."""
+        """See `Trainer.reclaim_memory`."""
         self._move_state(self.ranks.device)
 
     def _move_state(self, place: torch.device) -> None:
@@ -289,6 +278,10 @@ class Trainer:
     def close(self) -> None:
         """Bring the last checkpoint to the disk."""
         self.finish_saving()
+
+    def _check_given_up(self) -> None:
+        if self._is_given_up:
+            raise RunError("the update was given up; resume the run")
 
     def _check_saving(self) -> None:
         if self.saving is not None and self.saving.done():
@@ -317,6 +310,7 @@ class Trainer:
         logprobs_N = np.zeros(batch.num_tokens)
         for chosen, backward in ((rows[active], True), (rows[~active], False)):
             for packed in self._micro_batches(batch, chosen):
+                self._check_given_up()
                 with (
                     memory_errors(self.config.token_budget),
                     replayed(self.model, packed),
@@ -329,6 +323,9 @@ class Trainer:
                 loss += float(share.detach())
                 logprobs_N[packed.source_K] = scores_2K[0].detach().cpu().numpy()
         settle(self.model)
+        with self._changing:
+            self._check_given_up()
+            self.has_changed = True
         found = self.ranks.sum_(np.concatenate([[loss], objective.sums, logprobs_N]))
         objective.sums = found[1 : -batch.num_tokens or None]
         return _Pass(
@@ -370,7 +367,6 @@ class Trainer:
         self, batch: Batch, result: _Pass, num_verified: int, started: float
     ) -> SupervisedStats:
         """Take the step and say what it did."""
-        self.has_changed = True
         applied = self._apply(result)
         return SupervisedStats(
             step=self.step,

@@ -10,8 +10,7 @@ from typing import Protocol
 from agentrl.engine import Engine
 from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
 from agentrl.orchestration.config import RunConfig
-from agentrl.trainer.executor import TrainerGroup
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.protocol import Trainer
 
 _CACHE: tuple[MemoryTag, ...] = ("kv_cache", "cuda_graph")
 
@@ -55,9 +54,7 @@ class Apart:
 class InTurn:
     """Both share one device: what is not at work gives its memory up."""
 
-    def __init__(
-        self, engine: Engine, trainer: Trainer | TrainerGroup, *, keeps_base: bool
-    ) -> None:
+    def __init__(self, engine: Engine, trainer: Trainer, *, keeps_base: bool) -> None:
         self._engine, self._trainer = engine, trainer
         self._keeps_base = keeps_base
         self.publishes_always = not keeps_base
@@ -79,9 +76,7 @@ class InTurn:
             await self._engine.resume_memory(["weights"])
 
 
-def make_device_policy(
-    config: RunConfig, engine: Engine, trainer: Trainer | TrainerGroup
-) -> DevicePolicy:
+def make_device_policy(config: RunConfig, engine: Engine, trainer: Trainer) -> DevicePolicy:
     """The policy that a configuration asks for."""
     if not config.engine.share_device:
         return Apart(engine)

@@ -23,13 +23,11 @@ from agentrl.orchestration.kinds import EngineSetup, engine_kind, start_engine
 from agentrl.orchestration.model_files import checked_codec, context_length, make_limits
 from agentrl.orchestration.preflight import Plan
 from agentrl.rollout import Codec, Collector, CollectSettings
+from agentrl.trainer.protocol import Trainer
 from agentrl.types import Agent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from agentrl.trainer.executor import TrainerGroup
-    from agentrl.trainer.trainer import Trainer
 
 _ENDLESS: Final = 1 << 20
 """Tokens: a scripted agent's turns and episodes are as long as it likes."""
@@ -44,14 +42,14 @@ class Parts:
     codec: Codec
     services: EnvServices
     engine: Engine
-    learner: "Trainer | TrainerGroup | None" = None
+    learner: Trainer | None = None
     """None: nothing is trained."""
     jobs: JobMaker
     collector: Collector
     eval_collector: Collector
 
     @property
-    def trainer(self) -> "Trainer | TrainerGroup":
+    def trainer(self) -> Trainer:
         """What trains the weights that the engine samples with."""
         assert self.learner is not None, "these parts were built with train=False"
         return self.learner
@@ -141,7 +139,7 @@ def make_collector(
 
 
 def _wire_parts(
-    plan: Plan, codec: Codec, engine: Engine, learner: "Trainer | TrainerGroup | None" = None
+    plan: Plan, codec: Codec, engine: Engine, learner: Trainer | None = None
 ) -> Parts:
     config, services = plan.config, EnvServices()
     collector = partial(make_collector, engine, codec, config)
@@ -160,29 +158,31 @@ def _wire_parts(
 
 def _load_trained(
     plan: Plan, setup: EngineSetup, server: Engine | None, num_ids: int | None
-) -> "tuple[Trainer | TrainerGroup, Engine]":
+) -> tuple[Trainer, Engine]:
     """The trainer, and the engine that samples with its weights."""
     from agentrl.engine.local.models.load import load_model
     from agentrl.trainer.algorithms.losses import make_loss
     from agentrl.trainer.device import resolve_device
-    from agentrl.trainer.executor import TrainerGroup
+    from agentrl.trainer.executor import RankTrainer, TrainerPlan
     from agentrl.trainer.parallel_dims import Ranks
-    from agentrl.trainer.trainer import Trainer
+    from agentrl.trainer.trainer import LocalTrainer
 
     config = setup.config
     settings, lora = config.trainer, config.trainer.lora
+    loss = make_loss(settings, plan.objects.get(settings.loss))
     if settings.is_apart:
-        group = TrainerGroup(
-            setup.folder,
-            settings,
+        ranks_plan = TrainerPlan(
+            folder=setup.folder,
+            config=settings,
             total_steps=config.steps,
             longest=setup.context_length,
             threads=config.threads,
             deterministic=config.deterministic,
             seed=config.seed,
             num_ids=num_ids,
+            loss=loss,
         )
-        return group, server or _load_engine(setup, num_ids)
+        return RankTrainer(ranks_plan), server or _load_engine(setup, num_ids)
     ranks = Ranks(device=resolve_device(settings.device))
     dtype = lora.dtype if lora.rank else "float32"
     model = load_model(setup.folder, dtype=dtype, device=str(ranks.device), num_ids=num_ids)
@@ -190,13 +190,13 @@ def _load_trained(
     if engine is None and lora.rank and lora.publish == "merged":
         # The engine's copy is made before the model gets adapters.
         engine = _make_local(model, config)
-    trainer = Trainer(
+    trainer = LocalTrainer(
         model,
         settings,
         total_steps=config.steps,
         longest=setup.context_length,
         ranks=ranks,
-        loss=make_loss(settings, plan.objects.get(settings.loss)),
+        loss=loss,
     )
     return trainer, engine or _make_local(model, config)
 

@@ -18,8 +18,7 @@ from agentrl.orchestration.fingerprints import Fingerprints
 from agentrl.rollout import Collected
 from agentrl.run_dir import EpisodesWriter, EventsWriter, MetricsWriter, RunDirectory
 from agentrl.trainer.checkpoint import latest_valid
-from agentrl.trainer.executor import TrainerGroup
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.protocol import Trainer
 from agentrl.types import Json
 
 NOTHING: Mapping[str, Json] = {}
@@ -77,7 +76,7 @@ class RunStore:
 
     def save(
         self,
-        trainer: Trainer | TrainerGroup,
+        trainer: Trainer,
         step: int,
         version: int,
         metrics: Mapping[str, float] = NO_METRICS,
@@ -101,7 +100,7 @@ class RunStore:
         )
         self.event("checkpoint", step=step)
 
-    def restore(self, trainer: Trainer | TrainerGroup, steps: int) -> tuple[int, int]:
+    def restore(self, trainer: Trainer, steps: int) -> tuple[int, int]:
         """Load the newest valid checkpoint and drop what lies beyond it.
 
         Returns the step to go on from and the policy version that it was sampled under. Raises

@@ -9,10 +9,15 @@ from agentrl.workers.pickling import CANNOT_PICKLE, dumps
 from agentrl.workers.worker import Raised
 
 
-def pickled_call(fn: Callable[..., object], args: tuple[object, ...]) -> bytes:
-    """The call as a worker takes it; ConfigError if it cannot travel."""
+def pickled_call(
+    fn: Callable[..., object], args: tuple[object, ...], *, keeps: bool = False
+) -> bytes:
+    """The call as a worker takes it; ConfigError if it cannot travel.
+
+    A worker that `keeps` the result gives it to every later call as its first argument.
+    """
     try:
-        return dumps((fn, args))
+        return dumps((fn, args, keeps))
     except CANNOT_PICKLE as error:
         raise ConfigError(
             f"{name_of(fn)} cannot run in another process, since it or its arguments cannot be "

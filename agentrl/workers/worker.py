@@ -1,7 +1,7 @@
 """What a worker process runs: one call after the other, until its parent hangs up.
 
-Frames towards the worker: length, then a pickled (function, arguments). Towards the parent: length,
-a flag byte, then a pickled reply; the flag says whether the worker may be used again.
+Frames towards the worker: length, then a pickled (function, arguments, keeps). Towards the parent:
+length, a flag byte, then a pickled reply; the flag says whether the worker may be used again.
 """
 
 import os
@@ -37,6 +37,7 @@ class Raised:
 def serve(connection: socket.socket, max_result_bytes: int) -> None:
     """Answer calls until the parent closes its end."""
     connection.sendall(READY)
+    held: list[object] = []
     while True:
         header = _receive_bytes(connection, REQUEST.size)
         if header is None:
@@ -44,7 +45,7 @@ def serve(connection: socket.socket, max_result_bytes: int) -> None:
         request = _receive_bytes(connection, REQUEST.unpack(header)[0])
         if request is None:
             return
-        reply = _bounded(_run_call(request), max_result_bytes)
+        reply = _bounded(_run_call(request, held), max_result_bytes)
         flag = SPENT if _has_children() else REUSABLE
         connection.sendall(REPLY.pack(len(reply), flag) + reply)
 
@@ -60,15 +61,18 @@ def _receive_bytes(connection: socket.socket, size: int) -> bytes | None:
     return bytes(chunks)
 
 
-def _run_call(request: bytes) -> bytes:
+def _run_call(request: bytes, held: list[object]) -> bytes:
+    """The reply; a result that is kept goes into `held`, before the arguments of later calls."""
     # Whatever user code raises has to reach the caller, SystemExit and KeyboardInterrupt too: this
     # is the last frame of the process that can still tell.
     try:
         function: Callable[..., object]
-        function, arguments = pickle.loads(request)
-        value = function(*arguments)
+        function, arguments, keeps = pickle.loads(request)
+        value = function(*held, *arguments)
     except BaseException as error:
         return pickle.dumps((_describe(error), None))
+    if keeps:
+        held[:], value = [value], None
     try:
         return dumps((None, value))
     except CANNOT_PICKLE as error:

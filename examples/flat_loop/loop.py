@@ -31,7 +31,7 @@ from agentrl.rollout import (
 from agentrl.tokens import Tokenizer
 from agentrl.trainer import TrainerConfig, group_advantages
 from agentrl.trainer.algorithms.advantage import token_advantages
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 
 TASKS, GROUP_SIZE, SEED = 8, 4, 0
 
@@ -41,7 +41,7 @@ async def main(folder: Path, steps: int) -> None:
     codec = Codec(Tokenizer.load(folder))
     model = load_model(folder, dtype="float32")
     engine = LocalEngine(model, EngineConfig())
-    trainer = Trainer(model, TrainerConfig(lr=5e-4), total_steps=steps)
+    trainer = LocalTrainer(model, TrainerConfig(lr=5e-4), total_steps=steps)
     services = EnvServices()
     limits = EpisodeLimits(max_new_tokens=16, max_context_tokens=512, wall_s=60.0, setup_s=10.0)
     settings = CollectSettings(

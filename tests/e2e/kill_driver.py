@@ -21,7 +21,7 @@ from agentrl.engine.local.engine import LocalEngine
 from agentrl.orchestration import parts, store
 from agentrl.run_dir import EpisodesWriter, MetricsWriter, read_episodes
 from agentrl.trainer import checkpoint
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 
 STEPS = 6
 ENV = f"{Path(__file__).parent / 'digits_env.py'}:Digits"
@@ -77,9 +77,9 @@ POINTS: dict[str, Callable[[], None]] = {
     "first step": lambda: on_call(MetricsWriter, "write", 1),
     "mid-checkpoint": lambda: on_call(checkpoint, "write_manifest", 2),
     "before the checkpoint's name": lambda: on_call(checkpoint, "replace_folder", 2),
-    "between episode file and checkpoint": lambda: on_call(Trainer, "save", 2),
+    "between episode file and checkpoint": lambda: on_call(LocalTrainer, "save", 2),
     "between episode file and metrics": lambda: on_call(MetricsWriter, "write", 4),
-    "between checkpoint and episode file": lambda: after_call(Trainer, "save", 1),
+    "between checkpoint and episode file": lambda: after_call(LocalTrainer, "save", 1),
     "during the weight update": lambda: on_call(LocalEngine, "update_weights", 3),
     "after the weight update": lambda: on_call(EpisodesWriter, "write", 3),
     "epoch boundary": lambda: after_call(store.RunStore, "save", 2),

@@ -17,7 +17,7 @@ from agentrl.orchestration import stopping
 from agentrl.orchestration.warm_start import Demonstrations
 from agentrl.run_dir import MetricsWriter, read_lines
 from agentrl.terminated import Terminated
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import Batch
 
 ENV = """
@@ -145,15 +145,15 @@ def test_an_update_that_takes_too_long_is_broken_off(
     env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, stays: list[str]
 ) -> None:
     name = "_accumulate" if when == "in the gradient" else "_apply"
-    original: Callable[..., object] = getattr(Trainer, name)
+    original: Callable[..., object] = getattr(LocalTrainer, name)
 
-    def slow(self: Trainer, *arguments: object) -> object:
+    def slow(self: LocalTrainer, *arguments: object) -> object:
         if self.step == 1:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(30)
         return original(self, *arguments)
 
-    monkeypatch.setattr(Trainer, name, slow)
+    monkeypatch.setattr(LocalTrainer, name, slow)
     monkeypatch.setattr(stopping, "GRACE_S", 0.5)
     monkeypatch.setattr(stopping, "CANCEL_S", 0.4)
     with pytest.raises(Terminated, match="step 1 is kept" if stays else "no step is kept"):

@@ -17,7 +17,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.errors import ConfigError, RunError
 from agentrl.trainer import TrainerConfig
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import EpisodeSession, Sampling
 from tests.integration.engine.plain import random_llama
 from tests.one_thread import one_thread
@@ -79,7 +79,7 @@ def refused(model: PreTrainedModel, match: str, *, longest: int = 0) -> None:
     with pytest.raises(ConfigError, match=match):
         LocalEngine(model, EngineConfig(context_length=longest))
     with pytest.raises(ConfigError, match=match):
-        Trainer(copy.deepcopy(model), TrainerConfig(), total_steps=1, longest=longest or None)
+        LocalTrainer(copy.deepcopy(model), TrainerConfig(), total_steps=1, longest=longest or None)
 
 
 async def engine_gap(model: PreTrainedModel, *, longest: int = 0) -> float:
@@ -110,14 +110,14 @@ def trainer_gap(model: PreTrainedModel) -> float:
     """Of a batch of short and long rows from the model's own code."""
     batch = on_policy(model, random_segments((90, 4, 40, 90)), advantages=(1, -1, 1, -1))
     config = TrainerConfig.model_validate({"ratio_band": {"mean": 1e9, "max": 1e9}})
-    return Trainer(copy.deepcopy(model), config, total_steps=1).update(batch).gap_max
+    return LocalTrainer(copy.deepcopy(model), config, total_steps=1).update(batch).gap_max
 
 
 async def test_factors_that_depend_on_the_pass_are_refused_beyond_their_border() -> None:
     model = small("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=BORDER)
     refused(model, f"nats in the row at .* set engine.context_length to at most {BORDER}")
     assert await engine_gap(model, longest=BORDER) < 1e-4
-    trainer = Trainer(model, TrainerConfig(), total_steps=1, longest=BORDER)
+    trainer = LocalTrainer(model, TrainerConfig(), total_steps=1, longest=BORDER)
     batch = on_policy(model, random_segments((2 * BORDER, 9)), advantages=(1, -1))
     with pytest.raises(RunError, match=f"tokens, but the context holds {BORDER}"):
         trainer.update(batch)
@@ -129,7 +129,7 @@ def test_factors_that_grow_with_the_longest_row_are_refused_beyond_the_context()
     assert trainer_gap(model) < 1e-4
     batch = on_policy(model, random_segments((250, 9)), advantages=(1, -1))
     with pytest.raises(RunError, match="tokens, but the context holds 128"):
-        Trainer(model, TrainerConfig(), total_steps=1).update(batch)
+        LocalTrainer(model, TrainerConfig(), total_steps=1).update(batch)
 
 
 MIXED = {
@@ -197,7 +197,7 @@ def test_noise_in_training_is_refused() -> None:
     model = small("mixtral", num_local_experts=4, router_jitter_noise=0.5)
     LocalEngine(model, EngineConfig())
     with pytest.raises(ConfigError, match="set router_jitter_noise to 0"):
-        Trainer(model, TrainerConfig(), total_steps=1)
+        LocalTrainer(model, TrainerConfig(), total_steps=1)
 
 
 class Windowed(LlamaAttention):

@@ -17,7 +17,7 @@ from agentrl.trainer.micro_batches import split_over_ranks
 from agentrl.trainer.packing import trained_rows
 from agentrl.trainer.parallel_dims import Ranks
 from agentrl.trainer.stats import StepStats
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import Batch
 from tests.unit.trainer.batches import batch_of, plain_loss, random_segments, tiny_model
 
@@ -37,11 +37,11 @@ class Update:
     """Rows that this rank computed."""
 
 
-def trained(trainer: Trainer) -> dict[str, nn.Parameter]:
+def trained(trainer: LocalTrainer) -> dict[str, nn.Parameter]:
     return {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
 
 
-def caught(trainer: Trainer) -> dict[str, Tensor]:
+def caught(trainer: LocalTrainer) -> dict[str, Tensor]:
     """Where the gradients come that the optimizer gets."""
     gradients: dict[str, Tensor] = {}
 
@@ -58,7 +58,7 @@ def update(
     ranks: Ranks, batch: Batch, config: TrainerConfig, dtype: torch.dtype, tied: bool = True
 ) -> Update:
     """One update of the tiny model; the gradients are those that the optimizer gets."""
-    trainer = Trainer(tiny_model(dtype=dtype, tied=tied), config, total_steps=10, ranks=ranks)
+    trainer = LocalTrainer(tiny_model(dtype=dtype, tied=tied), config, total_steps=10, ranks=ranks)
     if config.lora.rank:
         fill(trained(trainer))
     gradients = caught(trainer)
@@ -73,7 +73,7 @@ def steps(
     ranks: Ranks, batches: Sequence[Batch], config: TrainerConfig
 ) -> tuple[list[float], dict[str, Tensor]]:
     """The loss of each step and the weights at the end."""
-    trainer = Trainer(tiny_model(), config, total_steps=len(batches), ranks=ranks)
+    trainer = LocalTrainer(tiny_model(), config, total_steps=len(batches), ranks=ranks)
     losses = [trainer.update(batch).loss for batch in batches]
     weights = {name: whole(p.detach()).clone() for name, p in trainer.model.named_parameters()}
     return losses, weights

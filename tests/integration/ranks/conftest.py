@@ -3,22 +3,27 @@ from contextlib import ExitStack
 
 import pytest
 
-from agentrl.trainer.parallel_dims import ParallelDims
+from agentrl.trainer.parallel_dims import ParallelDims, Ranks
 from agentrl.trainer.processes import RankProcesses
 
-Group = Callable[..., RankProcesses]
+Group = Callable[..., RankProcesses[Ranks]]
+
+
+def held(ranks: Ranks) -> Ranks:
+    """What a rank of the tests holds: which one it is."""
+    return ranks
 
 
 @pytest.fixture(scope="session")
 def group() -> Iterator[Group]:
     """Groups of ranks by their layout, each started once."""
-    started: dict[ParallelDims, RankProcesses] = {}
+    started: dict[ParallelDims, RankProcesses[Ranks]] = {}
     with ExitStack() as stack:
 
-        def get(size: int, **options: int) -> RankProcesses:
+        def get(size: int, **options: int) -> RankProcesses[Ranks]:
             layout = ParallelDims(size=size, timeout_s=30, **options)
             if layout not in started or not started[layout].alive:
-                started[layout] = stack.enter_context(RankProcesses(layout, threads=1))
+                started[layout] = stack.enter_context(RankProcesses(layout, held, threads=1))
             return started[layout]
 
         yield get

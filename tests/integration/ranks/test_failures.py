@@ -18,8 +18,9 @@ import torch
 from agentrl.errors import ConfigError, RunError
 from agentrl.trainer.parallel_dims import ParallelDims, Ranks
 from agentrl.trainer.processes import RankProcesses
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from tests.integration.ranks.cases import CONFIG, ragged
+from tests.integration.ranks.conftest import held
 from tests.unit.trainer.batches import tiny_model
 
 DEADLINE_S = 3.0
@@ -31,7 +32,7 @@ def pid(_: Ranks) -> int:
 
 def rounds(ranks: Ranks, blow: str) -> None:
     """Exchanges for ever, until the last rank is struck."""
-    trainer = Trainer(tiny_model(), CONFIG, total_steps=4, ranks=ranks)
+    trainer = LocalTrainer(tiny_model(), CONFIG, total_steps=4, ranks=ranks)
     trainer.update(ragged((9, 12, 7), 0))
     if ranks.rank == ranks.size - 1:
         if blow == "memory":
@@ -61,7 +62,7 @@ def test_one_sentence_and_nothing_left(
     killed = tmp_path / "agentrl-ranks-99999999-x"  # no process has so high a number
     killed.mkdir()
     os.utime(killed, (0, 0))
-    ranks = RankProcesses(ParallelDims(size=2, timeout_s=DEADLINE_S), threads=1)
+    ranks = RankProcesses(ParallelDims(size=2, timeout_s=DEADLINE_S), held, threads=1)
     pids = ranks.call(pid)
     started = time.monotonic()
     with pytest.raises((RunError, ValueError), match=sentence) as caught:
@@ -81,7 +82,7 @@ def refuse(ranks: Ranks) -> None:
 
 
 def test_ranks_that_fail_alike_go_on() -> None:
-    with RankProcesses(ParallelDims(size=2, timeout_s=DEADLINE_S), threads=1) as ranks:
+    with RankProcesses(ParallelDims(size=2, timeout_s=DEADLINE_S), held, threads=1) as ranks:
         with pytest.raises(ConfigError, match="all of us say so"):
             ranks.call(refuse)
         assert len(set(ranks.call(pid))) == 2

@@ -13,7 +13,7 @@ from torch import nn
 from agentrl.trainer.device import memory, resolve_device, synchronize
 from agentrl.trainer.fsdp import local
 from agentrl.trainer.parallel_dims import ParallelDims, Ranks, join
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from tests.integration.ranks.cases import CONFIG, ragged, reference
 from tests.unit.trainer.batches import tiny_model
 
@@ -48,7 +48,7 @@ def test_one_rank_of_an_accelerator(ranks: Ranks, options: dict[str, object]) ->
     model = tiny_model()
     nn.Module.to(model, ranks.device)
     config = CONFIG.model_copy(update=options)
-    trainer = Trainer(model, config, total_steps=2, ranks=ranks)
+    trainer = LocalTrainer(model, config, total_steps=2, ranks=ranks)
     loss = trainer.update(batch).loss
     assert loss == pytest.approx(expected.loss, rel=3e-2 if "precision" in options else 1e-3)
     assert trainer.update(batch).skipped is None

@@ -21,7 +21,7 @@ from agentrl.trainer.fsdp import local, whole
 from agentrl.trainer.parallel_dims import SINGLE, ParallelDims, Ranks, arrange
 from agentrl.trainer.sharded_load import empty_model
 from agentrl.trainer.stats import StepStats
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import Batch
 from tests.integration.ranks.cases import CONFIG, Update, caught, ragged, reference, steps, update
 from tests.integration.ranks.conftest import Group
@@ -100,7 +100,7 @@ def test_bfloat16_rounds_passes_and_nothing_else(group: Group, size: int, fp32_h
 def adapters(
     ranks: Ranks, batch: Batch, config: TrainerConfig
 ) -> tuple[float, float, dict[str, Tensor]]:
-    trainer = Trainer(tiny_model(), config, total_steps=3, ranks=ranks)
+    trainer = LocalTrainer(tiny_model(), config, total_steps=3, ranks=ranks)
     losses = [trainer.update(batch).loss for _ in range(3)]
     kl = trainer.update(batch).kl
     return losses[-1], kl, {n: whole(t).clone() for n, t in trainer.weights().named_tensors()}
@@ -121,7 +121,7 @@ def test_adapters_and_a_penalty_to_their_base(group: Group) -> None:
 
 
 def values(ranks: Ranks, batch: Batch, config: TrainerConfig) -> tuple[list[float], list[float]]:
-    trainer = Trainer(tiny_model(), config, total_steps=3, ranks=ranks)
+    trainer = LocalTrainer(tiny_model(), config, total_steps=3, ranks=ranks)
     losses: list[float] = []
     for _ in range(3):
         batch = trainer.with_values(batch)
@@ -149,7 +149,7 @@ def read(ranks: Ranks, folder: Path) -> tuple[dict[str, Tensor], list[float], in
     model = empty_model(folder)
     assert model is not None
     assert all(p.is_meta for p in model.parameters())
-    trainer = Trainer(model, TrainerConfig(), total_steps=1, ranks=ranks, folder=folder)
+    trainer = LocalTrainer(model, TrainerConfig(), total_steps=1, ranks=ranks, folder=folder)
     weights = {name: whole(p.detach()).clone() for name, p in trainer.model.named_parameters()}
     held = sum(local(p).numel() for p in trainer.model.parameters())
     return weights, trainer.logprobs(list(range(20))), held
@@ -159,7 +159,7 @@ def test_each_rank_reads_its_slices_of_the_files(group: Group, tiny_folder: Path
     model = load_model(tiny_folder)
     expected = dict(model.named_parameters())
     total = sum(p.numel() for p in model.parameters())
-    logprobs = Trainer(model, TrainerConfig(), total_steps=1).logprobs(list(range(20)))
+    logprobs = LocalTrainer(model, TrainerConfig(), total_steps=1).logprobs(list(range(20)))
     for size in (2, 3):
         found = group(size).call(read, tiny_folder)
         assert sum(held for _, _, held in found) == total
@@ -196,7 +196,7 @@ def other(ranks: Ranks, kind: str, batch: Batch) -> list[float]:
     settings = AutoConfig.for_model(kind, initializer_range=0.2, **OTHERS[kind])
     make = AutoModelForCausalLM.from_config
     model = cast(PreTrainedModel, make(settings))  # type: ignore[no-untyped-call]
-    trainer = Trainer(model, CONFIG, total_steps=3, ranks=ranks)
+    trainer = LocalTrainer(model, CONFIG, total_steps=3, ranks=ranks)
     return [trainer.update(batch).loss for _ in range(3)]
 
 
@@ -212,7 +212,7 @@ def replay(
     ranks: Ranks, batch: Batch, config: TrainerConfig, layout: ParallelDims | None = None
 ) -> tuple[StepStats, dict[str, Tensor]]:
     ranks = ranks if layout is None else in_layout(ranks, layout)
-    trainer = Trainer(moe_model(), config, total_steps=1, ranks=ranks)
+    trainer = LocalTrainer(moe_model(), config, total_steps=1, ranks=ranks)
     gradients = caught(trainer)
     return trainer.update(batch), gradients
 

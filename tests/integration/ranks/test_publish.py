@@ -19,8 +19,8 @@ from agentrl.engine.reshard import buckets, plan, shapes_of
 from agentrl.engine.sglang.weights.layout import server_layout
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer.config import LoraConfig
-from agentrl.trainer.executor import TrainerGroup
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.executor import RankTrainer, TrainerPlan
+from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import EpisodeSession, Sampling
 from tests.integration.engine.plain import reference_logprobs
 from tests.integration.ranks.cases import CONFIG, ragged
@@ -29,6 +29,11 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(180)]
 
 LAYOUTS = [(3, 1), pytest.param(2, 2, marks=pytest.mark.nightly)]
 PROMPT = list(range(5, 35))
+
+
+def start(folder: Path, config: TrainerConfig, total_steps: int) -> RankTrainer:
+    plan = TrainerPlan(folder=folder, config=config, total_steps=total_steps, threads=1)
+    return RankTrainer(plan)
 
 
 def expected(full: Mapping[str, torch.Tensor], rank: int) -> torch.Tensor:
@@ -40,7 +45,7 @@ def expected(full: Mapping[str, torch.Tensor], rank: int) -> torch.Tensor:
 @pytest.mark.parametrize(("ranks", "replicate"), LAYOUTS)
 async def test_ranks_publish_what_they_hold(tiny_folder: Path, ranks: int, replicate: int) -> None:
     config = TrainerConfig(ranks=ranks, replicate=replicate)
-    group = TrainerGroup(tiny_folder, config, total_steps=1, threads=1)
+    group = start(tiny_folder, config, 1)
     model = load_model(tiny_folder)
     full = {name: value.detach().clone() for name, value in model.named_parameters()}
     try:
@@ -82,7 +87,7 @@ async def test_adapters_are_merged_slice_by_slice(
         update={"ranks": ranks, "replicate": replicate, "lora": lora, "lr": 1e-2}
     )
     batch = ragged((20, 7, 19, 3), 3)
-    group = TrainerGroup(tiny_folder, config, total_steps=2, threads=1)
+    group = start(tiny_folder, config, 2)
     try:
         assert [group.update(batch).skipped for _ in range(2)] == [None, None]
         weights = group.weights()
@@ -92,7 +97,7 @@ async def test_adapters_are_merged_slice_by_slice(
         await engine.update_weights(weights, 1)
         arrived = dict(engine._stepper.model.named_parameters())
         torch.manual_seed(0)  # as the ranks do, so that adapters begin alike
-        trainer = Trainer(load_model(tiny_folder), config, total_steps=2)
+        trainer = LocalTrainer(load_model(tiny_folder), config, total_steps=2)
         for _ in range(2):
             trainer.update(batch)
         alone = dict(trainer.weights().named_tensors())
@@ -114,9 +119,9 @@ async def test_one_rank_may_keep_its_weights_in_host_memory(tiny_folder: Path) -
     assert config.is_apart
     assert not config.model_copy(update={"device": "cpu"}).is_apart
     batch = ragged((20, 7, 19, 3), 3)
-    trainer = Trainer(load_model(tiny_folder), config, total_steps=2)
+    trainer = LocalTrainer(load_model(tiny_folder), config, total_steps=2)
     expected = [trainer.update(batch).loss for _ in range(2)]
-    group = TrainerGroup(tiny_folder, config, total_steps=2, threads=1)
+    group = start(tiny_folder, config, 2)
     try:
         assert [group.update(batch).loss for _ in range(2)] == pytest.approx(expected, abs=1e-5)
         engine = LocalEngine(load_model(tiny_folder), EngineConfig(share_weights=False, slots=2))

@@ -16,7 +16,7 @@ from agentrl.trainer import checkpoint as module
 from agentrl.trainer.checkpoint import latest_valid
 from agentrl.trainer.fsdp import local, whole
 from agentrl.trainer.parallel_dims import Ranks
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from tests.integration.ranks.cases import CONFIG, ragged
 from tests.integration.ranks.conftest import Group
 from tests.unit.trainer.batches import tiny_model
@@ -26,14 +26,14 @@ STEADY = TrainerConfig(lr=1e-2, weight_decay=0.1, ratio_band=CONFIG.ratio_band)
 Weights = dict[str, Tensor]
 
 
-def trained(trainer: Trainer, first: int, last: int) -> Weights:
+def trained(trainer: LocalTrainer, first: int, last: int) -> Weights:
     for step in range(first, last):
         assert trainer.update(ragged(LENGTHS, step)).skipped is None
     return {n: whole(t.detach()).clone() for n, t in trainer.model.named_parameters()}
 
 
 def save_and_go_on(ranks: Ranks, folder: Path, background: bool) -> Weights:
-    trainer = Trainer(tiny_model(), STEADY, total_steps=4, ranks=ranks)
+    trainer = LocalTrainer(tiny_model(), STEADY, total_steps=4, ranks=ranks)
     trained(trainer, 0, 2)
     trainer.save(folder, step=2, state={"here": 1}, background=background)
     weights = trained(trainer, 2, 4)
@@ -42,7 +42,7 @@ def save_and_go_on(ranks: Ranks, folder: Path, background: bool) -> Weights:
 
 
 def load_and_go_on(ranks: Ranks, path: Path) -> Weights:
-    trainer = Trainer(tiny_model(seed=9), STEADY, total_steps=4, ranks=ranks)
+    trainer = LocalTrainer(tiny_model(seed=9), STEADY, total_steps=4, ranks=ranks)
     assert trainer.load(path) == {"here": 1}
     assert trainer.step == 2
     return trained(trainer, 2, 4)
@@ -64,7 +64,7 @@ def test_another_number_of_ranks_goes_on(group: Group, tmp_path: Path, backgroun
 
 def spoil(ranks: Ranks, folder: Path, what: str) -> str:
     """What every rank says where one of them holds a number that is not finite."""
-    trainer = Trainer(tiny_model(), STEADY, total_steps=4, ranks=ranks)
+    trainer = LocalTrainer(tiny_model(), STEADY, total_steps=4, ranks=ranks)
     trained(trainer, 0, 1)
     parameter = trainer.model.get_parameter("model.layers.0.mlp.up_proj.weight")
     tensor = parameter if what == "weight" else trainer.optimizer.state[parameter]["exp_avg"]
@@ -88,7 +88,7 @@ def test_what_is_not_finite_on_one_rank_is_saved_by_none(
 
 def fail_in_background(ranks: Ranks, folder: Path) -> list[str]:
     """What every rank says where the first one's disk is full when it names the checkpoint."""
-    trainer = Trainer(tiny_model(), STEADY, total_steps=4, ranks=ranks)
+    trainer = LocalTrainer(tiny_model(), STEADY, total_steps=4, ranks=ranks)
     trained(trainer, 0, 1)
     trainer.save(folder, step=1, state={})
 
@@ -120,7 +120,7 @@ def test_a_write_that_fails_behind_the_back_is_raised_by_the_next_step(
 def load_fault(ranks: Ranks, path: Path, vocab: int) -> str:
     model = tiny_model()
     model.resize_token_embeddings(vocab, mean_resizing=False)
-    trainer = Trainer(model, STEADY, total_steps=4, ranks=ranks)
+    trainer = LocalTrainer(model, STEADY, total_steps=4, ranks=ranks)
     with pytest.raises(RunError) as caught:
         trainer.load(path)
     return str(caught.value)
@@ -140,7 +140,7 @@ def test_a_checkpoint_cut_short_or_of_another_model(group: Group, tmp_path: Path
 
 
 def test_the_best_stays_beside_the_newest(tmp_path: Path) -> None:
-    trainer = Trainer(tiny_model(), STEADY, total_steps=4)
+    trainer = LocalTrainer(tiny_model(), STEADY, total_steps=4)
     for step, metric in enumerate((0.2, 0.9, None, 0.9, 0.1, 0.3)):
         trainer.save(tmp_path, step=step, state={}, keep=2, metric=metric)
     names = sorted(path.name for path in tmp_path.iterdir())

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 from agentrl.errors import RunError
 from agentrl.trainer import KlConfig, RatioBandConfig, TrainerConfig
 from agentrl.trainer import checkpoint as module
-from agentrl.trainer.checkpoint import latest_valid, load_checkpoint, save_checkpoint
+from agentrl.trainer.checkpoint import latest_valid
 from agentrl.trainer.export import export_hf
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from tests.unit.trainer.batches import batch_of, on_policy, random_segments, tiny_model
 
 CONFIG = TrainerConfig(
@@ -39,17 +39,17 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def make_trainer(seed: int = 0) -> Trainer:
-    return Trainer(tiny_model(seed), CONFIG, total_steps=6)
+def make_trainer(seed: int = 0) -> LocalTrainer:
+    return LocalTrainer(tiny_model(seed), CONFIG, total_steps=6)
 
 
-def train(trainer: Trainer, first: int, last: int) -> None:
+def train(trainer: LocalTrainer, first: int, last: int) -> None:
     for step in range(first, last):
         segments = random_segments((12, 20, 7, 31), seed=step)
         assert trainer.update(batch_of(segments, advantages=(1, -1, 2, -2))).skipped is None
 
 
-def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+def weights(trainer: LocalTrainer) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.weights().named_tensors()}
 
 
@@ -62,10 +62,9 @@ import sys
 from pathlib import Path
 import torch
 from tests.integration.trainer.test_checkpoint import make_trainer, train, weights
-from agentrl.trainer.checkpoint import load_checkpoint
 torch.set_num_threads(1)
 trainer = make_trainer()
-state = load_checkpoint(Path(sys.argv[1]), trainer)
+state = trainer.load(Path(sys.argv[1]))
 assert state == {"sampler": [2, "b"]}, state
 train(trainer, 2, 4)
 torch.save(weights(trainer), sys.argv[2])
@@ -75,10 +74,10 @@ torch.save(weights(trainer), sys.argv[2])
 def test_settings_of_the_optimizer_are_those_of_now(tmp_path: Path) -> None:
     trainer = make_trainer()
     train(trainer, 0, 1)
-    path = save_checkpoint(tmp_path, trainer, step=1, state={})
+    path = trainer.save(tmp_path, step=1, state={})
     other = CONFIG.model_copy(update={"weight_decay": 0.5, "beta2": 0.5})
-    resumed = Trainer(tiny_model(1), other, total_steps=6)
-    load_checkpoint(path, resumed)
+    resumed = LocalTrainer(tiny_model(1), other, total_steps=6)
+    resumed.load(path)
     assert same(weights(resumed), weights(trainer))
     matrices, vectors = resumed.optimizer.param_groups
     assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.5, 0.0)
@@ -88,9 +87,7 @@ def test_settings_of_the_optimizer_are_those_of_now(tmp_path: Path) -> None:
 def test_a_fresh_process_goes_on_bit_for_bit(tmp_path: Path) -> None:
     straight = make_trainer()
     train(straight, 0, 2)
-    path = save_checkpoint(
-        tmp_path / "checkpoints", straight, step=2, state={"sampler": [2, "b"]}, keep=2
-    )
+    path = straight.save(tmp_path / "checkpoints", step=2, state={"sampler": [2, "b"]}, keep=2)
     train(straight, 2, 4)
     out = tmp_path / "weights.pt"
     subprocess.run([sys.executable, "-c", RESUME, str(path), str(out)], check=True, timeout=120)
@@ -102,10 +99,10 @@ def test_a_checkpoint_before_the_first_step_counts_no_step(tmp_path: Path) -> No
     straight, resumed = make_trainer(), make_trainer(seed=5)
     train(straight, 0, 2)
     untouched = make_trainer()
-    load_checkpoint(save_checkpoint(tmp_path, untouched, step=0, state={}), resumed)
+    resumed.load(untouched.save(tmp_path, step=0, state={}))
     # The reference of the penalty is the starting weights, so `resumed` must begin from them.
-    resumed = Trainer(resumed.model, CONFIG, total_steps=6)
-    load_checkpoint(tmp_path / "step-000000", resumed)
+    resumed = LocalTrainer(resumed.model, CONFIG, total_steps=6)
+    resumed.load(tmp_path / "step-000000")
     train(resumed, 0, 2)
     train(untouched, 0, 2)
     assert same(weights(resumed), weights(straight))
@@ -114,13 +111,13 @@ def test_a_checkpoint_before_the_first_step_counts_no_step(tmp_path: Path) -> No
 
 def test_random_states_come_back(tmp_path: Path) -> None:
     trainer = make_trainer()
-    path = save_checkpoint(tmp_path, trainer, step=1, state={})
+    path = trainer.save(tmp_path, step=1, state={})
 
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.random()), float(torch.rand(()))
 
     first = draw()
-    load_checkpoint(path, trainer)
+    trainer.load(path)
     assert draw() == first
 
 
@@ -129,8 +126,8 @@ def test_a_broken_checkpoint_is_named_and_skipped(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = make_trainer()
-    good = save_checkpoint(tmp_path, trainer, step=1, state={})
-    bad = save_checkpoint(tmp_path, trainer, step=2, state={})
+    good = trainer.save(tmp_path, step=1, state={})
+    bad = trainer.save(tmp_path, step=2, state={})
     victim = next((bad / "weights").glob("*.distcp"))
     content = bytearray(victim.read_bytes())
     if damage == "cut":
@@ -144,7 +141,7 @@ def test_a_broken_checkpoint_is_named_and_skipped(
         victim = bad / "manifest.json"
         victim.write_text(victim.read_text()[:-10])
     with pytest.raises(RunError, match=victim.name):
-        load_checkpoint(bad, trainer)
+        trainer.load(bad)
     with caplog.at_level(logging.WARNING):
         assert latest_valid(tmp_path) == good
     assert victim.name in caplog.text
@@ -154,14 +151,14 @@ def test_an_unfinished_write_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer()
-    good = save_checkpoint(tmp_path, trainer, step=1, state={})
+    good = trainer.save(tmp_path, step=1, state={})
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, "write_manifest", full)
     with pytest.raises(RunError, match="No space left on device"):
-        save_checkpoint(tmp_path, trainer, step=2, state={})
+        trainer.save(tmp_path, step=2, state={})
     assert list(tmp_path.iterdir()) == [good]
 
 
@@ -173,22 +170,22 @@ def test_too_little_room_is_refused_before_writing(
 
     monkeypatch.setattr(module, "free_bytes", little)
     with pytest.raises(RunError, match="free disk space"):
-        save_checkpoint(tmp_path, make_trainer(), step=1, state={})
+        make_trainer().save(tmp_path, step=1, state={})
     assert not list(tmp_path.iterdir())
 
 
 def test_rotation_keeps_the_newest_whole_ones(tmp_path: Path) -> None:
     trainer = make_trainer()
     for step in (1, 2, 3):
-        save_checkpoint(tmp_path, trainer, step=step, state={}, keep=2)
+        trainer.save(tmp_path, step=step, state={}, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000002", "step-000003"]
     (tmp_path / "step-000003" / "manifest.json").unlink()
-    save_checkpoint(tmp_path, trainer, step=4, state={}, keep=2)
+    trainer.save(tmp_path, step=4, state={}, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000002", "step-000004"]
     # A broken one beyond the step that the run went on from does not push the new one out.
     shutil.copytree(tmp_path / "step-000004", tmp_path / "step-000009")
     (tmp_path / "step-000009" / "state.json").unlink()
-    save_checkpoint(tmp_path, trainer, step=5, state={}, keep=1)
+    trainer.save(tmp_path, step=5, state={}, keep=1)
     assert latest_valid(tmp_path) == tmp_path / "step-000005"
 
 
@@ -198,7 +195,7 @@ def test_only_finite_values_are_saved(tmp_path: Path) -> None:
     parameter = next(trainer.model.parameters())
     trainer.optimizer.state[parameter]["exp_avg"][0] = float("nan")
     with pytest.raises(RunError, match=r"exp_avg of model\.embed_tokens\.weight"):
-        save_checkpoint(tmp_path, trainer, step=1, state={})
+        trainer.save(tmp_path, step=1, state={})
     with torch.no_grad():
         parameter[0] = float("inf")
     with pytest.raises(RunError, match=r"model\.embed_tokens\.weight has values"):
@@ -207,11 +204,11 @@ def test_only_finite_values_are_saved(tmp_path: Path) -> None:
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, make_trainer(), step=1, state={})
+    path = make_trainer().save(tmp_path, step=1, state={})
     model = tiny_model()
     model.resize_token_embeddings(40, mean_resizing=False)
     with pytest.raises(RunError, match="does not fit the model"):
-        load_checkpoint(path, Trainer(model, CONFIG, total_steps=6))
+        LocalTrainer(model, CONFIG, total_steps=6).load(path)
 
 
 def test_an_exported_folder_loads_with_the_same_logits(tmp_path: Path) -> None:
@@ -231,10 +228,10 @@ def test_an_exported_folder_loads_with_the_same_logits(tmp_path: Path) -> None:
 
 
 def test_a_resumed_trainer_is_gated_again(tmp_path: Path) -> None:
-    trainer = Trainer(tiny_model(), TrainerConfig(), total_steps=4)
-    path = save_checkpoint(tmp_path, trainer, step=1, state={})
-    resumed = Trainer(tiny_model(seed=3), TrainerConfig(), total_steps=4)
+    trainer = LocalTrainer(tiny_model(), TrainerConfig(), total_steps=4)
+    path = trainer.save(tmp_path, step=1, state={})
+    resumed = LocalTrainer(tiny_model(seed=3), TrainerConfig(), total_steps=4)
     batch = on_policy(tiny_model(seed=3), random_segments((9, 9)), advantages=(1, -1))
-    load_checkpoint(path, resumed)
+    resumed.load(path)
     with pytest.raises(RunError, match="before the first update"):
         resumed.update(batch)

@@ -13,10 +13,9 @@ import torch
 from agentrl.errors import ConfigError
 from agentrl.trainer import CriticConfig, LoraConfig, RatioBandConfig, TrainerConfig
 from agentrl.trainer.algorithms.advantages.gae import gae
-from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.trainer.critic import Critic
 from agentrl.trainer.packing import trained_rows
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import Batch
 from tests.unit.trainer.batches import batch_of, random_segments, tiny_model
 
@@ -86,7 +85,7 @@ def test_values_and_gradients_are_those_of_the_unsplit_batch() -> None:
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_ppo_learns_the_values_and_leaves_the_policys_backbone_alone(rank: int) -> None:
-    trainer = Trainer(tiny_model(), config(rank=rank), total_steps=60)
+    trainer = LocalTrainer(tiny_model(), config(rank=rank), total_steps=60)
     made = batch()
     explained = []
     for _ in range(40):
@@ -103,17 +102,17 @@ def test_ppo_learns_the_values_and_leaves_the_policys_backbone_alone(rank: int) 
 
 
 def test_the_critic_is_in_the_checkpoint(tmp_path: Path) -> None:
-    def train(trainer: Trainer, steps: int) -> None:
+    def train(trainer: LocalTrainer, steps: int) -> None:
         for _ in range(steps):
             valued = trainer.with_values(batch())
             trainer.update(replace(valued, advantages_N=gae(valued)))
 
-    straight = Trainer(tiny_model(), config(), total_steps=6)
+    straight = LocalTrainer(tiny_model(), config(), total_steps=6)
     train(straight, 1)
-    path = save_checkpoint(tmp_path, straight, step=1, state={})
+    path = straight.save(tmp_path, step=1, state={})
     train(straight, 2)
-    resumed = Trainer(tiny_model(3), config(), total_steps=6)
-    load_checkpoint(path, resumed)
+    resumed = LocalTrainer(tiny_model(3), config(), total_steps=6)
+    resumed.load(path)
     train(resumed, 2)
     ours, theirs = (trainer.with_values(batch()).values_N for trainer in (straight, resumed))
     assert ours is not None
@@ -122,6 +121,6 @@ def test_the_critic_is_in_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_without_a_critic_there_are_no_values() -> None:
-    trainer = Trainer(tiny_model(), TrainerConfig(), total_steps=1)
+    trainer = LocalTrainer(tiny_model(), TrainerConfig(), total_steps=1)
     with pytest.raises(ConfigError, match=r"trainer\.algorithm is grpo, which has no critic"):
         trainer.with_values(batch())

@@ -22,7 +22,7 @@ from agentrl.orchestration.export import export_run
 from agentrl.trainer import LoraConfig, TrainerConfig
 from agentrl.trainer.export import export_hf
 from agentrl.trainer.lora import adapted_layers, adapter_config, add_adapters
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from benchmarks.models import make_model
 from tests.unit.trainer.batches import batch_of, random_segments
 
@@ -61,7 +61,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     (runs / "one" / "config.toml").write_text(RUN.format(rank=rank))
     (runs / "one" / "metrics.jsonl").write_text('{"step":3,"success":0.5,"eval/success":0.25}\n')
     config = TrainerConfig(lr=1e-2, lora=LoraConfig(rank=rank))
-    trainer = Trainer(load_model(base), config, total_steps=1)
+    trainer = LocalTrainer(load_model(base), config, total_steps=1)
     trainer.supervised_update(batch_of(random_segments((9, 12))))
     made = Trained(runs, logits(trainer.model))
     trainer.save(made.checkpoint.parent, step=3, state={"base": str(base)})
@@ -105,7 +105,7 @@ def test_all_that_the_files_of_a_model_hold_is_exported(
             if name in model.state_dict():
                 buffer.uniform_(0.5, 1.5)
     lora = LoraConfig(rank=rank)
-    trainer = Trainer(model, TrainerConfig(lr=1e-2, lora=lora), total_steps=1)
+    trainer = LocalTrainer(model, TrainerConfig(lr=1e-2, lora=lora), total_steps=1)
     trainer.supervised_update(batch_of(random_segments((9, 12))))
     out = export_hf(trainer.model, resolve_model("tiny"), tmp_path / "out")
     torch.testing.assert_close(logits(load_model(out)), logits(trainer.model.eval()))

@@ -22,7 +22,7 @@ from agentrl.run_dir import read_episodes
 from agentrl.trainer import RatioBandConfig, TrainerConfig
 from agentrl.trainer.first_update_check import GapGate
 from agentrl.trainer.stats import GapAlarm
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import Batch
 from tests.one_thread import one_thread
 from tests.unit.trainer.batches import batch_of, on_policy, random_segments, tiny_model
@@ -109,14 +109,14 @@ def test_what_is_not_on_policy_is_not_judged() -> None:
 def test_a_batch_with_an_alarm_changes_nothing_and_a_checkpoint_keeps_the_count(
     tmp_path: Path,
 ) -> None:
-    def again(trainer: Trainer, version: int) -> Batch:
+    def again(trainer: LocalTrainer, version: int) -> Batch:
         model = tiny_model()
         model.load_state_dict(trainer.model.state_dict())
         segments = random_segments((9, 12))
         return on_policy(model, segments, version=version, advantages=(1, -1))
 
     config = TrainerConfig(lr=1e-3, max_gap_alarms=2)
-    trainer = Trainer(tiny_model(), config, total_steps=9)
+    trainer = LocalTrainer(tiny_model(), config, total_steps=9)
     assert trainer.update(again(trainer, 0)).alarm is None
     batch = again(trainer, 1)
     before = {n: p.clone() for n, p in trainer.model.named_parameters()}
@@ -127,7 +127,7 @@ def test_a_batch_with_an_alarm_changes_nothing_and_a_checkpoint_keeps_the_count(
     assert all(torch.equal(p, before[n]) for n, p in trainer.model.named_parameters())
     assert all(p.grad is None for p in trainer.model.parameters())
     path = trainer.save(tmp_path, step=1, state={})
-    resumed = Trainer(tiny_model(), config, total_steps=9)
+    resumed = LocalTrainer(tiny_model(), config, total_steps=9)
     resumed.load(path)
     assert resumed.update(again(resumed, 1)).alarm is None
     alarm = resumed.update(replace(again(resumed, 2), temperature=0.3)).alarm

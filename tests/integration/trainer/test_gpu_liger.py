@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer.device import resolve_device
 from agentrl.trainer.liger import use_liger
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from tests.one_thread import one_thread
 from tests.unit.trainer.batches import on_policy, random_segments, tiny_model
 
@@ -34,7 +34,9 @@ def test_steps_are_those_of_the_layers_themselves() -> None:
     weights: list[list[Tensor]] = []
     for liger in (False, True):
         model = tiny_model()
-        trainer = Trainer(model, TrainerConfig(device="auto", liger=liger, lr=1e-3), total_steps=3)
+        trainer = LocalTrainer(
+            model, TrainerConfig(device="auto", liger=liger, lr=1e-3), total_steps=3
+        )
         for _ in range(3):
             trainer.update(batch)
         weights.append([p.detach().float().cpu() for p in model.parameters()])

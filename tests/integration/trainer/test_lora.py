@@ -18,9 +18,8 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.errors import ConfigError
 from agentrl.trainer import KlConfig, LoraConfig, RatioBandConfig, TrainerConfig, lora
-from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.trainer.export import export_hf
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import EpisodeSession, Sampling
 from tests.integration.engine.test_mixtures import mixture
 from tests.unit.trainer.batches import (
@@ -48,11 +47,11 @@ def config(**given: object) -> TrainerConfig:
     )
 
 
-def make_trainer(**given: object) -> Trainer:
-    return Trainer(tiny_model(), config(**given), total_steps=6)
+def make_trainer(**given: object) -> LocalTrainer:
+    return LocalTrainer(tiny_model(), config(**given), total_steps=6)
 
 
-def train(trainer: Trainer, first: int, last: int) -> None:
+def train(trainer: LocalTrainer, first: int, last: int) -> None:
     for step in range(first, last):
         segments = random_segments((12, 20, 7, 31), seed=step)
         assert trainer.update(batch_of(segments, advantages=(1, -1, 2, -2))).skipped is None
@@ -95,7 +94,7 @@ def test_the_reference_is_the_base_without_a_copy() -> None:
     model = tiny_model()
     batch = on_policy(model, random_segments((9, 12)), advantages=(1, -1))
     start = plain_logprobs(tiny_model(), batch).detach()
-    trainer = Trainer(model, config(), total_steps=9)
+    trainer = LocalTrainer(model, config(), total_steps=9)
     stats = [trainer.update(batch) for _ in range(4)]
     assert stats[0].kl == pytest.approx(0, abs=1e-6)
     gap = start - plain_logprobs(model, batch).detach()
@@ -108,10 +107,10 @@ def test_the_reference_is_the_base_without_a_copy() -> None:
 def test_a_checkpoint_holds_the_adapters_alone_and_resumes(tmp_path: Path) -> None:
     straight = make_trainer()
     train(straight, 0, 1)
-    path = save_checkpoint(tmp_path, straight, step=1, state={"base": "b"})
+    path = straight.save(tmp_path, step=1, state={"base": "b"})
     train(straight, 1, 3)
     resumed = make_trainer()
-    assert load_checkpoint(path, resumed) == {"base": "b"}
+    assert resumed.load(path) == {"base": "b"}
     train(resumed, 1, 3)
     for (name, ours), (_, theirs) in zip(
         resumed.weights().named_tensors(), straight.weights().named_tensors(), strict=True

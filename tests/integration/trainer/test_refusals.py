@@ -18,7 +18,7 @@ from agentrl.trainer import TrainerConfig
 from agentrl.trainer import trainer as module
 from agentrl.trainer.device import OutOfMemory
 from agentrl.trainer.liger import use_liger
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from tests.unit.trainer.batches import on_policy, random_segments, tiny_model
 
 
@@ -43,7 +43,7 @@ def test_memory_that_runs_out_costs_no_weight(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model()
-    trainer = Trainer(model, TrainerConfig(), total_steps=2)
+    trainer = LocalTrainer(model, TrainerConfig(), total_steps=2)
     batch = on_policy(model, random_segments((9, 12)), advantages=(1, -1))
     before = [p.clone() for p in model.parameters()]
 
@@ -60,11 +60,11 @@ def test_memory_that_runs_out_costs_no_weight(
 
 def test_eight_bits_need_a_library() -> None:
     with pytest.raises(ConfigError, match="neither bitsandbytes nor torchao is installed"):
-        Trainer(tiny_model(), TrainerConfig(optimizer="adamw8bit"), total_steps=1)
+        LocalTrainer(tiny_model(), TrainerConfig(optimizer="adamw8bit"), total_steps=1)
 
 
 def test_liger_needs_an_accelerator_and_the_library() -> None:
     with pytest.raises(ConfigError, match="on a CPU, but Liger's kernels run on accelerators"):
-        Trainer(tiny_model(), TrainerConfig(liger=True), total_steps=1)
+        LocalTrainer(tiny_model(), TrainerConfig(liger=True), total_steps=1)
     with pytest.raises(ConfigError, match="liger-kernel is not installed"):
         use_liger(tiny_model(), torch.device("meta"))

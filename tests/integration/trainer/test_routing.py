@@ -26,7 +26,7 @@ from agentrl.trainer import RatioBandConfig, TrainerConfig
 from agentrl.trainer.logprobs import policy_logprobs
 from agentrl.trainer.packing import pack
 from agentrl.trainer.routing_replay import warn_of_unrecorded
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import Batch, EpisodeSession, Sampling, Segment
 from tests.integration.engine.test_mixtures import mixture
 from tests.one_thread import one_thread
@@ -156,7 +156,7 @@ def test_an_engine_that_records_nothing_is_named(
     batch: Batch, caplog: pytest.LogCaptureFixture
 ) -> None:
     band = RatioBandConfig(mean=1e9, max=1e9)
-    trainer = Trainer(tiny_model(), TrainerConfig(ratio_band=band), total_steps=3)
+    trainer = LocalTrainer(tiny_model(), TrainerConfig(ratio_band=band), total_steps=3)
     trainer.update(batch_of(random_segments((9, 12)), advantages=(1, -1)))
     assert "recorded none" not in caplog.text
     warn_of_unrecorded(moe_model(), batch)
@@ -185,7 +185,7 @@ def test_an_update_trains_the_router_through_the_recorded_experts(
     after: list[list[Tensor]] = []
     for checkpointing in (False, True):
         config = TrainerConfig(lr=1e-3, activation_checkpointing=checkpointing)
-        trainer = Trainer(moe_model(), config, total_steps=2)
+        trainer = LocalTrainer(moe_model(), config, total_steps=2)
         stats = trainer.update(batch)
         assert stats.gap_max < 1e-5
         assert stats.skipped is None

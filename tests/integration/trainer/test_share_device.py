@@ -12,7 +12,7 @@ from agentrl.orchestration.budget import memory_fit
 from agentrl.orchestration.load import load_run_config
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer.device import CPU
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from tests.unit.trainer.batches import on_policy, random_segments, tiny_model
 
 ENV = f"{Path(__file__).parents[2] / 'e2e' / 'digits_env.py'}:Digits"
@@ -43,7 +43,7 @@ def test_the_optimizers_state_goes_and_comes_back() -> None:
     batch = on_policy(
         model, random_segments([9, 7]), advantages=[1, -1], turn_rewards=[(1.0,), (0.0,)]
     )
-    trainer = Trainer(model, TrainerConfig(algorithm="ppo", lr=1e-2), total_steps=3)
+    trainer = LocalTrainer(model, TrainerConfig(algorithm="ppo", lr=1e-2), total_steps=3)
     trainer.update(trainer.with_values(batch))
     assert trainer.critic is not None
     optimizers = (trainer.optimizer, trainer.critic.optimizer)

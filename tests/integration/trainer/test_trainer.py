@@ -17,7 +17,7 @@ from agentrl.tokens import TokenRecord, seal
 from agentrl.trainer import ClipConfig, KlConfig, RatioBandConfig, StepStats, TrainerConfig
 from agentrl.trainer.algorithms.losses import make_loss
 from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import Batch, StopReason
 from tests.unit.trainer.batches import (
     VOCAB,
@@ -41,7 +41,7 @@ def trained(batch: Batch) -> Tensor:
 def gradients(model: LlamaForCausalLM, batch: Batch, config: TrainerConfig) -> dict[str, Tensor]:
     """What the optimizer gets, caught just before its step."""
     caught: dict[str, Tensor] = {}
-    trainer = Trainer(model, config, total_steps=10)
+    trainer = LocalTrainer(model, config, total_steps=10)
 
     def catch(*_: object) -> None:
         named = model.named_parameters()
@@ -97,11 +97,13 @@ def test_a_loss_that_acts_on_idle_rows_gets_them() -> None:
     model = tiny_model()
     batch = on_policy(model, random_segments((12, 9)), advantages=(0, 0))
     config = TrainerConfig(loss="<surprise>")
-    stats = Trainer(model, config, total_steps=1, loss=make_loss(config, surprise)).update(batch)
+    stats = LocalTrainer(model, config, total_steps=1, loss=make_loss(config, surprise)).update(
+        batch
+    )
     assert stats.skipped is None
     assert stats.grad_norm > 0
     assert stats.loss_statistics["logprob"] == pytest.approx(-stats.entropy)
-    idle = Trainer(tiny_model(), TrainerConfig(), total_steps=1).update(batch)
+    idle = LocalTrainer(tiny_model(), TrainerConfig(), total_steps=1).update(batch)
     assert idle.skipped == "every advantage is 0: within each group all rewards are equal"
     assert idle.loss_statistics == {"clip_fraction": 0.0}
 
@@ -111,7 +113,7 @@ def test_on_policy_update_reports_a_ratio_of_one_and_learns() -> None:
     segments = random_segments((12, 9, 15, 11))
     batch = on_policy(model, segments, advantages=(1, -1, 1, -1))
     before = plain_logprobs(model, batch).detach()
-    stats = Trainer(model, TrainerConfig(lr=1e-2), total_steps=1).update(batch)
+    stats = LocalTrainer(model, TrainerConfig(lr=1e-2), total_steps=1).update(batch)
     assert isinstance(stats, StepStats)
     assert stats.skipped is None
     assert stats.step == 1
@@ -148,7 +150,7 @@ def test_supervised_update_is_cross_entropy_and_lowers_it() -> None:
     model = tiny_model()
     batch = batch_of(random_segments((12, 9, 15, 11)))
     expected = -plain_logprobs(model, batch)[trained(batch)].mean().item()
-    trainer = Trainer(model, TrainerConfig(lr=1e-2, token_budget=20), total_steps=20)
+    trainer = LocalTrainer(model, TrainerConfig(lr=1e-2, token_budget=20), total_steps=20)
     losses = [trainer.supervised_update(batch).loss for _ in range(20)]
     assert losses[0] == pytest.approx(expected, rel=1e-5)
     assert losses[-1] < 0.5 * losses[0]
@@ -159,21 +161,21 @@ def test_batches_of_lengths_ten_and_two_weigh_by_tokens() -> None:
     """Mean of means would weigh the short row's tokens five times as much."""
     model = tiny_model(dtype=torch.float64)
     batch = batch_of([segment([1], [(range(10), [])]), segment([1], [([3, 4], [])])])
-    trainer = Trainer(model, TrainerConfig(token_budget=1), total_steps=1)
+    trainer = LocalTrainer(model, TrainerConfig(token_budget=1), total_steps=1)
     expected = -plain_logprobs(model, batch)[trained(batch)].mean().item()
     assert trainer.supervised_update(batch).loss == pytest.approx(expected, rel=1e-9)
 
 
-def unchanged(trainer: Trainer, before: dict[str, Tensor]) -> bool:
+def unchanged(trainer: LocalTrainer, before: dict[str, Tensor]) -> bool:
     return all(torch.equal(t, before[n]) for n, t in trainer.weights().named_tensors())
 
 
-def snapshot(trainer: Trainer) -> dict[str, Tensor]:
+def snapshot(trainer: LocalTrainer) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.weights().named_tensors()}
 
 
 def test_nothing_to_train_is_zero_and_says_why() -> None:
-    trainer = Trainer(tiny_model(), TrainerConfig(weight_decay=0.1), total_steps=5)
+    trainer = LocalTrainer(tiny_model(), TrainerConfig(weight_decay=0.1), total_steps=5)
     before = snapshot(trainer)
     masked = batch_of(random_segments((9, 12)), advantages=(1, -1), weights=(0, 0))
     stats = trainer.update(masked)
@@ -189,14 +191,14 @@ def test_nothing_to_train_is_zero_and_says_why() -> None:
     assert unchanged(trainer, before)
 
 
-def trainer_model(trainer: Trainer) -> LlamaForCausalLM:
+def trainer_model(trainer: LocalTrainer) -> LlamaForCausalLM:
     assert isinstance(trainer.model, LlamaForCausalLM)
     return trainer.model
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_weights_alone() -> None:
     model = tiny_model()
-    trainer = Trainer(model, TrainerConfig(max_skipped_steps=3), total_steps=9)
+    trainer = LocalTrainer(model, TrainerConfig(max_skipped_steps=3), total_steps=9)
     batch = on_policy(model, random_segments((9, 12)), advantages=(1, -1))
     trainer.update(batch)
     before = snapshot(trainer)
@@ -223,7 +225,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone() -> None:
 
 @pytest.mark.parametrize("field", ["ids_N", "mask_N", "logprobs_N", "versions_N"])
 def test_a_record_that_changed_is_refused(field: str) -> None:
-    trainer = Trainer(tiny_model(), TrainerConfig(ratio_band=WIDE), total_steps=1)
+    trainer = LocalTrainer(tiny_model(), TrainerConfig(ratio_band=WIDE), total_steps=1)
     batch = batch_of(random_segments((9, 12)), advantages=(1, -1))
     before = snapshot(trainer)
     values = getattr(batch, field).copy()
@@ -238,7 +240,7 @@ def test_a_record_that_changed_is_refused(field: str) -> None:
 
 def test_the_first_update_must_be_on_policy() -> None:
     model = tiny_model()
-    trainer = Trainer(model, TrainerConfig(), total_steps=2)
+    trainer = LocalTrainer(model, TrainerConfig(), total_steps=2)
     before = snapshot(trainer)
     batch = on_policy(model, random_segments((9, 12)), advantages=(1, -1))
     with pytest.raises(RunError, match="before the first update"):
@@ -253,7 +255,7 @@ def test_a_ratio_beyond_every_number_does_not_slip_past_the_gate() -> None:
     record = TokenRecord(VOCAB)
     record.append_prompt([1, 2, 3])
     record.append_sampled(seal([4, 5], [-2000.0, -3.0], [0, 0], StopReason.STOP))
-    trainer = Trainer(model, TrainerConfig(), total_steps=1)
+    trainer = LocalTrainer(model, TrainerConfig(), total_steps=1)
     before = snapshot(trainer)
     with pytest.raises(RunError, match=r"before the first update .* mean inf"):
         trainer.update(batch_of([record.close()], advantages=[1.0]))
@@ -266,7 +268,7 @@ def test_the_penalty_pulls_back_to_the_starting_weights() -> None:
         batch = on_policy(model, random_segments((9, 12)), advantages=(1, -1))
         before = plain_logprobs(model, batch).detach()
         config = TrainerConfig(lr=1e-3, kl=KlConfig(coef=coef), clip=ClipConfig(high=9, low=1))
-        trainer = Trainer(model, config, total_steps=9)
+        trainer = LocalTrainer(model, config, total_steps=9)
         stats = [trainer.update(batch) for _ in range(9)]
         assert stats[0].kl == pytest.approx(0, abs=1e-6)
         assert (stats[-1].kl > 1e-4) == (coef > 0)
@@ -279,7 +281,7 @@ def test_gradients_are_clipped_and_the_rate_follows_the_schedule() -> None:
     model = tiny_model()
     batch = on_policy(model, random_segments((9, 12)), advantages=(1, -1))
     config = TrainerConfig(lr=1e-6, warmup_steps=2, schedule="linear", max_grad_norm=1e-3)
-    trainer = Trainer(model, config, total_steps=4)
+    trainer = LocalTrainer(model, config, total_steps=4)
     norms: list[float] = []
 
     def measure(*_: object) -> None:
@@ -296,20 +298,20 @@ def test_dropout_is_refused() -> None:
     model = tiny_model()
     model.add_module("extra", nn.Dropout(0.1))
     with pytest.raises(ConfigError, match=r"extra\.p=0\.1"):
-        Trainer(model, TrainerConfig(), total_steps=1)
+        LocalTrainer(model, TrainerConfig(), total_steps=1)
     model = tiny_model()
     model.config.attention_dropout = 0.2
     with pytest.raises(ConfigError, match=r"config\.attention_dropout=0\.2"):
-        Trainer(model, TrainerConfig(), total_steps=1)
+        LocalTrainer(model, TrainerConfig(), total_steps=1)
 
 
 def test_low_precision_masters_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"expected torch\.float32"):
-        Trainer(tiny_model(dtype=torch.bfloat16), TrainerConfig(), total_steps=1)
+        LocalTrainer(tiny_model(dtype=torch.bfloat16), TrainerConfig(), total_steps=1)
 
 
 def test_batches_that_cannot_be_trained_on_are_refused() -> None:
-    trainer = Trainer(tiny_model(), TrainerConfig(ratio_band=WIDE), total_steps=1)
+    trainer = LocalTrainer(tiny_model(), TrainerConfig(ratio_band=WIDE), total_steps=1)
     batch = batch_of(random_segments((9, 12)), advantages=(1, -1))
     with pytest.raises(RunError, match="has no advantages"):
         trainer.update(replace(batch, advantages_N=None))
@@ -322,7 +324,7 @@ def test_batches_that_cannot_be_trained_on_are_refused() -> None:
 
 
 def test_tied_weights_are_named_once() -> None:
-    trainer = Trainer(tiny_model(), TrainerConfig(), total_steps=1)
+    trainer = LocalTrainer(tiny_model(), TrainerConfig(), total_steps=1)
     names = [name for name, _ in trainer.weights().named_tensors()]
     assert len(names) == len(set(names))
     assert "model.embed_tokens.weight" in names
@@ -332,7 +334,7 @@ def test_tied_weights_are_named_once() -> None:
 
 def test_rows_longer_than_the_budget_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
     config = TrainerConfig(token_budget=8, ratio_band=RatioBandConfig(mean=1e9, max=1e9))
-    trainer = Trainer(tiny_model(), config, total_steps=3)
+    trainer = LocalTrainer(tiny_model(), config, total_steps=3)
     for lengths in ((5, 6), (12, 20), (25, 12)):
         trainer.update(batch_of(random_segments(lengths, seed=0), advantages=(1, -1)))
     (said,) = (record.getMessage() for record in caplog.records)

@@ -10,7 +10,7 @@ from agentrl.engine.local.models.vocabulary import limit_ids
 from agentrl.errors import ConfigError
 from agentrl.tokens import TokenRecord
 from agentrl.trainer import TrainerConfig
-from agentrl.trainer.trainer import Trainer
+from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import Completion, EpisodeSession, Sampling, Segment
 from tests.unit.trainer.batches import VOCAB, batch_of, tiny_model
 
@@ -46,7 +46,7 @@ async def test_such_rows_are_left_out_by_engine_and_trainer_alike(bias: bool) ->
         record.append_prompt(prompt)
         record.append_sampled(completion)
         segments.append(record.close())
-    trainer = Trainer(model, TrainerConfig(lr=1e-2, weight_decay=0.0), total_steps=1)
+    trainer = LocalTrainer(model, TrainerConfig(lr=1e-2, weight_decay=0.0), total_steps=1)
     ids = [*PROMPTS[0], *completions[0].ids_T.tolist()]
     assert trainer.logprobs(ids)[2:] == pytest.approx(completions[0].logprobs_T, abs=1e-5)
     stats = trainer.update(batch_of(segments, advantages=(1, -1, 1)))
