@@ -23,8 +23,8 @@ T = TypeVar("T")
 class Runner:
     """Runs coroutines one after the other on one event loop, which it keeps until `close`.
 
-    Context variables of the caller reach them. Ctrl-C cancels the one that runs and is raised
-    once it has ended; a second one is raised at once.
+    Context variables of the caller reach them. Ctrl-C, and what the handler of another signal
+    raises, cancels the one that runs and is raised once it has ended; a second one at once.
     """
 
     def __init__(self) -> None:
@@ -33,12 +33,15 @@ class Runner:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result."""
-        context = copy_context()
+        context, call = copy_context(), _Call(coroutine)
         if not in_loop():
-            return self._runner.run(coroutine, context=context)
+            try:
+                return self._runner.run(call.play(), context=context)
+            except BaseException:
+                call.end()
+                raise
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="agentrl-loop")
-        call = _Call(coroutine)
         return call.result_of(self._thread.submit(self._runner.run, call.play(), context=context))
 
     def close(self) -> None:
@@ -99,7 +102,7 @@ def in_loop() -> bool:
 
 
 class _Call(Generic[T]):
-    """A coroutine that runs on another thread and can be cancelled from here."""
+    """A coroutine that can be cancelled from outside of its loop."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
@@ -123,6 +126,14 @@ class _Call(Generic[T]):
                 self._interrupt()
                 wait([future])
             raise
+
+    def end(self) -> None:
+        """Cancel the coroutine, if its loop was interrupted, and let it tidy up."""
+        if self._loop is not None and self._task is not None and not self._task.done():
+            self._task.cancel()
+            self._loop.run_until_complete(asyncio.wait([self._task]))
+            if not self._task.cancelled():
+                self._task.exception()  # the interruption is raised instead
 
     def _interrupt(self) -> None:
         self._is_interrupted = True

@@ -8,6 +8,7 @@ Everything waits for the step before it: the engine never samples from weights o
 trainer's.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -35,6 +36,7 @@ from agentrl.rollout import (
     make_batch,
 )
 from agentrl.rollout.prompts import OddPrompt
+from agentrl.tools.threads import EpisodeThread
 from agentrl.trainer.algorithms.estimators import CheckedEstimator
 from agentrl.trainer.stats import GapAlarm, StepStats, SupervisedStats
 from agentrl.types import Batch
@@ -118,7 +120,7 @@ class Controller:
         """Update and publish, while the engine makes way."""
         training = time.perf_counter()
         async with self._device.update_turn():
-            stats = self._update(self._batch(collected), collected, number)
+            stats = await self._update(self._batch(collected), collected, number)
             publishing = time.perf_counter()
             times["train_s"] = publishing - training
             await self._device.before_publish()
@@ -163,9 +165,15 @@ class Controller:
             batch = self._parts.trainer.with_values(batch)
         return replace(batch, advantages_N=self._estimator(batch))
 
-    def _update(self, batch: Batch, collected: Collected, number: int) -> StepStats:
+    async def _update(self, batch: Batch, collected: Collected, number: int) -> StepStats:
         self._observer.phase("train")
-        stats = self._parts.trainer.update(batch)
+        # A thread, so that the loop looks after servers and sandboxes meanwhile; a daemon, since
+        # one that was given up may be inside of a long product.
+        thread = EpisodeThread("agentrl-update")
+        try:
+            stats = await thread.call(self._parts.trainer.update, math.inf, batch)
+        finally:
+            thread.stop()
         if stats.alarm is not None:
             self._show_alarm(stats.alarm, collected, number)
         elif stats.skipped:

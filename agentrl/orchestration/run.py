@@ -225,7 +225,7 @@ class PlannedRun:
         try:
             result = self._runner.run(self._controller.step(number, refs))
         except (GivenUp, KeyboardInterrupt, Terminated):
-            if not self._parts.trainer.has_changed:
+            if self._parts.trainer.give_up():
                 set_random_states(before)
                 self._is_in_step = False
             raise

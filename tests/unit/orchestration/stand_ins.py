@@ -100,6 +100,9 @@ class LoggedTrainer:
         self.has_changed = True
         return answer
 
+    def give_up(self) -> bool:
+        return not self.has_changed
+
     def with_values(self, batch: Batch) -> Batch:
         self.log.append("values")
         return replace(batch, values_N=np.zeros(batch.num_tokens, dtype=np.float32))
