@@ -26,12 +26,13 @@ from torch import nn
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from agentrl.engine.config import EngineConfig
+from agentrl.orchestration.kinds import LocalKind
 from agentrl.rollout import make_batch
 from agentrl.tokens import TokenRecord, seal
 from agentrl.trainer.algorithms.advantage import token_advantages
 from agentrl.trainer.config import RatioBandConfig, TrainerConfig
 from agentrl.trainer.device import OutOfMemory, cap_memory, memory, resolve_device, synchronize
-from agentrl.trainer.memory import SamplingBytes, estimate
+from agentrl.trainer.memory import estimate
 from agentrl.trainer.parallel_dims import Ranks
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import (
@@ -132,8 +133,8 @@ def predicted(longest: int) -> int:
     """Bytes of the trainer alone, as the dry run has them."""
     with tempfile.TemporaryDirectory() as folder:
         make_model(torch.device("meta")).config.save_pretrained(folder)
-        sampling = SamplingBytes(engine=EngineConfig(), rows=0, longest=longest)
-        return estimate(Path(folder), CONFIG, sampling).total
+        footprint = LocalKind().footprint(EngineConfig(), rows=0, longest=longest)
+        return estimate(Path(folder), CONFIG, footprint).total
 
 
 def longest_row(trainer: LocalTrainer, device: torch.device) -> int:

@@ -64,9 +64,10 @@ def child(folder: Path, name: str) -> None:
     from agentrl.engine.config import EngineConfig
     from agentrl.engine.local.engine import LocalEngine
     from agentrl.engine.local.models.load import load_model
+    from agentrl.orchestration.kinds import LocalKind
     from agentrl.trainer.algorithms.advantage import with_advantages
     from agentrl.trainer.config import TrainerConfig
-    from agentrl.trainer.memory import SamplingBytes, estimate
+    from agentrl.trainer.memory import estimate
     from agentrl.trainer.trainer import LocalTrainer
 
     torch.set_num_threads(1)
@@ -74,8 +75,8 @@ def child(folder: Path, name: str) -> None:
     config = TrainerConfig.model_validate(wide | SETTINGS[name])
     copied = bool(config.lora.rank)
     engine_config = EngineConfig(slots=ROWS, share_weights=False if copied else "auto")
-    sampling = SamplingBytes(engine=engine_config, rows=ROWS, longest=PROMPT + COMPLETION)
-    need = estimate(folder, config, sampling)
+    footprint = LocalKind().footprint(engine_config, rows=ROWS, longest=PROMPT + COMPLETION)
+    need = estimate(folder, config, footprint)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = resident("VmRSS")
     model = load_model(folder)

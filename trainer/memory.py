@@ -28,9 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.models.check import library_errors
 from agentrl.engine.local.models.quiet import quiet
+from agentrl.engine.memory import Footprint
 from agentrl.trainer.config import LoraConfig, TrainerConfig
 from agentrl.trainer.fsdp import layers, prepare
 from agentrl.trainer.logprobs import KEPT_LOGITS, PIECE_LOGITS, predicting_states
@@ -44,8 +44,6 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _HEAP = 1.5
 """Of what a pass holds, the C library keeps this much more: each micro-batch has other sizes, and
 seldom fits into the blocks that earlier ones have freed (measured by benchmarks/memory.py)."""
-_KV_TOKENS = 65_536
-"""What an SGLang server needs to sample briskly, if its cache has no size."""
 _MOMENTS = {"adamw": 8.0, "adamw8bit": 2 * (1 + 4 / 256)}
 """Bytes for each trained weight: in 8 bits, with a float32 scale for every 256 of them."""
 
@@ -63,17 +61,6 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingBytes:
-    """What the engine is asked for."""
-
-    engine: EngineConfig
-    rows: int
-    """Sequences at once."""
-    longest: int
-    """Tokens of the longest sequence."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
     """Bytes in a pass, beside weights and gradients."""
 
@@ -83,7 +70,7 @@ class _Held:
     """At the worst moment of backward."""
 
 
-def estimate(folder: Path, config: TrainerConfig, sampling: SamplingBytes) -> Need:
+def estimate(folder: Path, config: TrainerConfig, engine: Footprint) -> Need:
     """The need of one device that samples and trains; the model's `config.json` is read."""
     settings = _read_settings(folder)
     lora: Any = config.lora  # frozen, so it hashes, as `relevant` below does
@@ -100,9 +87,9 @@ def estimate(folder: Path, config: TrainerConfig, sampling: SamplingBytes) -> Ne
         "reference": count.plain * _FLOAT32 if reference else 0,
         "critic": critic if config.algorithm == "ppo" else 0,
     }
-    num_tokens = max(config.token_budget, sampling.longest)  # a longer row is computed alone
+    num_tokens = max(config.token_budget, engine.longest)  # a longer row is computed alone
     relevant: Any = _of_a_pass(config)
-    held = _layers(folder, relevant, num_tokens, sampling.longest)
+    held = _layers(folder, relevant, num_tokens, engine.longest)
     logits, head = _head_bytes(settings, num_tokens, trained=not config.lora.rank)
     embedding = 0 if config.lora.rank else settings.vocab_size * settings.hidden_size * _FLOAT32
     extra = max(logits + head, held.most - held.kept, embedding - held.kept)
@@ -114,10 +101,10 @@ def estimate(folder: Path, config: TrainerConfig, sampling: SamplingBytes) -> Ne
         width = _FLOAT32 if config.precision == "float32" else _FLOAT32 // 2
         there = {"weights": count.gathered * width, "gradients": count.gathered * _FLOAT32}
         sharded = dict.fromkeys(sharded, 0) | there
-    engine = _engine_bytes(settings, count.plain, config, sampling)
-    if not sampling.engine.share_device:
-        return Need(parts=sharded | passes | engine)
-    return _in_turn(sharded, passes, engine, config)
+    sampling = _engine_bytes(settings, count.plain, config, engine)
+    if not engine.share_device:
+        return Need(parts=sharded | passes | sampling)
+    return _in_turn(sharded, passes, sampling, config)
 
 
 def _in_turn(
@@ -301,30 +288,22 @@ def _head_bytes(settings: PreTrainedConfig, num_tokens: int, *, trained: bool) -
 
 
 def _engine_bytes(
-    settings: PreTrainedConfig, plain: int, config: TrainerConfig, sampling: SamplingBytes
+    settings: PreTrainedConfig, plain: int, config: TrainerConfig, engine: Footprint
 ) -> dict[str, int]:
     """The engine's weights, unless they are the trainer's, and its keys and values."""
-    engine = sampling.engine
-    if engine.name == "sglang" and engine.sglang.urls:
+    if not engine.num_devices:
         return {"engine weights": 0, "cache": 0}
     theirs = config.lora.dtype if config.lora.rank else "float32"
     dtype = theirs if engine.dtype == "auto" else engine.dtype
-    merged = bool(config.lora.rank) and config.lora.publish == "merged"
-    apart = merged or config.is_apart
-    shares = engine.name == "local" and dtype == theirs and not apart
-    parallel = 1
-    tokens = min(engine.slots, sampling.rows) * (sampling.longest + 1)
-    if engine.name == "sglang":
-        parallel = engine.sglang.tp_size
-        tokens = engine.sglang.kv_tokens or min(sampling.rows * sampling.longest, _KV_TOKENS)
-        dtype = "bfloat16" if engine.dtype == "auto" else engine.dtype
+    apart = config.is_apart or (bool(config.lora.rank) and config.lora.publish == "merged")
+    shares = engine.shares_weights and dtype == theirs and not apart
     heads = settings.num_attention_heads
     kv_heads = getattr(settings, "num_key_value_heads", None) or heads
     width = getattr(settings, "head_dim", None) or settings.hidden_size // heads
     per_token = 2 * settings.num_hidden_layers * kv_heads * width * _BYTES[dtype]
     return {
-        "engine weights": 0 if shares else plain * _BYTES[dtype] // parallel,
-        "cache": tokens * per_token // parallel,
+        "engine weights": 0 if shares else plain * _BYTES[dtype] // engine.num_devices,
+        "cache": engine.cached_tokens * per_token // engine.num_devices,
     }
 
 

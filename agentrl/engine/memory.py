@@ -7,6 +7,7 @@ Each kind of memory goes round by itself; what is asked for out of turn is refus
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, get_args
 
@@ -14,6 +15,24 @@ from agentrl.errors import EngineError
 
 MemoryTag = Literal["weights", "kv_cache", "cuda_graph"]
 MEMORY_TAGS: tuple[MemoryTag, ...] = get_args(MemoryTag)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What an engine holds of the memory of each device that it is on."""
+
+    longest: int
+    """Tokens of the longest sequence."""
+    cached_tokens: int
+    """Tokens whose keys and values are there at once."""
+    dtype: str
+    """The number format of its weights; auto: that of the trainer's."""
+    shares_weights: bool = False
+    """It samples with the trainer's own, where the formats agree."""
+    share_device: bool = False
+    """Engine and trainer take turns on one device."""
+    num_devices: int = 1
+    """Over which it is spread; 0: it is elsewhere, and holds nothing here."""
 
 
 class Stage(StrEnum):

@@ -9,8 +9,10 @@ from agentrl.config import Config
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.env_mix import NO_OBJECTS
+from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.model_files import context_length, make_limits
-from agentrl.trainer.memory import SamplingBytes, estimate
+from agentrl.trainer.memory import estimate
 
 C = TypeVar("C", bound=Config)
 
@@ -95,12 +97,12 @@ def _fits(total: int, device_bytes: int) -> bool:
 def _budget_parts(config: RunConfig) -> Mapping[str, int]:
     folder = resolve_model(config.model, seed=config.seed)
     rollout = config.rollout
-    sampling = SamplingBytes(
-        engine=config.engine,
+    footprint = engine_kind(config, NO_OBJECTS).footprint(
+        config.engine,
         rows=min(rollout.concurrency, rollout.tasks_per_step * rollout.group_size),
         longest=make_limits(config, context_length(config, folder)).max_context_tokens,
     )
-    return estimate(folder, config.trainer, sampling).parts
+    return estimate(folder, config.trainer, footprint).parts
 
 
 def _ways_out(config: RunConfig, device_bytes: int) -> Sequence[str] | None:

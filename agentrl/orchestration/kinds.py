@@ -14,12 +14,16 @@ from agentrl.boundary import user_code
 from agentrl.config.seams import Seam, instance_of
 from agentrl.engine import Engine
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.memory import Footprint
 from agentrl.engine.protocol import Trained
 from agentrl.engine.sglang.server import RESERVED, check_startable
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import BoundEnv, Overrides
 from agentrl.rollout import Codec
+
+_KV_TOKENS: Final = 65_536
+"""What an SGLang server needs to sample briskly, if its cache has no size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,16 @@ class EngineKind:
     def check(self, config: EngineConfig, folder: Path) -> None:
         """Raise ConfigError if it could not be started; a warm start comes in between."""
 
+    def footprint(self, config: EngineConfig, *, rows: int, longest: int) -> Footprint:
+        """What it will hold of a device for so many sequences at once."""
+        return Footprint(
+            longest=longest,
+            cached_tokens=min(config.slots, rows) * (longest + 1),
+            dtype=config.dtype,
+            shares_weights=self.in_process and bool(config.share_weights),
+            share_device=config.share_device,
+        )
+
     def start(self, setup: EngineSetup) -> Engine:
         """An engine, which need not be ready yet."""
         raise NotImplementedError
@@ -81,6 +95,17 @@ class SglangKind(EngineKind):
         """Whether it is installed and fits, unless it runs already."""
         if not config.sglang.urls:
             check_startable(config, folder)
+
+    def footprint(self, config: EngineConfig, *, rows: int, longest: int) -> Footprint:
+        """That of a server; one that runs already is elsewhere."""
+        settings = config.sglang
+        return Footprint(
+            longest=longest,
+            cached_tokens=settings.kv_tokens or min(rows * longest, _KV_TOKENS),
+            dtype="bfloat16" if config.dtype == "auto" else config.dtype,
+            share_device=config.share_device,
+            num_devices=0 if settings.urls else settings.tp_size,
+        )
 
     def start(self, setup: EngineSetup) -> Engine:
         """Start a server, or take those that run; trained adapters get room in one that starts."""

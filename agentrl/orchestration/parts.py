@@ -138,9 +138,7 @@ def make_collector(
     return Collector(engine=engine, codec=codec, settings=settings)
 
 
-def _wire_parts(
-    plan: Plan, codec: Codec, engine: Engine, learner: Trainer | None = None
-) -> Parts:
+def _wire_parts(plan: Plan, codec: Codec, engine: Engine, learner: Trainer | None = None) -> Parts:
     config, services = plan.config, EnvServices()
     collector = partial(make_collector, engine, codec, config)
     return Parts(

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from agentrl.config.seams import is_unnamed
 from agentrl.engine.local.models.files import read_json
 from agentrl.engine.local.models.resolve import check_model
 from agentrl.errors import ConfigError
@@ -146,11 +145,6 @@ def _check_ranks(config: RunConfig) -> None:
 
 
 def _check_loss(config: TrainerConfig, given: object) -> None:
-    if is_unnamed(config.loss) and config.is_apart:
-        raise ConfigError(
-            f"trainer.loss: got {config.loss}, an object that no reference finds, with processes "
-            "that load it by its reference; write it into a file and name path/file.py:Name"
-        )
     if config.loss != TrainerConfig.model_fields["loss"].default:
         from agentrl.trainer.algorithms.losses import make_loss  # brings torch
 

@@ -17,6 +17,7 @@ from agentrl.orchestration import stopping
 from agentrl.orchestration.warm_start import Demonstrations
 from agentrl.run_dir import MetricsWriter, read_lines
 from agentrl.terminated import Terminated
+from agentrl.trainer import trainer
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import Batch
 
@@ -156,6 +157,7 @@ def test_an_update_that_takes_too_long_is_broken_off(
     monkeypatch.setattr(LocalTrainer, name, slow)
     monkeypatch.setattr(stopping, "GRACE_S", 0.5)
     monkeypatch.setattr(stopping, "CANCEL_S", 0.4)
+    monkeypatch.setattr(trainer, "_END_S", 0.1)
     with pytest.raises(Terminated, match="step 1 is kept" if stays else "no step is kept"):
         agentrl.train(env, name="a", runs_dir=str(tmp_path), **SMALL)
     assert [path.name for path in (tmp_path / "a").glob("checkpoints/*")] == stays

@@ -68,6 +68,31 @@ async def test_errors_come_as_they_are() -> None:
         run(fail())
 
 
+def test_what_a_handler_raises_ends_the_coroutine_first() -> None:
+    ended: list[str] = []
+
+    def refuse(*_: object) -> None:
+        raise SystemExit(7)
+
+    async def work() -> None:
+        threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGALRM]).start()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            ended.append("work")
+            raise TimeoutError("of the end")
+
+    before = signal.signal(signal.SIGALRM, refuse)
+    try:
+        with Runner() as runner:
+            with pytest.raises(SystemExit, match="7"):
+                runner.run(work())
+            assert ended == ["work"]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.parametrize("where", ["plain", "notebook"])
 def test_an_interrupt_cancels_the_coroutine_and_waits_for_its_end(where: str) -> None:
     ended: list[str] = []

@@ -40,6 +40,7 @@ from agentrl.trainer.algorithms.trained_tokens import (
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.device import memory_errors
 from agentrl.types import Batch
+from agentrl.workers.pickling import CANNOT_PICKLE, dumps
 
 BUILT_IN: Final[Mapping[str, PolicyLoss]] = {
     "clip": clip,
@@ -100,7 +101,8 @@ def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:
     """The configured loss, tried on made-up tokens; `given` is it where it is an object.
 
     Raises:
-        ConfigError: there is none, or what it gives is not what it has to be.
+        ConfigError: there is none, what it gives is not what it has to be, or it cannot go to the
+            processes of the ranks.
     """
     name, options = split_options(config.loss)
     seam = Seam("loss", BUILT_IN, "agentrl.losses")
@@ -115,11 +117,23 @@ def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:
         token_budget=config.token_budget,
         needs=needs_of(found),
     )
+    if config.is_apart:
+        _check_travels(loss.function, label)
     try:
         return _tried(loss, in_pieces=config.sequence_parallel > 1)
     except AgentrlError as error:
         said = " ".join(str(error).split())
         raise ConfigError(f"{said}; it was tried on made-up tokens") from error
+
+
+def _check_travels(found: object, label: str) -> None:
+    try:
+        dumps(found)
+    except CANNOT_PICKLE as error:
+        raise ConfigError(
+            f"{label} cannot be sent to the trainer's ranks ({error}); keep open files, locks and "
+            "connections out of it"
+        ) from error
 
 
 def _tried(loss: CheckedLoss, *, in_pieces: bool) -> CheckedLoss:

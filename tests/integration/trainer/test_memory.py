@@ -76,3 +76,22 @@ def test_the_table_is_what_the_command_says() -> None:
     )
     page = (ROOT / "docs" / "one_gpu.md").read_text(encoding="utf-8")
     assert done.stdout in page[page.index("| model | as it is") :]
+
+
+def test_a_kind_of_engine_says_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "kind.py").write_text(
+        "from agentrl.engine.memory import Footprint\n"
+        "from agentrl.orchestration.kinds import EngineKind\n\n"
+        "class Spread(EngineKind):\n"
+        "    def footprint(self, config, *, rows, longest):\n"
+        "        return Footprint(\n"
+        "            longest=longest, cached_tokens=100, dtype='bfloat16', num_devices=4\n"
+        "        )\n"
+    )
+    plain, spread = parts(), parts("--engine.kind", f"{tmp_path}/kind.py:Spread")
+    assert spread["engine weights"] == plain["weights"] // 8
+    assert spread["cache"] < plain["cache"]
+    own = parts("--engine.share-weights", "false")
+    assert own["engine weights"] == plain["weights"]
+    there = parts("--engine.sglang.url", "http://127.0.0.1:1")
+    assert there["engine weights"] == there["cache"] == 0

@@ -3,8 +3,11 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch and transformers are typed in part only.
 
+import ctypes
 import re
+import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from transformers import LlamaForCausalLM
 from agentrl.errors import ConfigError, RecordMismatch, RunError
 from agentrl.tokens import TokenRecord, seal
 from agentrl.trainer import ClipConfig, KlConfig, RatioBandConfig, StepStats, TrainerConfig
+from agentrl.trainer import trainer as module
 from agentrl.trainer.algorithms.losses import make_loss
 from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
 from agentrl.trainer.trainer import LocalTrainer
@@ -88,6 +92,68 @@ def test_gradient_is_that_of_the_unsplit_batch(token_budget: int, order: tuple[i
     assert got.keys() == expected.keys()
     for name, grad in got.items():
         torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("where", ["in the gradient", "in the optimizer"])
+def test_an_update_is_given_up_before_it_changes_anything(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, go_on = threading.Event(), threading.Event()
+
+    def wait(*_: object) -> None:
+        there.set()
+        assert go_on.wait(20)
+
+    def loss(logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, Statistics]:
+        if where == "in the gradient" and tokens.batch is batch:
+            wait()
+        return -(tokens.weights_K * tokens.advantages_K * logprobs_K).sum(), {}
+
+    model = tiny_model()
+    before = [p.detach().clone() for p in model.parameters()]
+    batch = on_policy(model, random_segments((12, 9)), advantages=(1, -1))
+    config = TrainerConfig(loss="<loss>", token_budget=1)
+    trainer = LocalTrainer(model, config, total_steps=1, loss=make_loss(config, loss))
+    if where == "in the optimizer":
+        trainer.optimizer.register_step_pre_hook(wait)
+    failed: list[str] = []
+
+    def update() -> None:
+        try:
+            trainer.update(batch)
+        except RunError as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=update)
+    thread.start()
+    assert there.wait(20)
+    monkeypatch.setattr(module, "_END_S", 0.0)
+    is_whole = trainer.give_up()
+    go_on.set()
+    thread.join(20)
+    assert is_whole == (where == "in the gradient")
+    assert failed == (["the update was given up; resume the run"] if is_whole else [])
+    assert is_whole == all(map(torch.equal, before, model.parameters()))
+    assert trainer.step == (0 if is_whole else 1)
+
+
+def test_an_update_in_a_new_thread_uses_as_many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    gomp = ctypes.CDLL(next(name for name in mapped if "libgomp" in name))
+    found: list[int] = []
+    trainer = LocalTrainer(tiny_model(), TrainerConfig(), total_steps=1)
+    monkeypatch.setattr(
+        trainer, "_update_policy", lambda _: found.append(gomp.omp_get_max_threads())
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        thread = threading.Thread(target=trainer.update, args=(None,))
+        thread.start()
+        thread.join()
+    finally:
+        torch.set_num_threads(before)
+    assert found == [before + 1]
 
 
 def test_a_loss_that_acts_on_idle_rows_gets_them() -> None:

@@ -1,5 +1,7 @@
 """The order of a step: what waits for what, which version is served, and what a failure leaves."""
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from agentrl.orchestration.parts import Parts
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.rollout import TaskRef
 from agentrl.trainer.algorithms.estimators import make_estimator
+from agentrl.trainer.stats import StepStats
 from agentrl.types import Batch
 from tests.unit.orchestration.stand_ins import (
     STATS,
@@ -76,6 +79,20 @@ async def test_the_engine_stands_still_while_the_weights_change(bench: Bench) ->
     assert bench.trainer.batches[0].num_rows == 4
     await controller.step(2, REFS)
     assert controller.version == await served(bench) == 2
+
+
+async def test_the_loop_goes_on_during_an_update(bench: Bench) -> None:
+    loop, seen = asyncio.get_running_loop(), threading.Event()
+    update = bench.trainer.update
+
+    def slow(batch: Batch) -> StepStats:
+        loop.call_soon_threadsafe(seen.set)
+        assert seen.wait(10)
+        return update(batch)
+
+    bench.trainer.update = slow  # type: ignore[method-assign]
+    await bench.controller().step(1, REFS)
+    assert bench.log == ["pause", "update", "publish 1", "resume", "written 1"]
 
 
 async def test_what_changed_nothing_is_not_published(bench: Bench) -> None:

@@ -1,6 +1,7 @@
 """Objects given in Python: what the configuration has of them, and that they are what is used."""
 
 import functools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,24 @@ def test_one_that_nothing_finds_is_named_and_asked_for(tmp_path: Path) -> None:
     assert config.observers == ("<Watches>", "<Watches 2>")
     with pytest.raises(ConfigError, match="verifier <ExactNumber> was an object in Python"):
         make_plan(config, train=False, scripted=True)
+
+
+class Locked:
+    """A loss that no other process can have."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, logprobs_K: Any, tokens: Any) -> Any:
+        return -(tokens.weights_K * logprobs_K).sum(), {}
+
+
+def test_a_loss_that_cannot_travel_is_refused_before_ranks_start(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"loss <Locked> cannot be sent to the trainer's ranks \("),
+        given(tmp_path, loss=Locked(), trainer={"ranks": 2}),
+    ):
+        pass
 
 
 def test_names_and_references_stay_what_they_are(tmp_path: Path) -> None:
