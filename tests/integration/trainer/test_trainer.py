@@ -141,10 +141,12 @@ def test_an_update_in_a_new_thread_uses_as_many_cores(monkeypatch: pytest.Monkey
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     gomp = ctypes.CDLL(next(name for name in mapped if "libgomp" in name))
     found: list[int] = []
+
+    def count(_: object) -> None:
+        found.append(gomp.omp_get_max_threads())
+
     trainer = LocalTrainer(tiny_model(), TrainerConfig(), total_steps=1)
-    monkeypatch.setattr(
-        trainer, "_update_policy", lambda _: found.append(gomp.omp_get_max_threads())
-    )
+    monkeypatch.setattr(trainer, "_update_policy", count)
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
