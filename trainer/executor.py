@@ -69,7 +69,7 @@ def _on_ranks(
 ) -> Callable[Concatenate["RankTrainer", P], T]:
     """A method of `Trainer`, by calling every rank's."""
 
-    def call(self: "RankTrainer", *args: P.args, **options: P.kwargs) -> T:
+    def call(self: "RankTrainer", /, *args: P.args, **options: P.kwargs) -> T:
         return cast("T", self.call(method.__name__, *args, **options))
 
     call.__doc__ = method.__doc__
