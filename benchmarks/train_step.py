@@ -121,7 +121,7 @@ class Job:
         from agentrl.trainer.packing import pack, plan, trained_rows
 
         config = TrainerConfig()
-        objective = PolicyObjective(self.batch, make_loss(config), config, None)
+        objective = PolicyObjective(self.batch, make_loss(config), config)
         for micro in plan(self.batch, trained_rows(self.batch), TOKEN_BUDGET, share=share):
             if len(micro) < MICRO:
                 raise SystemExit(f"a micro-batch has {len(micro)} rows, expected {MICRO} or more")

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from agentrl.errors import RunError
 from agentrl.trainer.algorithms.estimators import advantages_fault
@@ -20,8 +19,6 @@ from agentrl.trainer.algorithms.kl import k3
 from agentrl.trainer.algorithms.losses import CheckedLoss
 from agentrl.trainer.algorithms.trained_tokens import trained_tokens
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.logprobs import policy_logprobs
-from agentrl.trainer.lora import adapters_off
 from agentrl.trainer.packing import PackedRows
 from agentrl.types import Batch
 
@@ -72,13 +69,12 @@ class PolicyObjective:
         batch: Batch,
         policy_loss: CheckedLoss,
         config: TrainerConfig,
-        reference: PreTrainedModel | None,
     ) -> None:
         self._batch = batch
         self._advantages_N = _checked_advantages(batch)
         self._policy_loss = policy_loss
         self._config = config
-        self._reference = reference
+        self._has_penalty = config.kl.coef > 0
         self.sums = np.zeros(1 + len(policy_loss.names))
 
     @property
@@ -93,7 +89,7 @@ class PolicyObjective:
 
     def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Rows with an advantage; all of them where loss or penalty act on the others too."""
-        if self._reference is not None or self._policy_loss.is_active_everywhere:
+        if self._has_penalty or self._policy_loss.is_active_everywhere:
             return np.ones(len(rows), dtype=np.bool_)
         advantages = [self._advantages_N[self._batch.row(row)] for row in rows.tolist()]
         return np.array([a.any() for a in advantages], dtype=np.bool_)
@@ -104,17 +100,12 @@ class PolicyObjective:
         tokens = trained_tokens(self._batch, rows.source_K, rows.weights_K, logprobs_K)
         total, found = self._policy_loss(logprobs_K, tokens)
         self.sums[1:] += found
-        if self._reference is None:
+        if not self._has_penalty:
             return total
-        return total + self._config.kl.coef * self._penalty(rows, logprobs_K, tokens.weights_K)
-
-    def _penalty(self, rows: PackedRows, logprobs_K: Tensor, weights_K: Tensor) -> Tensor:
-        assert self._reference is not None
-        with torch.no_grad(), adapters_off(self._reference):
-            reference_K = policy_logprobs(self._reference, rows, self._batch.temperature)
-        kl_K = k3(logprobs_K, reference_K)
+        assert tokens.reference_K is not None
+        kl_K = k3(logprobs_K, tokens.reference_K)
         self.sums[0] += float(kl_K.detach().sum())
-        return (weights_K * kl_K).sum()
+        return total + self._config.kl.coef * (tokens.weights_K * kl_K).sum()
 
 
 def _like(values_K: NDArray[np.float32], logprobs_K: Tensor) -> Tensor:

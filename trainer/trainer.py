@@ -38,8 +38,8 @@ from agentrl.trainer.device import CPU, give_back, memory_errors
 from agentrl.trainer.export import export_hf
 from agentrl.trainer.first_update_check import GapGate
 from agentrl.trainer.fsdp import in_pass, is_sharded, prepare, settle, whole
-from agentrl.trainer.logprobs import policy_scores, sequence_logprobs
-from agentrl.trainer.lora import AdapterWeights, add_adapters
+from agentrl.trainer.logprobs import policy_logprobs, policy_scores, sequence_logprobs
+from agentrl.trainer.lora import AdapterWeights, adapters_off, add_adapters
 from agentrl.trainer.micro_batches import micro_batches
 from agentrl.trainer.model import check_trainable, frozen_copy, make_optimizer
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
@@ -181,7 +181,9 @@ class LocalTrainer:
         self._check_saving()
         started = time.perf_counter()
         num_verified = verify_batch(batch)
-        objective = PolicyObjective(batch, self.loss, self.config, self._reference)
+        if self._reference is not None and batch.reference_N is None:
+            batch = self.with_reference(batch)
+        objective = PolicyObjective(batch, self.loss, self.config)
         result = self._accumulate(batch, objective)
         ratios = ratio_stats(
             result.logprobs_N[result.used_N], batch.logprobs_N[result.used_N].astype(np.float64)
@@ -227,6 +229,24 @@ class LocalTrainer:
             )
         with memory_errors(self.config.token_budget):
             return replace(batch, values_N=self.critic.values(batch))
+
+    def with_reference(self, batch: Batch) -> Batch:
+        """The batch with the logprobs of the reference; raises ConfigError without one."""
+        if self._reference is None:
+            raise ConfigError("trainer.kl.coef is 0, which keeps no reference; set it above 0")
+        reference_N = np.zeros(batch.num_tokens, dtype=np.float32)
+        rows = trained_rows(batch)
+        self._check_lengths(batch, rows)
+        for packed in self._micro_batches(batch, rows):
+            with (
+                memory_errors(self.config.token_budget),
+                torch.no_grad(),
+                adapters_off(self._reference),
+            ):
+                logprobs_K = policy_logprobs(self._reference, packed, batch.temperature)
+            reference_N[packed.source_K] = logprobs_K.cpu().numpy()
+        settle(self._reference)
+        return replace(batch, reference_N=self.ranks.sum_(reference_N))
 
     def weights(self) -> WeightSource:
         """See `Trainer.weights`."""

@@ -43,6 +43,8 @@ COMMANDS: Mapping[str, str] = {
     "sandbox gc": "remove sandboxes that dead processes left behind",
     "tasks build": "turn Python packages that have tests into repair tasks",
     "tasks check": "say which repair tasks of a file are guarded against cheats",
+    "algorithm list": "list the estimators and losses that are built in",
+    "algorithm show": "show formula, paper, options and needs of one",
     "doctor": "show versions, devices, engines and sandboxes",
 }
 """Every command with what it is for; `env list` lives in `agentrl.cli.env_list`."""

@@ -1,6 +1,6 @@
 """The preflight: everything that can be known wrong in seconds, before any weight loads."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -18,6 +18,7 @@ from agentrl.run_dir import check_disk, check_new_run
 from agentrl.sandboxes import SandboxOptions, check_backend
 from agentrl.tokens.formats import resolve_format
 from agentrl.trainer.algorithms.estimators import make_estimator
+from agentrl.trainer.algorithms.needs import NEEDS
 from agentrl.trainer.config import LoraConfig, TrainerConfig, check_heads
 from agentrl.types import Message
 
@@ -74,8 +75,9 @@ def make_plan(
         check_new_run(Path(config.runs_dir), config.name)
     check_disk(Path(config.runs_dir), FREE_BYTES_NEEDED)
     if train:
-        make_estimator(config.trainer, objects.get(config.trainer.estimator))
-        _check_loss(config.trainer, objects.get(config.trainer.loss))
+        estimator = make_estimator(config.trainer, objects.get(config.trainer.estimator))
+        _check_needs(config, estimator.label, estimator.needs)
+        _check_loss(config, objects.get(config.trainer.loss))
     names = [name for env in envs for name in _try_environment(env, config, train)]
     if train:  # now that each environment is known to have a task
         sampler = objects.get(config.rollout.sampler)
@@ -144,11 +146,25 @@ def _check_ranks(config: RunConfig) -> None:
         resolve_device(trainer.device, trainer.ranks - 1)
 
 
-def _check_loss(config: TrainerConfig, given: object) -> None:
-    if config.loss != TrainerConfig.model_fields["loss"].default:
+def _check_needs(config: RunConfig, label: str, needs: Sequence[str]) -> None:
+    """Refuse what an estimator or a loss needs and the configuration does not give."""
+    has = {
+        "group of 2": config.rollout.group_size > 1,
+        "reference": config.trainer.kl.coef > 0,
+        "greedy member": False,
+    }
+    for need in needs:
+        if not has.get(need, True):
+            raise ConfigError(f"{label} needs a {need}: {NEEDS[need]}")
+
+
+def _check_loss(config: RunConfig, given: object) -> None:
+    trainer = config.trainer
+    if trainer.loss != TrainerConfig.model_fields["loss"].default:
         from agentrl.trainer.algorithms.losses import make_loss  # brings torch
 
-        make_loss(config, given)
+        loss = make_loss(trainer, given)
+        _check_needs(config, loss.label, loss.needs)
 
 
 def _try_environment(env: BoundEnv, config: RunConfig, train: bool) -> list[str]:

@@ -12,7 +12,7 @@ class RolloutConfig(Config):
 
     tasks_per_step: int = Field(default=16, ge=1, description="Tasks (groups) per optimizer step.")
     group_size: int = Field(
-        default=8, ge=2, description="Episodes per task (G), compared with each other."
+        default=8, ge=1, description="Episodes per task (G); most estimators compare them."
     )
     sampler: Reference = Field(
         default="mixture",

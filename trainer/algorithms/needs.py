@@ -23,6 +23,21 @@ NEEDS: Final = {
 }
 """What can be needed, and what to do where it is missing."""
 
+FLAGS: Final = {
+    "critic": "--trainer.algorithm ppo",
+    "reference": "--trainer.kl.coef 0.01",
+    "group of 2": "--rollout.group-size 2",
+    "greedy member": "--rollout.greedy-member",
+}
+"""How a command line gives what is not there by itself."""
+
+COSTS: Final = {
+    "critic": "a critic's pass before the update, and its own pass forward and back",
+    "reference": "a pass of the reference",
+    "greedy member": "one more episode for each group",
+}
+"""What it takes in each step."""
+
 
 def needs(*names: str) -> Callable[[F], F]:
     """Declare what a function needs; raises KeyError for what nothing can give."""

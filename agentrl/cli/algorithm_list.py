@@ -1,0 +1,29 @@
+"""`agentrl algorithm list`: the built-in estimators of advantages and policy losses."""
+
+from dataclasses import asdict
+
+from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+
+
+def _run_algorithm_list(options: JsonOption, arguments: Arguments) -> int:
+    from agentrl.trainer.algorithms.catalogue import entries  # brings torch
+
+    found = list(entries())
+    if options.as_json:
+        print_json([asdict(entry) for entry in found])
+        return 0
+    for kind in ("estimator", "loss"):
+        print(f"--{kind}")
+        for entry in (entry for entry in found if entry.kind == kind):
+            needs = f" [{', '.join(entry.needs)}]" if entry.needs else ""
+            print(f"  {entry.name:22} {entry.paper:17} {entry.about}{needs}")
+    return 0
+
+
+COMMAND = Verb(
+    name="algorithm list",
+    summary="List the estimators and losses that are built in, with paper and needs.",
+    examples=["agentrl algorithm list", "agentrl algorithm list --json"],
+    options=JsonOption,
+    run=_run_algorithm_list,
+)

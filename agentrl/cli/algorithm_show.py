@@ -1,0 +1,32 @@
+"""`agentrl algorithm show NAME`: formula, paper, options, needs and cost of one."""
+
+from dataclasses import asdict
+
+from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+
+
+def _run_algorithm_show(options: JsonOption, arguments: Arguments) -> int:
+    from agentrl.trainer.algorithms.catalogue import find_entry  # brings torch
+
+    entry = find_entry(arguments.positional[0])
+    if options.as_json:
+        print_json(asdict(entry))
+        return 0
+    chosen = ", ".join(f"{key}={value}" for key, value in entry.options.items())
+    print(f"{entry.kind} {entry.name}: {entry.about}\n\n{entry.formula}\n")
+    print(f"paper    {entry.paper}")
+    print(f"options  {chosen or 'none'}")
+    print(f"needs    {', '.join(entry.needs) or 'nothing'}")
+    print(f"cost     {entry.cost}")
+    print(f"\n  {entry.command}")
+    return 0
+
+
+COMMAND = Verb(
+    name="algorithm show",
+    summary="Show formula, paper, options, needs and cost of an estimator or a loss.",
+    examples=["agentrl algorithm show gspo"],
+    options=JsonOption,
+    run=_run_algorithm_show,
+    takes=["NAME"],
+)

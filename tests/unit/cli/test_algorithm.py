@@ -1,0 +1,64 @@
+"""What is built in, and what each of it needs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.dispatch import main
+from agentrl.trainer.algorithms.catalogue import entries
+
+
+def test_the_list_is_what_the_document_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["algorithm", "list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found) == len(list(entries())) >= 24
+    page = (Path(__file__).parents[3] / "docs/algorithms.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
+    table = {row[1].strip(" `"): (row[3].strip(), row[4].strip()) for row in rows}
+    assert table == {e["name"]: (e["paper"], ", ".join(e["needs"])) for e in found}
+
+
+def test_the_list_for_people_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["algorithm", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(list(entries())) + 2
+    assert "[critic, turn rewards]" in next(line for line in lines if line.startswith("  gae "))
+
+
+def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["algorithm", "show", "vapo"]) == 0
+    shown = capsys.readouterr().out
+    assert "decay = 1 - 1 / (alpha * l)" in shown
+    assert "options  discount=1.0, alpha=0.05, scale_by_std=True" in shown
+    assert "--estimator vapo --trainer.algorithm ppo --steps 2" in shown
+    assert main(["algorithm", "show", "gsop"]) == 2
+    assert "algorithm 'gsop' is unknown, did you mean gspo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--rollout.group-size", "1"], "estimator grpo needs a group of 2: set rollout.group_siz"),
+        (["--loss", "distill"], "loss distill needs a reference: set trainer.kl.coef above 0"),
+        (["--estimator", "remax"], "estimator remax needs a greedy member"),
+        (["--estimator", "vapo"], "estimator vapo needs a critic"),
+    ],
+)
+def test_what_is_missing_is_refused(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--env", "number_guess", "--dry-run", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_one_episode_a_task_is_enough_for_reinforce(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [
+        "--estimator",
+        "reinforce",
+        "--rollout.group-size",
+        "1",
+        "--rollout.tasks-per-step",
+        "8",
+    ]
+    assert main(["train", "--env", "number_guess", "--dry-run", *flags]) == 0
