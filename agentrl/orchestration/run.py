@@ -10,7 +10,6 @@ Leaving the block stops the engine and the workers and frees the run directory.
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -30,8 +29,7 @@ from agentrl.orchestration.observers import Observer, make_observers
 from agentrl.orchestration.preflight import Plan, make_plan
 from agentrl.orchestration.resumable import check_resumable
 from agentrl.orchestration.stopping import GivenUp, Stopping
-from agentrl.rollout import TaskRef
-from agentrl.rollout.sampler import sample_tasks
+from agentrl.rollout.sampler import TaskSampler
 from agentrl.run_dir import RunDirectory
 from agentrl.terminated import Terminated
 from agentrl.trainer.algorithms.estimators import make_estimator
@@ -87,6 +85,8 @@ class PlannedRun:
         self._stopping = Stopping()
         self._kept = 0
         self._is_in_step = False
+        self._sampled = ""
+        """The state of the sampler behind the last step that was done."""
         self.step = 0
         """Steps done."""
 
@@ -163,7 +163,9 @@ class PlannedRun:
         """Go on from the newest checkpoint; only now does what was given hold for good."""
         before = Layers.started(directory, self._objects)
         parts, controller = self._parts, self._controller
-        step, controller.version = self._store.restore(parts.trainer, self.config.steps)
+        step, controller.version, self._sampled = self._store.restore(
+            parts.trainer, self.config.steps
+        )
         if controller.version:
             weights = parts.trainer.weights()
             self._runner.run(parts.engine.update_weights(weights, controller.version))
@@ -204,23 +206,24 @@ class PlannedRun:
 
     def __iter__(self) -> "Iterator[StepResult]":
         """The steps that are left, each done when it is yielded."""
-        stream = sample_tasks(
+        sampler = TaskSampler(
             self.config.rollout,
             [env.source() for env in self._parts.envs],
             seed=self.config.seed,
             given=self._objects.get(self.config.rollout.sampler),
         )
-        refs = islice(stream, self.step, None)
+        sampler.load(self.step, self._sampled)
         for number in range(self.step + 1, self.config.steps + 1):
             with self._stopping.step():
-                last = self._do_step(number, next(refs))
+                last = self._do_step(number, sampler)
             yield last
 
-    def _do_step(self, number: int, refs: Sequence[TaskRef]) -> "StepResult":
+    def _do_step(self, number: int, sampler: TaskSampler) -> "StepResult":
         """A step with its checkpoint, if one is due or a signal came."""
         from agentrl.trainer.checkpoint import random_states, set_random_states  # brings torch
 
         before = random_states()
+        refs, sampled = sampler.draw(), sampler.state()
         self._is_in_step = True
         try:
             result = self._runner.run(self._controller.step(number, refs))
@@ -230,7 +233,7 @@ class PlannedRun:
                 self._is_in_step = False
             raise
         self._is_in_step = False
-        self._metrics, self.step = result.metrics, number
+        self._metrics, self.step, self._sampled = result.metrics, number, sampled
         self._last_eval = result.eval or self._last_eval
         due = number % self.config.checkpoint.every == 0 or number == self.config.steps
         if due or self._stopping.number:
@@ -241,7 +244,7 @@ class PlannedRun:
         self._journal.phase("checkpoint")
         trainer, version = self._parts.trainer, self._controller.version
         with self._stopping.writing():
-            self._store.save(trainer, self.step, version, self._metrics)
+            self._store.save(trainer, self.step, version, self._metrics, self._sampled)
         self._kept = self.step
 
     def evaluate(self) -> EvalResult:

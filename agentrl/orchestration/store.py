@@ -80,11 +80,16 @@ class RunStore:
         step: int,
         version: int,
         metrics: Mapping[str, float] = NO_METRICS,
+        sampler: str = "",
     ) -> None:
-        """A checkpoint of all that the next step depends on; `metrics` say how good it is."""
+        """A checkpoint of all that the next step depends on; `metrics` say how good it is.
+
+        `sampler` is the state of the sampler of tasks.
+        """
         state: dict[str, Json] = {
             "step": step,
             "version": version,
+            "sampler": sampler,
             "model": self._model_digest,
             "base": str(self._base_model),
             "data": self._prints.data,
@@ -100,11 +105,11 @@ class RunStore:
         )
         self.event("checkpoint", step=step)
 
-    def restore(self, trainer: Trainer, steps: int) -> tuple[int, int]:
+    def restore(self, trainer: Trainer, steps: int) -> tuple[int, int, str]:
         """Load the newest valid checkpoint and drop what lies beyond it.
 
-        Returns the step to go on from and the policy version that it was sampled under. Raises
-        ConfigError if that is more than the `steps` of the run.
+        Returns the step to go on from, the policy version that it was sampled under, and the state
+        of the sampler. Raises ConfigError if that is more than the `steps` of the run.
         """
         newest = latest_valid(self.checkpoints)
         if newest is None and any(self.checkpoints.glob("step-*")):
@@ -126,7 +131,7 @@ class RunStore:
             )
         self._metrics.truncate_after(step)
         self._episodes.truncate_after(step)
-        return step, version
+        return step, version, str(state.get("sampler", ""))
 
     @cached_property
     def _model_digest(self) -> str:

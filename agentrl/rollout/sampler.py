@@ -1,9 +1,11 @@
-"""Which tasks a step trains on: a function of (run seed, step) alone, so a resumed run agrees."""
+"""Which tasks a step trains on, so that a resumed run agrees with one that was not stopped."""
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, cast
+from typing import Final, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -55,59 +57,113 @@ def _indices(source: EnvSource, seed: int) -> Iterator[int]:
         yield from (int(i) for i in rng.permutation(source.num_tasks))
 
 
+@runtime_checkable
+class Resumable(Protocol):
+    """A sampler that a resumed run sets to where it was, instead of asking for all steps again."""
+
+    def state(self) -> object:
+        """Where it is, as JSON has it."""
+        ...
+
+    def load(self, state: object) -> None:
+        """Go on from there; it has just been made with the same arguments."""
+        ...
+
+
 SAMPLERS: Final = Seam("sampler", {"mixture": task_stream}, "agentrl.samplers")
-_TRIED_STEPS: Final = 2
 
 
-def sample_tasks(
-    config: RolloutConfig, sources: Sequence[EnvSource], *, seed: int, given: object = None
-) -> Iterator[list[TaskRef]]:
-    """The tasks of step 1, 2, ... by the configured sampler; `given` is it where it is an object.
+class TaskSampler:
+    """The tasks of step 1, 2, ... by the configured sampler."""
 
-    Raises:
-        ConfigError: there is none.
-        RunError: it gives what are no tasks of these environments, or too few.
-    """
-    label = SAMPLERS.label(config.sampler)
-    found = SAMPLERS.find(config.sampler if given is None else given)
-    count = config.tasks_per_step
-    check_function(found, label, "sources", keywords=("tasks_per_step", "seed"))
-    sampler = cast("Callable[..., Iterator[list[TaskRef]]]", found)
-    with user_code(label, fault=RunError):
-        stream = iter(sampler(sources, tasks_per_step=count, seed=seed))
-    step = 0
-    while True:
-        step += 1
-        with user_code(label, fault=RunError):
-            refs = next(stream, None)
+    def __init__(
+        self,
+        config: RolloutConfig,
+        sources: Sequence[EnvSource],
+        *,
+        seed: int,
+        given: object = None,
+    ) -> None:
+        """`given` is the sampler where it is an object. Raises ConfigError if there is none."""
+        self._label = SAMPLERS.label(config.sampler)
+        self._sources, self._count, self._step = sources, config.tasks_per_step, 0
+        found = SAMPLERS.find(config.sampler if given is None else given)
+        check_function(found, self._label, "sources", keywords=("tasks_per_step", "seed"))
+        sampler = cast("Callable[..., Iterator[object]]", found)
+        with user_code(self._label, fault=RunError):
+            self._stream = iter(sampler(sources, tasks_per_step=self._count, seed=seed))
+
+    def draw(self) -> list[TaskRef]:
+        """The tasks of the next step.
+
+        Raises:
+            RunError: they are no tasks of these environments, or too few.
+        """
+        self._step += 1
+        with user_code(self._label, fault=RunError):
+            drawn = next(self._stream, None)
+            refs = None if drawn is None else list(cast("Iterable[object]", drawn))
         if refs is None:
-            raise RunError(f"{label} ended before step {step}; it has to go on without end")
-        if len(refs) != count:
             raise RunError(
-                f"{label} gave {len(refs)} tasks for step {step}, expected rollout.tasks_per_step "
-                f"({count})"
+                f"{self._label} ended before step {self._step}; it has to go on without end"
+            )
+        if len(refs) != self._count:
+            raise RunError(
+                f"{self._label} gave {len(refs)} tasks for step {self._step}, expected "
+                f"rollout.tasks_per_step ({self._count})"
             )
         for ref in refs:
-            if fault := _fault_of(ref, sources):
-                raise RunError(f"{label} gave {fault[0]} step {step}, expected {fault[1]}")
-        yield refs
+            if fault := _fault_of(ref, self._sources):
+                got, expected = fault
+                raise RunError(f"{self._label} gave {got} step {self._step}, expected {expected}")
+        return cast("list[TaskRef]", refs)
+
+    def state(self) -> str:
+        """Where it is, beside the number of steps; empty for a function of that number alone.
+
+        Raises:
+            RunError: its state is no JSON.
+        """
+        if not isinstance(self._stream, Resumable):
+            return ""
+        with user_code(f"{self._label}: state", fault=RunError):
+            return json.dumps(self._stream.state())
+
+    def load(self, step: int, state: str) -> None:
+        """Go on behind a step, after which the state was this."""
+        self._step = step
+        with user_code(f"{self._label}: load", fault=RunError):
+            if state and isinstance(self._stream, Resumable):
+                self._stream.load(json.loads(state))
+            else:
+                deque(islice(self._stream, step), maxlen=0)
 
 
 def check_sampler(
     config: RolloutConfig, sources: Sequence[EnvSource], *, seed: int, given: object = None
 ) -> None:
-    """Raise ConfigError for a sampler whose first steps are not sound, or other the second time."""
+    """Raise ConfigError for a sampler that is not sound in its first steps, or cannot go on."""
+    label = SAMPLERS.label(config.sampler)
     try:
-        once, again = (
-            list(islice(sample_tasks(config, sources, seed=seed, given=given), _TRIED_STEPS))
-            for _ in range(2)
+        first, second, resumed = (
+            TaskSampler(config, sources, seed=seed, given=given) for _ in range(3)
         )
+        expected = [first.draw(), first.draw()]
+        again = [second.draw()]
+        state = second.state()
+        again.append(second.draw())
+        resumed.load(1, state)
+        later = resumed.draw()
     except AgentrlError as error:
         raise ConfigError(str(error)) from error
-    if once != again:
+    if expected != again:
         raise ConfigError(
-            f"{SAMPLERS.label(config.sampler)} gave other tasks the second time, expected the same "
-            "for the same seed: a resumed run goes on from a step's number alone"
+            f"{label} gave other tasks the second time, expected the same for the same seed: a "
+            "resumed run has to go on as one that was not stopped"
+        )
+    if later != expected[1]:
+        raise ConfigError(
+            f"{label} gave other tasks after load(state()), expected those of the next step"
         )
 
 

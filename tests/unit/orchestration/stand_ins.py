@@ -132,6 +132,7 @@ class LoggedStore:
     )
     collected: list[Collected] = field(default_factory=list[Collected])
     saved: tuple[int, int] = (0, 0)
+    sampler: str = ""
 
     def episodes_file(self, step: int) -> Path:
         return Path(f"step-{step}.parquet")
@@ -148,12 +149,12 @@ class LoggedStore:
     def event(self, kind: str, **fields: object) -> None:
         self.events.append((kind, fields))
 
-    def save(self, trainer: object, step: int, version: int, metrics: object) -> None:
+    def save(self, trainer: object, step: int, version: int, metrics: object, sampler: str) -> None:
         self.log.append(f"saved {step}")
-        self.saved = step, version
+        self.saved, self.sampler = (step, version), sampler
 
-    def restore(self, trainer: object, steps: int) -> tuple[int, int]:
-        return self.saved
+    def restore(self, trainer: object, steps: int) -> tuple[int, int, str]:
+        return (*self.saved, self.sampler)
 
     def close(self) -> None:
         self.log.append("store closed")

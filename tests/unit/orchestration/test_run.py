@@ -1,7 +1,8 @@
 """`PlannedRun` around parts that keep a log: steps, checkpoints, resumption, how it is wired."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.parts import Parts
 from agentrl.orchestration.preflight import Plan
 from agentrl.orchestration.run import PlannedRun
+from agentrl.rollout import TaskRef
 from agentrl.run_dir import RunDirectory
 from tests.unit.orchestration.stand_ins import (
     STATS,
@@ -98,6 +100,57 @@ def test_a_resumed_run_serves_what_it_had_published(
     assert kinds(tmp_path).count("resume") == 1
     with make_run("--steps", "4", root=tmp_path / "whole") as run:
         assert [step.collected.episodes[0].task.id for step in run] == [*first, *later]
+
+
+class Resumed(Iterator[list[TaskRef]]):
+    """Draws by what it drew before; made anew it begins at the beginning."""
+
+    def __init__(self, sources: object, *, tasks_per_step: int, seed: int) -> None:
+        self.drawn = [seed]
+
+    def __next__(self) -> list[TaskRef]:
+        self.drawn = [*self.drawn[-3:], sum(self.drawn) % 1000 + len(self.drawn)]
+        return [TaskRef(0, self.drawn[-1]), TaskRef(0, self.drawn[-1] + 1)]
+
+    def state(self) -> object:
+        return self.drawn
+
+    def load(self, state: Any) -> None:
+        self.drawn = state
+
+
+@pytest.mark.parametrize("stop", ["at the end", "in a step"])
+def test_a_sampler_of_ones_own_goes_on_where_it_was(
+    wiring: Wiring, make_run: MakeRun, tmp_path: Path, stop: str
+) -> None:
+    steps_asked = 0
+
+    def estimate(batch: Any) -> Any:
+        nonlocal steps_asked
+        if batch.num_rows == 4:  # the one that it is tried on has 5
+            steps_asked += 1
+            if stop == "in a step" and steps_asked == 3:
+                raise KeyboardInterrupt
+        return batch.mask_N.astype("float32")
+
+    def play(*flags: str, **given: Any) -> list[str]:
+        sampled = [*flags, "--sampler", "<own>", "--estimator", "<estimate>"]
+        ids: list[str] = []
+        with (
+            suppress(KeyboardInterrupt),
+            make_run(*sampled, "--checkpoint.every", "100", objects=objects, **given) as run,
+        ):
+            for step in run:
+                ids += [e.task.id for e in step.collected.episodes]
+        return ids
+
+    objects = Overrides(given={"<own>": Resumed, "<estimate>": estimate})
+    first = play("--steps", "2" if stop == "at the end" else "4")
+    assert wiring.store.saved == (2, 2)
+    later = play("--steps", "4", resume=True)
+    whole = play("--steps", "4", root=tmp_path / "whole")
+    assert [*first, *later] == whole
+    assert len({*whole}) > 4
 
 
 def test_what_a_run_was_given_reaches_its_controller(wiring: Wiring, make_run: MakeRun) -> None:

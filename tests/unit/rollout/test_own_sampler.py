@@ -6,19 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, RunError
 from agentrl.rollout import EnvSource, RolloutConfig, TaskRef
-from agentrl.rollout.sampler import check_sampler, sample_tasks, task_stream
+from agentrl.rollout.sampler import TaskSampler, check_sampler, task_stream
 
 SOURCES = [EnvSource(1.0, None), EnvSource(2.0, 3)]
-OWN = f"{Path(__file__).parents[3]}/examples/extending/sampler.py:in_order"
+EXAMPLES = f"{Path(__file__).parents[3]}/examples/extending"
+OWN = f"{EXAMPLES}/sampler.py:in_order"
+STATEFUL = f"{EXAMPLES}/sampler_with_state.py:AtRandom"
 FOUR = {"tasks_per_step": 4}
 Sampler = Callable[..., Iterator[Any]]
 
 
 def steps(config: RolloutConfig, given: object = None) -> list[list[TaskRef]]:
-    return list(islice(sample_tasks(config, SOURCES, seed=3, given=given), 3))
+    sampler = TaskSampler(config, SOURCES, seed=3, given=given)
+    return [sampler.draw() for _ in range(3)]
 
 
 def test_by_default_it_is_the_mixture() -> None:
@@ -98,3 +103,85 @@ def test_one_that_goes_wrong_later_ends_the_run() -> None:
     check_sampler(config, SOURCES, seed=3, given=sampler)
     with pytest.raises(RunError, match="<it> gave 1 tasks for step 3"):
         steps(config, sampler)
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(["mixture", OWN, STATEFUL]), st.integers(0, 12), st.integers(0, 2**32))
+def test_a_resumed_one_goes_on_as_one_that_was_not_stopped(name: str, done: int, seed: int) -> None:
+    config = RolloutConfig.model_validate({**FOUR, "sampler": name})
+    check_sampler(config, SOURCES, seed=seed)
+    whole, resumed = (TaskSampler(config, SOURCES, seed=seed) for _ in range(2))
+    for _ in range(done):
+        whole.draw()
+    resumed.load(done, whole.state())
+    assert (whole.state() == "") is (name != STATEFUL)
+    assert [whole.draw() for _ in range(4)] == [resumed.draw() for _ in range(4)]
+    assert whole.state() == resumed.state()
+
+
+class Counts(Iterator[list[TaskRef]]):
+    """The next tasks of the first environment; cannot be told to go anywhere but by `load`."""
+
+    def __init__(self, sources: Any, *, tasks_per_step: int, seed: int) -> None:
+        self.place = {"number": 0}
+
+    def __next__(self) -> list[TaskRef]:
+        self.place["number"] += 4
+        return [TaskRef(0, self.place["number"] - i) for i in range(4)]
+
+    def state(self) -> object:
+        return self.place
+
+    def load(self, state: Any) -> None:
+        self.place = state
+
+
+def test_a_state_is_of_the_moment_it_was_asked_for() -> None:
+    config = RolloutConfig.model_validate({**FOUR, "sampler": "<it>"})
+    check_sampler(config, SOURCES, seed=3, given=Counts)
+    sampler = TaskSampler(config, SOURCES, seed=3, given=Counts)
+    sampler.draw()
+    state = sampler.state()
+    expected = sampler.draw()
+    again = TaskSampler(config, SOURCES, seed=3, given=Counts)
+    again.load(1, state)
+    assert again.draw() == expected
+
+
+class Forgets(Counts):
+    def load(self, state: Any) -> None:
+        pass
+
+
+class NoJson(Counts):
+    def state(self) -> object:
+        return {1, 2}
+
+
+class CannotLoad(Counts):
+    def load(self, state: Any) -> None:
+        raise KeyError("place")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (Forgets, "<it> gave other tasks after load(state()), expected those of the next step"),
+        (NoJson, "<it>: state raised TypeError: Object of type set is not JSON serializable"),
+        (CannotLoad, "<it>: load raised KeyError: 'place'"),
+    ],
+)
+def test_a_state_that_leads_elsewhere_is_found_before_the_run(given: Any, said: str) -> None:
+    config = RolloutConfig.model_validate({**FOUR, "sampler": "<it>"})
+    with pytest.raises(ConfigError) as caught:
+        check_sampler(config, SOURCES, seed=3, given=given)
+    assert said in str(caught.value)
+
+
+def test_a_generator_that_is_no_list_counts_as_one() -> None:
+    def sampler(sources: Any, *, tasks_per_step: int, seed: int) -> Iterator[Any]:
+        while True:
+            yield (TaskRef(0, i) for i in range(tasks_per_step))
+
+    config = RolloutConfig.model_validate({**FOUR, "sampler": "<it>"})
+    assert steps(config, sampler) == [[TaskRef(0, i) for i in range(4)]] * 3
