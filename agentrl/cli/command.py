@@ -1,6 +1,6 @@
 """What a command declares, and how its arguments are taken apart."""
 
-import sys
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -9,6 +9,7 @@ from pydantic import Field
 
 from agentrl.config import Config, load_config
 from agentrl.config.flags import Flag, split_flags, switches_of
+from agentrl.config.nearest import nearest
 from agentrl.config.schema import Schema, schema_of
 from agentrl.errors import ConfigError
 
@@ -19,6 +20,12 @@ class JsonOption(Config):
     """The options of a command that prints data."""
 
     as_json: bool = Field(default=False, alias="json", description="Print JSON.")
+
+    def show(self, data: object, text: str) -> None:
+        """Print data for programs, or the same as a text for people."""
+        if self.as_json:
+            text = json.dumps(data, indent=2, ensure_ascii=False, default=str)
+        print(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +104,7 @@ def _check_count(command: Verb[O], positional: Sequence[str]) -> None:
         raise ConfigError(f'{command.name}: got the argument "{extra}", expected {wanted}')
 
 
-def print_json(data: object) -> None:
-    """Print data for programs."""
-    import json
-
-    json.dump(data, sys.stdout, indent=2, ensure_ascii=False, default=str)
-    print()
+def check_name(name: str, known: Sequence[str], done: str) -> None:
+    """Raise ConfigError for an engine that is none of those that can be `done`."""
+    if name not in known:
+        raise ConfigError(f"engine {name!r} cannot be {done}, {nearest(name, known)}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.config.plain import as_mapping
 from agentrl.extras import TRAIN, pip_line
 from agentrl.one_line import one_line
@@ -21,10 +21,6 @@ from agentrl.run_dir.disk import free_bytes
 from agentrl.sandboxes import run_sync, survey
 
 _PACKAGES = ("agentrl", "torch", "transformers", "gymnasium", "numpy", "pydantic", "tokenizers")
-_ENGINES: Mapping[str, tuple[str, ...]] = {
-    "local": TRAIN,
-    "scripted": (),
-}
 _TORCH = """
 import json, torch
 found = {"cpu": 1}
@@ -36,10 +32,7 @@ print(json.dumps({"devices": found, "threads": torch.get_num_threads()}))
 
 def _run_doctor(options: JsonOption, arguments: Arguments) -> int:
     report = examine()
-    if options.as_json:
-        print_json(report)
-    else:
-        print(render(report))
+    options.show(report, render(report))
     return 0
 
 
@@ -54,8 +47,13 @@ COMMAND = Verb(
 
 def examine() -> dict[str, dict[str, object]]:
     """Everything that `doctor` shows, by section."""
-    engines: dict[str, object] = {name: _describe_engine(needs) for name, needs in _ENGINES.items()}
-    engines["sglang"] = _sglang()
+    missing = [name for name in TRAIN if importlib.util.find_spec(name) is None]
+    detail = f"needs {', '.join(missing)}: {pip_line(missing[0])}" if missing else "ready"
+    engines: dict[str, object] = {
+        "local": {"works": not missing, "detail": detail},
+        "scripted": {"works": True, "detail": "ready"},
+        "sglang": _sglang(),
+    }
     return {
         "versions": {"python": platform.python_version(), **{p: _version(p) for p in _PACKAGES}},
         "machine": _machine(),
@@ -115,12 +113,6 @@ def _torch() -> dict[str, object]:
         return {"error": said[-1] if said else f"importing torch ended with {done.returncode}"}
     found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def _describe_engine(needs: tuple[str, ...]) -> dict[str, object]:
-    missing = [name for name in needs if importlib.util.find_spec(name) is None]
-    detail = f"needs {', '.join(missing)}: {pip_line(missing[0])}" if missing else "ready"
-    return {"works": not missing, "detail": detail}
 
 
 def _sglang() -> dict[str, object]:

@@ -1,14 +1,13 @@
 """`agentrl engine check`: can a running server be trained with?"""
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.engine.sglang.check import EngineCheckRow, check_server
 from agentrl.engine.sglang.client import GenerateClient
 from agentrl.engine.sglang.control import Control, Keys
@@ -28,11 +27,10 @@ class EngineCheckOptions(JsonOption):
 def _run_engine_check(options: EngineCheckOptions, arguments: Arguments) -> int:
     url = arguments.positional[0].rstrip("/")
     rows = asyncio.run(_check_url(url, options.model))
-    if options.as_json:
-        print_json({"url": url, "ok": all(r.ok for r in rows), "rows": [asdict(r) for r in rows]})
-    else:
-        print(render(rows))
-    return 0 if all(row.ok for row in rows) else 1
+    ok = all(row.ok for row in rows)
+    lines = [f"{'ok  ' if row.ok else 'FAIL'}  {row.name:11}  {row.detail}" for row in rows]
+    options.show({"url": url, "ok": ok, "rows": [asdict(row) for row in rows]}, "\n".join(lines))
+    return 0 if ok else 1
 
 
 async def _check_url(url: str, model: str | None) -> list[EngineCheckRow]:
@@ -61,11 +59,6 @@ async def _check_url(url: str, model: str | None) -> list[EngineCheckRow]:
                 vocab_size=size,
                 reference=partial(sequence_logprobs, trained),
             )
-
-
-def render(rows: Sequence[EngineCheckRow]) -> str:
-    """The table for people."""
-    return "\n".join(f"{'ok  ' if row.ok else 'FAIL'}  {row.name:11}  {row.detail}" for row in rows)
 
 
 COMMAND = Verb(

@@ -2,8 +2,7 @@
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
-from agentrl.cli.engine_names import INSTALLED, check_name
+from agentrl.cli.command import Arguments, JsonOption, Verb, check_name
 from agentrl.engine.sglang.install import SGLANG, Flavour, install
 
 
@@ -16,13 +15,13 @@ class InstallOptions(JsonOption):
 
 
 def _run_engine_install(options: InstallOptions, arguments: Arguments) -> int:
-    check_name(arguments.positional[0], INSTALLED, "installed")
+    check_name(arguments.positional[0], ("sglang",), "installed")
     flavour: Flavour = "cpu" if options.cpu else "gpu"
     found = install(flavour) if options.as_json else install(flavour, lambda line: print(line))
-    if options.as_json:
-        print_json({"folder": found.folder, "flavour": found.flavour, "version": SGLANG})
-    else:
-        print(f"SGLang {SGLANG} for a {found.flavour.upper()} is in {found.folder}")
+    options.show(
+        {"folder": found.folder, "flavour": found.flavour, "version": SGLANG},
+        f"SGLang {SGLANG} for a {found.flavour.upper()} is in {found.folder}",
+    )
     return 0
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, Verb
-from agentrl.cli.engine_names import SERVED, check_name
+from agentrl.cli.command import Arguments, Verb, check_name
 from agentrl.config import Config, load_config
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
 from agentrl.engine.sglang.control import ADMIN_KEY, KEY, Keys
-from agentrl.engine.sglang.server import HOST, Server, start
+from agentrl.engine.sglang.server import HOST, start
 from agentrl.errors import ConfigError, EngineError
 from agentrl.terminated import Terminated
 
@@ -42,7 +41,7 @@ class EngineFlags(Config):
 
 def _run_engine_serve(options: ServeOptions, arguments: Arguments) -> int:
     name = arguments.positional[0]
-    check_name(name, SERVED, "served")
+    check_name(name, ("sglang", "local"), "served")
     config = load_config(EngineFlags, flags=arguments.flags).config.engine
     keys = Keys.given()
     if options.host not in _LOOPBACK and not keys.user:
@@ -73,18 +72,14 @@ def _serve_sglang(options: ServeOptions, config: EngineConfig, keys: Keys) -> in
         print(f"starting SGLang; its log is {server.log}", flush=True)
         asyncio.run(server.wait_ready(config.sglang.start_timeout_s))
         print(f"{options.model} is served at {server.url}; stop with Ctrl-C", flush=True)
-        _wait_for_server(server)
+        while server.alive:
+            time.sleep(_LOOK_S)
+        raise EngineError(f"the server ended: {server.last_words()}")
     except (KeyboardInterrupt, Terminated):
         print("stopping", flush=True)
     finally:
         server.stop()
     return 0
-
-
-def _wait_for_server(server: Server) -> None:
-    while server.alive:
-        time.sleep(_LOOK_S)
-    raise EngineError(f"the server ended: {server.last_words()}")
 
 
 COMMAND = Verb(

@@ -6,11 +6,11 @@ from dataclasses import asdict
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.config import Config, load_config
 from agentrl.config.load import parse_params
 from agentrl.envs import ToolEnv, resolve_env
-from agentrl.envs.check import CheckReport, check_env_class
+from agentrl.envs.check import check_env_class
 from agentrl.orchestration.config import SHORT_NAMES, EnvEntry
 from agentrl.tokens import Tokenizer
 from agentrl.verifiers import resolve_verifier
@@ -68,23 +68,16 @@ def _run_env_check(options: EnvCheckOptions, arguments: Arguments) -> int:
         split=options.split,
         num_tasks=options.tasks,
     )
-    if options.as_json:
-        tools = [schema.to_json() for schema in report.schemas]
-        rows = [asdict(row) for row in report.rows]
-        print_json({"env": report.env, "ok": report.ok, "rows": rows, "tools": tools})
-    else:
-        print(render(report))
-    return 0 if report.ok else 1
-
-
-def render(report: CheckReport) -> str:
-    """The report for people, with the tools as the model sees them."""
-    lines = report.lines()
-    for schema in report.schemas:
-        lines.append(json.dumps(schema.to_json(), ensure_ascii=False))
+    tools = [schema.to_json() for schema in report.schemas]
+    rows = [asdict(row) for row in report.rows]
     failed = sum(not row.ok for row in report.rows)
-    verdict = f"{failed} of {len(report.rows)} checks failed" if failed else "fit for training"
-    return "\n".join([*lines, f"{report.env}: {verdict}"])
+    verdict = f"{failed} of {len(rows)} checks failed" if failed else "fit for training"
+    lines = [*report.lines(), *(json.dumps(tool, ensure_ascii=False) for tool in tools)]
+    options.show(
+        {"env": report.env, "ok": report.ok, "rows": rows, "tools": tools},
+        "\n".join([*lines, f"{report.env}: {verdict}"]),
+    )
+    return 0 if report.ok else 1
 
 
 def _limits(model: str, arguments: Arguments) -> tuple[Tokenizer, int]:

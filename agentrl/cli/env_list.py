@@ -3,7 +3,7 @@
 import inspect
 from dataclasses import asdict, dataclass
 
-from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.config.dump import toml_value
 from agentrl.config.plain import plain
 from agentrl.config.schema import schema_of
@@ -30,13 +30,12 @@ class Listed:
 
 def _run_env_list(options: JsonOption, arguments: Arguments) -> int:
     found = [describe(name) for name in BUILT_IN]
-    if options.as_json:
-        print_json([asdict(env) for env in found])
-        return 0
+    lines: list[str] = []
     for env in found:
-        print(f"{env.name:14} {env.about}")
+        lines.append(f"{env.name:14} {env.about}")
         for key, parameter in env.parameters.items():
-            print(f"  --env.{key} {toml_value(parameter.default)}  {parameter.about}")
+            lines.append(f"  --env.{key} {toml_value(parameter.default)}  {parameter.about}")
+    options.show([asdict(env) for env in found], "\n".join(lines))
     return 0
 
 

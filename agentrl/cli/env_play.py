@@ -40,7 +40,8 @@ async def _play_episode(env: ToolEnv, task: Task, options: PlayOptions) -> int:
             await env.areset(seed=options.seed, options={"task": task, "split": options.split})
             try:
                 _show_messages(env.conversation)
-                print(f"\ntools: {', '.join(map(_usage, schemas.values()))}\n{_HELP}")
+                usage = (f"{name}({', '.join(_properties(s))})" for name, s in schemas.items())
+                print(f"\ntools: {', '.join(usage)}\n{_HELP}")
                 await _play_turns(env, schemas)
                 outcome = await env.ascore()
             finally:
@@ -51,9 +52,8 @@ async def _play_episode(env: ToolEnv, task: Task, options: PlayOptions) -> int:
         print(f"invalid: {one_line(outcome.reason)}")
         return 1
     parts = "".join(f", {name} {value:g}" for name, value in outcome.parts.items())
-    print(
-        f"score {outcome.value:g}{parts}{f': {one_line(outcome.reason)}' if outcome.reason else ''}"
-    )
+    reason = f": {one_line(outcome.reason)}" if outcome.reason else ""
+    print(f"score {outcome.value:g}{parts}{reason}")
     return 0
 
 
@@ -94,10 +94,6 @@ def _parsed(line: str, schemas: Mapping[str, ToolSchema]) -> AssistantTurn | str
 
 def _properties(schema: ToolSchema) -> Mapping[str, object]:
     return cast("Mapping[str, object]", schema.parameters["properties"])
-
-
-def _usage(schema: ToolSchema) -> str:
-    return f"{schema.name}({', '.join(_properties(schema))})"
 
 
 def _show_messages(messages: tuple[Message, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.cli.run_config import FILE, load
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 from agentrl.orchestration.evaluate import EvalResult
@@ -27,10 +27,7 @@ def _run_eval(options: EvalOptions, arguments: Arguments) -> int:
     from agentrl.orchestration import jobs
 
     result, _ = jobs.evaluate(load(arguments).config, agent=options.agent)
-    if options.as_json:
-        print_json(result.to_json())
-    else:
-        print(render(result))
+    options.show(result.to_json(), render(result))
     return 0
 
 

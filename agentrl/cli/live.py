@@ -36,7 +36,9 @@ class LiveDisplay(Observer):
         self._asked = time.monotonic()
         self._console = Console(file=stream)
         self._live = Live(
-            get_renderable=self._picture, console=self._console, refresh_per_second=_REFRESH_HZ
+            get_renderable=lambda: Group(self._render_head(), self._render_body()),
+            console=self._console,
+            refresh_per_second=_REFRESH_HZ,
         )
         self._live.start()
 
@@ -54,7 +56,9 @@ class LiveDisplay(Observer):
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the step's numbers."""
         self._step = step
-        self._metrics = {**_evaluated(self._metrics), **metrics}
+        # The results of the last evaluation stay until the next one.
+        kept = {key: value for key, value in self._metrics.items() if key.startswith("eval/")}
+        self._metrics = {**kept, **metrics}
         self._rewards.append(metrics.get("reward", math.nan))
         self._success.append(metrics.get("success", math.nan))
         self._asked = time.monotonic()
@@ -76,9 +80,6 @@ class LiveDisplay(Observer):
             self._phase_began = time.monotonic()
             self._live.stop()
 
-    def _picture(self) -> RenderableType:
-        return Group(self._render_head(), self._render_body())
-
     def _render_head(self) -> RenderableType:
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._total, completed=self._step, width=30)
@@ -95,9 +96,11 @@ class LiveDisplay(Observer):
         shown, metrics = summary(self._metrics), self._metrics
         body = Table.grid(padding=(0, 2))
         width = max(10, min(60, self._console.width - 24))
+        unicode = self._console.encoding.lower().startswith("utf")
         for label, values in (("reward", self._rewards), ("success", self._success)):
             if label in shown:
-                body.add_row(f"  {label}", shown[label], self._spark(values, width))
+                line = sparkline(values, width, unicode=unicode)
+                body.add_row(f"  {label}", shown[label], Text(line, style="green"))
         if "held-out" in shown:
             body.add_row("  held-out", shown["held-out"], "")
         if "loss" in shown:
@@ -115,12 +118,3 @@ class LiveDisplay(Observer):
         if "invalid" in shown:
             body.add_row("  invalid", Text(shown["invalid"], style="yellow"), "episodes")
         return body
-
-    def _spark(self, values: list[float], width: int) -> Text:
-        unicode = self._console.encoding.lower().startswith("utf")
-        return Text(sparkline(values, width, unicode=unicode), style="green")
-
-
-def _evaluated(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The results of the last evaluation stay until the next one."""
-    return {key: value for key, value in metrics.items() if key.startswith("eval/")}

@@ -1,11 +1,10 @@
 """What the commands that take a run's configuration have in common."""
 
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
-from agentrl.cli.command import Arguments, print_json
+from agentrl.cli.command import Arguments, JsonOption
 from agentrl.cli.display import make_display
 from agentrl.config import Loaded
 from agentrl.errors import ConfigError
@@ -14,7 +13,8 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.run import RunResult
-from agentrl.run_dir.directory import RunDirectory
+from agentrl.places import short_path
+from agentrl.run_dir import RunDirectory
 
 FILE = "[run.toml]"
 
@@ -48,38 +48,20 @@ def load_resumed(arguments: Arguments, run: str) -> Loaded[RunConfig]:
     return layers.load_resumed(RunDirectory.open(Path(root), run), flags=kept)
 
 
-def title(config: RunConfig) -> str:
-    """What a display shows as the name of a run: its own, or its environments'."""
-    return config.name or ", ".join(env.label for env in config.env)
-
-
-@contextmanager
-def shown(config: RunConfig, total: int, *, as_json: bool) -> Generator[Observer]:
+def shown(config: RunConfig, total: int, options: JsonOption) -> closing[Observer]:
     """The display of a run of `total` steps; standard output stays free for JSON."""
-    display = make_display(title(config), total, sys.stderr if as_json else sys.stdout)
-    try:
-        yield display
-    finally:
-        display.close()
+    title = config.name or ", ".join(env.label for env in config.env)
+    return closing(make_display(title, total, sys.stderr if options.as_json else sys.stdout))
 
 
-def show_result(result: RunResult, *, as_json: bool) -> None:
+def show_result(result: RunResult, options: JsonOption) -> None:
     """Print where a run and its model are, with the last numbers for programs."""
-    if not as_json:
-        print(f"run    {_shorten_path(result.path)}\nmodel  {_shorten_path(result.model)}")
-        return
-    print_json(
-        {
-            "path": result.path,
-            "model": result.model,
-            "steps": result.steps,
-            "metrics": dict(result.metrics),
-            "eval": result.eval.to_json() if result.eval else None,
-        }
-    )
-
-
-def _shorten_path(path: Path) -> Path:
-    """Relative to the working directory if it is below it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+    data = {
+        "path": result.path,
+        "model": result.model,
+        "steps": result.steps,
+        "metrics": dict(result.metrics),
+        "eval": result.eval.to_json() if result.eval else None,
+    }
+    run, model = short_path(str(result.path)), short_path(str(result.model))
+    options.show(data, f"run    {run}\nmodel  {model}")

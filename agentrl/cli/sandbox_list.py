@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.sandboxes.leftovers import Found, find_sandboxes
 
 
@@ -14,14 +14,12 @@ def _run_sandbox_list(options: JsonOption, arguments: Arguments) -> int:
 
 def show(found: Sequence[Found], options: JsonOption, nothing: str) -> None:
     """Print sandboxes; `nothing` if there are none."""
-    if options.as_json:
-        print_json([asdict(sandbox) for sandbox in found])
-        return
-    for sandbox in found:
-        state = "left behind by" if sandbox.is_left_over else "in use by"
-        print(f"{sandbox.backend:8} {sandbox.name:26} {state} process {sandbox.pid}")
-    if not found:
-        print(nothing)
+    lines = [
+        f"{sandbox.backend:8} {sandbox.name:26} "
+        f"{'left behind by' if sandbox.is_left_over else 'in use by'} process {sandbox.pid}"
+        for sandbox in found
+    ]
+    options.show([asdict(sandbox) for sandbox in found], "\n".join(lines) or nothing)
 
 
 COMMAND = Verb(

@@ -9,10 +9,9 @@ def _run_sft(options: JsonOption, arguments: Arguments) -> int:
     from agentrl.orchestration import jobs
 
     loaded = load(arguments)
-    updates = loaded.config.warm_start.updates
-    with shown(loaded.config, updates, as_json=options.as_json) as display:
+    with shown(loaded.config, loaded.config.warm_start.updates, options) as display:
         result = jobs.sft(loaded, observers=[display])
-    show_result(result, as_json=options.as_json)
+    show_result(result, options)
     return 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.envs.swe.build.builder import Built, build, split
 from agentrl.envs.swe.build.recipe import SHIPPED, RecipeEntry, read_recipe
 from agentrl.envs.swe.build.records import write_records
@@ -45,13 +45,10 @@ def _run_tasks_build(options: BuildOptions, arguments: Arguments) -> int:
         write_text_atomic(options.out, write_records(packages, tasks))
     dropped = sum((Counter(b.dropped) for b in built), Counter[str]())
     counts = {b.package.package: len(b.tasks) for b in built}
-    if options.as_json:
-        print_json({"out": options.out, "tasks": counts, "dropped": dropped})
-    else:
-        for reason, count in dropped.most_common():
-            print(f"  {count:4} dropped: {reason}")
-        out = short_path(str(options.out))
-        print(f"{sum(counts.values())} tasks of {len(counts)} packages are in {out}")
+    lines = [f"  {count:4} dropped: {reason}" for reason, count in dropped.most_common()]
+    out = short_path(str(options.out))
+    lines.append(f"{sum(counts.values())} tasks of {len(counts)} packages are in {out}")
+    options.show({"out": options.out, "tasks": counts, "dropped": dropped}, "\n".join(lines))
     return 0 if all(counts.values()) else 1
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.envs.swe.build.records import TASKS
 from agentrl.envs.swe.repair import read_repairs
 from agentrl.envs.swe.survey import survey
@@ -33,14 +33,10 @@ def _run_tasks_check(options: TasksOptions, arguments: Arguments) -> int:
     bare = [task.repair.id for task in found if not task.problem and not task.guarded]
     guarded = len(found) - len(bad) - len(bare)
     problems = [*unreadable, *(task.problem for task in bad)]
-    if options.as_json:
-        print_json({"guarded": guarded, "unguarded": bare, "bad": problems})
-    else:
-        for problem in problems:
-            print(f"bad        {one_line(problem)}")
-        for name in bare:
-            print(f"unguarded  {name}")
-        print(f"{guarded} guarded, {len(bare)} unguarded, {len(problems)} bad")
+    lines = [f"bad        {one_line(problem)}" for problem in problems]
+    lines += [f"unguarded  {name}" for name in bare]
+    lines.append(f"{guarded} guarded, {len(bare)} unguarded, {len(problems)} bad")
+    options.show({"guarded": guarded, "unguarded": bare, "bad": problems}, "\n".join(lines))
     return 1 if problems or not guarded else 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.errors import ConfigError
 from agentrl.one_line import one_line
 from agentrl.tokens import Renderer, Tokenizer, ToolFormat, choose_format
@@ -41,18 +41,16 @@ def _run_template_check(options: TemplateOptions, arguments: Arguments) -> int:
             "results as user text": examine(made([_TOOL], results="user"), with_tools=True),
         }
     safe = reports["with tools"].verdict != "refused"
-    if options.as_json:
-        uses = {
-            use: {
-                "verdict": report.verdict,
-                "reason": report.reason,
-                "rows": [asdict(row) for row in report.rows],
-            }
-            for use, report in reports.items()
+    uses = {
+        use: {
+            "verdict": report.verdict,
+            "reason": report.reason,
+            "rows": [asdict(row) for row in report.rows],
         }
-        print_json({"template": name, "tokenizer": about, "safe": safe, "uses": uses})
-    else:
-        print(render(name, about, reports))
+        for use, report in reports.items()
+    }
+    data = {"template": name, "tokenizer": about, "safe": safe, "uses": uses}
+    options.show(data, render(name, about, reports))
     return 0 if safe else 1
 
 

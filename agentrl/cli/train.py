@@ -4,12 +4,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.cli.run_config import FILE, load, load_resumed, show_result, shown
 from agentrl.config import Loaded, dump_config
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
-from agentrl.orchestration.preflight import Plan
 from agentrl.run_dir import RunDirectory
 
 
@@ -47,7 +46,11 @@ def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
     from agentrl.orchestration.preflight import make_plan
 
     plan = make_plan(loaded.config, resume=options.resume is not None)
-    _check_model(plan)
+    folder = Path(plan.config.model).expanduser()
+    if folder.is_dir():
+        from agentrl.orchestration.model_files import check_trained
+
+        check_trained(plan, folder)
     long = long_prompts(plan) if is_at_hand(plan) else []
     if options.resume is not None:
         from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
@@ -58,46 +61,25 @@ def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
         changed = compare_fingerprints(run, take_fingerprints(plan))
         changed.check(accepts=options.accept_changes)
     if options.device_memory:
-        return _memory(loaded.config, options)
-    if options.as_json:
-        print_json(plan.to_json())
-    else:
-        print(dump_config(loaded), end="")
-        print("".join(f"# warning: {line}\n" for line in long), end="")
-        print(f"# Everything is in order; tools: {', '.join(plan.tool_names) or 'none'}.")
+        from agentrl.orchestration.budget import memory_fit
+
+        fit = memory_fit(loaded.config, options.device_memory)
+        options.show(fit.to_json(), "\n".join(fit.lines()))
+        return 0 if fit.fits else 1
+    warnings = "".join(f"# warning: {line}\n" for line in long)
+    verdict = f"# Everything is in order; tools: {', '.join(plan.tool_names) or 'none'}."
+    options.show(plan.to_json(), dump_config(loaded) + warnings + verdict)
     return 0
-
-
-def _check_model(plan: Plan) -> None:
-    """Raise ConfigError for a model that cannot be trained so, if its folder is there."""
-    folder = Path(plan.config.model).expanduser()
-    if folder.is_dir():
-        from agentrl.orchestration.model_files import check_trained
-
-        check_trained(plan, folder)
-
-
-def _memory(config: RunConfig, options: TrainOptions) -> int:
-    """Show what the run needs of a device; 1 if it does not fit."""
-    from agentrl.orchestration.budget import memory_fit
-
-    fit = memory_fit(config, options.device_memory or "")
-    if options.as_json:
-        print_json(fit.to_json())
-    else:
-        print("\n".join(fit.lines()))
-    return 0 if fit.fits else 1
 
 
 def _train_run(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> int:
     from agentrl.orchestration import jobs
 
-    steps = loaded.config.steps
-    with shown(loaded.config, steps, as_json=options.as_json) as display:
+    with shown(loaded.config, loaded.config.steps, options) as display:
         result = jobs.train(
             loaded, resume=resumed, observers=[display], accept_changes=options.accept_changes
         )
-    show_result(result, as_json=options.as_json)
+    show_result(result, options)
     return 0
 
 

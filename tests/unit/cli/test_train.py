@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli.command import Arguments
+from agentrl.cli.command import Arguments, JsonOption
 from agentrl.cli.dispatch import main
 from agentrl.cli.run_config import load_resumed, show_result
 from agentrl.config import dump_config
@@ -53,9 +53,9 @@ def test_a_result_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     result = RunResult(
         path=Path("runs/a"), model=Path("runs/a/model"), steps=2, metrics={"reward": 0.5}, eval=None
     )
-    show_result(result, as_json=False)
+    show_result(result, JsonOption())
     assert capsys.readouterr().out == "run    runs/a\nmodel  runs/a/model\n"
-    show_result(result, as_json=True)
+    show_result(result, JsonOption(json=True))
     assert json.loads(capsys.readouterr().out) == {
         "path": "runs/a",
         "model": "runs/a/model",
