@@ -84,14 +84,9 @@ class RandomAgent:
         if not self.tools or rng.random() < 0.25:
             return AssistantTurn(text=str(rng.integers(1000)))
         tool = self.tools[int(rng.integers(len(self.tools)))]
-        return AssistantTurn(
-            calls=(ToolCall(name=tool.name, arguments=_some(tool, rng), id="call_0"),)
-        )
-
-
-def _some(tool: ToolSchema, rng: np.random.Generator) -> dict[str, Json]:
-    properties = cast("Mapping[str, Mapping[str, Any]]", tool.parameters["properties"])
-    return {name: _draw_value(schema, rng) for name, schema in properties.items()}
+        properties = cast("Mapping[str, Mapping[str, Any]]", tool.parameters["properties"])
+        arguments = {name: _draw_value(schema, rng) for name, schema in properties.items()}
+        return AssistantTurn(calls=(ToolCall(name=tool.name, arguments=arguments, id="call_0"),))
 
 
 def _draw_value(schema: Mapping[str, Any], rng: np.random.Generator) -> Json:

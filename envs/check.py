@@ -33,6 +33,8 @@ from agentrl.types import Agent, Invalid, Message, Outcome, Score, Task, ToolSch
 
 _NUM_MADE = 64
 """So many tasks of a split are compared with the other's, where they are made one by one."""
+_NUM_LONG = 16
+"""So many of the longest listed tasks are rendered beside those that are played."""
 _WORKER_S = 60.0
 """So long a process for isolated tools may take to start."""
 _GYMNASIUM_FAILURES = (AssertionError, Warning, EpisodeError, gymnasium.error.Error)
@@ -113,11 +115,13 @@ def check_env_class(
     env = env_class(config, verifier=verifier, tokenizer=tokenizer)
     tasks = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
     again = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
+    listed = sorted(env_class.listed_tasks(split, env.config) or (), key=_prompt_length)
+    tools = ", ".join(schema.name for schema in env.tool_schemas) or "none"
     with closing(env):
         rows = [_tasks_row(tasks, again), _splits_row(env), *run(_played_rows(env, tasks))]
         rows += [
-            _prompt_row(env, [*tasks, *_longest(env, split)], tokenizer, limit),
-            _schema_row(env.tool_schemas),
+            _prompt_row(env, [*tasks, *listed[-_NUM_LONG:]], tokenizer, limit),
+            CheckRow(name="tools", ok=True, detail=tools),
             _gym_row(env),
         ]
     return CheckReport(env=env_class.__name__, rows=tuple(rows), schemas=env.tool_schemas)
@@ -126,7 +130,9 @@ def check_env_class(
 async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[CheckRow]:
     here = Path.cwd()
     null = await _play_all(env, NullAgent(), tasks)
-    await _start_tool_worker(env)
+    if any(tool.isolated for tool in declaration(type(env)).tools.values()):
+        # The process that isolated tools share outlives episodes: let it be there before.
+        await env.services.tool_pool.call(int, timeout_s=_WORKER_S)
     before = _census()
     random = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
     again = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
@@ -228,10 +234,8 @@ def _splits_row(env: ToolEnv) -> CheckRow:
     return CheckRow(name="splits", ok=ok, detail=detail if listed else f"of {_NUM_MADE}: {detail}")
 
 
-def _longest(env: ToolEnv, split: str) -> Sequence[Task]:
-    """The longest of the listed tasks, which need not be among those that are played."""
-    listed = type(env).listed_tasks(split, env.config) or ()
-    return sorted(listed, key=lambda task: -sum(len(m.content) for m in task.messages()))[:16]
+def _prompt_length(task: Task) -> int:
+    return sum(len(message.content) for message in task.messages())
 
 
 def _tasks_row(first: Sequence[Task], second: Sequence[Task]) -> CheckRow:
@@ -277,12 +281,6 @@ async def _reset_row(env: ToolEnv, task: Task) -> CheckRow:
         return CheckRow(name="reset twice", ok=False, detail=str(error))
     detail = "the same beginning" if same else "the second beginning differs from the first"
     return CheckRow(name="reset twice", ok=same, detail=detail)
-
-
-async def _start_tool_worker(env: ToolEnv) -> None:
-    """Let the process that isolated tools share, which outlives episodes, be there before."""
-    if any(tool.isolated for tool in declaration(type(env)).tools.values()):
-        await env.services.tool_pool.call(int, timeout_s=_WORKER_S)
 
 
 def _census() -> dict[str, int]:
@@ -339,11 +337,6 @@ def _prompt_row(
         detail = f"{size} tokens, expected less than {limit}, so that a turn has room behind it"
         return CheckRow(name="prompt", ok=False, detail=detail)
     return CheckRow(name="prompt", ok=True, detail=f"at most {size} tokens")
-
-
-def _schema_row(schemas: Sequence[ToolSchema]) -> CheckRow:
-    names = ", ".join(schema.name for schema in schemas) or "none"
-    return CheckRow(name="tools", ok=True, detail=names)
 
 
 def _gym_row(env: ToolEnv) -> CheckRow:

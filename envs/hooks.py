@@ -160,7 +160,9 @@ class World:
                 faults.append(fault)
                 if not await self.settle():
                     break
-        self._stop_thread()
+        if self._thread is not None and not self.abandoned:
+            self._thread.stop()
+            self._thread = None
         if faults:
             raise faults[0]
 
@@ -172,11 +174,6 @@ class World:
 
     def _late(self, what: str) -> EnvironmentFault:
         return EnvironmentFault(f"{what} did not end within {self._rules.hook_timeout_s:g} s")
-
-    def _stop_thread(self) -> None:
-        if self._thread is not None and not self.abandoned:
-            self._thread.stop()
-            self._thread = None
 
     def _next_step(self) -> tuple[str, Hook, bool] | None:
         """What is to be closed next, and whether that is the episode thread's to do."""

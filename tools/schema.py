@@ -39,8 +39,9 @@ class ToolArguments:
         try:
             self._adapter: TypeAdapter[dict[str, object]] = TypeAdapter(typed)
         except (PydanticSchemaGenerationError, PydanticUserError) as error:
+            said = str(error).strip().splitlines()[0]
             raise ConfigError(
-                f"tool {tool} has a parameter that JSON cannot express: {_first_line(error)}"
+                f"tool {tool} has a parameter that JSON cannot express: {said}"
             ) from error
 
     def schema(self, descriptions: Mapping[str, str]) -> dict[str, Json]:
@@ -154,7 +155,3 @@ def _problem(item: Mapping[str, Any]) -> str:
         case _:
             got = json.dumps(item["input"], ensure_ascii=False, default=str)
             return f"argument {where}: {item['msg']}, got {got[:80]}"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]

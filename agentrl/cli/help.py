@@ -70,17 +70,13 @@ def _about(field: FieldInfo) -> str:
     facts = [bounds(field)]
     if field.is_required():
         facts.append("required")
-    elif (default := _default(field)) not in ("none", "false", "", "[]", "{}"):
-        facts.append(f"default {default}")
+    else:
+        default = toml_value(plain(field.get_default(call_default_factory=True))).strip('"')
+        facts += [f"default {default}"] * (default not in ("none", "false", "", "[]", "{}"))
     listed = "; ".join(fact for fact in facts if fact)
     text = (field.description or "").rstrip(".")
     described = f"{text}." if text else ""
     return f"{described} {f'({listed})' if listed else ''}".strip()
-
-
-def _default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True)
-    return value if isinstance(value, str) else toml_value(plain(value)).strip('"')
 
 
 def _entry(flag: str, text: str) -> list[str]:

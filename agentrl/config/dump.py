@@ -57,11 +57,13 @@ def _section(
     """
     below: list[tuple[str, object]] = []
     for key, value in data.items():
-        if f"{path}{key}" not in origins and _is_below(value, f"{path}{key}.", origins):
-            below.append((key, value))
-            continue
         origin = origins.get(f"{path}{key}", DEFAULT)
-        yield f"{_write_key(key)} = {toml_value(value)}  # {_comment(origin)}"
+        has_keys = any(known.startswith(f"{path}{key}.") for known in origins)
+        if has_keys and isinstance(value, Mapping | list) and f"{path}{key}" not in origins:
+            below.append((key, value))
+        else:
+            comment = "".join(c if c.isprintable() else "?" for c in origin)
+            yield f"{_write_key(key)} = {toml_value(value)}  # {comment}"
     for key, value in below:
         header = f"{name}{_write_key(key)}"
         section = as_mapping(value)
@@ -74,14 +76,5 @@ def _section(
             yield from _section(as_mapping(row) or {}, f"{header}.", f"{path}{key}.{i}.", origins)
 
 
-def _is_below(value: object, path: str, origins: Mapping[str, str]) -> bool:
-    """True for sections and lists of tables: the keys below them have origins."""
-    return isinstance(value, (Mapping, list)) and any(key.startswith(path) for key in origins)
-
-
 def _write_key(name: str) -> str:
     return name if _BARE.fullmatch(name) else toml_value(name)
-
-
-def _comment(origin: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in origin)

@@ -55,13 +55,10 @@ def _attribute(module: ModuleType, qualname: str, subject: str, place: str) -> o
     found: object = module
     for name in qualname.split("."):
         if not hasattr(found, name):
-            names = [n for n in vars(found) if not n.startswith("_")] if _has_names(found) else []
+            there = vars(found) if isinstance(found, ModuleType | type) else {}
+            names = [n for n in there if not n.startswith("_")]
             raise ConfigError(
                 f"{subject} does not exist: {place} has no {name}, {nearest(name, names)}"
             )
         found = getattr(found, name)
     return found
-
-
-def _has_names(found: object) -> bool:
-    return isinstance(found, ModuleType | type)

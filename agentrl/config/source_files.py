@@ -52,10 +52,13 @@ def load_source(path: Path, source: bytes, subject: str) -> ModuleType:
     Raises:
         ConfigError: it cannot be imported.
     """
-    name = _module_name(path, source)
+    digest = hashlib.blake2b(str(path).encode() + b"\0" + source, digest_size=6).hexdigest()
+    name = f"{_PREFIX}{''.join(c if c.isalnum() else '_' for c in path.stem)}_{digest}"
     module = sys.modules.get(name)
-    if module is not None and _has_its_neighbours(module):
-        return module
+    if module is not None:
+        known: dict[str, ModuleType] = vars(module).get(_NEIGHBOURS, {})
+        if all(sys.modules.get(other) is neighbour for other, neighbour in known.items()):
+            return module
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # as for every .py
     module = importlib.util.module_from_spec(spec)
@@ -78,14 +81,9 @@ def load_source(path: Path, source: bytes, subject: str) -> ModuleType:
         vars(module)[_NEIGHBOURS] = _note_neighbours(before, path.parent)
         if not loaded:
             del sys.modules[name]
-    _pickle_by_value(module)
+    if cloudpickle := sys.modules.get("cloudpickle"):  # let it send functions with their code
+        cloudpickle.register_pickle_by_value(module)
     return module
-
-
-def _module_name(path: Path, source: bytes) -> str:
-    digest = hashlib.blake2b(str(path).encode() + b"\0" + source, digest_size=6).hexdigest()
-    stem = "".join(c if c.isalnum() else "_" for c in path.stem)
-    return f"{_PREFIX}{stem}_{digest}"
 
 
 def _note_neighbours(before: set[str], folder: Path) -> dict[str, ModuleType]:
@@ -105,11 +103,6 @@ def _is_neighbour(name: str, file: Path, folder: Path) -> bool:
     ours = name.partition(".")[0] == "agentrl" or name.startswith(_PREFIX)
     written = file.suffix == ".py" and "site-packages" not in file.parts
     return written and not ours and file.is_relative_to(folder)
-
-
-def _has_its_neighbours(module: ModuleType) -> bool:
-    known: dict[str, ModuleType] = vars(module).get(_NEIGHBOURS, {})
-    return all(sys.modules.get(name) is neighbour for name, neighbour in known.items())
 
 
 def _forget_changed_neighbours(folder: Path) -> None:
@@ -132,13 +125,6 @@ def _read_or_nothing(file: Path) -> bytes:
         return b""
 
 
-def _pickle_by_value(module: ModuleType) -> None:
-    """Let cloudpickle, where it is in use, send the module's functions with their code."""
-    cloudpickle = sys.modules.get("cloudpickle")
-    if cloudpickle is not None:
-        cloudpickle.register_pickle_by_value(module)
-
-
 def import_message(subject: str, error: BaseException, path: Path | None) -> str:
     """The last line of the traceback and the place in the user's code."""
     text = error.msg if isinstance(error, SyntaxError) else said_by(error)
@@ -157,11 +143,8 @@ def _place(error: BaseException, path: Path | None) -> tuple[str, int] | None:
     traceback = error.__traceback__
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
-        if name == str(path) or (path is None and _is_user_code(name)):
+        outside = "importlib" not in name and Path(name).parent != Path(__file__).parent
+        if name == str(path) or (path is None and outside):
             found = (short_path(name), traceback.tb_lineno)
         traceback = traceback.tb_next
     return found
-
-
-def _is_user_code(filename: str) -> bool:
-    return "importlib" not in filename and Path(filename).parent != Path(__file__).parent

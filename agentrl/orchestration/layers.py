@@ -61,8 +61,8 @@ class Layers:
     @classmethod
     def read(cls, directory: RunDirectory) -> "Layers":
         """Those of a run; none where it was killed before it had any."""
-        lines = read_lines(directory.layers)
-        return cls(tuple(_layer(line) for line in lines))
+        lines = ({"values": {}, "origins": {}, **line} for line in read_lines(directory.layers))
+        return cls(tuple(Layer(**line) for line in lines))  # type: ignore[arg-type]  # as written
 
     @classmethod
     def started(cls, directory: RunDirectory, objects: Overrides) -> "Layers":
@@ -208,7 +208,3 @@ def _set_value(data: dict[str, object], key: str, value: Json) -> None:
     for section in sections:
         data = cast("dict[str, object]", data[section])
     data[name] = value
-
-
-def _layer(line: Mapping[str, object]) -> Layer:
-    return Layer(**{"values": {}, "origins": {}, **line})  # type: ignore[arg-type]  # as written

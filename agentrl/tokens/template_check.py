@@ -180,10 +180,11 @@ def _check_answers(renderer: Renderer, with_tools: bool) -> TemplateRow:
         places = [_place(content, text) for content in said]
         for content, place in zip(said, places, strict=True):
             if place < 0 or places != sorted(places):
+                shown = text if len(text) <= 160 else f"{text[:80]} ... {text[-80:]}"
                 detail = (
                     f"the chat template drops, alters or repeats a {what}: {content[:40]!r}, of "
                     f"{len(content)} characters, should stand once and in order in "
-                    f"{_shortened(text)!r}; use a template that writes a {what} as it is"
+                    f"{shown!r}; use a template that writes a {what} as it is"
                 )
                 return TemplateRow(name=what, detail=detail, action="refuse")
     return TemplateRow(name=what, detail="written once, unchanged")
@@ -195,10 +196,6 @@ def _place(content: str, text: str) -> int:
     escaped = [json.dumps(plain, ensure_ascii=ascii)[1:-1] for ascii in (False, True)]
     places = [text.find(form) for form in (plain, *escaped) if text.count(form) == 1]
     return max(places, default=-1)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 160 else f"{text[:80]} ... {text[-80:]}"
 
 
 def _injection(renderer: Renderer) -> TemplateRow:
@@ -261,7 +258,8 @@ CHATS: tuple[tuple[Message, ...], ...] = (
 
 def _tried(renderer: Renderer, chat: Sequence[Message]) -> TemplateRow:
     rewritten, record = "", ""
-    for begin, end in _find_turns(chat):
+    places = [i for i, message in enumerate(chat) if message.role == "assistant"]
+    for begin, end in zip(places, [*places[1:], len(chat)], strict=True):
         so_far, answers = chat[:end], chat[begin + 1 : end]
         try:
             before = renderer.text(chat[:begin])
@@ -358,12 +356,6 @@ def _fault(renderer: Renderer, chat: Sequence[Message], begin: int, whole: str) 
     behind = whole.partition(answer[0].content)[2]
     moved = turn.tool_calls and turn.content and turn.content in behind
     return "" if moved else not_preserving(chat, suffix, whole[-len(suffix) :])
-
-
-def _find_turns(chat: Sequence[Message]) -> Iterator[tuple[int, int]]:
-    """Where each assistant's message is, and where what answers it ends."""
-    places = [i for i, message in enumerate(chat) if message.role == "assistant"]
-    yield from zip(places, [*places[1:], len(chat)], strict=True)
 
 
 def _lost(chat: Sequence[Message], text: str) -> str:

@@ -101,7 +101,8 @@ class _Probe:
 
     def profile(self) -> TemplateProfile:
         fault = self._find_dialect()
-        generation = self._generation()
+        without, full = self._render([USER]), self._render([USER], generate=True)
+        generation = full[first_difference(without, full) :]
         opened = _THINKING.search(generation)
         call_fault = self._find_call_dialect()
         after_text = Ending(stop=SpecialToken("", -1), trailer="", closing="")
@@ -232,10 +233,6 @@ class _Probe:
         text = self._render(chat, tools=True, generate=True)
         words = [self._words[w] for w in ("key", "value", "key2", "value2", "result")]
         return all(word in text for word in (*words, self._second_result))
-
-    def _generation(self) -> str:
-        without, full = self._render([USER]), self._render([USER], generate=True)
-        return full[first_difference(without, full) :]
 
     def _find_reasoning_key(self) -> bool:
         message = Message(role="assistant", content="Hi.", reasoning=self._words["said"])

@@ -69,7 +69,9 @@ class Tokenizer:
         self.vocab_size = max(self._full.get_vocab().values()) + 1
         self.bos_token = self._special(special_tokens.get("bos_token"))
         self.eos_token = self._special(special_tokens.get("eos_token"))
-        self.adds_bos = self.bos_token is not None and (adds_bos or self._processor_adds_bos())
+        first = self._full.encode("a", add_special_tokens=True).ids[:1]
+        bos = self.bos_token
+        self.adds_bos = bos is not None and (adds_bos or first == [bos.id])
         self._single_words = {token.content for token in added.values() if token.single_word}
         self._refuse_single_words()
 
@@ -149,7 +151,8 @@ class Tokenizer:
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:
         """Finds the text of control tokens, the longest first, as the tokenizer does."""
-        return _alternatives(list(self.controls))
+        longest_first = sorted(self.controls, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     @cached_property
     def control_heads(self) -> frozenset[str]:
@@ -173,10 +176,6 @@ class Tokenizer:
     def _special(self, text: str | None) -> SpecialToken | None:
         number = self._full.token_to_id(text) if text else None
         return None if text is None or number is None else SpecialToken(text, number)
-
-    def _processor_adds_bos(self) -> bool:
-        ids = self._full.encode("a", add_special_tokens=True).ids
-        return self.bos_token is not None and ids[:1] == [self.bos_token.id]
 
 
 class _TextualTwin:
@@ -229,11 +228,6 @@ def _renamed(definition: dict[str, Any], names: Mapping[str, str]) -> dict[str, 
 def _makes(merge: str | list[str], names: Mapping[str, str]) -> bool:
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return left + right in names or left in names or right in names
-
-
-def _alternatives(texts: Sequence[str]) -> re.Pattern[str]:
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def _parse_definition(definition: str) -> tokenizers.Tokenizer:
