@@ -2,21 +2,20 @@
 
 from dataclasses import asdict
 
-from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb
 
 
 def _run_algorithm_list(options: JsonOption, arguments: Arguments) -> int:
     from agentrl.trainer.algorithms.catalogue import entries  # brings torch
 
     found = list(entries())
-    if options.as_json:
-        print_json([asdict(entry) for entry in found])
-        return 0
+    lines: list[str] = []
     for kind in ("estimator", "loss"):
-        print(f"--{kind}")
+        lines.append(f"--{kind}")
         for entry in (entry for entry in found if entry.kind == kind):
             needs = f" [{', '.join(entry.needs)}]" if entry.needs else ""
-            print(f"  {entry.name:22} {entry.paper:17} {entry.about}{needs}")
+            lines.append(f"  {entry.name:22} {entry.paper:17} {entry.about}{needs}")
+    options.show([asdict(entry) for entry in found], "\n".join(lines))
     return 0
 
 

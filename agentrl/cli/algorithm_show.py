@@ -2,23 +2,23 @@
 
 from dataclasses import asdict
 
-from agentrl.cli.command import Arguments, JsonOption, Verb, print_json
+from agentrl.cli.command import Arguments, JsonOption, Verb
 
 
 def _run_algorithm_show(options: JsonOption, arguments: Arguments) -> int:
     from agentrl.trainer.algorithms.catalogue import find_entry  # brings torch
 
     entry = find_entry(arguments.positional[0])
-    if options.as_json:
-        print_json(asdict(entry))
-        return 0
     chosen = ", ".join(f"{key}={value}" for key, value in entry.options.items())
-    print(f"{entry.kind} {entry.name}: {entry.about}\n\n{entry.formula}\n")
-    print(f"paper    {entry.paper}")
-    print(f"options  {chosen or 'none'}")
-    print(f"needs    {', '.join(entry.needs) or 'nothing'}")
-    print(f"cost     {entry.cost}")
-    print(f"\n  {entry.command}")
+    lines = [
+        f"{entry.kind} {entry.name}: {entry.about}\n\n{entry.formula}\n",
+        f"paper    {entry.paper}",
+        f"options  {chosen or 'none'}",
+        f"needs    {', '.join(entry.needs) or 'nothing'}",
+        f"cost     {entry.cost}",
+        f"\n  {entry.command}",
+    ]
+    options.show(asdict(entry), "\n".join(lines))
     return 0
 
 
