@@ -57,6 +57,22 @@ def rope(**parameters: object) -> dict[str, object]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **parameters}}
 
 
+def yarn(**parameters: object) -> dict[str, object]:
+    return rope(
+        **{"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128} | parameters
+    )
+
+
+def longrope(short: object, long: object) -> dict[str, object]:
+    return rope(
+        rope_type="longrope",
+        short_factor=short,
+        long_factor=long,
+        factor=2.0,
+        original_max_position_embeddings=128,
+    )
+
+
 UP = "model.layers.1.mlp.up_proj.weight"
 EXPERT = "model.layers.1.block_sparse_moe.experts"
 
@@ -239,7 +255,7 @@ def test_an_index_must_agree_with_its_files(
         ({"num_attention_heads": 0}, "num_attention_heads is 0, but it is expected to be at least"),
         ({"num_attention_heads": "2"}, "'num_attention_heads' expected int, got str"),
         ({"num_key_value_heads": -1}, "num_key_value_heads is -1, but it is expected to be at"),
-        ({"vocab_size": 0}, "has 768 ids, but the model knows 0"),
+        ({"vocab_size": 0}, "vocab_size is 0, but it is expected to be at least 1"),
         ({"rms_norm_eps": -1e-6}, "rms_norm_eps is -1e-06, but it is expected to be between 0"),
         ({"layer_types": ["full_attention"]}, "must be equal to the number of `layer_types` (1)"),
         ({"attention_dropout": -1}, "set attention_dropout to 0"),
@@ -248,9 +264,53 @@ def test_an_index_must_agree_with_its_files(
         (rope(rope_theta="1e4"), 'rope_theta is "1e4", but it is expected to be a number above 0'),
         (rope(rope_theta=None), "rope_theta is null, but it is expected to be a number above 0"),
         (rope(rope_theta=math.nan), "rope_theta is nan, but it is expected to be a number above"),
-        (rope(rope_type="linear", factor=0), "frequencies (inv_freq) that are not finite"),
-        (rope(rope_type="linear", factor=-2), '"factor": -2'),
-        (rope(rope_type="yarn", factor=0), "frequencies (inv_freq) that are not finite"),
+        (
+            rope(rope_type="linear", factor=0),
+            "factor is 0, but it is expected to be a number above",
+        ),
+        (rope(rope_type="linear", factor=-2), "rope_parameters.factor is -2, but it is expected"),
+        (
+            yarn(attention_factor=math.nan),
+            "attention_factor is nan, but it is expected to be a num",
+        ),
+        (yarn(attention_factor=[1.0]), "4 frequencies, but 1 numbers of attention_factor"),
+        (yarn(attention_factor=-1.0), "attention_factor is -1, but it is expected to be a number"),
+        (yarn(beta_fast=math.nan), "transformers can make no model of it"),
+        (yarn(mscale=math.inf, mscale_all_dim=1.0), "a factor of attention (attention_scaling)"),
+        (yarn(mscale=-1e9, mscale_all_dim=1.0), "a factor of attention (attention_scaling)"),
+        (yarn(original_max_position_embeddings=0), "original_max_position_embeddings is 0, but"),
+        (longrope([1.0] * 3, [1.0] * 4), "transformers can make no model of it"),
+        (longrope([1.0] * 4, [1.0] * 3), "4 frequencies, but 3 numbers of long_factor"),
+        (longrope([1.0] * 4, [2.0]), "4 frequencies, but 1 numbers of long_factor"),
+        (longrope([1.0], [1.0] * 4), "4 frequencies, but 1 numbers of short_factor"),
+        (longrope([1.0] * 4, [1.0, 1.0, math.nan, 1.0]), "expected to be a number above 0"),
+        (longrope([1.0] * 4, [1.0, 1.0, "1", 1.0]), "expected to be a number above 0"),
+        (
+            longrope([0.0] * 4, [1.0] * 4),
+            "short_factor is [0.0, 0.0, 0.0, 0.0], but it is expected",
+        ),
+        (longrope([1.0] * 4, [1.0, 1.0, None, 1.0]), "expected to be a number above 0"),
+        (longrope([1.0] * 4, 3), "transformers can make no model of it"),
+        (rope(rope_theta=1e-300), "frequencies (inv_freq) that are not finite or below 0"),
+        ({"num_heads": 0}, "num_heads is 0, but it is expected to be at least 1"),
+        ({"sliding_window": 0}, "sliding_window is 0, but it is expected to be a count above 0"),
+        ({"sliding_window": -4}, "sliding_window is -4, but it is expected to be a count above 0"),
+        ({"sliding_window": "8"}, 'sliding_window is "8", but it is expected to be a count above'),
+        (
+            {"sliding_window": 1.5},
+            "sliding_window is 1.5, but it is expected to be a count above 0",
+        ),
+        (
+            {"text_config": {"attention_chunk_size": 0}},
+            "text_config.attention_chunk_size is 0, but",
+        ),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0, but places are told apart"),
+        ({"max_position_embeddings": -5}, "max_position_embeddings is -5, but places are told"),
+        ({"max_position_embeddings": math.nan}, "max_position_embeddings is nan, but places"),
+        ({"max_position_embeddings": "2048"}, 'max_position_embeddings is "2048", but it is'),
+        ({"max_position_embeddings": True}, "max_position_embeddings is true, but it is expected"),
+        ({"attn_logit_softcapping": 0}, "attn_logit_softcapping is 0, but it is expected to be"),
+        ({"query_pre_attn_scalar": -2}, "query_pre_attn_scalar is -2, but it is expected to be"),
         ({"hidden_act": "unheard"}, "unheard"),
         ({"hidden_size": "wide"}, "hidden_size"),
         ({"num_hidden_layers": 100_000}, "num_hidden_layers is 100000, but the files have 21 tens"),
@@ -387,6 +447,11 @@ def test_bases_and_bounds_of_other_settings_are_none(folder: Callable[[str], Pat
     """Zero where there is none of a thing, and a base that a model does without."""
     whole = folder("llama")
     configure(whole, rope_theta=None, shared_expert_size=0, q_lora_rank=0, other={"rope_theta": 7})
+    configure(whole, sliding_window=0, use_sliding_window=False, final_logit_softcapping=None)
+    check_files(whole)
+    configure(whole, **yarn(attention_factor=1.5), sliding_window=None, attention_chunk_size=64)
+    load_model(whole)
+    configure(whole, **longrope([1.0] * 4, [2.0] * 4))
     check_files(whole)
 
 

@@ -8,6 +8,9 @@ know, and says so in a report. Here it loads tensors without numbers, and the re
 # pyright: reportUnknownArgumentType=false
 # (parts of torch, safetensors and transformers are not typed)
 
+import contextlib
+import json
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping
@@ -33,7 +36,7 @@ from transformers import __version__ as transformers_version
 from agentrl.engine.experts import check_chosen
 from agentrl.engine.local.models.files import read_json, weight_files, weight_map
 from agentrl.engine.local.models.quiet import quiet
-from agentrl.engine.local.models.settings import check_frequencies, check_numbers, settings_of
+from agentrl.engine.local.models.settings import check_numbers, check_sizes, settings_of
 from agentrl.errors import ConfigError
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -107,7 +110,8 @@ def check_files(folder: Path, auto: Any = AutoModelForCausalLM) -> PreTrainedMod
     raw = _read_raw(folder)
     stored = stored_tensors(folder)
     shapes = [each.shape for each in stored.values()]
-    check_numbers(folder / "config.json", raw, shapes)
+    check_numbers(folder / "config.json", raw)
+    check_sizes(folder / "config.json", raw, shapes)
     check_chosen(folder)
     _check_generation(folder)
     settings = read_settings(folder)
@@ -134,7 +138,7 @@ def check_files(folder: Path, auto: Any = AutoModelForCausalLM) -> PreTrainedMod
             output_loading_info=True,
         )
     check_report(folder, report, not_plain=_not_plain(model, stored))
-    check_frequencies(folder, model)
+    _check_frequencies(folder, model)
     unknown = [key for key in _SHAPE if not isinstance(getattr(model.config, key, None), int)]
     if unknown:
         raise ConfigError(
@@ -142,6 +146,37 @@ def check_files(folder: Path, auto: Any = AutoModelForCausalLM) -> PreTrainedMod
             f"no {', '.join(unknown)}); choose another model"
         )
     return cast(PreTrainedModel, model)
+
+
+def _check_frequencies(folder: Path, outline: PreTrainedModel) -> None:
+    """Raise ConfigError if positions are turned by frequencies that are no numbers, or backwards.
+
+    They follow from the config alone, by the model's own code.
+    """
+    kinds = {type(module): module for module in outline.modules() if hasattr(module, "config")}
+    for kind, module in kinds.items():
+        if not any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)):
+            continue
+        with contextlib.suppress(TypeError):  # it takes other arguments: a pass will tell
+            made: Any = kind(module.config)
+            for fault in _rope_faults(made):
+                found = json.dumps(made.config.rope_parameters, default=str)[:200]
+                raise ConfigError(
+                    f"{folder / 'config.json'}: rope_parameters {found} gives positions {fault}; "
+                    "correct it, or download the config again"
+                )
+
+
+def _rope_faults(module: Any) -> Iterator[str]:
+    for name, buffer in module.named_buffers():
+        if not (buffer.isfinite() & (buffer >= 0)).all():
+            yield f"frequencies ({name}) that are not finite or below 0"
+        for key, value in settings_of(module.config.rope_parameters):
+            if isinstance(value, list) and key.endswith("_factor") and len(value) != buffer.numel():
+                yield f"{buffer.numel()} frequencies, but {len(value)} numbers of {key}"
+    for name, value in vars(module).items():
+        if name.endswith("attention_scaling") and not 0 < value < math.inf:
+            yield f"a factor of attention ({name}) that is {value}"
 
 
 def read_settings(folder: Path) -> PreTrainedConfig:

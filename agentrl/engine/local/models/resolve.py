@@ -18,6 +18,7 @@ from tempfile import mkdtemp
 from typing import cast
 
 from agentrl.engine.local.models.files import read_json, weight_files
+from agentrl.engine.local.models.settings import check_numbers
 from agentrl.errors import ConfigError
 from agentrl.extras import TRAIN, require
 
@@ -159,6 +160,7 @@ def _check_config(path: Path) -> None:
     content = read_json(path)
     if not isinstance(content, dict) or "model_type" not in content:
         raise ConfigError(f"{path} names no model_type; give the folder of a Hugging Face model")
+    check_numbers(path, cast("object", content))
 
 
 def _check_weights(path: Path) -> None:
