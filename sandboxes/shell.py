@@ -26,10 +26,13 @@ COMMAND: Final = (
     "exec 2>&1; exec bash --norc --noprofile --noediting -i",
 )
 # Before the shell reads on it may run code for a prompt, or end for want of input.
-# What is a reference to another name is none then, so that the other one keeps its value.
+# What is a reference to another name is none then, so that the other one keeps its value. The mode
+# goes by the name that is assigned, so its own value will do until it refers to nothing. Where any
+# command will do there is one that closes a descriptor: no variable is set, nor a name looked up.
 _QUIET: Final = (
-    r"POSIXLY_CORRECT= && \unset -n PROMPT_COMMAND PS0 PS1 PS2 TMOUT || _="
-    "; PROMPT_COMMAND=() PS0= PS1= PS2= TMOUT="
+    r"POSIXLY_CORRECT=${POSIXLY_CORRECT-} && "
+    r"\unset -n PROMPT_COMMAND PS0 PS1 PS2 TMOUT POSIXLY_CORRECT || 37<&-"
+    "; POSIXLY_CORRECT= || 37<&-; PROMPT_COMMAND=() PS0= PS1= PS2= TMOUT="
 )
 FIRST: Final = f"set +H +o history; shopt -s execfail; {_QUIET}\n".encode()
 
@@ -40,10 +43,10 @@ FIRST: Final = f"set +H +o history; shopt -s execfail; {_QUIET}\n".encode()
 # the option -t the shell would end behind the line that the code ran in.
 _CALL: Final = r"""
 \. /dev/fd/37 37<<'BEGIN' </dev/null >&2 2>&1; 2>&1 37<"/END:$?" || 2>&1 37</END: || QUIET; \set +t
-[[ ${POSIXLY_CORRECT-} != e ]] || \set -e; \set +o posix; 37</BEGIN || _=
+[[ ${POSIXLY_CORRECT-} != e ]] || \set -e; \set +o posix; 37</BEGIN || 37<&-
 CODE
 BEGIN
-2>&1 37</END:130. || 2>&1 37</END: || POSIXLY_CORRECT=${-//[^e]}
+2>&1 37</END:130. || 2>&1 37</END: || QUIET; POSIXLY_CORRECT=${-//[^e]}
 \set +e
 (:) LAST
 """.lstrip()

@@ -59,6 +59,10 @@ LASTING: Final = (
     "sleep 30 & disown",
     "exec nothing",
     "declare -n PS1=kept PROMPT_COMMAND=kept",
+    "declare -n POSIXLY_CORRECT=kept",
+    "declare -n POSIXLY_CORRECT=kept; kill -INT $$",
+    "set -e; declare -n POSIXLY_CORRECT=other other=kept",
+    "declare -n POSIXLY_CORRECT; set -u",
     "BASH_ARGV0=$'x\\ny'",
     "(exit 9)",
     "printf 'no line end'",
@@ -171,7 +175,9 @@ def test_what_a_broken_shell_cannot_begin_runs_in_a_new_one(breaking: str) -> No
 
 
 @pytest.mark.bwrap
-@pytest.mark.parametrize("name", ["PS0", "PS1", "PS2", "TMOUT", "PROMPT_COMMAND"])
+@pytest.mark.parametrize(
+    "name", ["PS0", "PS1", "PS2", "TMOUT", "PROMPT_COMMAND", "POSIXLY_CORRECT"]
+)
 def test_what_is_set_for_prompts_is_set_in_no_other_name(name: str) -> None:
     with SyncSandbox(attack_options("bwrap")) as sandbox:
         session = sandbox.session()
