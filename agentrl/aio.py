@@ -123,7 +123,9 @@ class _Call(Generic[T]):
             return future.result()
         except BaseException:
             if not future.done():
-                self._interrupt()
+                self._is_interrupted = True
+                if self._loop is not None and self._task is not None:
+                    self._loop.call_soon_threadsafe(self._task.cancel)
                 wait([future])
             raise
 
@@ -134,11 +136,6 @@ class _Call(Generic[T]):
             self._loop.run_until_complete(asyncio.wait([self._task]))
             if not self._task.cancelled():
                 self._task.exception()  # the interruption is raised instead
-
-    def _interrupt(self) -> None:
-        self._is_interrupted = True
-        if self._loop is not None and self._task is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
 
 
 class OutOfTime(Exception):

@@ -92,7 +92,8 @@ def _loaded(
     """Split what was given into values for the configuration and objects beside it."""
     name = env if isinstance(env, str) else env.__name__
     given: dict[str, object] = {} if isinstance(env, str) else {name: env}
-    values = _dotted(keys)
+    short = {name.replace("-", "_"): key for name, key in SHORT_NAMES.items()}
+    values = {short.get(name, name): value for name, value in keys.items()}
     for key in SEAMS & values.keys():
         parts = as_list(values[key])
         texts = None if parts is None else [_as_text(part, given) for part in parts]
@@ -129,8 +130,3 @@ def _as_text(value: object, given: dict[str, object]) -> object:
         text, number = f"{text.partition(' ')[0].rstrip('>')} {number}>", number + 1
     given[text] = value
     return text
-
-
-def _dotted(keys: dict[str, object]) -> dict[str, object]:
-    short = {name.replace("-", "_"): key for name, key in SHORT_NAMES.items()}
-    return {short.get(name, name): value for name, value in keys.items()}

@@ -20,13 +20,13 @@ import psutil
 from gymnasium.utils.env_checker import check_env
 
 from agentrl.aio import run
+from agentrl.boundary import one_line
 from agentrl.config import Config
 from agentrl.envs.agents import EchoAgent, NullAgent, RandomAgent
 from agentrl.envs.declaration import declaration
 from agentrl.envs.splits import SPLITS
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.errors import ConfigError, EpisodeError
-from agentrl.one_line import one_line
 from agentrl.tokens import Renderer, Tokenizer
 from agentrl.tools import user_code
 from agentrl.types import Agent, Invalid, Message, Outcome, Score, Task, ToolSchema

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from agentrl.boundary import said_by
 from agentrl.envs.hooks import World
 from agentrl.errors import EngineError, EnvironmentFault, EpisodeError, SandboxError, VerifierError
-from agentrl.places import said_by
 from agentrl.types import Invalid, Outcome, Score
 from agentrl.verifiers.scoring import as_number
 

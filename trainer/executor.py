@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from agentrl.engine import WeightSource
-from agentrl.engine.local.models.load import load_model
-from agentrl.engine.local.models.vocabulary import limit_ids
+from agentrl.engine.local.models.load import limit_ids, load_model
 from agentrl.engine.local.process import prepare_process
 from agentrl.engine.reshard import Bucket, Handle, Held, Layout, Written
 from agentrl.trainer.algorithms.losses import CheckedLoss

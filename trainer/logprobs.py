@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentrl.engine.local.demands import Heads, attending, measure_heads, text_config
-from agentrl.engine.local.models.vocabulary import known_ids
+from agentrl.engine.local.models.load import known_ids
 from agentrl.engine.local.reference import (
     SHARED,
     ReferenceRow,

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 
+from agentrl.boundary import one_line
 from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.config.plain import as_mapping
 from agentrl.extras import TRAIN, pip_line
-from agentrl.one_line import one_line
 from agentrl.run_dir.disk import free_bytes
 from agentrl.sandboxes import run_sync, survey
 

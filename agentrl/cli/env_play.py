@@ -8,11 +8,11 @@ from typing import cast
 
 from pydantic import Field
 
+from agentrl.boundary import one_line
 from agentrl.cli.command import Arguments, Verb
 from agentrl.cli.env_check import SHORT, EnvFlags, load_env
 from agentrl.config import Config
 from agentrl.envs import ToolEnv
-from agentrl.one_line import one_line
 from agentrl.types import AssistantTurn, Invalid, Json, Message, Task, ToolCall, ToolSchema
 
 _HELP = "Write TOOL ARGUMENT, TOOL {JSON}, or text that begins with > to answer without a tool."

@@ -4,6 +4,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+from agentrl.boundary import short_path
 from agentrl.cli.command import Arguments, JsonOption
 from agentrl.cli.display import make_display
 from agentrl.config import Loaded
@@ -13,7 +14,6 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.run import RunResult
-from agentrl.places import short_path
 from agentrl.run_dir import RunDirectory
 
 FILE = "[run.toml]"

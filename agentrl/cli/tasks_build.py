@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pydantic import Field
 
+from agentrl.boundary import short_path
 from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.envs.swe.build.builder import Built, build, split
 from agentrl.envs.swe.build.recipe import SHIPPED, RecipeEntry, read_recipe
 from agentrl.envs.swe.build.records import write_records
 from agentrl.errors import ConfigError
-from agentrl.places import short_path
 from agentrl.run_dir.atomic import write_text_atomic
 
 

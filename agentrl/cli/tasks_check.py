@@ -4,12 +4,12 @@ from pathlib import Path
 
 from pydantic import Field
 
+from agentrl.boundary import one_line
 from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.envs.swe.build.records import TASKS
 from agentrl.envs.swe.repair import read_repairs
 from agentrl.envs.swe.survey import survey
 from agentrl.errors import ConfigError
-from agentrl.one_line import one_line
 from agentrl.sandboxes import SandboxOptions, run_sync
 
 

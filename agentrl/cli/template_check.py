@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
+from agentrl.boundary import one_line
 from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.errors import ConfigError
-from agentrl.one_line import one_line
 from agentrl.tokens import Renderer, Tokenizer, ToolFormat, choose_format
 from agentrl.tokens.template_check import TemplateReport, examine
 from agentrl.tokens.time_limit import limited

@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from agentrl.boundary import short_path
 from agentrl.config.anchor import is_file
 from agentrl.config.nearest import nearest
 from agentrl.config.source_files import import_message, load_file
 from agentrl.errors import ConfigError
-from agentrl.places import short_path
 from agentrl.terminated import Terminated
 
 

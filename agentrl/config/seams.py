@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import cast
 
-from agentrl.boundary import user_code
+from agentrl.boundary import short_path, user_code
 from agentrl.config.anchor import is_file
 from agentrl.config.nearest import nearest
 from agentrl.config.references import load_reference
 from agentrl.errors import ConfigError
-from agentrl.places import short_path
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from agentrl.boundary import said_by, short_path
 from agentrl.errors import ConfigError
-from agentrl.places import said_by, short_path
 from agentrl.terminated import Terminated
 
 _PREFIX: Final = "agentrl_file_"

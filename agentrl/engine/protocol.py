@@ -4,8 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
 from agentrl.engine.reshard import Bucket, Handle, Layout, Written
+from agentrl.errors import EngineError
 from agentrl.types import Completion, EpisodeSession, Sampling
 
 if TYPE_CHECKING:
@@ -118,3 +122,41 @@ class Engine(Protocol):
     async def aclose(self) -> None:
         """Stop; running requests raise EngineError. A second call does nothing."""
         ...
+
+
+def check_request(
+    ids: Sequence[int] | NDArray[np.int64],
+    sampling: Sampling,
+    *,
+    vocab_size: int,
+    context_length: int,
+) -> None:
+    """Raise EngineError for what no engine can sample, or would have to cut.
+
+    An id outside the vocabulary ends a whole server.
+    """
+    ids_T = np.asarray(ids)
+    if ids_T.ndim != 1 or not len(ids_T):
+        raise EngineError("got an empty prompt; send at least one id")
+    low, high = int(ids_T.min()), int(ids_T.max())
+    if low < 0 or high >= vocab_size:
+        raise EngineError(
+            f"got id {low if low < 0 else high}, expected 0 to {vocab_size - 1}; use the "
+            "tokenizer of the engine's model"
+        )
+    if len(ids_T) >= context_length:
+        raise EngineError(
+            f"got {len(ids_T)} tokens, but the context holds {context_length} with the completion; "
+            "end the episode earlier or raise engine.context_length"
+        )
+    if sampling.max_new_tokens < 1 or sampling.temperature < 0:
+        raise EngineError(
+            f"cannot sample {sampling.max_new_tokens} tokens at temperature "
+            f"{sampling.temperature}; give at least 1 token and no negative temperature"
+        )
+
+
+def check_version(version: int, now: int) -> None:
+    """Raise EngineError for weights that are no newer than those that are served."""
+    if version <= now:
+        raise EngineError(f"got weights of version {version}, expected one above {now}")

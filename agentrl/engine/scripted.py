@@ -12,9 +12,9 @@ import numpy as np
 
 from agentrl.boundary import user_code
 from agentrl.engine.memory import MEMORY_TAGS, MemoryStages, MemoryTag
-from agentrl.engine.protocol import Health, WeightSource
+from agentrl.engine.protocol import Health, WeightSource, check_version
 from agentrl.errors import EngineError
-from agentrl.tokens.seal import seal
+from agentrl.tokens.hash_chain import seal
 from agentrl.types import (
     Agent,
     AssistantTurn,
@@ -82,10 +82,7 @@ class ScriptedEngine:
 
     async def update_weights(self, weights: WeightSource, version: int) -> None:
         """Take the version; there are no weights."""
-        if version <= self._version:
-            raise EngineError(
-                f"got weights of version {version}, expected one above {self._version}"
-            )
+        check_version(version, self._version)
         self._memory.check_loadable()
         self._memory.loaded()
         self._version = version

@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from agentrl.boundary import one_line
 from agentrl.errors import ConfigError, RunError
-from agentrl.one_line import one_line
 from agentrl.orchestration.device_policy import make_device_policy
 from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.observers import Observer

@@ -12,7 +12,7 @@ from agentrl.envs import EnvServices, ToolEnv, resolve_env
 from agentrl.envs.context import ContextPolicy, resolve_context
 from agentrl.envs.tasks import TaskSource
 from agentrl.errors import ConfigError
-from agentrl.orchestration.config import EnvEntry, RunConfig
+from agentrl.orchestration.config import RunConfig
 from agentrl.rollout import EnvSource, GroupJob, TaskRef, derive_seed
 from agentrl.tokens import Tokenizer
 from agentrl.tools import user_code
@@ -102,42 +102,27 @@ def bind_envs(config: RunConfig, objects: Overrides) -> tuple[BoundEnv, ...]:
     names_by_label: dict[str, set[str]] = {}
     for entry in config.env:
         names_by_label.setdefault(entry.label, set()).add(entry.name)
-    turns = config.rollout.max_turns
-    return tuple(
-        _bind(
-            entry.label if len(names_by_label[entry.label]) == 1 else entry.name,
-            entry,
-            objects.env_class(entry.name),
-            verifier,
-            turns,
-            context,
+    bound: list[BoundEnv] = []
+    for entry in config.env:
+        name = entry.label if len(names_by_label[entry.label]) == 1 else entry.name
+        env_class = objects.env_class(entry.name)
+        parameters = parse_params(env_class.Config, entry.params, where="env")
+        with user_code(f"making env {name}"):
+            prototype = env_class(parameters, verifier=verifier)
+        bound.append(
+            BoundEnv(
+                name=name,
+                env_class=env_class,
+                config=parameters,
+                prototype=prototype,
+                tasks=env_class.task_source(parameters),
+                weight=entry.weight,
+                verifier=verifier,
+                max_turns=config.rollout.max_turns,
+                context=context,
+            )
         )
-        for entry in config.env
-    )
-
-
-def _bind(
-    name: str,
-    entry: EnvEntry,
-    env_class: type[ToolEnv],
-    verifier: Verifier | None,
-    max_turns: int | None,
-    context: ContextPolicy | None,
-) -> BoundEnv:
-    config = parse_params(env_class.Config, entry.params, where="env")
-    with user_code(f"making env {name}"):
-        prototype = env_class(config, verifier=verifier)
-    return BoundEnv(
-        name=name,
-        env_class=env_class,
-        config=config,
-        prototype=prototype,
-        tasks=env_class.task_source(config),
-        weight=entry.weight,
-        verifier=verifier,
-        max_turns=max_turns,
-        context=context,
-    )
+    return tuple(bound)
 
 
 class JobMaker:

@@ -1,22 +1,30 @@
-"""What watches a run: the command line's display, a tracker, or what a user brings."""
+"""What watches a run: the command line's display, a tracker, or what a user brings.
+
+`Journal` writes down what it tells them, and what a run dies of, in `events.jsonl`; the routine of
+steps stands in `metrics.jsonl`.
+
+    start or resume ─▶ phase ─▶ phase ─▶ ... ─▶ stopped (in which phase, and why)
+"""
 
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final, cast
 
-from agentrl.boundary import user_code
+from agentrl.boundary import said_by, user_code
 from agentrl.config.seams import Seam, instance_of
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import Overrides
 from agentrl.orchestration.evaluate import EvalResult
+from agentrl.run_dir import EventsWriter, RunDirectory
 from agentrl.types import Episode
 
 ROUTINE = frozenset({"rollout", "train", "publish", "eval", "checkpoint"})
 """The phases of every step; a plain log does not mention them."""
 
 _LOG = logging.getLogger(__name__)
+OBSERVERS: Final = Seam("observer", {}, "agentrl.observers")
 
 
 class Observer:
@@ -111,9 +119,6 @@ class Observers(Observer):
                     self.lose(observer, str(error))
 
 
-OBSERVERS: Final = Seam("observer", {}, "agentrl.observers")
-
-
 def check_observers(config: RunConfig, objects: Overrides) -> None:
     """Raise ConfigError for an observer that is none; classes are not instantiated yet."""
     for ref in config.observers:
@@ -129,3 +134,53 @@ def make_observers(config: RunConfig, objects: Overrides) -> list[Observer]:
     """The observers of a configuration, which `check_observers` has checked."""
     found = [(ref, OBSERVERS.find(objects.get(ref) or ref)) for ref in config.observers]
     return [cast("Observer", instance_of(one, OBSERVERS.label(ref))) for ref, one in found]
+
+
+class Journal(Observers):
+    """Writes down what it tells the observers; held open until `close`."""
+
+    def __init__(self, directory: RunDirectory, observers: Sequence[Observer]) -> None:
+        super().__init__(observers)
+        self.events = EventsWriter(directory.events)
+        self._phase = "preparation"
+
+    def phase(self, name: str) -> None:
+        """An event, unless it is part of every step."""
+        self._phase = name
+        if name not in ROUTINE:
+            self.events.write("phase", phase=name)
+        super().phase(name)
+
+    def lose(self, observer: Observer, reason: str) -> None:
+        """An event too; it counts those that are lost."""
+        super().lose(observer, reason)
+        self.events.write("observer_lost", reason=reason, number=self.num_lost)
+
+    def stopped(self, error: BaseException) -> None:
+        """An event with the phase and the reason; a disk that is full keeps its own error."""
+        reason = said_by(error) or type(error).__name__
+        if not isinstance(error, AgentrlError):
+            reason = f"{type(error).__name__}: {reason}"
+        with suppress(AgentrlError):
+            self.events.write("stopped", phase=self._phase, reason=reason)
+
+    def close(self) -> None:
+        """Close the observers and the file."""
+        try:
+            super().close()
+        finally:
+            self.events.close()
+
+
+@contextmanager
+def journal(directory: RunDirectory, observers: Sequence[Observer]) -> Generator[Journal]:
+    """The journal of a run from its start to its end."""
+    kept = Journal(directory, observers)
+    try:
+        kept.events.write("start")
+        yield kept
+    except BaseException as error:
+        kept.stopped(error)
+        raise
+    finally:
+        kept.close()

@@ -17,7 +17,8 @@ def why_untrained(collected: Collected) -> list[str]:
     for episode in collected.episodes:
         groups.setdefault(episode.group, []).append(episode)
     lines = [f"{e.id}: {_why(e, groups[e.group])}" for e in collected.episodes]
-    return lines + [f"{e.id}: invalid: {_reason(e)}" for e in collected.invalid]
+    invalid = [(e.id, e.outcome) for e in collected.invalid if isinstance(e.outcome, Invalid)]
+    return lines + [f"{name}: invalid: {why.reason} ({why.blame})" for name, why in invalid]
 
 
 def _why(episode: Episode, group: Sequence[Episode]) -> str:
@@ -28,11 +29,6 @@ def _why(episode: Episode, group: Sequence[Episode]) -> str:
     if len({member.reward for member in group}) == 1:
         return f"all {len(group)} episodes of its group have the reward {episode.reward:g}"
     return "its advantage is zero"
-
-
-def _reason(episode: Episode) -> str:
-    outcome = episode.outcome
-    return f"{outcome.reason} ({outcome.blame})" if isinstance(outcome, Invalid) else "scored"
 
 
 def worst_episodes(alarm: GapAlarm, collected: Collected, file: Path) -> list[str]:

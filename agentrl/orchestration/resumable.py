@@ -1,6 +1,5 @@
 """What a resume may not change, checked before anything is loaded."""
 
-from pathlib import Path
 from typing import Final
 
 from agentrl.config import Loaded
@@ -34,13 +33,15 @@ def check_resumable(
     Raises:
         ConfigError: a key differs that a resumed run has to keep, or the steps are done already.
     """
-    step = _steps_done(directory.checkpoints)
+    state = newest_state(directory.checkpoints)
+    step = 0 if state is None else int(state["step"])
     started, now = Layers.read(directory).values, flat_values(loaded)
     started = started or flat_values(load_resumed(directory, objects=objects))
     for key in dict.fromkeys((*started, *now)):
         is_new = key not in started and loaded.origins[key] == "default"
         before, after = started.get(key), now.get(key)
-        is_kept = key.startswith(_TASKS) or (step > 0 and _shapes(key, before, after))
+        shapes = key in _WEIGHTS or (key == "trainer.algorithm" and "ppo" in (before, after))
+        is_kept = key.startswith(_TASKS) or (step > 0 and shapes)
         if before != after and is_kept and not is_new:
             raise ConfigError(
                 f"{key}: got {toml_value(after)}, but the run was started with "
@@ -51,13 +52,3 @@ def check_resumable(
             f"steps: got {loaded.config.steps}, but the run has done {step} already; give a larger "
             "--steps to go on"
         )
-
-
-def _shapes(key: str, before: object, after: object) -> bool:
-    """Would this change of a key give a checkpoint other tensors?"""
-    return key in _WEIGHTS or (key == "trainer.algorithm" and "ppo" in (before, after))
-
-
-def _steps_done(checkpoints: Path) -> int:
-    state = newest_state(checkpoints)
-    return 0 if state is None else int(state["step"])

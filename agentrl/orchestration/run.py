@@ -21,11 +21,10 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.evaluate import EvalResult
 from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
-from agentrl.orchestration.journal import Journal
 from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.layers import Layers, first_layer, write_layer
 from agentrl.orchestration.model_files import long_prompts
-from agentrl.orchestration.observers import Observer, make_observers
+from agentrl.orchestration.observers import Journal, Observer, make_observers
 from agentrl.orchestration.preflight import Plan, make_plan
 from agentrl.orchestration.resumable import check_resumable
 from agentrl.orchestration.stopping import GivenUp, Stopping

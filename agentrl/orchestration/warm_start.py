@@ -25,10 +25,9 @@ from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.controller import stat_numbers
 from agentrl.orchestration.env_mix import BoundEnv, Overrides
-from agentrl.orchestration.journal import journal
 from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.model_files import long_prompts
-from agentrl.orchestration.observers import Observer, make_observers
+from agentrl.orchestration.observers import Observer, journal, make_observers
 from agentrl.orchestration.parts import Parts, build_parts, make_collector
 from agentrl.orchestration.preflight import Plan, make_plan
 from agentrl.orchestration.run import RunResult

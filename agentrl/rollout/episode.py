@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrl.aio import OutOfTime, within
+from agentrl.boundary import place_of, said_by
 from agentrl.envs import ToolEnv
 from agentrl.envs.context import (
     Ask,
@@ -33,7 +34,6 @@ from agentrl.errors import (
     RecordMismatch,
     RunError,
 )
-from agentrl.places import place_of, said_by
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.episode_record import EpisodeRecord, GroupJob
 from agentrl.tokens import Continuation

@@ -2,11 +2,18 @@
 
 runs/<name>/  config.toml  events.jsonl  metrics.jsonl  episodes/*.parquet  checkpoints/
 runs/last     a link to the run that was started or resumed last
+
+One process at a time writes to it. The lock is the kernel's (`flock`): it ends with the process,
+however that ends, so a lock file that is left behind means nothing; its text tells who holds it.
 """
 
+import fcntl
 import itertools
+import json
 import os
 import re
+import socket
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,10 +21,53 @@ from typing import Self
 from agentrl.config.nearest import nearest
 from agentrl.errors import ConfigError
 from agentrl.run_dir.atomic import write_text_atomic, writing
-from agentrl.run_dir.lock import RunLock
 
 _LAST = "last"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_NO_RUN = frozenset({"run.lock", "events.jsonl", "engine"})
+"""What a run that could not begin leaves."""
+
+
+class RunLock:
+    """A held lock; `release` (or the end of the process) gives it back."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the lock.
+
+        Raises:
+            ConfigError: a live process holds it, or the file cannot be written.
+        """
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = _holder(path)
+            os.close(self._fd)
+            raise ConfigError(
+                f"{path.parent}: the run directory is in use by {holder};"
+                " choose another --name or stop that process"
+            ) from error
+        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
+        with suppress(OSError):  # a full disk: the lock holds, though nobody can read whose it is
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, text.encode(), 0)
+
+    def release(self) -> None:
+        """Give the lock back; doing it twice is fine."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _holder(path: Path) -> str:
+    try:
+        data = json.loads(path.read_text())
+        return f"process {int(data['pid'])} on {data['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
 
 
 class RunDirectory:
@@ -183,10 +233,6 @@ def check_new_run(root: Path, name: str | None) -> None:
         )
     if name is not None and path.is_dir():
         _check_empty(path)
-
-
-_NO_RUN = frozenset({"run.lock", "events.jsonl", "engine"})
-"""What a run that could not begin leaves."""
 
 
 def _check_empty(path: Path) -> None:

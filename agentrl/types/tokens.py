@@ -49,7 +49,7 @@ class Completion:
     """One answer of an engine, sealed by the adapter that parsed it.
 
     `logprobs_T` are natural logs of the sampling distribution (after temperature).
-    Make it with `agentrl.tokens.seal`, which checks lengths and computes `digest`.
+    Make it with `agentrl.tokens.hash_chain`, which checks lengths and computes `digest`.
     """
 
     ids_T: NDArray[np.int32]

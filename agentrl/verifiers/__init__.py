@@ -6,10 +6,7 @@ A score is only ever a number within the verifier's range. Whatever goes wrong w
 makes the episode Invalid; nothing that fails counts as 0.
 """
 
-from agentrl.verifiers.format import FormatOk
-from agentrl.verifiers.length import LengthPenalty
-from agentrl.verifiers.match import ExactMatch
-from agentrl.verifiers.number import ExactNumber
+from agentrl.verifiers.compare import ExactMatch, ExactNumber
 from agentrl.verifiers.protocol import (
     AnswerVerifier,
     CompositeVerifier,
@@ -23,7 +20,7 @@ from agentrl.verifiers.protocol import (
 )
 from agentrl.verifiers.resolve import resolve_verifier
 from agentrl.verifiers.reward_model import RewardModel
-from agentrl.verifiers.rubric import Rubric
+from agentrl.verifiers.rubric import FormatOk, LengthPenalty, Rubric
 from agentrl.verifiers.scoring import score_with
 
 __all__ = [

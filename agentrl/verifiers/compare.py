@@ -1,5 +1,7 @@
 """When two values are the same: numbers, text, lines, JSON. Every rule compares by these.
 
+`ExactNumber` and `ExactMatch` are the verifiers that do nothing else.
+
 What is compared may be anything that a policy wrote, so nothing here raises for it or takes long.
 """
 
@@ -7,9 +9,13 @@ import json
 import math
 import numbers
 import re
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Final, cast
+from typing import Any, ClassVar, Final, cast
+
+from agentrl.errors import ConfigError
+from agentrl.types import Task
 
 MAX_CHARS: Final = 1000
 MAX_EXPONENT: Final = 1000
@@ -174,3 +180,58 @@ def _read_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _refuse_constant(name: str) -> object:
     raise NotJson(f"{name} is no JSON")
+
+
+@dataclass(frozen=True, slots=True)
+class ExactNumber:
+    """True if the answer is the reference number and nothing but a number.
+
+    Compared without rounding: 0.5, .5, 5e-1 and 1/2 are equal, 0.33 and 1/3 are not. `tolerance` is
+    the largest absolute difference that still counts as equal. White space around the number and
+    thousands separators in their places are fine; words, units, currency and percent signs, two
+    numbers, other bases and other digits than 0-9 are not. A number given by a tool (`finish(42)`)
+    counts as well as text; a bool does not.
+    """
+
+    tolerance: float = 0.0
+
+    in_process: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
+            raise ConfigError(f"tolerance is {self.tolerance}, expected a finite number from 0")
+
+    def score(self, task: Task, answer: Any) -> bool:
+        """Compare `answer` with the task's.
+
+        Raises:
+            ValueError: the task's answer is no number.
+        """
+        reference = parse_number(task.answer)
+        if reference is None:
+            raise ValueError(f"the task's answer is {task.answer!r}, expected a number")
+        return same_number(answer, reference, tolerance=self.tolerance)
+
+
+@dataclass(frozen=True, slots=True)
+class ExactMatch:
+    """True if the answer is the reference, character for character.
+
+    `strip` ignores white space around both, `casefold` the difference of upper and lower case.
+    Characters that look alike are different; an answer that is no text never matches.
+    """
+
+    strip: bool = True
+    casefold: bool = False
+
+    in_process: ClassVar[bool] = True
+
+    def score(self, task: Task, answer: Any) -> bool:
+        """Compare `answer` with the task's.
+
+        Raises:
+            TypeError: the task's answer is no text.
+        """
+        if not isinstance(task.answer, str):
+            raise TypeError(f"the task's answer is {task.answer!r}, expected a text")
+        return same_text(answer, task.answer, strip=self.strip, casefold=self.casefold)

@@ -8,9 +8,7 @@ from typing import Final, cast
 from agentrl.config.anchor import REWARD_MODEL, anchored_reference
 from agentrl.config.seams import Seam, instance_of
 from agentrl.errors import ConfigError
-from agentrl.verifiers.format import FormatOk
-from agentrl.verifiers.match import ExactMatch
-from agentrl.verifiers.number import ExactNumber
+from agentrl.verifiers.compare import ExactMatch, ExactNumber
 from agentrl.verifiers.protocol import (
     Verifier,
     is_answer_verifier,
@@ -21,7 +19,7 @@ from agentrl.verifiers.protocol import (
     success_at,
 )
 from agentrl.verifiers.reward_model import from_text
-from agentrl.verifiers.rubric import Rubric
+from agentrl.verifiers.rubric import FormatOk, Rubric
 from agentrl.verifiers.scoring import is_async, method_of
 from agentrl.workers.pickling import CANNOT_PICKLE, dumps
 

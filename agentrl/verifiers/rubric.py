@@ -1,12 +1,13 @@
-"""Several verifiers, weighted."""
+"""Several verifiers, weighted; and what is worth a part of a score: a sound format, brevity."""
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, cast
 
 from agentrl.errors import ConfigError
-from agentrl.types import Invalid, Outcome, Score
+from agentrl.types import CallErrorReason, EpisodeView, Invalid, Outcome, Score, Task
 from agentrl.verifiers.protocol import Verifier, score_range
 
 GATE: Final = "gate"
@@ -97,3 +98,51 @@ def _named_parts(scores: Mapping[str, Score]) -> dict[str, float]:
         parts[name] = score.value
         parts |= {f"{name}/{inner}": value for inner, value in score.parts.items()}
     return parts
+
+
+@dataclass(frozen=True, slots=True)
+class FormatOk:
+    """True if every call that the policy tried to make could be read and fitted its tool's schema.
+
+    An error that a tool itself raised is no fault of the format.
+    """
+
+    in_process: ClassVar[bool] = True
+
+    def score_episode(self, view: EpisodeView) -> bool:
+        """Look at the call errors of the episode.
+
+        Raises:
+            ValueError: the view was made without them.
+        """
+        if view.call_errors is None:
+            raise ValueError("the view has no call_errors; whoever made it has to fill them in")
+        reasons = {str(reason) for reason in CallErrorReason}
+        return reasons.isdisjoint(view.call_errors)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthPenalty:
+    """1 up to `max_chars` characters, then falling evenly to 0 at twice as many.
+
+    No answer and an empty one give 0: silence is not brevity.
+    """
+
+    max_chars: int
+
+    in_process: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.max_chars < 1:
+            raise ConfigError(f"max_chars is {self.max_chars}, expected at least 1")
+
+    def score(self, task: Task, answer: Any) -> float:
+        """How well the length of `answer` keeps the limit."""
+        length = len(answer.strip()) if isinstance(answer, str) else _length(answer)
+        if length == 0:
+            return 0.0
+        return min(1.0, max(0.0, 2.0 - length / self.max_chars))
+
+
+def _length(answer: object) -> int:
+    return 0 if answer is None else len(str(answer))

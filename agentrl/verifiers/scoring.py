@@ -11,9 +11,8 @@ from typing import Final, cast
 import numpy as np
 
 from agentrl.aio import OutOfTime, within
-from agentrl.boundary import user_code
+from agentrl.boundary import place_of, said_by, user_code
 from agentrl.errors import AgentrlError
-from agentrl.places import place_of, said_by
 from agentrl.types import EpisodeView, Invalid, Outcome, Score
 from agentrl.verifiers.protocol import (
     Verifier,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.one_line import one_line
+from agentrl.boundary import one_line
 
 
 @given(st.text() | st.text("ab \n\r\x85\u2028\x1b", min_size=200))

@@ -28,9 +28,15 @@ from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.stepper import SlotRequest, Stepper
 from agentrl.engine.local.weights import Slices, inference_model, update
 from agentrl.engine.memory import MEMORY_TAGS, MemoryStages, MemoryTag
-from agentrl.engine.protocol import Health, SlicedSource, WeightSource
+from agentrl.engine.protocol import (
+    Health,
+    SlicedSource,
+    WeightSource,
+    check_request,
+    check_version,
+)
 from agentrl.errors import ConfigError, EngineError
-from agentrl.tokens.seal import seal
+from agentrl.tokens.hash_chain import seal
 from agentrl.types import Completion, EpisodeSession, Sampling
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -134,7 +140,7 @@ class LocalEngine:
         """
         self._memory.check_loadable()
         if isinstance(weights, SlicedSource) and not isinstance(weights, Iterable):
-            self._check_version(version)
+            check_version(version, self._stepper.version)
             await self._slices.receive(weights, self._timeout_s)
             await self.between_steps(lambda _: self._changed(self._slices.change, version))
             return
@@ -225,7 +231,9 @@ class LocalEngine:
         cache_key: str | None,
     ) -> SlotRequest:
         ids_T = np.asarray(ids, dtype=np.int64)
-        self._check_request(ids_T, sampling, session)
+        check_request(
+            ids_T, sampling, vocab_size=self.vocab_size, context_length=self.context_length
+        )
         return SlotRequest(
             ids_T=ids_T,
             sampling=sampling,
@@ -236,37 +244,8 @@ class LocalEngine:
             cache_key=cache_key,
         )
 
-    def _check_request(
-        self, ids_T: np.ndarray, sampling: Sampling, session: EpisodeSession
-    ) -> None:
-        if ids_T.ndim != 1 or not len(ids_T):
-            raise EngineError(f"session {session.key!r} sent an empty prompt; send at least one id")
-        if len(ids_T) >= self.context_length:
-            raise EngineError(
-                f"session {session.key!r} sent {len(ids_T)} tokens, but the context holds "
-                f"{self.context_length} with the completion; end the episode earlier or raise "
-                "engine.context_length"
-            )
-        wrong = ids_T[(ids_T < 0) | (ids_T >= self.vocab_size)]
-        if len(wrong):
-            raise EngineError(
-                f"session {session.key!r} sent id {wrong[0]}, expected 0 to {self.vocab_size - 1}; "
-                "use the tokenizer of the engine's model"
-            )
-        if sampling.max_new_tokens < 1 or sampling.temperature < 0:
-            raise EngineError(
-                f"cannot sample {sampling.max_new_tokens} tokens at temperature "
-                f"{sampling.temperature}; give at least 1 token and no negative temperature"
-            )
-
-    def _check_version(self, version: int) -> None:
-        if version <= self._stepper.version:
-            raise EngineError(
-                f"got weights of version {version}, expected one above {self._stepper.version}"
-            )
-
     def _changed(self, change: Callable[[], None], version: int) -> None:
-        self._check_version(version)
+        check_version(version, self._stepper.version)
         change()
         self._memory.loaded()
         self._stepper.invalidate()

@@ -21,13 +21,12 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from agentrl.engine.local import sampling
 from agentrl.engine.local.attention import FlatPass, lay_out
 from agentrl.engine.local.cache import RowCache
 from agentrl.engine.local.demands import Heads
-from agentrl.engine.local.models.vocabulary import known_ids
+from agentrl.engine.local.models.load import known_ids
 from agentrl.engine.local.routing_replay import mixtures, routed
-from agentrl.engine.local.rows import Rows
+from agentrl.engine.local.rows import Rows, draw, uniforms
 from agentrl.errors import EngineError
 from agentrl.types import Sampling, StopReason
 
@@ -206,10 +205,10 @@ class Stepper:
 
     def _draw(self, logits_SV: torch.Tensor, rows_S: NDArray[np.int64]) -> None:
         requests = [self.running[row] for row in rows_S.tolist()]
-        ids_S, logprobs_S = sampling.draw(
+        ids_S, logprobs_S = draw(
             logits_SV,
             np.array([request.sampling.temperature for request in requests], dtype=np.float32),
-            sampling.uniforms(
+            uniforms(
                 np.array([request.seed for request in requests], dtype=np.uint64),
                 self._rows.known_R[rows_S],
             ),

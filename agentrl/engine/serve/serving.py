@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.stepper import Stepper
 from agentrl.engine.local.weights import as_in_files, update
+from agentrl.engine.protocol import check_request
 from agentrl.engine.serve.unpickle import Named, read_tensors
 from agentrl.engine.serve.wire import (
     DiskUpdate,
@@ -31,7 +32,6 @@ from agentrl.engine.serve.wire import (
     Update,
     answer,
 )
-from agentrl.engine.sglang.client import check_request
 from agentrl.engine.sglang.control import PauseMode
 from agentrl.errors import EngineError
 from agentrl.tokens import Tokenizer

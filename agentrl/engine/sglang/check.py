@@ -10,7 +10,8 @@ from typing import cast
 
 import numpy as np
 
-from agentrl.engine.sglang.client import check_request, new_rid
+from agentrl.engine.protocol import check_request
+from agentrl.engine.sglang.client import new_rid
 from agentrl.engine.sglang.router import ServerState
 from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens import Tokenizer

@@ -70,33 +70,6 @@ def request_body(
     )
 
 
-def check_request(
-    ids: Sequence[int], sampling: Sampling, *, vocab_size: int, context_length: int
-) -> None:
-    """Raise EngineError for what the server would not survive, or would cut.
-
-    An id outside the vocabulary ends the whole server.
-    """
-    if not ids:
-        raise EngineError("got an empty prompt; send at least one id")
-    low, high = min(ids), max(ids)
-    if low < 0 or high >= vocab_size:
-        raise EngineError(
-            f"got id {low if low < 0 else high}, expected 0 to {vocab_size - 1}; use the "
-            "tokenizer of the engine's model"
-        )
-    if len(ids) >= context_length:
-        raise EngineError(
-            f"got {len(ids)} tokens, but the context holds {context_length} with the completion; "
-            "end the episode earlier or raise engine.context_length"
-        )
-    if sampling.max_new_tokens < 1 or sampling.temperature < 0:
-        raise EngineError(
-            f"cannot sample {sampling.max_new_tokens} tokens at temperature "
-            f"{sampling.temperature}; give at least 1 token and no negative temperature"
-        )
-
-
 class GenerateClient:
     """Connections to one server. Every call runs on the event loop of the first one."""
 

@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
-from agentrl.engine.protocol import Health, WeightSource
-from agentrl.engine.sglang.client import Busy, GenerateClient, Unreachable, check_request, new_rid
+from agentrl.engine.protocol import Health, WeightSource, check_request, check_version
+from agentrl.engine.sglang.client import Busy, GenerateClient, Unreachable, new_rid
 from agentrl.engine.sglang.control import Control, Keys, PauseMode
 from agentrl.engine.sglang.fleet import HEALTH_S, Fleet
 from agentrl.engine.sglang.router import NoServer, ServerState
 from agentrl.engine.sglang.server import Server
 from agentrl.errors import EngineError
-from agentrl.tokens.seal import seal
+from agentrl.tokens.hash_chain import seal
 from agentrl.types import Completion, EpisodeSession, Sampling, StopReason
 
 if TYPE_CHECKING:
@@ -141,10 +141,7 @@ class SglangEngine:
         A server that fails gets them once more; if it fails again, it takes no requests until a
         later update reaches it. Raises EngineError if none is left.
         """
-        if version <= self.version:
-            raise EngineError(
-                f"got weights of version {version}, expected one above {self.version}"
-            )
+        check_version(version, self.version)
         running = self._fleet.going.is_set()
         if running:
             await self.pause()
@@ -285,7 +282,10 @@ class SglangEngine:
         if adapter is not None:
             completion = _of(completion, np.full_like(completion.versions_T, began))
         elif cache_key is not None and slot.info is not None and slot.info.lags:
-            completion = _earlier(completion, began)
+            # Paused in place, a server keeps a token that it has sampled and books it after the
+            # update: the version of each is the one before it.
+            versions_T = np.concatenate([np.array([began], np.int32), completion.versions_T])
+            completion = _of(completion, versions_T[:-1])
         return completion, stopped_by
 
     async def _wait_going(self, flight: _InFlight) -> None:
@@ -310,15 +310,6 @@ class SglangEngine:
             else f"the server at {slot.url} does not answer its health check either"
         )
         return f"session {session.key!r} got no completion within {self._timeout_s:g} s; {hint}"
-
-
-def _earlier(completion: Completion, began: int) -> Completion:
-    """With the version that each token was sampled under, where it has that of a step later.
-
-    Paused in place, a server keeps a token that it has sampled and books it after the update.
-    """
-    earlier_T = np.concatenate([np.array([began], np.int32), completion.versions_T])[:-1]
-    return _of(completion, earlier_T)
 
 
 def _of(completion: Completion, versions_T: NDArray[np.int32]) -> Completion:

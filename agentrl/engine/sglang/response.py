@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from agentrl.engine.experts import ExpertChannels, expert_channels
 from agentrl.errors import EngineError
-from agentrl.tokens.seal import seal
+from agentrl.tokens.hash_chain import seal
 from agentrl.types import Completion, StopReason
 
 Json = Mapping[str, object]

@@ -1,4 +1,8 @@
-"""Start an SGLang server, wait until it is ready, say why it is not, end it without a trace."""
+"""Start an SGLang server, wait until it is ready, say why it is not, end it without a trace.
+
+Whether the model fits into a CPU's memory is asked before, since a server would find out late, or
+be killed and not say why.
+"""
 
 import asyncio
 import json
@@ -11,14 +15,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.control import ADMIN_KEY, KEY, Keys
 from agentrl.engine.sglang.install import SHIMS, Installation, require_installed
-from agentrl.engine.sglang.memory import check_fits
 from agentrl.errors import ConfigError
 
 HOST = "127.0.0.1"
@@ -46,6 +51,13 @@ _KNOWN = (
     ("can't allocate memory", _TOO_LARGE),
     ("Not enough memory", _NO_CACHE),
     ("memory for the KV cache", _NO_CACHE),
+)
+PROGRAM_BYTES = 2_200_000_000
+"""What the server's processes take without a model; measured with 0.5.23 on a CPU."""
+_CGROUP = Path("/sys/fs/cgroup")
+MEMORY_LIMITS = (
+    (_CGROUP, "memory.max", "memory.current"),
+    (_CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 
 
@@ -204,7 +216,9 @@ def launch_command(
         "--max-total-tokens": settings.kv_tokens or None,
     }
     flags = ["--skip-server-warmup", "--sleep-on-idle"]
-    if _records_experts(model):
+    from agentrl.engine.local.routing_replay import recorded_experts  # torch, only now
+
+    if recorded_experts(model):
         flags.append("--enable-return-routed-experts")
     if config.share_device and where.flavour != "cpu":
         flags.append("--enable-memory-saver")
@@ -224,12 +238,6 @@ def launch_command(
             "`agentrl engine serve sglang`"
         )
     return [str(where.python), *program, *given, *flags, *more]
-
-
-def _records_experts(model: Path) -> bool:
-    from agentrl.engine.local.routing_replay import recorded_experts  # torch, only now
-
-    return recorded_experts(model) > 0
 
 
 def _environment(where: Installation, config: EngineConfig) -> dict[str, str]:
@@ -271,3 +279,61 @@ async def _server_answers(http: httpx.AsyncClient, url: str) -> bool:
         return (await http.get(f"{url}/health")).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def check_fits(model: Path, *, value_bytes: int, kv_tokens: int) -> None:
+    """Raise ConfigError if the weights and so many cached tokens are more than what is free.
+
+    `value_bytes`: of one weight, key or value.
+    """
+    weights = _num_weights(model) * value_bytes
+    cache = _values_per_token(model) * value_bytes * kv_tokens
+    needed, free = weights + cache + PROGRAM_BYTES, free_memory()
+    if needed > free:
+        raise ConfigError(
+            f"the memory does not suffice for SGLang: {_gb(needed)} GB are needed (weights "
+            f"{_gb(weights)}, a cache of {kv_tokens:,} tokens {_gb(cache)}, the program "
+            f"{_gb(PROGRAM_BYTES)}), {_gb(free)} GB are free; lower engine.sglang.kv_tokens, or "
+            "choose a smaller model"
+        )
+
+
+def _num_weights(model: Path) -> int:
+    """As the headers of the weight files say; the format begins with the header's length."""
+    total = 0
+    for path in model.glob("*.safetensors"):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        total += sum(prod(entry["shape"]) for name, entry in header.items() if name[:2] != "__")
+    return total
+
+
+def _values_per_token(model: Path) -> int:
+    """Keys and values of one token in layers of full attention; 0 where others are kept."""
+    config: Mapping[str, Any] = json.loads((model / "config.json").read_bytes())
+    kinds = config.get("layer_types")
+    layers = kinds.count("full_attention") if kinds else config.get("num_hidden_layers")
+    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
+    if not layers or not heads or not width or "kv_lora_rank" in config:
+        return 0
+    head_dim = config.get("head_dim") or width // heads
+    return int(2 * layers * (config.get("num_key_value_heads") or heads) * head_dim)
+
+
+def free_memory() -> int:
+    """What the machine, or the container, has left; what only caches files counts as free."""
+    free = int(_fields(Path("/proc/meminfo"))["MemAvailable:"]) * 1024
+    for folder, most, used in MEMORY_LIMITS:
+        if (folder / most).exists() and (limit := (folder / most).read_text().strip()) != "max":
+            stat = _fields(folder / "memory.stat")
+            cached = int(stat["active_file"]) + int(stat["inactive_file"])
+            free = min(free, int(limit) - int((folder / used).read_text()) + cached)
+    return free
+
+
+def _fields(path: Path) -> Mapping[str, str]:
+    return {line.split()[0]: line.split()[1] for line in path.read_text().splitlines()}
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.1f}"

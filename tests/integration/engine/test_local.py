@@ -187,9 +187,9 @@ async def test_why_a_completion_ends(llama: LlamaForCausalLM) -> None:
     ("ids", "sampling", "message"),
     [
         ([], Sampling(max_new_tokens=1), "empty prompt"),
-        ([3, VOCAB], Sampling(max_new_tokens=1), f"sent id {VOCAB}, expected 0 to {VOCAB - 1}"),
-        ([3, -1], Sampling(max_new_tokens=1), "sent id -1"),
-        ([3] * 64, Sampling(max_new_tokens=1), "sent 64 tokens, but the context holds 64"),
+        ([3, VOCAB], Sampling(max_new_tokens=1), f"got id {VOCAB}, expected 0 to {VOCAB - 1}"),
+        ([3, -1], Sampling(max_new_tokens=1), "got id -1"),
+        ([3] * 64, Sampling(max_new_tokens=1), "got 64 tokens, but the context holds 64"),
         ([3], Sampling(max_new_tokens=0), "cannot sample 0 tokens"),
         ([3], Sampling(max_new_tokens=1, temperature=-1.0), "temperature -1.0"),
     ],

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.engine.local.sampling import draw, uniforms
+from agentrl.engine.local.rows import draw, uniforms
 
 
 def seeds(num: int, start: int = 0) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices, ToolEnv
-from agentrl.orchestration.journal import journal
+from agentrl.orchestration.observers import journal
 from agentrl.rollout import (
     Codec,
     Collector,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentrl.engine.local.engine import LocalEngine
-from agentrl.engine.local.models.vocabulary import limit_ids
+from agentrl.engine.local.models.load import limit_ids
 from agentrl.errors import ConfigError
 from agentrl.tokens import TokenRecord
 from agentrl.trainer import TrainerConfig

@@ -33,7 +33,7 @@ def test_an_object_is_recorded_by_what_finds_it(tmp_path: Path) -> None:
     run = given(tmp_path, estimator=estimate, verifier=ExactNumber, observers=[Watches])
     config = run.config
     assert load_reference(str(config.trainer.estimator), "estimator") is estimate
-    assert config.verifier == "agentrl.verifiers.number:ExactNumber"
+    assert config.verifier == "agentrl.verifiers.compare:ExactNumber"
     assert load_reference(config.observers[0], "observer") is Watches
 
 

@@ -10,9 +10,14 @@ import pytest
 import agentrl
 from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration.env_mix import Overrides
-from agentrl.orchestration.journal import Journal
 from agentrl.orchestration.load import load_run_config
-from agentrl.orchestration.observers import Observer, Observers, check_observers, make_observers
+from agentrl.orchestration.observers import (
+    Journal,
+    Observer,
+    Observers,
+    check_observers,
+    make_observers,
+)
 from agentrl.run_dir import RunDirectory
 from agentrl.types import Episode
 

@@ -1,4 +1,9 @@
-"""Load a model folder into memory, quietly and whole."""
+"""Load a model folder into memory, quietly and whole, but for rows that belong to no token.
+
+Those are there where a vocabulary's size is rounded up. The engine that samples and the trainer
+alike leave them out: no such id can be sampled, and both take their softmax over the tokenizer's
+ids.
+"""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch and transformers are not typed)
@@ -20,8 +25,11 @@ from agentrl.engine.local.models.check import (
 )
 from agentrl.engine.local.models.quiet import quiet
 from agentrl.engine.local.models.resolve import check_folder
-from agentrl.engine.local.models.vocabulary import limit_ids
 from agentrl.errors import ConfigError
+
+# pyright: reportUnknownMemberType=false
+# (parts of torch and transformers are not typed)
+
 
 DType = Literal["auto", "float32", "bfloat16"]
 _DTYPES: dict[str, torch.dtype | Literal["auto"]] = {
@@ -29,6 +37,7 @@ _DTYPES: dict[str, torch.dtype | Literal["auto"]] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
 }
+_IDS = "agentrl_ids"
 
 
 def load_model(
@@ -95,3 +104,22 @@ def not_finite(named: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
 
 def _find_tensor(model: PreTrainedModel, name: str) -> object:
     return model.get_parameter_or_buffer(name)
+
+
+def limit_ids(model: PreTrainedModel, num_ids: int) -> None:
+    """Leave out the rows from `num_ids` on; raises ConfigError if the model has fewer rows."""
+    matrix = model.get_input_embeddings().weight
+    assert isinstance(matrix, Tensor)
+    rows = matrix.shape[0]
+    if rows < num_ids:
+        raise ConfigError(
+            f"the tokenizer has {num_ids} ids, but the matrix of {type(model).__name__} has {rows} "
+            "rows: it is another model's; put the model's own tokenizer.json there"
+        )
+    setattr(model, _IDS, num_ids)
+
+
+def known_ids(model: PreTrainedModel) -> int | None:
+    """How many ids the distribution is over; None for all rows."""
+    ids: int | None = getattr(model, _IDS, None)
+    return ids

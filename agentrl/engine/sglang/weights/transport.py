@@ -12,7 +12,8 @@ servers are paused all the while.
 import asyncio
 import hashlib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -213,26 +214,23 @@ class CheckedWeights:
         self._published = (version, sums)
 
 
-class session:
+@asynccontextmanager
+async def session(control: Control, info: Info) -> AsyncGenerator[None]:
     """An update session where the server has them, closed also after a failure."""
-
-    def __init__(self, control: Control, info: Info) -> None:
-        self._control = control if info.has_sessions else None
-
-    async def __aenter__(self) -> None:
-        if self._control is None:
-            return
-        try:
-            await self._control.begin_update()
-        except EngineError as error:
-            if "already open" not in str(error):
-                raise
-            await self._control.end_update()  # of a trainer that died
-            await self._control.begin_update()
-
-    async def __aexit__(self, *raised: object) -> None:
-        if self._control is not None:
-            await self._control.end_update()
+    if not info.has_sessions:
+        yield
+        return
+    try:
+        await control.begin_update()
+    except EngineError as error:
+        if "already open" not in str(error):
+            raise
+        await control.end_update()  # of a trainer that died
+        await control.begin_update()
+    try:
+        yield
+    finally:
+        await control.end_update()
 
 
 async def each(
