@@ -3,19 +3,34 @@
 Suffixes: S segments of an episode, T tokens of a segment, A appends of a segment.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from agentrl.run_dir.values import (
+    dump_messages,
+    dump_value,
+    load_messages,
+    load_value,
+    safe_text,
+)
+from agentrl.types import Episode, EpisodeStop
+
 FORMAT = b"1"
 FORMAT_KEY = b"agentrl.episodes"
 
 
-def _lists(item: pa.DataType) -> pa.DataType:
-    return pa.list_(item)
+def _dump_prompt(prompt: object) -> str:
+    return dump_value(prompt if isinstance(prompt, str) else list(cast("Iterable[Any]", prompt)))
+
+
+def _load_prompt(text: str) -> object:
+    prompt = load_value(text)
+    return prompt if isinstance(prompt, str) else tuple(prompt)
 
 
 _CHANNEL = pa.struct(
@@ -39,50 +54,100 @@ SEGMENT_ARRAYS: dict[str, pa.DataType] = {
 }
 """Columns with one array per segment."""
 
-_COLUMNS: list[tuple[str, pa.DataType]] = [
-    ("run", pa.string()),
-    ("step", pa.int64()),
-    ("split", pa.string()),
-    ("env", pa.string()),
-    ("episode", pa.string()),
-    ("task", pa.string()),
-    ("group", pa.int64()),
-    ("member", pa.int64()),
-    ("attempt", pa.int64()),
-    ("seed", pa.uint64()),
-    ("stop", pa.string()),
-    ("valid", pa.bool_()),
-    ("return", pa.float64()),
-    ("score", pa.float64()),
-    ("score_parts", pa.string()),
-    ("score_reason", pa.string()),
-    ("invalid_reason", pa.string()),
-    ("invalid_blame", pa.string()),
-    ("invalid_retryable", pa.bool_()),
-    ("num_turns", pa.int32()),
-    ("num_tokens", pa.int64()),
-    ("num_trained", pa.int64()),
-    ("wall_s", pa.float64()),
-    ("score_s", pa.float64()),
-    ("messages", pa.string()),
-    ("answer", pa.string()),
-    ("task_prompt", pa.string()),
-    ("task_answer", pa.string()),
-    ("task_data", pa.string()),
-    ("turn_rewards", _lists(pa.float64())),
-    ("turn_parts", _lists(pa.string())),
-    ("turn_state_keys", _lists(pa.string())),
-    ("turn_sampled", _lists(pa.int32())),
-    ("turn_calls", _lists(pa.int32())),
-    ("turn_call_errors", _lists(_lists(pa.string()))),
-    ("turn_cached", _lists(pa.int32())),
-    ("turn_generate_s", _lists(pa.float64())),
-    ("turn_environment_s", _lists(pa.float64())),
-    *((name, _lists(_lists(kind))) for name, kind in SEGMENT_ARRAYS.items()),
-    ("digests", _lists(pa.binary())),
-    ("channels", _lists(_lists(_CHANNEL))),
-]
-SCHEMA = pa.schema(_COLUMNS, metadata={FORMAT_KEY: FORMAT})
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a column holds: a field of the episode, of its task, its outcome or each of its turns.
+
+    Of what is derived, or summed over the segments, nothing is read back.
+    """
+
+    kind: pa.DataType
+    of: Literal["episode", "task", "score", "invalid", "turn", "segments", "derived"]
+    field: str
+    write: Callable[[Any], object] = lambda value: value
+    read: Callable[[Any], Any] = lambda value: value
+
+
+COLUMNS: Mapping[str, Column] = {
+    "split": Column(pa.string(), "episode", "split", safe_text),
+    "env": Column(pa.string(), "episode", "env", safe_text),
+    "episode": Column(pa.string(), "episode", "id", safe_text),
+    "task": Column(pa.string(), "task", "id", safe_text),
+    "group": Column(pa.int64(), "episode", "group"),
+    "member": Column(pa.int64(), "episode", "member"),
+    "attempt": Column(pa.int64(), "episode", "attempt"),
+    "seed": Column(pa.uint64(), "episode", "seed"),
+    "stop": Column(pa.string(), "episode", "stop", str, EpisodeStop),
+    "valid": Column(pa.bool_(), "derived", "", lambda e: e.valid),
+    "return": Column(pa.float64(), "derived", "", lambda e: e.reward if e.valid else None),
+    "score": Column(pa.float64(), "score", "value"),
+    "score_parts": Column(pa.string(), "score", "parts", dump_value, load_value),
+    # Older files have none.
+    "score_reason": Column(pa.string(), "score", "reason", safe_text, lambda text: text or ""),
+    "invalid_reason": Column(pa.string(), "invalid", "reason", safe_text),
+    "invalid_blame": Column(pa.string(), "invalid", "blame"),
+    "invalid_retryable": Column(pa.bool_(), "invalid", "retryable"),
+    "num_turns": Column(pa.int32(), "derived", "", lambda e: len(e.turns)),
+    "num_tokens": Column(pa.int64(), "segments", "num_tokens", sum),
+    "num_trained": Column(pa.int64(), "segments", "num_trained", sum),
+    "wall_s": Column(pa.float64(), "episode", "wall_s"),
+    "score_s": Column(pa.float64(), "episode", "score_s"),
+    "messages": Column(pa.string(), "episode", "messages", dump_messages, load_messages),
+    "answer": Column(pa.string(), "episode", "answer", dump_value, load_value),
+    "task_prompt": Column(pa.string(), "task", "prompt", _dump_prompt, _load_prompt),
+    "task_answer": Column(pa.string(), "task", "answer", dump_value, load_value),
+    "task_data": Column(pa.string(), "task", "data", dump_value, load_value),
+    "turn_rewards": Column(pa.float64(), "turn", "reward"),
+    "turn_parts": Column(pa.string(), "turn", "parts", dump_value, load_value),
+    "turn_state_keys": Column(
+        pa.string(), "turn", "state_key", lambda key: None if key is None else safe_text(key)
+    ),
+    "turn_sampled": Column(pa.int32(), "turn", "num_sampled"),
+    "turn_calls": Column(pa.int32(), "turn", "num_calls"),
+    "turn_call_errors": Column(
+        pa.list_(pa.string()), "turn", "call_errors", lambda e: [*map(safe_text, e)], tuple
+    ),
+    "turn_cached": Column(pa.int32(), "turn", "cached_tokens"),
+    "turn_generate_s": Column(pa.float64(), "turn", "generate_s"),
+    "turn_environment_s": Column(pa.float64(), "turn", "environment_s"),
+}
+_KINDS: Mapping[str, pa.DataType] = {
+    "run": pa.string(),
+    "step": pa.int64(),
+    **{n: pa.list_(c.kind) if c.of == "turn" else c.kind for n, c in COLUMNS.items()},
+    **{name: pa.list_(pa.list_(kind)) for name, kind in SEGMENT_ARRAYS.items()},
+    "digests": pa.list_(pa.binary()),
+    "channels": pa.list_(pa.list_(_CHANNEL)),
+}
+SCHEMA = pa.schema(_KINDS, metadata={FORMAT_KEY: FORMAT})
+
+
+def write_column(column: Column, episode: Episode) -> object:
+    """The value of a column for an episode; None where its outcome is of the other kind."""
+    match column.of:
+        case "derived":
+            return column.write(episode)
+        case "segments":
+            return column.write([getattr(s, column.field) for s in episode.segments])
+        case "turn":
+            return [column.write(getattr(turn, column.field)) for turn in episode.turns]
+        case "task":
+            return column.write(getattr(episode.task, column.field))
+        case "episode":
+            return column.write(getattr(episode, column.field))
+        case "score" | "invalid":
+            is_other = episode.valid != (column.of == "score")
+            return None if is_other else column.write(getattr(episode.outcome, column.field))
+
+
+def read_fields(row: Mapping[str, Any], of: str, turn: int | None = None) -> dict[str, Any]:
+    """The fields that a row has of its episode, task, outcome or one of its turns."""
+    own = {name: column for name, column in COLUMNS.items() if column.of == of}
+    values: dict[str, Any] = {name: row.get(name) for name in own}
+    if turn is not None:
+        values = {name: value[turn] for name, value in values.items()}
+    return {column.field: column.read(values[name]) for name, column in own.items()}
 
 
 def nested(rows: Sequence[Sequence[NDArray[np.generic]]], kind: pa.DataType) -> "pa.Array[Any]":

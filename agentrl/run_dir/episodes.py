@@ -11,19 +11,20 @@ from numpy.typing import NDArray
 
 from agentrl.errors import ConfigError
 from agentrl.run_dir.atomic import write_atomic, writing
-from agentrl.run_dir.columns import FORMAT, FORMAT_KEY, SCHEMA, SEGMENT_ARRAYS, arrays_of, nested
-from agentrl.run_dir.values import (
-    dump_messages,
-    dump_value,
-    load_messages,
-    load_value,
-    safe_text,
+from agentrl.run_dir.columns import (
+    COLUMNS,
+    FORMAT,
+    FORMAT_KEY,
+    SCHEMA,
+    SEGMENT_ARRAYS,
+    arrays_of,
+    nested,
+    read_fields,
+    write_column,
 )
 from agentrl.types import (
     Episode,
-    EpisodeStop,
     Invalid,
-    Outcome,
     Score,
     Segment,
     Task,
@@ -84,18 +85,19 @@ def read_episodes(path: Path) -> list[Episode]:
 
 def to_table(episodes: Sequence[Episode], *, run: str, step: int) -> pa.Table:
     """Episodes as a table with the columns of `columns.SCHEMA`."""
-    columns: dict[str, Any] = {"run": [run] * len(episodes), "step": [step] * len(episodes)}
-    rows = [
-        {**_row(episode), **_outcome_columns(episode), **_turn_columns(episode)}
-        for episode in episodes
-    ]
-    for name in SCHEMA.names:
-        if name in SEGMENT_ARRAYS:
-            columns[name] = nested(
-                [[_array(s, name) for s in e.segments] for e in episodes], SEGMENT_ARRAYS[name]
-            )
-        elif name not in columns:
-            columns[name] = [row[name] for row in rows]
+    columns: dict[str, Any] = {
+        "run": [run] * len(episodes),
+        "step": [step] * len(episodes),
+        "digests": [[s.digest for s in e.segments] for e in episodes],
+        "channels": [
+            [[_channel(*item) for item in s.channels.items()] for s in e.segments] for e in episodes
+        ],
+    }
+    for name, column in COLUMNS.items():
+        columns[name] = [write_column(column, episode) for episode in episodes]
+    for name, kind in SEGMENT_ARRAYS.items():
+        arrays = [[_array(segment, name) for segment in e.segments] for e in episodes]
+        columns[name] = nested(arrays, kind)
     return pa.table(columns, SCHEMA)  # pyright: ignore[reportUnknownMemberType]  # its stub is partial
 
 
@@ -108,65 +110,6 @@ def from_table(table: pa.Table) -> list[Episode]:
     segments = [_segments(table, row) for row in range(table.num_rows)]
     rows = table.drop_columns([*SEGMENT_ARRAYS, "digests", "channels"]).to_pylist()
     return [_episode(row, own) for row, own in zip(rows, segments, strict=True)]
-
-
-def _row(episode: Episode) -> dict[str, object]:
-    task = episode.task
-    prompt = task.prompt if isinstance(task.prompt, str) else list(task.prompt)
-    return {
-        "split": safe_text(episode.split),
-        "env": safe_text(episode.env),
-        "episode": safe_text(episode.id),
-        "task": safe_text(task.id),
-        "group": episode.group,
-        "member": episode.member,
-        "attempt": episode.attempt,
-        "seed": episode.seed,
-        "stop": episode.stop.value,
-        "num_turns": len(episode.turns),
-        "num_tokens": sum(s.num_tokens for s in episode.segments),
-        "num_trained": sum(s.num_trained for s in episode.segments),
-        "wall_s": episode.wall_s,
-        "score_s": episode.score_s,
-        "messages": dump_messages(episode.messages),
-        "answer": dump_value(episode.answer),
-        "task_prompt": dump_value(prompt),
-        "task_answer": dump_value(task.answer),
-        "task_data": dump_value(task.data),
-        "digests": [s.digest for s in episode.segments],
-        "channels": [[_channel(n, a) for n, a in s.channels.items()] for s in episode.segments],
-    }
-
-
-def _outcome_columns(episode: Episode) -> dict[str, object]:
-    outcome = episode.outcome
-    score = outcome if isinstance(outcome, Score) else None
-    invalid = outcome if isinstance(outcome, Invalid) else None
-    return {
-        "valid": episode.valid,
-        "return": episode.reward if score else None,
-        "score": score.value if score else None,
-        "score_parts": dump_value(score.parts) if score else None,
-        "score_reason": safe_text(score.reason) if score else None,
-        "invalid_reason": safe_text(invalid.reason) if invalid else None,
-        "invalid_blame": invalid.blame if invalid else None,
-        "invalid_retryable": invalid.retryable if invalid else None,
-    }
-
-
-def _turn_columns(episode: Episode) -> dict[str, object]:
-    turns = episode.turns
-    return {
-        "turn_rewards": [t.reward for t in turns],
-        "turn_parts": [dump_value(t.parts) for t in turns],
-        "turn_state_keys": [None if t.state_key is None else safe_text(t.state_key) for t in turns],
-        "turn_sampled": [t.num_sampled for t in turns],
-        "turn_calls": [t.num_calls for t in turns],
-        "turn_call_errors": [[safe_text(e) for e in t.call_errors] for t in turns],
-        "turn_cached": [t.cached_tokens for t in turns],
-        "turn_generate_s": [t.generate_s for t in turns],
-        "turn_environment_s": [t.environment_s for t in turns],
-    }
 
 
 def _array(segment: Segment, column: str) -> NDArray[np.generic]:
@@ -219,53 +162,11 @@ def _segment(
 
 
 def _episode(row: Mapping[str, Any], segments: tuple[Segment, ...]) -> Episode:
-    prompt = load_value(row["task_prompt"])
-    task = Task(
-        prompt=prompt if isinstance(prompt, str) else tuple(prompt),
-        answer=load_value(row["task_answer"]),
-        data=load_value(row["task_data"]),
-        id=row["task"],
-    )
+    outcome = Score(**read_fields(row, "score")) if row["valid"] else None
     return Episode(
-        id=row["episode"],
-        env=row["env"],
-        task=task,
-        split=row["split"],
-        group=row["group"],
-        member=row["member"],
-        attempt=row["attempt"],
-        seed=row["seed"],
+        **read_fields(row, "episode"),
+        task=Task(**read_fields(row, "task")),
         segments=segments,
-        messages=load_messages(row["messages"]),
-        turns=tuple(_read_turn(row, i) for i in range(row["num_turns"])),
-        stop=EpisodeStop(row["stop"]),
-        outcome=_to_outcome(row),
-        answer=load_value(row["answer"]),
-        wall_s=row["wall_s"],
-        score_s=row["score_s"],
-    )
-
-
-def _read_turn(row: Mapping[str, Any], i: int) -> TurnRecord:
-    return TurnRecord(
-        reward=row["turn_rewards"][i],
-        parts=load_value(row["turn_parts"][i]),
-        state_key=row["turn_state_keys"][i],
-        num_sampled=row["turn_sampled"][i],
-        num_calls=row["turn_calls"][i],
-        call_errors=tuple(row["turn_call_errors"][i]),
-        cached_tokens=row["turn_cached"][i],
-        generate_s=row["turn_generate_s"][i],
-        environment_s=row["turn_environment_s"][i],
-    )
-
-
-def _to_outcome(row: Mapping[str, Any]) -> Outcome:
-    if row["valid"]:
-        reason = row.get("score_reason") or ""  # older files have none
-        return Score(value=row["score"], parts=load_value(row["score_parts"]), reason=reason)
-    return Invalid(
-        reason=row["invalid_reason"],
-        blame=row["invalid_blame"],
-        retryable=row["invalid_retryable"],
+        turns=tuple(TurnRecord(**read_fields(row, "turn", i)) for i in range(row["num_turns"])),
+        outcome=outcome or Invalid(**read_fields(row, "invalid")),
     )
