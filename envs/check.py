@@ -72,6 +72,10 @@ class CheckReport:
         ]
 
 
+Finding = tuple[bool, str]
+"""Whether it is well, and what was seen."""
+
+
 @dataclass(slots=True)
 class _Played:
     """One episode of an agent."""
@@ -118,16 +122,19 @@ def check_env_class(
     listed = sorted(env_class.listed_tasks(split, env.config) or (), key=_prompt_length)
     tools = ", ".join(schema.name for schema in env.tool_schemas) or "none"
     with closing(env):
-        rows = [_tasks_row(tasks, again), _splits_row(env), *run(_played_rows(env, tasks))]
-        rows += [
-            _prompt_row(env, [*tasks, *listed[-_NUM_LONG:]], tokenizer, limit),
-            CheckRow(name="tools", ok=True, detail=tools),
-            _gym_row(env),
+        found = [
+            ("tasks", _tasks_row(tasks, again)),
+            ("splits", _splits_row(env)),
+            *run(_played_rows(env, tasks)),
+            ("prompt", _prompt_row(env, [*tasks, *listed[-_NUM_LONG:]], tokenizer, limit)),
+            ("tools", (True, tools)),
+            ("gymnasium", _gym_row(env)),
         ]
+    rows = [CheckRow(name=name, ok=ok, detail=detail) for name, (ok, detail) in found]
     return CheckReport(env=env_class.__name__, rows=tuple(rows), schemas=env.tool_schemas)
 
 
-async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[CheckRow]:
+async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[tuple[str, Finding]]:
     here = Path.cwd()
     null = await _play_all(env, NullAgent(), tasks)
     if any(tool.isolated for tool in declaration(type(env)).tools.values()):
@@ -143,16 +150,14 @@ async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[CheckRow]:
     after = await _settled_census(before)
     moved = [] if Path.cwd() == here else [f"the working directory is now {Path.cwd()}"]
     os.chdir(here)
+    agents = (*simple.items(), *own.items())
     return [
-        expert,
-        _agent_row("null agent", null),
-        _agent_row("random agent", random),
-        _agent_row("echo agent", echo),
-        *(_agent_row(f"{name} agent", played) for name, played in own.items()),
-        _same_row(random, again),
-        await _reset_row(env, tasks[0]),
-        _leak_row(before, after, moved),
-        _time_row([*null, *random, *again, *echo]),
+        ("expert", expert),
+        *((f"{name} agent", _agent_row(played)) for name, played in agents),
+        ("determinism", _same_row(random, again)),
+        ("reset twice", await _reset_row(env, tasks[0])),
+        ("leaks", _leak_row(before, after, moved)),
+        ("time", _time_row([*null, *random, *again, *echo])),
     ]
 
 
@@ -196,7 +201,7 @@ async def _play_turns(env: ToolEnv, agent: Agent, task: Task, seed: int, played:
 
 async def _expert_row(
     env: ToolEnv, tasks: Sequence[Task], simple: Mapping[str, list[_Played]]
-) -> CheckRow:
+) -> Finding:
     """Whether the reward tells the expert, or else anybody, from agents that know nothing."""
     agent = type(env).expert()
     returns = {name: _mean(played) for name, played in simple.items()}
@@ -204,17 +209,16 @@ async def _expert_row(
         values = {p.value for played in simple.values() for p in played}
         if len(values) == 1 and values != {0.0}:
             detail = f"none, and every agent gets {values.pop():.3g}: the reward tells nobody apart"
-            return CheckRow(name="expert", ok=False, detail=detail)
-        return CheckRow(name="expert", ok=True, detail="none; sft needs one")
-    row = _agent_row("expert", played := await _play_all(env, agent, tasks))
+            return False, detail
+        return True, "none; sft needs one"
+    ok, detail = _agent_row(played := await _play_all(env, agent, tasks))
     best = max(returns, key=lambda name: returns[name])
-    if row.ok and _mean(played) <= returns[best]:
-        detail = f"{row.detail}, but the {best} agent gets {returns[best]:.3g}"
-        return CheckRow(name="expert", ok=False, detail=detail)
-    return row
+    if ok and _mean(played) <= returns[best]:
+        return False, f"{detail}, but the {best} agent gets {returns[best]:.3g}"
+    return ok, detail
 
 
-def _splits_row(env: ToolEnv) -> CheckRow:
+def _splits_row(env: ToolEnv) -> Finding:
     """Whether there are tasks to measure with that are not trained on."""
     cls, config = type(env), env.config
     samples: dict[str, set[str]] = {}
@@ -224,52 +228,48 @@ def _splits_row(env: ToolEnv) -> CheckRow:
             made = range(_NUM_MADE if tasks is None else 0)
             tasks = tasks or [cls.task_at(i, split=split, seed=0, config=config) for i in made]
         except ConfigError as error:
-            return CheckRow(name="splits", ok=False, detail=str(error))
+            return False, str(error)
         samples[split] = {repr((task.messages(), task.answer, task.data)) for task in tasks}
     train, heldout = samples.values()
     shared = len(train & heldout)
     listed = cls.listed_tasks("train", config) is not None
     ok = not shared if listed else shared < len(heldout)
     detail = f"{len(heldout)} held-out tasks, {shared} of them in train too"
-    return CheckRow(name="splits", ok=ok, detail=detail if listed else f"of {_NUM_MADE}: {detail}")
+    return ok, detail if listed else f"of {_NUM_MADE}: {detail}"
 
 
 def _prompt_length(task: Task) -> int:
     return sum(len(message.content) for message in task.messages())
 
 
-def _tasks_row(first: Sequence[Task], second: Sequence[Task]) -> CheckRow:
+def _tasks_row(first: Sequence[Task], second: Sequence[Task]) -> Finding:
     for i, (a, b) in enumerate(zip(first, second, strict=True)):
         if a.id != b.id:
             detail = f"task {i} is another the second time; make_task must draw from its rng only"
-            return CheckRow(name="tasks", ok=False, detail=detail)
-    detail = f"{len(first)}, {len({task.id for task in first})} of them different; repeatable"
-    return CheckRow(name="tasks", ok=True, detail=detail)
+            return False, detail
+    return True, f"{len(first)}, {len({task.id for task in first})} of them different; repeatable"
 
 
-def _agent_row(name: str, played: list[_Played]) -> CheckRow:
+def _agent_row(played: list[_Played]) -> Finding:
     invalid = [p.outcome for p in played if isinstance(p.outcome, Invalid)]
     if invalid:
-        detail = f"episode {len(played)} is invalid: {invalid[0].reason}"
-        return CheckRow(name=name, ok=False, detail=detail)
+        return False, f"episode {len(played)} is invalid: {invalid[0].reason}"
     turns = sum(len(p.rewards) for p in played) / len(played)
-    detail = f"{len(played)} episodes, mean return {_mean(played):.3g}, {turns:.1f} turns"
-    return CheckRow(name=name, ok=True, detail=detail)
+    return True, f"{len(played)} episodes, mean return {_mean(played):.3g}, {turns:.1f} turns"
 
 
 def _mean(played: list[_Played]) -> float:
     return sum(p.value for p in played) / len(played)
 
 
-def _same_row(first: list[_Played], second: list[_Played]) -> CheckRow:
+def _same_row(first: list[_Played], second: list[_Played]) -> Finding:
     for i, (a, b) in enumerate(zip(first, second, strict=False)):
         if (a.messages, a.rewards, a.outcome) != (b.messages, b.rewards, b.outcome):
-            detail = f"task {i} with the same seed and turns went differently; use self.rng"
-            return CheckRow(name="determinism", ok=False, detail=detail)
-    return CheckRow(name="determinism", ok=True, detail="same seed and turns, same episode")
+            return False, f"task {i} with the same seed and turns went differently; use self.rng"
+    return True, "same seed and turns, same episode"
 
 
-async def _reset_row(env: ToolEnv, task: Task) -> CheckRow:
+async def _reset_row(env: ToolEnv, task: Task) -> Finding:
     """A reset in the middle of an episode leaves nothing of it."""
     try:
         async with aclosing(env):
@@ -278,9 +278,9 @@ async def _reset_row(env: ToolEnv, task: Task) -> CheckRow:
             await env.areset(seed=0, options={"task": task})
             same = env.conversation == first
     except EpisodeError as error:
-        return CheckRow(name="reset twice", ok=False, detail=str(error))
+        return False, str(error)
     detail = "the same beginning" if same else "the second beginning differs from the first"
-    return CheckRow(name="reset twice", ok=same, detail=detail)
+    return same, detail
 
 
 def _census() -> dict[str, int]:
@@ -305,45 +305,45 @@ async def _settled_census(before: dict[str, int]) -> dict[str, int]:
     return after
 
 
-def _leak_row(before: dict[str, int], after: dict[str, int], moved: list[str]) -> CheckRow:
+def _leak_row(before: dict[str, int], after: dict[str, int], moved: list[str]) -> Finding:
     grown = [f"{after[k] - before[k]} more {k}" for k in before if after[k] > before[k]] + moved
     detail = ", ".join(grown) + " after than before; undo what is done, by self.resources"
-    return CheckRow(name="leaks", ok=not grown, detail=detail if grown else "none")
+    return not grown, detail if grown else "none"
 
 
-def _time_row(played: list[_Played]) -> CheckRow:
+def _time_row(played: list[_Played]) -> Finding:
     steps = [s for p in played for s in p.step_s] or [0.0]
     resets = [p.reset_s for p in played]
     detail = (
         f"reset {1e3 * sum(resets) / len(resets):.2f} ms, "
         f"step {1e3 * sum(steps) / len(steps):.2f} ms (longest {1e3 * max(steps):.2f} ms)"
     )
-    return CheckRow(name="time", ok=True, detail=detail)
+    return True, detail
 
 
 def _prompt_row(
     env: ToolEnv, tasks: Sequence[Task], tokenizer: Tokenizer | None, limit: int | None
-) -> CheckRow:
+) -> Finding:
     try:
         prompts = [env.first_messages(task) for task in tasks]
     except EpisodeError as error:
-        return CheckRow(name="prompt", ok=False, detail=str(error))
+        return False, str(error)
     if tokenizer is None:
         size = max(sum(len(message.content) for message in prompt) for prompt in prompts)
-        return CheckRow(name="prompt", ok=True, detail=f"at most {size} characters without tools")
+        return True, f"at most {size} characters without tools"
     renderer = Renderer(tokenizer, env.tool_schemas)
     size = max(len(renderer.prompt(prompt)) for prompt in prompts)
     if limit is not None and size >= limit:
         detail = f"{size} tokens, expected less than {limit}, so that a turn has room behind it"
-        return CheckRow(name="prompt", ok=False, detail=detail)
-    return CheckRow(name="prompt", ok=True, detail=f"at most {size} tokens")
+        return False, detail
+    return True, f"at most {size} tokens"
 
 
-def _gym_row(env: ToolEnv) -> CheckRow:
+def _gym_row(env: ToolEnv) -> Finding:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
             check_env(env, skip_render_check=True)
         except _GYMNASIUM_FAILURES as error:
-            return CheckRow(name="gymnasium", ok=False, detail=str(error) or repr(error))
-    return CheckRow(name="gymnasium", ok=True, detail="check_env passes")
+            return False, str(error) or repr(error)
+    return True, "check_env passes"
