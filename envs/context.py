@@ -9,7 +9,6 @@ Before each request but the first the policy is asked, with the real number of t
 docs/context.md has an example of each.
 """
 
-import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +19,7 @@ from pydantic import Field
 
 from agentrl.config import Config
 from agentrl.config.anchor import Reference
-from agentrl.config.nearest import nearest
-from agentrl.config.references import load_reference
+from agentrl.config.seams import Seam, check_function
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.types import Message
 
@@ -221,16 +219,8 @@ def resolve_context(config: ContextConfig) -> ContextPolicy | None:
             key = min(config.model_fields_set, default="at")
             raise ConfigError(f"context.{key}: is set, but no policy; pass --context NAME too")
         return None
-    if ":" in name:
-        found = load_reference(name, "context policy")
-        if not callable(found):
-            raise ConfigError(f"context policy {name} cannot be called; name a function")
-        if inspect.iscoroutinefunction(found):
-            raise ConfigError(f"context policy {name} is async; write it as a plain function")
-        return cast("ContextPolicy", found)
-    if name not in _BUILT_IN:
-        raise ConfigError(
-            f"context policy {name} is unknown, {nearest(name, _BUILT_IN)}; "
-            "your own is written pkg.mod:Name or path/file.py:Name"
-        )
-    return _BUILT_IN[name](config)
+    if name in _BUILT_IN:
+        return _BUILT_IN[name](config)
+    found = Seam("context policy", _BUILT_IN, "agentrl.context_policies").find(name)
+    check_function(found, f"context policy {name}", "view")
+    return cast("ContextPolicy", found)

@@ -109,9 +109,12 @@ def test_policies_by_name_and_by_reference(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (ContextConfig(policy="sumarise"), "policy sumarise is unknown, .*summarise"),
+        (ContextConfig(policy="sumarise"), "policy sumarise is unknown .*did you mean summarise"),
         (ContextConfig(at=64), r"context\.at: is set, but no policy"),
-        (ContextConfig(policy="agentrl.envs.context:DROPPED"), "cannot be called"),
+        (
+            ContextConfig(policy="agentrl.envs.context:DROPPED"),
+            r"DROPPED is of type str, expected f\(view\)",
+        ),
     ],
 )
 def test_wrong_policies_are_refused(config: ContextConfig, message: str) -> None:
