@@ -5,7 +5,7 @@ row's keys stand beside all others, with the row's number: `env.0.digits`.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar, cast
@@ -103,7 +103,8 @@ class Draft(Generic[C]):
             elif key in self.schema.leaves:
                 self._put(key, value, origin)
             elif self._classes.get(section, self.cls) is not None:
-                self._report(key, origin, f"unknown key, {self._suggest_key(key)}")
+                hint = self._suggest(name, self.schema.children(section), key)
+                self._report(key, origin, f"unknown key, {hint}")
 
     def lay_under(self, data: Mapping[str, object], origin: str) -> None:
         """Put values where there are none, by dotted keys."""
@@ -189,13 +190,13 @@ class Draft(Generic[C]):
             self.problems.append(f"{flag.name}: got no value, expected a name")
             return
         info = schema_of(self.schema.tables[table]).leaves["name"]
-        wanted = self._to_value(info, flag.text, flag.name)
-        named = [
-            row
-            for row in self._tables.get(table, [])
-            if self._to_value(info, (as_mapping(row.value) or {}).get("name"), row.origin) == wanted
-        ]
-        self._tables[table] = named or [Value({"name": flag.text}, flag.name)]
+        made = Value({"name": flag.text}, flag.name)
+
+        def name_of(row: Value) -> object:
+            return self._anchored(info, (as_mapping(row.value) or {}).get("name"), row.origin)
+
+        named = [row for row in self._tables.get(table, []) if name_of(row) == name_of(made)]
+        self._tables[table] = named or [made]
 
     def _spread_rows(self) -> None:
         """Lay the rows beside all other keys, each by its class and that of its parameters."""
@@ -244,8 +245,10 @@ class Draft(Generic[C]):
     def _to_value(self, info: FieldInfo, value: object, origin: str) -> object:
         """What is stored: plain data, None for the word `none`, absolute paths."""
         value = to_plain(value)
-        if value == "none" and accepts_none(info):
-            return None
+        is_none = value == "none" and accepts_none(info)
+        return None if is_none else self._anchored(info, value, origin)
+
+    def _anchored(self, info: FieldInfo, value: object, origin: str) -> object:
         anchor = anchor_of(info)
         folder = self.folders.get(origin) or Path.cwd()
         return value if anchor is None else anchored(value, anchor, folder)
@@ -280,7 +283,12 @@ class Draft(Generic[C]):
                 f"{flag.name}: is a group of keys; set one of them, such as {example}"
             )
         elif self._classes.get(section, self.cls) is not None:
-            self.problems.append(f"{flag.name}: unknown flag, {self._suggest_flag(key, section)}")
+            known = (self._name(k) for k in self.schema.names if k.startswith(section))
+            flags = map(flag_of, (*self.short, *known))
+            hint = self._suggest(flag_of(self._name(key)), flags, key, flag_of)
+            if not section and not hint.startswith("did"):
+                hint = "see --help for all of them"
+            self.problems.append(f"{flag.name}: unknown flag, {hint}")
 
     def _put_flag(self, key: str, flag: Flag) -> None:
         info = self.schema.leaves[key]
@@ -339,25 +347,16 @@ class Draft(Generic[C]):
         rows = (origin for row, origin in self._rows.items() if f"{key}.".startswith(f"{row}."))
         return below.pop() if len(below) == 1 else next(rows, "")
 
-    def _suggest_key(self, key: str) -> str:
-        section, _, name = key.rpartition(".")
-        hint = nearest(name, self.schema.children(section))
-        elsewhere = self._elsewhere(key)
-        return hint if hint.startswith("did") or not elsewhere else f"did you mean {elsewhere}?"
-
-    def _suggest_flag(self, key: str, row: str) -> str:
-        known = (self._name(k) for k in self.schema.names if k.startswith(row))
-        hint = nearest(flag_of(self._name(key)), map(flag_of, (*self.short, *known)))
-        if not hint.startswith("did") and (elsewhere := self._elsewhere(key)):
-            return f"did you mean {flag_of(elsewhere)}?"
-        return hint if hint.startswith("did") or row else "see --help for all of them"
-
-    def _elsewhere(self, key: str) -> str:
-        """A key of the same last name in another section, which is of the same row."""
+    def _suggest(
+        self, name: str, known: Iterable[str], key: str, spell: Callable[[str], str] = str
+    ) -> str:
+        """The known name that is near, else the key of the same last name in another section."""
+        hint = nearest(name, known)
         last = key.rpartition(".")[2]
         row = next((row for row in self._rows if key.startswith(f"{row}.")), "")
-        known = (k for k in self.schema.names if k.startswith(row) and k.endswith(f".{last}"))
-        return self._name(next(known, ""))
+        same = (k for k in self.schema.names if k.startswith(row) and k.endswith(f".{last}"))
+        found = None if hint.startswith("did") else next(same, None)
+        return f"did you mean {spell(self._name(found))}?" if found else hint
 
     def _name(self, key: str) -> str:
         """A key as people write it: the only row of a table has no number."""

@@ -94,6 +94,9 @@ def parameters_of(name: str) -> type[Config]:
     return Parameters
 
 
+MISSING = "missing, expected TEXT; set it in the file or by a flag"
+
+
 def load(*flags: str, file: Path | None = None) -> Loaded[Tree]:
     return load_config(Tree, file=file, flags=flags, short=SHORT, parameters={"env": parameters_of})
 
@@ -281,6 +284,9 @@ def test_an_optional_section_is_switched_off_with_none(run_toml: Path) -> None:
             ],
         ),
         ("[[env]]\nname = 'nowhere'", ["nowhere: no such environment"]),
+        ("[[env]]\nname = 3\nzz = 1", ["run.toml: env.name: got 3, expected text"]),
+        ("[[env]]\nzz = 1", [f"run.toml: env.name: {MISSING}"]),
+        ("env = 3", ["run.toml: env: got 3, expected [[env]] tables"]),
     ],
 )
 def test_a_wrong_file_gets_one_sentence_per_mistake(
@@ -333,6 +339,7 @@ def test_a_wrong_file_gets_one_sentence_per_mistake(
             ["--env.shop.siz: unknown flag, did you mean --env.shop.size?"],
         ),
         (["--name", "a\udcff"], ["--name: got bytes that are not UTF-8, expected text"]),
+        (["--env", "a\udcff"], ["--env: got bytes that are not UTF-8, expected text"]),
         (
             ["--steps", "x", "--zz", "1", "--lr", "y"],
             [
@@ -400,6 +407,14 @@ def test_env_name_keeps_the_parameters_of_the_table_of_that_name(run_toml: Path)
     assert problems("--env.digits", "4", file=run_toml) == [
         "--env.digits: there are 2 [[env]] tables; set it in the file"
     ]
+
+
+def test_a_row_whose_name_is_no_text_is_not_the_one_that_a_flag_names(run_toml: Path) -> None:
+    run_toml.write_text("model='m'\n[[env]]\nname=2020-01-01\n[[env]]\nname='a'\ndigits=3\n")
+    (entry,) = load("--env", "a", file=run_toml).config.env
+    assert entry.model_extra == {**Parameters().model_dump(), "digits": 3}
+    (line,) = problems("--env", "a", "--env.0.digits", "4", file=run_toml)
+    assert line.startswith("--env.0.digits: unknown flag")
 
 
 def test_parse_params_names_what_is_wrong() -> None:
