@@ -1,16 +1,16 @@
 """A configuration in the making: `{key: (value, origin)}`, layer over layer, then checked once.
 
-A list of tables (`[[env]]`) is kept as rows until flags have said which of them hold; then each
-row's keys stand beside all others, with the row's number: `env.0.digits`.
+A list of tables (`[[env]]`) is kept until flags have said which of its rows hold; then each row is
+a draft of its own, by the class of its table and that of its parameters.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from pydantic import ValidationError
+from pydantic import ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -30,7 +30,6 @@ from agentrl.config.schema import (
 from agentrl.errors import ConfigError
 
 C = TypeVar("C", bound=Config)
-D = TypeVar("D", bound=Config)
 DEFAULT = "default"
 ParametersOf = Callable[[str], type[Config]]
 """Gives the class of a table row's own parameters from the row's name; may raise ConfigError."""
@@ -73,24 +72,30 @@ class Draft(Generic[C]):
 
     cls: type[C]
     prefix: str = ""
+    source: str = ""
+    """Where a key would be that is missing."""
     short: Mapping[str, str] = field(default_factory=dict[str, str])
     parameters: Mapping[str, ParametersOf] = field(default_factory=dict[str, ParametersOf])
     folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """What relative paths of an origin are relative to; of others it is the working folder."""
+    knows_all: bool = True
+    """False for a row whose parameters nobody knows: then no key is unknown."""
     values: dict[str, Value] = field(default_factory=dict[str, Value])
+    rows: dict[str, "list[Draft[Config]]"] = field(default_factory=dict[str, "list[Draft[Config]]"])
     problems: list[str] = field(default_factory=list[str])
     schema: Schema = field(init=False)
     _tables: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]])
-    """The rows of each list of tables, until they are spread."""
-    _rows: dict[str, str] = field(default_factory=dict[str, str])
-    """The origin of each row that was spread, such as `env.0`."""
-    _alone: dict[str, str] = field(default_factory=dict[str, str])
-    """The only rows of tables, whose keys are written without a number."""
-    _classes: dict[str, type[Config] | None] = field(default_factory=dict[str, type[Config] | None])
-    """The class of a row's own parameters; None where nobody knows it."""
+    """The data of rows, until flags have said which of them hold."""
 
     def __post_init__(self) -> None:
         self.schema = schema_of(self.cls)
+
+    @property
+    def given(self) -> Mapping[str, Value]:
+        """Every value by its dotted key; those of rows with the row's number, as `env.0.name`."""
+        rows = ((t, i, row) for t, rows in self.rows.items() for i, row in enumerate(rows))
+        below = {f"{t}.{i}.{key}": value for t, i, row in rows for key, value in row.given.items()}
+        return {**self.values, **below}
 
     def lay(self, data: Mapping[str, object], origin: str, section: str = "") -> None:
         """Put nested data over what is there."""
@@ -102,7 +107,7 @@ class Draft(Generic[C]):
                 self._lay_tables(key, value, origin)
             elif key in self.schema.leaves:
                 self._put(key, value, origin)
-            elif self._classes.get(section, self.cls) is not None:
+            elif self.knows_all:
                 hint = self._suggest(name, self.schema.children(section), key)
                 self._report(key, origin, f"unknown key, {hint}")
 
@@ -114,24 +119,28 @@ class Draft(Generic[C]):
 
     def lay_flags(self, flags: Sequence[Flag]) -> None:
         """Put flags over what is there; giving one key twice is a problem."""
-        keyed = [(self.short.get(flag.key, flag.key), flag) for flag in flags]
+        keyed = [replace(flag, key=self.short.get(flag.key, flag.key)) for flag in flags]
         given: dict[str, str] = {}
-        for key, flag in keyed:
-            info = self.schema.leaves.get(key)
-            if key in given and (info is None or not is_list_of_texts(info)):
-                is_table = key in self.schema.tables
-                self.problems.append(
-                    f"{flag.name}: given twice; write several as [[{key}]] tables in a TOML file"
-                    if is_table
-                    else f"{flag.name}: given twice (also as {given[key]}); keep one"
-                )
-            given[key] = flag.name
-            if key in self.schema.tables:
-                self._select_rows(key, flag)
-        self._spread_rows()
-        for key, flag in keyed:
-            if key not in self.schema.tables:
-                self._lay_flag(key, flag)
+        below: dict[str, list[Flag]] = {}
+        for flag in keyed:
+            info = self.schema.leaves.get(flag.key)
+            if flag.key in given and (info is None or not is_list_of_texts(info)):
+                todo = f"given twice (also as {given[flag.key]}); keep one"
+                if flag.key in self.schema.tables:
+                    todo = f"given twice; write several as [[{flag.key}]] tables in a TOML file"
+                self.problems.append(f"{flag.name}: {todo}")
+            given[flag.key] = flag.name
+            table = next((t for t in self.schema.tables if f"{flag.key}.".startswith(f"{t}.")), "")
+            if flag.key == table:
+                self._select_rows(table, flag)
+            elif table:
+                own = replace(flag, key=flag.key.removeprefix(f"{table}."))
+                below.setdefault(table, []).append(own)
+            else:
+                self._lay_flag(flag)
+        self._make_rows()
+        for table, own_flags in below.items():
+            self._lay_row_flags(table, own_flags)
 
     def check(self) -> Loaded[C]:
         """Validate everything.
@@ -139,32 +148,34 @@ class Draft(Generic[C]):
         Raises:
             ConfigError: one line for each thing that is wrong.
         """
-        self._spread_rows()
+        self._make_rows()
         self._anchor_defaults()
         data: dict[str, object] = {}
+        origins = dict.fromkeys(self.schema.leaves, DEFAULT)
         for key, value in self.values.items():
-            section, _, name = key.rpartition(".")
-            _enter(data, section)[name] = value.value
-        for row in reversed(self._rows):  # what is inside of a row before the row
-            self._check_row(data, row)
-        config = self._validate(self.cls, data)
+            _enter(data, key)[key.rpartition(".")[2]] = value.value
+            origins[key] = value.origin
+        for table, rows in self.rows.items():
+            checked = [self._check_row(row) for row in rows]
+            own = self.schema.tables[table].model_fields
+            dumped = [row.config.model_dump(mode="json") for row in checked if row]
+            _enter(data, table)[table.rpartition(".")[2]] = [
+                {name: row[name] for name in own} | row for row in dumped
+            ]
+            for number, row in enumerate(checked):
+                below = row.origins.items() if row else ()
+                origins |= {f"{table}.{number}.{key}": origin for key, origin in below}
+        config = self._validate(data)
         if config is None or self.problems:
             raise ConfigError("\n".join(dict.fromkeys(self.problems)))
-        origins = {key: value.origin for key, value in self.values.items()}
-        return Loaded(config, dict.fromkeys(self.schema.leaves, DEFAULT) | origins)
+        return Loaded(config, origins)
 
-    def _check_row(self, data: dict[str, object], row: str) -> None:
-        """Give a row all its parameters; with the first row, its table becomes a list."""
-        given, cls = _enter(data, row), self._classes.get(row)
-        if cls is not None:
-            own = {name: given[name] for name in schema_of(cls).children("") if name in given}
-            checked = self._validate(cls, own, row)
-            given |= {} if checked is None else checked.model_dump(mode="json")
-        if row.endswith(".0"):
-            table = row.removesuffix(".0")
-            section, _, name = table.rpartition(".")
-            rows = _enter(data, table)
-            _enter(data, section)[name] = [rows[str(number)] for number in range(len(rows))]
+    def _check_row(self, row: "Draft[Config]") -> Loaded[Config] | None:
+        try:
+            return row.check()
+        except ConfigError as error:
+            self.problems += str(error).splitlines()
+            return None
 
     def _lay_section(self, key: str, value: object, origin: str) -> None:
         table = as_mapping(value)
@@ -179,8 +190,8 @@ class Draft(Generic[C]):
         items = as_list(value)
         rows = [row for row in map(as_mapping, items or ()) if row is not None]
         if items is None or len(rows) < len(items):
-            name = self.prefix + key
-            self._report(key, origin, f"got {shown(value)}, expected [[{name}]] tables")
+            wanted = f"expected [[{self._name(key)}]] tables"
+            self._report(key, origin, f"got {shown(value)}, {wanted}")
         else:
             self._tables[key] = [Value(row, origin) for row in rows]
 
@@ -189,45 +200,51 @@ class Draft(Generic[C]):
         if flag.text is None:
             self.problems.append(f"{flag.name}: got no value, expected a name")
             return
-        info = schema_of(self.schema.tables[table]).leaves["name"]
         made = Value({"name": flag.text}, flag.name)
-
-        def name_of(row: Value) -> object:
-            return self._anchored(info, (as_mapping(row.value) or {}).get("name"), row.origin)
-
-        named = [row for row in self._tables.get(table, []) if name_of(row) == name_of(made)]
+        wanted = self._name_of(table, made)
+        named = [row for row in self._tables.get(table, []) if self._name_of(table, row) == wanted]
         self._tables[table] = named or [made]
 
-    def _spread_rows(self) -> None:
-        """Lay the rows beside all other keys, each by its class and that of its parameters."""
+    def _name_of(self, table: str, row: Value) -> object:
+        name = (as_mapping(row.value) or {}).get("name")
+        info = self.schema.tables[table].model_fields.get("name")
+        return name if info is None else self._anchored(info, name, row.origin)
+
+    def _make_rows(self) -> None:
         while self._tables:
             table, rows = self._tables.popitem()
-            for number, (data, origin) in enumerate(rows):
-                row, given = f"{table}.{number}", as_mapping(data) or {}
-                self._rows[row] = origin
-                if len(rows) == 1:
-                    self._alone[row] = table
-                self.schema.add(self.schema.tables[table], row)
-                if table in self.parameters:
-                    if "name" in given:
-                        self.lay({"name": given["name"]}, origin, row)
-                    cls = self._classes[row] = self._parameters_of(table, row)
-                    if cls is not None:
-                        self.schema.add(cls, row)
-                self.lay(given, origin, row)
+            prefixes = [f"{table}.{i}." for i in range(len(rows))] if rows[1:] else [f"{table}."]
+            made = zip(rows, prefixes, strict=False)
+            self.rows[table] = [self._make_row(table, row, prefix) for row, prefix in made]
 
-    def _parameters_of(self, table: str, row: str) -> type[Config] | None:
-        name = self.values.get(f"{row}.name", Value(None, "")).value
-        try:
-            return self.parameters[table](name) if isinstance(name, str) else None
-        except ConfigError as error:
-            self.problems.append(str(error))
-            return None
+    def _make_row(self, table: str, row: Value, prefix: str) -> "Draft[Config]":
+        cls, name = self.schema.tables[table], self._name_of(table, row)
+        knows_all = table not in self.parameters
+        if not knows_all and isinstance(name, str):
+            try:
+                cls = _with_parameters(cls, self.parameters[table](name))
+                knows_all = True
+            except ConfigError as error:
+                self.problems.append(str(error))
+        draft = Draft(cls, self.prefix + prefix, row.origin, folders=self.folders)
+        draft.knows_all = knows_all
+        draft.lay(as_mapping(row.value) or {}, row.origin)
+        return draft
+
+    def _lay_row_flags(self, table: str, flags: Sequence[Flag]) -> None:
+        rows = self.rows.get(table, [])
+        if len(rows) == 1:
+            rows[0].lay_flags(flags)
+            return
+        reason = f"no {table} is set; pass {flag_of(table)} NAME too"
+        if rows:
+            reason = f"there are {len(rows)} [[{table}]] tables; set it in the file"
+        self.problems += [f"{flag.name}: {reason}" for flag in flags]
 
     def _put(self, key: str, value: object, origin: str) -> None:
+        info = self.schema.leaves.get(key) or self.schema.sections[key]
         try:
-            info = self.schema.leaves.get(key) or self.schema.sections[key]
-            value = self._to_value(info, value, origin)
+            value = to_plain(value)
         except UnicodeEncodeError:
             self._report(key, origin, "got bytes that are not UTF-8, expected text")
             return
@@ -240,13 +257,9 @@ class Draft(Generic[C]):
             del self.values[other]
         for cut in (key.rsplit(".", n)[0] for n in range(1, key.count(".") + 1)):
             self.values.pop(cut, None)
-        self.values[key] = Value(value, origin)
-
-    def _to_value(self, info: FieldInfo, value: object, origin: str) -> object:
-        """What is stored: plain data, None for the word `none`, absolute paths."""
-        value = to_plain(value)
         is_none = value == "none" and accepts_none(info)
-        return None if is_none else self._anchored(info, value, origin)
+        stored = None if is_none else self._anchored(info, value, origin)
+        self.values[key] = Value(stored, origin)
 
     def _anchored(self, info: FieldInfo, value: object, origin: str) -> object:
         anchor = anchor_of(info)
@@ -256,24 +269,14 @@ class Draft(Generic[C]):
     def _anchor_defaults(self) -> None:
         """Paths by default are relative to the working folder, which a stored file is not in."""
         for key, info in self.schema.leaves.items():
-            always_there = key.rpartition(".")[0] in ("", *self._rows)
             is_path = anchor_of(info) == PATH and isinstance(info.default, str | Path)
-            if always_there and is_path and str(info.default) and key not in self.values:
+            if "." not in key and is_path and str(info.default) and key not in self.values:
                 self._put(key, info.default, DEFAULT)
 
-    def _lay_flag(self, key: str, flag: Flag) -> None:
-        section = next((t for t in self.schema.tables if key.startswith(f"{t}.")), "")
-        if section:
-            rows = [row for row in self._rows if row.rpartition(".")[0] == section]
-            if len(rows) != 1:
-                reason = f"there are {len(rows)} [[{section}]] tables; set it in the file"
-                missing = f"no {section} is set; pass {flag_of(section)} NAME too"
-                self.problems.append(f"{flag.name}: {reason if rows else missing}")
-                return
-            key = rows[0] + key.removeprefix(section)
-            section = rows[0]
+    def _lay_flag(self, flag: Flag) -> None:
+        key = flag.key
         if key in self.schema.leaves:
-            self._put_flag(key, flag)
+            self._put_flag(flag)
         elif key in self.schema.sections:
             if flag.text == "none" and accepts_none(self.schema.sections[key]):
                 self._put(key, None, flag.name)
@@ -282,70 +285,59 @@ class Draft(Generic[C]):
             self.problems.append(
                 f"{flag.name}: is a group of keys; set one of them, such as {example}"
             )
-        elif self._classes.get(section, self.cls) is not None:
-            known = (self._name(k) for k in self.schema.names if k.startswith(section))
-            flags = map(flag_of, (*self.short, *known))
-            hint = self._suggest(flag_of(self._name(key)), flags, key, flag_of)
-            if not section and not hint.startswith("did"):
+        elif self.knows_all:
+            known = (flag_of(k) for k in (*self.short, *map(self._name, self.schema.names)))
+            hint = self._suggest(flag_of(self._name(key)), known, key, flag_of)
+            if not self.prefix and not hint.startswith("did"):
                 hint = "see --help for all of them"
             self.problems.append(f"{flag.name}: unknown flag, {hint}")
 
-    def _put_flag(self, key: str, flag: Flag) -> None:
-        info = self.schema.leaves[key]
+    def _put_flag(self, flag: Flag) -> None:
+        info = self.schema.leaves[flag.key]
         if flag.text is None and not is_switch(info):
             self.problems.append(f"{flag.name}: got no value, expected {placeholder(info)}")
             return
         value = True if flag.text is None else decode(flag.text, info)
         if is_list_of_texts(info):
-            before = self.values.get(key)
+            before = self.values.get(flag.key)
             kept = as_list(before.value) if before and before.origin.startswith("--") else None
             items = as_list(value)
             value = [*(kept or ()), *([flag.text] if items is None else items)]
-        self._put(key, value, flag.name)
+        self._put(flag.key, value, flag.name)
 
-    def _validate(self, cls: type[D], data: Mapping[str, object], row: str = "") -> D | None:
-        """The values of a class; what is wrong becomes problems."""
+    def _validate(self, data: Mapping[str, object]) -> C | None:
         try:
             # As JSON and strictly: text is no number and true is no integer, but a list may be a
             # tuple and a text an enum or a path.
-            return cls.model_validate_json(json.dumps(data), strict=True)
+            return self.cls.model_validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
             found: dict[str, list[ErrorDetails]] = {}
-            above = tuple(row.split(".")) if row else ()
             for item in error.errors(include_url=False):
-                key = self._key_at((*above, *map(str, item["loc"])))
+                # A location may go on inside of a key's value.
+                parts = [str(part) for part in item["loc"]]
+                keys = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+                key = next((key for key in keys if key in self.schema.names), "")
                 found.setdefault(key, []).append(item)
             is_whole = not self.problems
             for key, items in found.items():
-                self._report_refused(key, items, len(above), is_whole)
+                self._report_refused(key, items, is_whole)
             return None
 
-    def _report_refused(
-        self, key: str, items: Sequence[ErrorDetails], above: int, is_whole: bool
-    ) -> None:
+    def _report_refused(self, key: str, items: Sequence[ErrorDetails], is_whole: bool) -> None:
         value = self.values.get(key)
+        if value is not None:
+            origin = value.origin
+        else:
+            below = {v.origin for k, v in self.values.items() if k.startswith(f"{key}.")}
+            origin = below.pop() if len(below) == 1 else self.source
         if items[0]["type"] == "missing" and value is None:
             if is_whole:  # else a key may be missing that was misspelt
                 wanted = placeholder(self.schema.leaves[key]) if key in self.schema.leaves else "it"
                 what = f"missing, expected {wanted}; set it in the file or by a flag"
-                self._report(key, self._origin(key), what)
+                self._report(key, origin, what)
             return
         got = items[0]["input"] if value is None else value.value
-        depth = key.count(".") + 1 - above if key else 0
-        self._report(key, self._origin(key), refusal(items, depth, got))
-
-    def _key_at(self, parts: Sequence[str]) -> str:
-        """The key that a location is about; it may go on inside of the key's value."""
-        keys = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-        return next((key for key in keys if key in (*self.schema.names, *self._rows)), "")
-
-    def _origin(self, key: str) -> str:
-        """Where a key's value came from, or what is below it, or the row that it is in."""
-        if key in self.values:
-            return self.values[key].origin
-        below = {value.origin for k, value in self.values.items() if k.startswith(f"{key}.")}
-        rows = (origin for row, origin in self._rows.items() if f"{key}.".startswith(f"{row}."))
-        return below.pop() if len(below) == 1 else next(rows, "")
+        self._report(key, origin, refusal(items, key.count(".") + bool(key), got))
 
     def _suggest(
         self, name: str, known: Iterable[str], key: str, spell: Callable[[str], str] = str
@@ -353,16 +345,11 @@ class Draft(Generic[C]):
         """The known name that is near, else the key of the same last name in another section."""
         hint = nearest(name, known)
         last = key.rpartition(".")[2]
-        row = next((row for row in self._rows if key.startswith(f"{row}.")), "")
-        same = (k for k in self.schema.names if k.startswith(row) and k.endswith(f".{last}"))
+        same = (k for k in self.schema.names if k.endswith(f".{last}"))
         found = None if hint.startswith("did") else next(same, None)
         return f"did you mean {spell(self._name(found))}?" if found else hint
 
     def _name(self, key: str) -> str:
-        """A key as people write it: the only row of a table has no number."""
-        for row, table in self._alone.items():
-            if f"{key}.".startswith(f"{row}."):
-                key = table + key.removeprefix(row)
         return f"{self.prefix}{key}".rstrip(".")
 
     def _report(self, key: str, origin: str, what: str) -> None:
@@ -370,8 +357,15 @@ class Draft(Generic[C]):
         self.problems.append(f"{where}: {what}" if where else what)
 
 
+def _with_parameters(row: type[Config], parameters: type[Config]) -> type[Config]:
+    """The class of a row with its parameters beside its own fields."""
+    fields: Any = {name: (info.annotation, info) for name, info in row.model_fields.items()}
+    made: type[Config] = create_model(row.__name__, __base__=parameters, **fields)
+    return made
+
+
 def _enter(data: dict[str, object], key: str) -> dict[str, object]:
-    """The table at a dotted key, made where it is not there."""
-    for name in key.split(".") if key else ():
+    """The table that a dotted key is in, made where it is not there."""
+    for name in key.split(".")[:-1]:
         data = cast("dict[str, object]", data.setdefault(name, {}))
     return data

@@ -61,7 +61,7 @@ def load_config(
     draft.problems += [f'got the argument "{text}", expected flags only' for text in positional]
     draft.lay_flags(read)
     if preset is not None:
-        draft.lay_under(*preset(draft.values))
+        draft.lay_under(*preset(draft.given))
     return draft.check()
 
 
