@@ -227,6 +227,8 @@ class Draft(Generic[C]):
             except ConfigError as error:
                 self.problems.append(str(error))
         draft = Draft(cls, self.prefix + prefix, row.origin, folders=self.folders)
+        draft.schema = schema_of(self.schema.tables[table])  # its own keys stand first
+        draft.schema.add(cls)
         draft.knows_all = knows_all
         draft.lay(as_mapping(row.value) or {}, row.origin)
         return draft

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from agentrl.config.draft import DEFAULT, C, Loaded
-from agentrl.config.plain import as_mapping
+from agentrl.config.plain import as_list, as_mapping
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _HEAD = "# The effective configuration; after each value, where it came from.\n"
@@ -59,7 +59,8 @@ def _section(
     for key, value in data.items():
         origin = origins.get(f"{path}{key}", DEFAULT)
         has_keys = any(known.startswith(f"{path}{key}.") for known in origins)
-        if has_keys and isinstance(value, Mapping | list) and f"{path}{key}" not in origins:
+        is_nested = as_mapping(value) is not None or as_list(value) is not None
+        if has_keys and is_nested and f"{path}{key}" not in origins:
             below.append((key, value))
         else:
             comment = "".join(c if c.isprintable() else "?" for c in origin)
