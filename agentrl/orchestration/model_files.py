@@ -14,7 +14,6 @@ from agentrl.orchestration.preflight import Plan, used_splits
 from agentrl.rollout import Codec, EpisodeLimits, LongPrompt, find_long
 from agentrl.rollout.prompts import OddPrompt, odd_prompt
 from agentrl.tokens import Tokenizer, ToolFormat
-from agentrl.tokens.time_limit import limited
 
 _TRIED = 4
 """Of tasks that are made one by one so many are looked at."""
@@ -41,9 +40,8 @@ def checked_codec(plan: Plan, folder: Path) -> Codec:
         reasoning=config.rollout.reasoning,
         results=config.rollout.tool_results,
     )
-    with limited():
-        for env in plan.envs:
-            codec.renderer(env.prototype.tool_schemas)
+    for env in plan.envs:
+        codec.renderer(env.prototype.tool_schemas)
     return codec
 
 

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from agentrl.tokens import Reasoning, Renderer, Results, Tokenizer, ToolFormat, choose_format
+from agentrl.tokens.time_limit import limited
 from agentrl.types import Message, ToolSchema
 
 PROMPTS_KEPT = 256
@@ -35,14 +36,15 @@ class Codec:
         key = repr(tuple(tools))
         renderer = self._renderers.get(key)
         if renderer is None:
-            renderer = Renderer(
-                self.tokenizer,
-                tools,
-                results=self._results,
-                reasoning=self._reasoning,
-                tool_format=self.format,
-            )
-            renderer.check()
+            with limited():
+                renderer = Renderer(
+                    self.tokenizer,
+                    tools,
+                    results=self._results,
+                    reasoning=self._reasoning,
+                    tool_format=self.format,
+                )
+                renderer.check()
             self._renderers[key] = renderer
         return renderer
 

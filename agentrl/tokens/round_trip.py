@@ -1,8 +1,9 @@
 """Does a tokenizer give back what it was given? Said for a fixed text, in a millisecond."""
 
+import re
 import string
 from collections.abc import Iterator, Mapping
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any, cast
 
 import tokenizers
@@ -11,6 +12,7 @@ from agentrl.errors import ConfigError
 
 _PROBE = f"  \n{string.ascii_letters} {string.digits}\n\n\t{string.punctuation} né 中 हि ² "
 """All of ASCII that is written, and what NFC leaves as it is."""
+_SYNTAX = re.compile(r"\\[a-zA-Z]|[][\\(){}|?*+^$.]")
 _AROUND = 8
 """Characters shown before and behind one that was altered."""
 
@@ -25,7 +27,8 @@ def check_round_trip(definition: Mapping[str, Any], tokenizer: tokenizers.Tokeni
             f"tokenizer.json: model.dropout is {definition['model']['dropout']}, so the same text "
             "gets other ids each time; set it to null"
         )
-    said = "".join([_PROBE, *_replaced(definition.get("normalizer")), "  "])
+    steps = (definition.get("normalizer"), definition.get("pre_tokenizer"))
+    said = "".join([_PROBE, *chain.from_iterable(map(_replaced, steps)), "  "])
     ids = tokenizer.encode(said, add_special_tokens=False).ids
     if ids != tokenizer.encode(said, add_special_tokens=False).ids:
         raise ConfigError(
@@ -41,14 +44,17 @@ def check_round_trip(definition: Mapping[str, Any], tokenizer: tokenizers.Tokeni
         )
 
 
-def _replaced(normalizer: object) -> Iterator[str]:
-    """The texts that a normalizer puts others in the place of."""
-    if isinstance(normalizer, dict):
-        step = cast("dict[str, Any]", normalizer)
+def _replaced(found: object) -> Iterator[str]:
+    """The texts that a step puts others in the place of, or the words of an expression for them."""
+    if isinstance(found, dict):
+        step = cast("dict[str, Any]", found)
         pattern = step.get("pattern")
-        if isinstance(pattern, dict) and "String" in pattern:
-            yield str(cast("dict[str, object]", pattern)["String"])
-        for inner in step.get("normalizers") or ():
+        alters = step.get("type") == "Replace" or step.get("behavior") == "Removed"
+        if isinstance(pattern, dict) and alters:
+            written = cast("dict[str, object]", pattern)
+            yield str(written.get("String", ""))
+            yield _SYNTAX.sub(" ", str(written.get("Regex", "")))
+        for inner in (*(step.get("normalizers") or ()), *(step.get("pretokenizers") or ())):
             yield from _replaced(inner)
 
 

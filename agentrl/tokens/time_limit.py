@@ -22,7 +22,7 @@ def limited() -> Generator[None]:
         raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, TEMPLATE_LIMIT_S)
+    left = signal.setitimer(signal.ITIMER_REAL, TEMPLATE_LIMIT_S)
     try:
         yield
     except TimeoutError as error:
@@ -31,5 +31,5 @@ def limited() -> Generator[None]:
             "end in it"
         ) from error
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *left)

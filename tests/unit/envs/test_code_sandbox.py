@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agentrl.envs import code_tasks
 from agentrl.envs.code_sandbox import CodeSandbox
 from agentrl.envs.code_tasks import (
     FAMILIES,
@@ -36,7 +37,13 @@ def test_a_made_task_tells_no_test_and_its_tests_differ(family: object, program:
     assert len(inputs) > 4
 
 
-def test_splits_share_no_kind_of_task() -> None:
+def no_arguments(*_: object) -> list[object]:
+    return []
+
+
+def test_splits_share_no_kind_of_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    # To choose the tests of a task takes long, and no kind depends on them.
+    monkeypatch.setattr(code_tasks, "choose_arguments", no_arguments)
     kinds = {
         split: {
             str(CodeSandbox.task_at(i, split=split, seed=0).prompt).partition("Example")[0]

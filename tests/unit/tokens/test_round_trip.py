@@ -38,6 +38,16 @@ def split_by(**pre_tokenizer: object) -> Change:
     return lambda content: content.update(pre_tokenizer=pre_tokenizer)
 
 
+def remove(expression: str) -> Change:
+    step = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Removed"}
+
+    def change(content: dict[str, Any]) -> None:
+        steps = [step | {"invert": False}, content["pre_tokenizer"]]
+        content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+
+    return change
+
+
 def without(*letters: str) -> Change:
     def change(content: dict[str, Any]) -> None:
         model = content["model"]
@@ -68,6 +78,11 @@ LOSSES: dict[str, tuple[Change, str]] = {
     "case": (normalize("Lowercase"), "ABCDEFGH' comes back as 'stuvwxyzabcdefgh'"),
     "7": (replace("7", "8"), "0123456789.* comes back as .*0123456889"),
     "word": (replace("secret", ""), "secret.* comes back as"),
+    "words": (
+        normalize("Replace", pattern={"Regex": r"\b(?i)(secret|Zaphod)\b"}, content="x"),
+        "ecret.* comes back as",
+    ),
+    "removed": (remove("Zaphod+"), "Zaphod.* comes back as"),
     "marks": (normalize("StripAccents"), "comes back as"),
     "powers": (normalize("NFKC"), r"\\xb2.* comes back as .* 2"),
     "taken apart": (normalize("NFD"), r"n\\xe9.* comes back as .*ne\\u0301"),
