@@ -4,6 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 RENDERERS := benchmarks/.renderers
+PEERS := benchmarks/.peers
 MATRIX := benchmarks/.matrix.jsonl
 LEARNING := tests/e2e/test_learning.py
 CHEATS := $(sort $(wildcard tests/contract/sandbox/test_swe_*.py tests/contract/sandbox/test_forged_*.py))
@@ -76,7 +77,12 @@ $(RENDERERS): benchmarks/requirements.txt $(STAMP)
 	$(PY) -m pip install --quiet --no-deps -t $@ -r $<
 	touch $@
 
-nightly: venv $(RENDERERS) sglang
+$(PEERS): benchmarks/peers.txt $(STAMP)
+	rm -rf $@
+	$(PY) -m pip install --quiet --no-deps -t $@ -r $<
+	touch $@
+
+nightly: venv $(RENDERERS) $(PEERS) sglang
 	REQUIRE_SGLANG=1 $(PY) -m pytest -m "sglang and nightly"
 	$(PY) -m pytest -m "nightly and not sglang and not sandbox"
 	.ci/with_docker $(PY) -m pytest -m "nightly and sandbox"
@@ -90,6 +96,7 @@ nightly: venv $(RENDERERS) sglang
 	$(PY) benchmarks/memory.py
 	$(PY) benchmarks/engine.py
 	$(PY) benchmarks/train_step.py
+	PYTHONPATH=$(PEERS) $(PY) benchmarks/algorithms.py
 	$(PY) benchmarks/models.py
 	$(PY) benchmarks/parsers.py
 	PYTHONPATH=$(RENDERERS) $(PY) benchmarks/agreement.py
@@ -104,4 +111,4 @@ nightly: venv $(RENDERERS) sglang
 	$(PY) benchmarks/reshard.py
 
 clean:
-	rm -rf $(VENV) $(RENDERERS) $(MATRIX) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(RENDERERS) $(PEERS) $(MATRIX) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

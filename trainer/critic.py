@@ -95,7 +95,7 @@ class Critic:
         assert batch.values_N is not None
         tokens = Trajectories.of(batch)
         sums_K = gae_sums(tokens, discount=settings.discount, decay=settings.target_decay)
-        targets_N = tokens.put(sums_K + batch.values_N[tokens.source_K])
+        targets_N = tokens.put(sums_K + batch.values_N[tokens.source])
         loss = 0.0
         for _ in range(settings.updates):
             loss = self._pass(batch, targets_N)

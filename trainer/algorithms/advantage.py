@@ -47,9 +47,9 @@ def group_advantages(
 
 def token_advantages(batch: Batch, advantages_E: NDArray[np.float64]) -> NDArray[np.float32]:
     """[N] Each episode's advantage at the trained tokens of all its rows, 0 elsewhere."""
-    advantages_R = advantages_E[batch.episode_R]
+    advantages_R = advantages_E.astype(np.float32)[batch.episode_R]
     advantages_N = np.repeat(advantages_R, np.diff(batch.offsets_R1))
-    return np.where(batch.mask_N, advantages_N, 0.0).astype(np.float32)
+    return np.where(batch.mask_N, advantages_N, np.float32(0))
 
 
 def with_advantages(batch: Batch, *, scale_by_std: bool = True) -> Batch:

@@ -17,7 +17,7 @@ _PAPER = re.compile(r"arXiv:\d{4}\.\d{5}|Williams 1992")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class AlgorithmEntry:
     """One estimator or loss."""
 
     name: str
@@ -35,14 +35,14 @@ class Entry:
     """Trains two steps with it."""
 
 
-def entries() -> Iterator[Entry]:
+def entries() -> Iterator[AlgorithmEntry]:
     """All of them, estimators first."""
     for kind, built_in in (("estimator", ESTIMATORS), ("loss", LOSSES)):
         for name, function in built_in.items():
             yield _describe(name, kind, function)
 
 
-def find_entry(name: str) -> Entry:
+def find_entry(name: str) -> AlgorithmEntry:
     """The one of a name; raises ConfigError if there is none."""
     found = {entry.name: entry for entry in entries()}
     if name not in found:
@@ -50,7 +50,7 @@ def find_entry(name: str) -> Entry:
     return found[name]
 
 
-def _describe(name: str, kind: str, function: object) -> Entry:
+def _describe(name: str, kind: str, function: object) -> AlgorithmEntry:
     doc = inspect.getdoc(function) or ""
     module = inspect.getdoc(inspect.getmodule(function)) or ""
     about, _, rest = doc.partition("\n")
@@ -59,7 +59,7 @@ def _describe(name: str, kind: str, function: object) -> Entry:
     needs = needs_of(function)
     flags = " ".join(FLAGS[need] for need in needs if need in FLAGS)
     env = "number_guess" if "state keys" in needs else "calculator"
-    return Entry(
+    return AlgorithmEntry(
         name=name,
         kind=kind,
         about=about.rstrip("."),

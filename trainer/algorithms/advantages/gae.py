@@ -57,11 +57,10 @@ def turn_gae(
     """
     tokens = Trajectories.of(batch)
     turn_K, values_K, rewards_K = tokens.turns_K(), values_of(tokens), tokens.rewards_K()
-    episode_K = np.repeat(np.arange(len(tokens.lengths_E)), tokens.lengths_E)
     first_A = np.flatnonzero(np.diff(turn_K, prepend=-1))  # A: turns with a trained token
     rewards_A = np.add.reduceat(rewards_K, first_A) if len(first_A) else rewards_K
-    turns_E = np.bincount(episode_K[first_A], minlength=len(tokens.lengths_E))
-    deltas_A = _deltas(rewards_A, values_K[first_A], turns_E, discount)
+    turns_E = np.diff(np.searchsorted(first_A, np.append(tokens.starts_E, len(turn_K))))
+    deltas_A = _errors(values_K[first_A], turns_E, discount) + rewards_A
     sums_A = discounted_sums(deltas_A, turns_E, discount * decay)
     found_K = np.repeat(sums_A, np.diff(np.append(first_A, len(turn_K))))
     return tokens.put(whiten(_finite(found_K), scale=scale_by_std))
@@ -74,23 +73,23 @@ def gae_sums(
 
     Raises RunError without values, or if a reward or a value is not finite.
     """
-    deltas_K = _deltas(tokens.rewards_K(), values_of(tokens), tokens.lengths_E, discount)
+    deltas_K = _errors(values_of(tokens), tokens.lengths_E, discount)
+    tokens.add_rewards(deltas_K)
     return _finite(discounted_sums(deltas_K, tokens.lengths_E, discount * decay))
 
 
-def _deltas(
-    rewards: NDArray[np.float64],
-    values: NDArray[np.float64],
-    lengths_E: NDArray[np.int64],
-    discount: float,
+def _errors(
+    values: NDArray[np.float64], lengths_E: NDArray[np.int64], discount: float
 ) -> NDArray[np.float64]:
-    """The errors of the values, one step ahead; beyond the last step nothing is to come."""
-    following = np.append(values[1:], 0.0)[: len(values)]
-    following[np.cumsum(lengths_E)[lengths_E > 0] - 1] = 0.0
-    return rewards + discount * following - values
+    """Discount * V_(t+1) - V_t, where beyond the last step nothing is to come."""
+    errors = np.zeros(len(values))
+    np.multiply(values[1:], discount, out=errors[:-1])
+    errors[np.cumsum(lengths_E)[lengths_E > 0] - 1] = 0.0
+    errors -= values
+    return errors
 
 
 def _finite(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    if not np.isfinite(sums).all():
+    if not np.isfinite(sums.sum()):  # one pass, where a test of each would make an array of its own
         raise RunError("a reward or a value of the batch is not finite; check the critic's loss")
     return sums

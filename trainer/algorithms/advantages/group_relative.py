@@ -3,9 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.trainer.algorithms.advantage import group_advantages
+from agentrl.trainer.algorithms.advantage import group_advantages, token_advantages
 from agentrl.trainer.algorithms.needs import needs
-from agentrl.trainer.algorithms.trajectories import Trajectories
 from agentrl.types import Batch
 
 
@@ -17,7 +16,7 @@ def grpo(batch: Batch, *, scale_by_std: bool = True) -> NDArray[np.float32]:
     1, 0, 0, 0 give sqrt(3) and three times -1/sqrt(3). Equal rewards, and a group of one, give 0.
     """
     advantages_E = group_advantages(batch.rewards_E, batch.group_E, scale_by_std=scale_by_std)
-    return Trajectories.of(batch).spread(advantages_E)
+    return token_advantages(batch, advantages_E)
 
 
 @needs("group of 2")

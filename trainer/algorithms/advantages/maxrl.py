@@ -3,9 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.trainer.algorithms.advantage import group_advantages, group_means
+from agentrl.trainer.algorithms.advantage import group_advantages, group_means, token_advantages
 from agentrl.trainer.algorithms.needs import needs
-from agentrl.trainer.algorithms.trajectories import Trajectories
 from agentrl.types import Batch
 
 
@@ -20,4 +19,4 @@ def maxrl(batch: Batch) -> NDArray[np.float32]:
     centered_E = group_advantages(batch.rewards_E, batch.group_E, scale_by_std=False)
     means_E = group_means(batch.rewards_E, batch.group_E)
     scaled_E = np.divide(centered_E, means_E, out=np.zeros_like(means_E), where=means_E > 0)
-    return Trajectories.of(batch).spread(scaled_E)
+    return token_advantages(batch, scaled_E)

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.trainer.algorithms.advantage import checked_rewards
+from agentrl.trainer.algorithms.advantage import checked_rewards, token_advantages
 from agentrl.trainer.algorithms.needs import needs
 from agentrl.trainer.algorithms.trajectories import Trajectories
 from agentrl.types import Batch
@@ -25,4 +25,4 @@ def opo(batch: Batch) -> NDArray[np.float32]:
     above_E = rewards_E - first_G[index_E]
     length_G = np.bincount(index_E, tokens.lengths_E)
     baseline_G = np.bincount(index_E, tokens.lengths_E * above_E) / np.maximum(length_G, 1)
-    return tokens.spread(above_E - baseline_G[index_E])
+    return token_advantages(batch, above_E - baseline_G[index_E])

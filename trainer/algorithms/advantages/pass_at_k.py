@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import RunError
-from agentrl.trainer.algorithms.advantage import checked_rewards
+from agentrl.trainer.algorithms.advantage import checked_rewards, token_advantages
 from agentrl.trainer.algorithms.needs import needs
-from agentrl.trainer.algorithms.trajectories import Trajectories
 from agentrl.types import Batch
 
 
@@ -36,4 +35,4 @@ def pass_at_k(batch: Batch, *, k: int = 2, success_at: float = 1.0) -> NDArray[n
         with_this = math.comb(failures - 1, k - 1) / math.comb(size - 1, k - 1)
         scale = math.sqrt(all_fail * (1 - all_fail))
         advantages_E[members] = np.where(won_E[members], all_fail, all_fail - with_this) / scale
-    return Trajectories.of(batch).spread(advantages_E)
+    return token_advantages(batch, advantages_E)

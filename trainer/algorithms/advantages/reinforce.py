@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.trainer.algorithms.trajectories import Trajectories
+from agentrl.trainer.algorithms.advantage import token_advantages
 from agentrl.types import Batch
 
 
@@ -13,4 +13,4 @@ def reinforce(batch: Batch) -> NDArray[np.float32]:
     A_i = r_i. Rewards of 1 and 0 give 1 and 0: what failed is not trained on at all, which suits a
     policy that succeeds now and then, and does nothing for one that always fails.
     """
-    return Trajectories.of(batch).spread(batch.rewards_E)
+    return token_advantages(batch, batch.rewards_E)

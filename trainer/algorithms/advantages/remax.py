@@ -4,9 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import RunError
-from agentrl.trainer.algorithms.advantage import checked_rewards
+from agentrl.trainer.algorithms.advantage import checked_rewards, token_advantages
 from agentrl.trainer.algorithms.needs import needs
-from agentrl.trainer.algorithms.trajectories import Trajectories
 from agentrl.types import Batch
 
 
@@ -19,4 +18,4 @@ def remax(batch: Batch) -> NDArray[np.float32]:
     """
     if batch.greedy_E is None:
         raise RunError("the batch has no greedy members; set rollout.greedy_member to true")
-    return Trajectories.of(batch).spread(checked_rewards(batch.rewards_E - batch.greedy_E))
+    return token_advantages(batch, checked_rewards(batch.rewards_E - batch.greedy_E))

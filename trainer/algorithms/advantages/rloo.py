@@ -3,9 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.trainer.algorithms.advantage import group_advantages
+from agentrl.trainer.algorithms.advantage import group_advantages, token_advantages
 from agentrl.trainer.algorithms.needs import needs
-from agentrl.trainer.algorithms.trajectories import Trajectories
 from agentrl.types import Batch
 
 
@@ -20,4 +19,4 @@ def rloo(batch: Batch) -> NDArray[np.float32]:
     centered_E = group_advantages(batch.rewards_E, batch.group_E, scale_by_std=False)
     _, index_E, size_G = np.unique(batch.group_E, return_inverse=True, return_counts=True)
     others_E = np.maximum(size_G[index_E] - 1, 1)
-    return Trajectories.of(batch).spread(centered_E * size_G[index_E] / others_E)
+    return token_advantages(batch, centered_E * size_G[index_E] / others_E)

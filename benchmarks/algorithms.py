@@ -1,0 +1,249 @@
+"""Estimators, losses and micro-batches beside verl's: equal values, and CPU time of both.
+
+    PYTHONPATH=benchmarks/.peers python benchmarks/algorithms.py
+
+1,024 episodes of up to 8,192 tokens, a third of them the environment's; one thread, the median of
+both in turns. Exits 1 where values differ or ours is too slow: ten times faster where verl loops in
+Python (GAE, REINFORCE++, micro-batches), never slower elsewhere, within what one run tells.
+"""
+
+# pyright: basic
+# mypy: ignore-errors
+# verl is not typed, and not there where types are checked.
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from agentrl.rollout import make_batch
+from agentrl.trainer.algorithms.estimators import BUILT_IN as ESTIMATORS
+from agentrl.trainer.algorithms.losses import BUILT_IN as LOSSES
+from agentrl.trainer.algorithms.trained_tokens import trained_tokens
+from agentrl.trainer.packing import pack, plan, trained_rows
+from agentrl.types import Batch
+
+GROUP = 8
+AT_LEAST = {"gae": 10.0, "reinforce_pp": 10.0, "micro-batches": 10.0}
+"""How many times faster; 0.9 elsewhere, since one run's medians differ by as much."""
+
+
+class Data:
+    """The same step for both: padded matrices for verl, flat rows for us."""
+
+    def __init__(self, episodes: int, length: int, *, observations: bool) -> None:
+        rng = np.random.default_rng(0)
+        self.lengths = rng.integers(length // 8, length + 1, episodes)
+        inside = np.arange(length) < self.lengths[:, None]
+        seen = inside & ((np.arange(length) // 256) % 3 == 2) & observations
+        mask = inside & ~seen
+        self.rewards = rng.random(episodes)
+        token_rewards = np.zeros((episodes, length), np.float32)
+        self.last = mask.shape[1] - 1 - np.argmax(mask[:, ::-1], 1)
+        token_rewards[np.arange(episodes), self.last] = self.rewards
+        values, old = rng.random((2, episodes, length), dtype=np.float32)
+        new = old + 0.01 * rng.normal(size=old.shape).astype(np.float32)
+        self.mask, self.token_rewards = (
+            torch.from_numpy(mask).float(),
+            torch.from_numpy(token_rewards),
+        )
+        self.values, self.old, self.new = map(torch.from_numpy, (values, -old, -new))
+        self.advantages = (
+            torch.from_numpy(rng.normal(size=old.shape).astype(np.float32)) * self.mask
+        )
+        self.index = np.array([str(i // GROUP) for i in range(episodes)], dtype=object)
+        self.places = np.flatnonzero(inside)
+        self.batch = self._batch(mask, values, -old)
+
+    def flat(self, matrix: np.ndarray, dtype: type = np.float32) -> np.ndarray:
+        """[N] A matrix as rows one after the other, each behind a prompt of one token."""
+        rows = np.split(matrix.reshape(-1)[self.places], np.cumsum(self.lengths)[:-1])
+        return np.concatenate([part for row in rows for part in ([0], row)]).astype(dtype)
+
+    def _batch(self, mask: np.ndarray, values: np.ndarray, old: np.ndarray) -> Batch:
+        mask_N = self.flat(mask, np.bool_)
+        turn_N = self.flat(np.zeros_like(mask), np.int16)
+        episodes = len(self.lengths)
+        return replace(
+            make_batch([], temperature=1.0),
+            ids_N=np.random.default_rng(1).integers(0, 1000, len(mask_N)).astype(np.int32),
+            mask_N=mask_N,
+            turns_N=turn_N,
+            logprobs_N=np.where(mask_N, self.flat(old), 0),
+            values_N=np.where(mask_N, self.flat(values), 0),
+            advantages_N=np.where(mask_N, self.flat(self.advantages.numpy()), 0),
+            offsets_R1=np.concatenate([[0], np.cumsum(self.lengths + 1)]),
+            episode_R=np.arange(episodes, dtype=np.int32),
+            weights_R=np.ones(episodes, np.float32),
+            episode_ids=tuple(map(str, range(episodes))),
+            group_E=np.arange(episodes, dtype=np.int32) // GROUP,
+            rewards_E=self.rewards,
+            turn_rewards_U=self.rewards,
+            turn_offsets_E1=np.arange(episodes + 1),
+        )
+
+
+def estimators(data: Data) -> dict[str, tuple[Callable, Callable]]:
+    """Both sides of each estimator that verl has in the same form."""
+    import verl.trainer.ppo.core_algos as theirs
+    from verl.trainer.config.algorithm import AlgoConfig
+
+    rewards, mask, index = data.token_rewards, data.mask, data.index
+    config = AlgoConfig(gamma=1.0)
+    one, decay = torch.tensor(1.0), torch.tensor(0.95)
+    calls = {
+        "grpo": lambda: theirs.compute_grpo_vectorized_outcome_advantage(rewards, mask, index),
+        "dr_grpo": lambda: theirs.compute_grpo_vectorized_outcome_advantage(
+            rewards, mask, index, norm_adv_by_std_in_grpo=False
+        ),
+        "rloo": lambda: theirs.compute_rloo_vectorized_outcome_advantage(rewards, mask, index),
+        "reinforce_pp": lambda: theirs.compute_reinforce_plus_plus_outcome_advantage(
+            rewards, mask, config=config
+        ),
+        "opo": lambda: theirs.compute_opo_outcome_advantage(rewards.clone(), mask, index),
+        "gae": lambda: theirs.compute_gae_advantage_return(rewards, data.values, mask, one, decay),
+    }
+
+    def ours(name: str) -> Callable:
+        return lambda: ESTIMATORS[name](data.batch)
+
+    return {name: (ours(name), lambda call=call: call()[0]) for name, call in calls.items()}
+
+
+def losses(data: Data) -> dict[str, tuple[Callable, Callable]]:
+    """Both sides of each loss, forward and back."""
+    import verl.trainer.ppo.core_algos as theirs
+    from verl.workers.config import FSDPActorConfig
+
+    config = FSDPActorConfig(
+        strategy="fsdp",
+        rollout_n=GROUP,
+        ppo_micro_batch_size_per_gpu=1,
+        ppo_mini_batch_size=GROUP,
+        clip_ratio_low=0.2,
+        clip_ratio_high=0.2,
+    )
+    names = {"clip": "vanilla", "gspo": "gspo", "cispo": "cispo", "sapo": "sapo", "dppo": "dppo_tv"}
+    source_K = np.flatnonzero(data.batch.mask_N)
+    new_N = data.flat(data.new.numpy())
+    ones_K = np.ones(len(source_K), np.float32)
+    # verl's SAPO is the mean of the rows' means, whatever is asked for.
+    counts_R = np.add.reduceat(data.batch.mask_N, data.batch.offsets_R1[:-1], dtype=np.int64)
+    means_K = np.repeat(len(source_K) / len(counts_R) / counts_R, counts_R).astype(np.float32)
+    bounds = {"gspo": {"low": 0.2, "high": 0.2}, "cispo": {"low": 0.2, "high": 0.2}}
+
+    def ours(name: str) -> Callable:
+        def run() -> torch.Tensor:
+            logprobs_K = torch.from_numpy(new_N[source_K]).requires_grad_()
+            weights_K = means_K if name == "sapo" else ones_K
+            tokens = trained_tokens(data.batch, source_K, weights_K, logprobs_K.detach())
+            total, _ = LOSSES[name](logprobs_K, tokens, **bounds.get(name, {}))
+            (total / len(source_K)).backward()
+            return logprobs_K.grad
+
+        return run
+
+    def verl(name: str) -> Callable:
+        function = theirs.get_policy_loss_fn(names[name])
+
+        def run() -> torch.Tensor:
+            logprobs = data.new.clone().requires_grad_()
+            loss, _ = function(
+                old_log_prob=data.old,
+                log_prob=logprobs,
+                advantages=data.advantages,
+                response_mask=data.mask,
+                loss_agg_mode="token-mean",
+                config=config,
+            )
+            loss.backward()
+            return logprobs.grad
+
+        return run
+
+    return {name: (ours(name), verl(name)) for name in names}
+
+
+def micro_batches(data: Data) -> tuple[Callable, Callable]:
+    """Rows into micro-batches of at most two longest ones; tensors made on both sides."""
+    from tensordict import TensorDict
+    from verl.utils.seqlen_balancing import rearrange_micro_batches
+
+    episodes, length = data.mask.shape
+    inside = torch.arange(length) < torch.from_numpy(data.lengths)[:, None]
+    ids = torch.randint(0, 1000, (episodes, length))
+    fields = {"input_ids": ids, "attention_mask": inside.long(), "responses": ids[:, : length // 2]}
+    padded = TensorDict(fields, batch_size=[episodes])
+
+    def ours() -> None:
+        for rows in plan(data.batch, trained_rows(data.batch), 2 * length, share=False):
+            pack(data.batch, rows, share=False)
+
+    return ours, lambda: rearrange_micro_batches(padded, max_token_len=2 * length)
+
+
+def check_values(length: int) -> list[str]:
+    """Where values differ, on a small step without observations (verl's scans stop at them)."""
+    data, wrong = Data(64, length, observations=False), []
+    inside = np.flatnonzero(data.mask.numpy().reshape(-1))
+    trained = np.flatnonzero(data.batch.mask_N)
+    for name, (ours, theirs) in estimators(data).items():
+        mine, other = ours()[trained], theirs().numpy().reshape(-1)[inside]
+        if name == "grpo":  # theirs takes the sample's deviation
+            other = other * (GROUP / (GROUP - 1)) ** 0.5
+        wrong += _compare(name, mine, other)
+    for name, (ours, theirs) in losses(data).items():
+        wrong += _compare(name, ours().numpy(), theirs().numpy().reshape(-1)[inside])
+    return wrong
+
+
+def _compare(name: str, mine: np.ndarray, other: np.ndarray) -> list[str]:
+    off = float(np.abs(mine - other).max() / np.abs(other).max())
+    print(f"  {name:14} largest difference {off:.1e} of the largest value")
+    return [name] if off > 2e-4 else []
+
+
+def measure(pair: tuple[Callable, Callable], rounds: int) -> tuple[list[float], list[float]]:
+    """CPU milliseconds of both, in turns, after one round that does not count."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds + 1):
+        for side, call in enumerate(pair):
+            started = time.process_time()
+            call()
+            if turn:
+                times[side].append((time.process_time() - started) * 1e3)
+    return times
+
+
+def main() -> int:
+    """Print both tables; 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(description="Algorithms beside verl's.")
+    parser.add_argument("--episodes", type=int, default=1024)
+    parser.add_argument("--length", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print("values, 64 episodes without observations")
+    failed = [f"{name}: values differ" for name in check_values(min(512, options.length))]
+    data = Data(options.episodes, options.length, observations=True)
+    print(f"CPU ms, {options.episodes} x {options.length}, {data.batch.num_trained} trained tokens")
+    pairs = estimators(data) | losses(data) | {"micro-batches": micro_batches(data)}
+    for name, pair in pairs.items():
+        mine, other = measure(pair, options.rounds)
+        ratio = statistics.median(other) / statistics.median(mine)
+        bar = AT_LEAST.get(name, 0.9)
+        spread = f"{min(mine):.0f} to {max(mine):.0f}, verl {min(other):.0f} to {max(other):.0f}"
+        print(f"  {name:14} {ratio:6.1f} times faster (bar {bar:g}); ours {spread}")
+        if ratio < bar:
+            failed.append(f"{name}: {ratio:.2f} times, bar {bar:g}")
+    print("\n".join(failed) or "every bar is met")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
