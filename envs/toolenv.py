@@ -101,7 +101,8 @@ class ToolEnv(DeclaredRules, GymSide):
         self.config = make_config(cls, config)
         self.context = cls.context  # from the class: a plain function must not become a method
         self._tokenizer = tokenizer
-        self._services = services or default_services()
+        self.services = services or default_services()
+        """What the environments of a run share: the processes for isolated work."""
         self._play: Play | RemotePlay | None = None
         self._outcome: Outcome | None = None
 
@@ -155,11 +156,6 @@ class ToolEnv(DeclaredRules, GymSide):
     def rng(self) -> np.random.Generator:
         """The source of everything random in the episode, seeded by `reset`."""
         return self.np_random
-
-    @property
-    def services(self) -> EnvServices:
-        """What the environments of a run share: the processes for isolated work."""
-        return self._services
 
     @property
     def resources(self) -> Resources:

@@ -101,13 +101,6 @@ class SandboxPool:
             raise SandboxUnavailable(f"the sandboxes in use cannot be counted: {error}") from error
         self._add_timing("queue", time.monotonic() - began)
 
-    async def warm_up(self, count: int) -> None:
-        """Start sandboxes before they are needed."""
-        missing = min(count, self.size) - len(self._idle)
-        started = await asyncio.gather(*(self._start_sandbox() for _ in range(missing)))
-        with self._lock:
-            self._idle += started
-
     async def close(self) -> None:
         """Close what is idle; what is in use is closed when it is given back."""
         with self._lock:

@@ -75,6 +75,19 @@ class RunDirectory:
 
     def __init__(self, path: Path, lock: RunLock | None) -> None:
         self.path = path
+        self.name = path.name
+        self.config = path / "config.toml"
+        """The effective configuration with origins."""
+        self.layers = path / "layers.jsonl"
+        """What the run was started with and what each resume changed, one JSON object per line."""
+        self.events = path / "events.jsonl"
+        """What happened, one JSON object per line."""
+        self.metrics = path / "metrics.jsonl"
+        """One JSON object per step."""
+        self.episodes = path / "episodes"
+        """The folder of episode files."""
+        self.checkpoints = path / "checkpoints"
+        """The folder of checkpoints."""
         self._lock = lock
         self._last_before: Path | None = None
 
@@ -142,41 +155,6 @@ class RunDirectory:
             lock.release()
             raise
         return cls(path, lock)
-
-    @property
-    def name(self) -> str:
-        """The run's name."""
-        return self.path.name
-
-    @property
-    def config(self) -> Path:
-        """The effective configuration with origins."""
-        return self.path / "config.toml"
-
-    @property
-    def layers(self) -> Path:
-        """What the run was started with and what each resume changed, one JSON object per line."""
-        return self.path / "layers.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """What happened, one JSON object per line."""
-        return self.path / "events.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object per step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def episodes(self) -> Path:
-        """The folder of episode files."""
-        return self.path / "episodes"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
 
     def write_config(self, text: str) -> None:
         """Store the effective configuration; from now on this is the `last` run."""
