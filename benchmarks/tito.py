@@ -82,7 +82,7 @@ def run_corpus(names: list[str], num: int) -> bool:
         use = "tools"
         if report.verdict != "exact":
             print(f"{name}: {report.verdict} with tools: {report.reason}")
-            renderer, use = Renderer(load(name), TOOLS, results="user"), "user"
+            renderer, use = Renderer(load(name), TOOLS, tool_results="user"), "user"
             if examine(renderer, with_tools=True).verdict != "exact":
                 print(f"{name}: not usable with results as user text")
                 continue

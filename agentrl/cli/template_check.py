@@ -38,7 +38,7 @@ def _run_template_check(options: TemplateOptions, arguments: Arguments) -> int:
         reports = {
             "without tools": examine(made(), with_tools=False),
             "with tools": examine(made([_TOOL]), with_tools=True),
-            "results as user text": examine(made([_TOOL], results="user"), with_tools=True),
+            "results as user text": examine(made([_TOOL], tool_results="user"), with_tools=True),
         }
     safe = reports["with tools"].verdict != "refused"
     uses = {

@@ -38,7 +38,7 @@ def checked_codec(plan: Plan, folder: Path) -> Codec:
         tokenizer,
         tool_format=given or config.tool_format,
         reasoning=config.rollout.reasoning,
-        results=config.rollout.tool_results,
+        tool_results=config.rollout.tool_results,
     )
     for env in plan.envs:
         codec.renderer(env.prototype.tool_schemas)

@@ -19,11 +19,11 @@ class Codec:
         *,
         tool_format: str | type[ToolFormat] | None = None,
         reasoning: Reasoning = "keep",
-        results: Results = "template",
+        tool_results: Results = "template",
     ) -> None:
         self.tokenizer = tokenizer
         self._reasoning: Reasoning = reasoning
-        self._results: Results = results
+        self._tool_results: Results = tool_results
         self.format = choose_format(tokenizer, tool_format)
         self._renderers: dict[str, Renderer] = {}
         self._prompts: OrderedDict[tuple[Renderer, str], list[int]] = OrderedDict()
@@ -40,7 +40,7 @@ class Codec:
                 renderer = Renderer(
                     self.tokenizer,
                     tools,
-                    results=self._results,
+                    tool_results=self._tool_results,
                     reasoning=self._reasoning,
                     tool_format=self.format,
                 )

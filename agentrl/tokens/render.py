@@ -56,7 +56,7 @@ class Renderer:
     Message texts, tool results, names, arguments and descriptions are content: no control token
     comes from them. What the template does not write itself is text in `tool_format`: descriptions
     of tools go into the system message, calls into the assistant's. The results of calls are the
-    template's tool messages; with `results="user"` those of one turn are one user message.
+    template's tool messages; with `tool_results="user"` those of one turn are one user message.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Renderer:
         tokenizer: Tokenizer,
         tools: Sequence[ToolSchema] = (),
         *,
-        results: Results = "template",
+        tool_results: Results = "template",
         reasoning: Reasoning = "keep",
         tool_format: ToolFormat | None = None,
     ) -> None:
-        if tools and results == "template":
+        if tools and tool_results == "template":
             tokenizer = tokenizer.for_tools
         self._tokenizer = tokenizer
         self._guard = ContentGuard(tokenizer)
         self._tools = tuple(tools)
-        self._results: Results = results
+        self._tool_results: Results = tool_results
         self._reasoning: Reasoning = reasoning
         self._format: ToolFormat = tool_format or Hermes(tokenizer)
         self._frames: dict[tuple[tuple[str, str, str], ...], Frame] = {}
@@ -190,12 +190,12 @@ class Renderer:
     @property
     def tools_in_template(self) -> bool:
         """True if the chat template describes tools."""
-        return self.profile.shows_tools and self._results == "template"
+        return self.profile.shows_tools and self._tool_results == "template"
 
     @property
     def calls_in_template(self) -> bool:
         """True if the chat template writes calls."""
-        return self.profile.shows_calls and self._results == "template"
+        return self.profile.shows_calls and self._tool_results == "template"
 
     def check(self) -> list[str]:
         """Try the template on short conversations; returns what was learnt, a line each.
@@ -429,8 +429,8 @@ class Renderer:
         told = [marked(message, mark) for message in messages]
         described = [marked_tool(tool, mark) for tool in tools]
         if not self.calls_in_template:
-            told = calls_as_text(told, self._format, results=self._results == "template")
-        if self._results == "user":
+            told = calls_as_text(told, self._format, results=self._tool_results == "template")
+        if self._tool_results == "user":
             told = results_as_user(told, self._format)
         if described and not self.tools_in_template:
             told = with_instructions(told, self._format.instructions(described))

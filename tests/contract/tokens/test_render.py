@@ -150,7 +150,7 @@ def test_two_results_are_one_user_turn(folder: Path, tools: Sequence[ToolSchema]
     tokenizer = load(folder)
     renderer = Renderer(tokenizer, tools)
     if not renderer.profile.shows_calls:
-        renderer = Renderer(tokenizer, tools, results="user")
+        renderer = Renderer(tokenizer, tools, tool_results="user")
     text = tokenizer.decode(renderer.observation([result("3"), result("7", 1)]))
     assert text.startswith("\n<|im_start|>user\n")
     assert text.count("<|im_start|>user") == 1
@@ -236,7 +236,7 @@ def test_a_template_without_tools_has_them_in_the_system_message(
     chatml: Path, tools: Sequence[ToolSchema]
 ) -> None:
     tokenizer = load(chatml)
-    renderer = Renderer(tokenizer, tools, results="user")
+    renderer = Renderer(tokenizer, tools, tool_results="user")
     assert not renderer.tools_in_template
     text = tokenizer.decode(
         renderer.prompt([Message(role="system", content="Be exact."), user("Hi")])

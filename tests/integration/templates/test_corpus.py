@@ -93,7 +93,7 @@ few = settings(
 @cache
 def renderer_of(name: str, use: str) -> Renderer:
     tools, results = USES[use]
-    return Renderer(load(name), tools, results=results)
+    return Renderer(load(name), tools, tool_results=results)
 
 
 @cache
@@ -126,7 +126,7 @@ def test_a_template_that_shows_other_turns_than_were_sampled_says_so(name: str) 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_training", "glm4moe", "gptoss", "llama3_1"])
 def test_a_turn_that_is_shown_otherwise_forks(name: str) -> None:
     tools, results = USES["tools"]
-    renderer = Renderer(load(name), tools, results=results, reasoning="fork")
+    renderer = Renderer(load(name), tools, tool_results=results, reasoning="fork")
     turn = AssistantTurn(text="Some answer.", reasoning="Some thought.")
     asked = [Message(role="user", content=text) for text in ("First ask.", "Second ask.")]
     ids = renderer.prompt(asked[:1]) + renderer.assistant(turn)
