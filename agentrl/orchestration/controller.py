@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 
 from agentrl.boundary import one_line
 from agentrl.errors import ConfigError, RunError
-from agentrl.orchestration.device_policy import make_device_policy
+from agentrl.orchestration.device_policy import DevicePolicy
 from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts
@@ -77,7 +77,7 @@ class Controller:
         self._stopping = stopping
         self._update_s = 0.0
         self._parts = parts
-        self._device = make_device_policy(parts.config, parts.engine, parts.trainer)
+        self._device = DevicePolicy(parts.config, parts.engine, parts.trainer)
         self._store = store
         self._observer = observer
         self._isolation: list[tuple[str, ...]] = []

@@ -4,8 +4,7 @@ with update_turn(): ── update ── before_publish ── publish ──▶
 """
 
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from contextlib import asynccontextmanager
 
 from agentrl.engine import Engine
 from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
@@ -15,54 +14,34 @@ from agentrl.trainer.protocol import Trainer
 _CACHE: tuple[MemoryTag, ...] = ("kv_cache", "cuda_graph")
 
 
-class DevicePolicy(Protocol):
-    """Makes room for an update, and afterwards for the engine."""
+class DevicePolicy:
+    """Makes room for an update, and afterwards for the engine, where both share one device.
 
-    publishes_always: bool
-    """Whether the engine needs the weights although an update has changed nothing."""
+    Otherwise each has memory of its own, or both have the same weights in one process.
+    """
 
-    def update_turn(self) -> AbstractAsyncContextManager[None]:
-        """The engine does not sample inside: the update may change its very parameters."""
-        ...
-
-    async def before_publish(self) -> None:
-        """Make the engine able to take weights."""
-        ...
-
-
-class Apart:
-    """Each has memory of its own, or both have the same weights in one process."""
-
-    publishes_always = False
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    @asynccontextmanager
-    async def update_turn(self) -> AsyncGenerator[None]:
-        """After a failure the engine goes on."""
-        await self._engine.pause()
-        try:
-            yield
-        finally:
-            await self._engine.resume()
-
-    async def before_publish(self) -> None:
-        """Nothing stands in the way."""
-
-
-class InTurn:
-    """Both share one device: what is not at work gives its memory up."""
-
-    def __init__(self, engine: Engine, trainer: Trainer, *, keeps_base: bool) -> None:
+    def __init__(self, config: RunConfig, engine: Engine, trainer: Trainer) -> None:
+        lora = config.trainer.lora
         self._engine, self._trainer = engine, trainer
-        self._keeps_base = keeps_base
-        self.publishes_always = not keeps_base
+        self._is_shared = config.engine.share_device
+        # Adapters come beside a base that nobody would bring again.
+        self._keeps_base = bool(lora.rank) and lora.publish == "adapter"
+        self.publishes_always = self._is_shared and not self._keeps_base
+        """Whether the engine needs the weights although an update has changed nothing."""
 
     @asynccontextmanager
     async def update_turn(self) -> AsyncGenerator[None]:
-        """After a failure the engine stays as it is: the run ends with the failure."""
+        """The engine does not sample inside: the update may change its very parameters.
+
+        After a failure it goes on; on a shared device it stays as it is, since the run ends.
+        """
         await self._engine.pause()
+        if not self._is_shared:
+            try:
+                yield
+            finally:
+                await self._engine.resume()
+            return
         await self._engine.release_memory(_CACHE if self._keeps_base else MEMORY_TAGS)
         self._trainer.reclaim_memory()
         yield
@@ -71,15 +50,8 @@ class InTurn:
 
     async def before_publish(self) -> None:
         """Give the trainer's memory to the engine's weights."""
+        if not self._is_shared:
+            return
         self._trainer.release_memory()
         if not self._keeps_base:
             await self._engine.resume_memory(["weights"])
-
-
-def make_device_policy(config: RunConfig, engine: Engine, trainer: Trainer) -> DevicePolicy:
-    """The policy that a configuration asks for."""
-    if not config.engine.share_device:
-        return Apart(engine)
-    lora = config.trainer.lora
-    # Adapters come beside a base that nobody would bring again.
-    return InTurn(engine, trainer, keeps_base=bool(lora.rank) and lora.publish == "adapter")

@@ -162,9 +162,7 @@ class PlannedRun:
         """Go on from the newest checkpoint; only now does what was given hold for good."""
         before = Layers.started(directory, self._objects)
         parts, controller = self._parts, self._controller
-        step, controller.version, self._sampled = self._store.restore(
-            parts.trainer, self.config.steps
-        )
+        step, controller.version, self._sampled = self._store.restore(parts.trainer)
         if controller.version:
             weights = parts.trainer.weights()
             self._runner.run(parts.engine.update_weights(weights, controller.version))

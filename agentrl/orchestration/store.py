@@ -21,7 +21,6 @@ from agentrl.trainer.checkpoint import latest_valid
 from agentrl.trainer.protocol import Trainer
 from agentrl.types import Json
 
-NOTHING: Mapping[str, Json] = {}
 NO_METRICS: Mapping[str, float] = {}
 
 
@@ -45,11 +44,6 @@ class RunStore:
         self._metrics = MetricsWriter(directory.metrics)
         self._events = events
         self._episodes = EpisodesWriter(directory.episodes, run=directory.name)
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.directory.checkpoints
 
     def episodes_file(self, step: int) -> Path:
         """Where the episodes of a training step are, or will be."""
@@ -96,7 +90,7 @@ class RunStore:
             "sources": self._prints.sources,
         }
         trainer.save(
-            self.checkpoints,
+            self.directory.checkpoints,
             step=step,
             state=state,
             keep=self._config.keep,
@@ -105,30 +99,26 @@ class RunStore:
         )
         self.event("checkpoint", step=step)
 
-    def restore(self, trainer: Trainer, steps: int) -> tuple[int, int, str]:
+    def restore(self, trainer: Trainer) -> tuple[int, int, str]:
         """Load the newest valid checkpoint and drop what lies beyond it.
 
         Returns the step to go on from, the policy version that it was sampled under, and the state
-        of the sampler. Raises ConfigError if that is more than the `steps` of the run.
+        of the sampler.
         """
-        newest = latest_valid(self.checkpoints)
-        if newest is None and any(self.checkpoints.glob("step-*")):
+        checkpoints = self.directory.checkpoints
+        newest = latest_valid(checkpoints)
+        if newest is None and any(checkpoints.glob("step-*")):
             raise RunError(
-                f"{self.checkpoints} holds checkpoints but none is whole; restore one from a copy "
+                f"{checkpoints} holds checkpoints but none is whole; restore one from a copy "
                 "or remove the folder to begin again"
             )
-        state: Mapping[str, Json] = trainer.load(newest) if newest else NOTHING
+        state: Mapping[str, Json] = trainer.load(newest) if newest else {}
         if newest and state.get("model") != self._model_digest:
             raise ConfigError(
                 f"model {self._base_model}: is not what the run was started from; a resumed run "
                 "needs it unchanged, for its tokenizer and its reference"
             )
         step, version = (int(str(state.get(key, 0))) for key in ("step", "version"))
-        if step > steps:
-            raise ConfigError(
-                f"steps: got {steps}, but the run has done {step} already; give a larger --steps "
-                "to go on"
-            )
         self._metrics.truncate_after(step)
         self._episodes.truncate_after(step)
         return step, version, str(state.get("sampler", ""))

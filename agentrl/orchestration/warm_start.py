@@ -242,13 +242,8 @@ class Demonstrations:
     def _collector(self, env: BoundEnv) -> Collector:
         parts = self._parts
         expert = env.expert
-        if expert is None:
-            raise ConfigError(
-                f"env {env.name} has no `expert`: define one, or train with reinforcement only"
-            )
-        instance = env.make(parts.services, parts.codec.tokenizer)
-        renderer = parts.codec.renderer(instance.tool_schemas)
-        instance.close()
+        assert expert is not None, f"env {env.name} has no expert"
+        renderer = parts.codec.renderer(env.prototype.tool_schemas)
         engine = ScriptedEngine(expert, renderer)
         return make_collector(engine, parts.codec, parts.config, 1.0)
 

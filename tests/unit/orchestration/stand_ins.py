@@ -69,6 +69,10 @@ class LoggedEngine(ScriptedEngine):
         self.log.append("resume")
         await super().resume()
 
+    async def aclose(self) -> None:
+        self.log.append("engine closed")
+        await super().aclose()
+
     async def update_weights(self, weights: WeightSource, version: int) -> None:
         self.log.append(f"publish {version}")
         await super().update_weights(weights, version)
@@ -153,7 +157,7 @@ class LoggedStore:
         self.log.append(f"saved {step}")
         self.saved, self.sampler = (step, version), sampler
 
-    def restore(self, trainer: object, steps: int) -> tuple[int, int, str]:
+    def restore(self, trainer: object) -> tuple[int, int, str]:
         return (*self.saved, self.sampler)
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ def test_the_state_of_a_sampler_comes_back_whole(
         )
         trainer: Any = Keeps()
         kept.save(trainer, 2, 1, sampler=before.state())
-        step, version, state = kept.restore(trainer, 9)
+        step, version, state = kept.restore(trainer)
         kept.close()
     assert (step, version) == (2, 1)
     after.load(step, state)
