@@ -7,7 +7,7 @@ RENDERERS := benchmarks/.renderers
 PEERS := benchmarks/.peers
 MATRIX := benchmarks/.matrix.jsonl
 LEARNING := tests/e2e/test_learning.py
-CHEATS := $(sort $(wildcard tests/contract/sandbox/test_swe_*.py tests/contract/sandbox/test_forged_*.py))
+CHEATS := $(sort $(wildcard tests/contract/sandbox/test_swe_[!su]*.py tests/contract/sandbox/test_forged_*.py))
 CENSUS := tests/contract/sandbox/test_leftovers.py
 HERE := "not sglang and not sandbox and not ranks and not nightly"
 

@@ -5,10 +5,12 @@
 What is compared may be anything that a policy wrote, so nothing here raises for it or takes long.
 """
 
+import ast
 import json
 import math
 import numbers
 import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -32,6 +34,10 @@ MAX_DEPTH: Final = 64
 """Of JSON that is compared."""
 _CLOSE: Final = 1e-9
 """So much may floats differ, as a share of the larger: the last digits depend on how one adds."""
+_NEAR: Final = 1e-5
+_TINY: Final = 1e-7
+"""A test for nearness lets different programs give values that differ by so much: of the value,
+and near zero."""
 
 
 def same_text(found: object, wanted: str, *, strip: bool = True, casefold: bool = False) -> bool:
@@ -168,6 +174,59 @@ def same_printed_json(found: object, wanted: object) -> bool:
         return same_json(read_json(found), wanted)
     except NotJson:
         return False
+
+
+def same_literal(found: str, wanted: str, *, in_any_order: bool = False) -> bool:
+    """Two texts of Python literals with the same value; numbers may differ by 1e-5 of it.
+
+    Args:
+        found: a text.
+        wanted: another one.
+        in_any_order: lists are the same that have the same items, each as often.
+    """
+    if found == wanted:
+        return True
+    try:
+        one: object = ast.literal_eval(found)
+        other: object = ast.literal_eval(wanted)
+        if in_any_order and isinstance(one, list) and isinstance(other, list):
+            return _pair_off(cast("list[object]", one), cast("list[object]", other))
+        return _is_near(one, other)
+    except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError):
+        return False
+
+
+def _pair_off(items: Collection[object], wanted: Collection[object]) -> bool:
+    """Whether the items are the same, each as often, in any order."""
+    left = [*wanted]
+    for item in items:
+        place = next((i for i, rest in enumerate(left) if _is_near(item, rest)), None)
+        if place is None:
+            return False
+        del left[place]
+    return not left
+
+
+def _is_near(one: object, other: object) -> bool:
+    match one, other:
+        case float() | int(), float() | int():
+            # Above that a float is a whole number always, and written like one.
+            are_ints = float not in (type(one), type(other))
+            exact = are_ints and min(abs(one), abs(other)) < 1 << 53
+            near = math.isclose(one, other, rel_tol=_NEAR, abs_tol=_TINY)
+            return one == other if exact else near
+        case (list(), list()) | (tuple(), tuple()):
+            left, right = cast("Sequence[object]", one), cast("Sequence[object]", other)
+            return len(left) == len(right) and all(map(_is_near, left, right))
+        case dict(), dict():
+            before = cast("Mapping[object, object]", one)
+            after = cast("Mapping[object, object]", other)
+            same = before.keys() == after.keys()
+            return same and all(_is_near(before[key], after[key]) for key in before)
+        case set(), set():
+            return _pair_off(cast("set[object]", one), cast("set[object]", other))
+        case _:
+            return one == other
 
 
 def _read_object(pairs: list[tuple[str, object]]) -> dict[str, object]:

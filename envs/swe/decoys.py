@@ -1,8 +1,18 @@
 """Decoys: tests whose expected value is a wrong one, so that the right answer fails.
 
-A grading runs the tests several times, each time in a fresh sandbox. In each run a decoy is drawn
-or the real value; nothing in the sandbox says which. What passes without doing the work passes the
-decoys too, and what fails them has to tell the true value, which exists nowhere in that sandbox.
+A grading runs the tests twice, each time in a fresh sandbox, with a decoy in one of the runs and
+the real value in the other. What passes without doing the work passes the decoys too, and what
+fails them has to tell the true value, which exists nowhere in that sandbox.
+
+Only the first run has to be hard to guess, so that no clock, load or other trace that it leaves
+helps the second one: time goes one way, and what is never right in the first run never comes to the
+second. There a decoy whose true value is a secret is always present, as everyone may know: who says
+that value without having it is right once in 2**secret times. Any other is there by the toss of a
+coin, which code has to guess, whatever it knows. So for each decoy alone, and for all together,
+
+    chance of a guess <= 2 ** -sum(max(secret, 1))
+
+The second run shows the true values to code alone that has already told them.
 """
 
 import itertools
@@ -17,9 +27,10 @@ from pydantic import Field
 from agentrl.config import Config
 from agentrl.envs.swe.rewriting import Place, rewrite_tests
 
-MOST_RUNS: Final = 6
+RUNS: Final = 2
 _DECISIONS: Final = math.log2(1000)
-"""Guesses that have to be right, each with one half at best: together once in 1000 times."""
+"""Guesses between two that have to be right: all together they are once in 1000 times."""
+_HALF: Final = 0.5
 
 
 class Decoy(Config):
@@ -37,37 +48,27 @@ class Decoy(Config):
         default=(), description="tests that are given another input by it and prove nothing then"
     )
     secret: int = Field(
-        default=0, description="as how many decisions it counts to show the true value unknown"
+        default=0, description="how many guesses between two it takes to show the true value"
     )
 
 
-def num_runs(bugs: Sequence[Sequence[Decoy]]) -> int:
-    """How many runs it takes until no guess can pay.
-
-    For each decoy one has to decide in which runs it is there, and in one run at least what the
-    true value is. A clock tells which run it is, so it helps that not all ways are drawn.
-
-    Args:
-        bugs: the decoys that decide about each bug.
-
-    Returns:
-        0 if `MOST_RUNS` are not enough.
-    """
-
-    def enough(runs: int, decoys: Sequence[Decoy]) -> bool:
-        where = math.log2(_num_ways(runs))
-        chosen = disjoint(sorted(decoys, key=lambda decoy: -decoy.secret))
-        return sum(where + decoy.secret for decoy in chosen) >= _DECISIONS
-
-    for runs in range(2, MOST_RUNS + 1):
-        if all(enough(runs, decoys) for decoys in bugs):
-            return runs
-    return 0
+def is_guarded(bugs: Sequence[Sequence[Decoy]]) -> bool:
+    """True if the decoys that decide about each bug leave nothing to guessing."""
+    return bool(bugs) and _rule_out_guesses(disjoint(_ranked(bugs)), bugs)
 
 
-def _num_ways(runs: int) -> int:
-    """In how many ways a decoy can be in some of the runs and out of others."""
-    return (1 << runs) - 2
+def _ranked(bugs: Sequence[Sequence[Decoy]]) -> list[Decoy]:
+    """What is hard to guess first, and of each bug one before the second of any."""
+    ranked = [sorted(found, key=lambda decoy: -decoy.secret) for found in bugs]
+    return [decoy for turn in itertools.zip_longest(*ranked) for decoy in turn if decoy]
+
+
+def _rule_out_guesses(chosen: Sequence[Decoy], bugs: Sequence[Sequence[Decoy]]) -> bool:
+    places = {(decoy.file, decoy.place) for decoy in chosen}
+    return all(
+        sum(max(d.secret, 1) for d in found if (d.file, d.place) in places) >= _DECISIONS
+        for found in bugs
+    )
 
 
 def disjoint(decoys: Sequence[Decoy]) -> list[Decoy]:
@@ -85,25 +86,20 @@ def disjoint(decoys: Sequence[Decoy]) -> list[Decoy]:
 def draw_runs(
     bugs: Sequence[Sequence[Decoy]], others: Sequence[Decoy], rng: random.Random
 ) -> list[list[Decoy]]:
-    """The decoys of each run, each in at least one run and left out of at least one.
+    """The decoys of the two runs: each test has one at most, and is as it is in the other run.
 
     Args:
-        bugs: the decoys that decide about each bug: as many of them as go together are drawn.
-        others: of tests that pass anyhow, which have to go on doing so.
+        bugs: the decoys that decide about each bug; they are guarded by them.
+        others: all of them, those of tests too that have to go on passing.
         rng: draws.
     """
-    runs: list[list[Decoy]] = [[] for _ in range(num_runs(bugs))]
-    if not runs:
-        return []
-    # What is hard to guess first, and of each bug one before the second of any.
-    ranked = [sorted(found, key=lambda d: (-d.secret, rng.random())) for found in bugs]
-    turns = [decoy for turn in itertools.zip_longest(*ranked) for decoy in turn if decoy]
-    for decoy in disjoint([*turns, *rng.sample([*others], len(others))]):
-        drawn = rng.randint(1, _num_ways(len(runs)))
-        for number, run in enumerate(runs):
-            if drawn >> number & 1:
-                run.append(decoy)
-    return runs
+    ranked, rest = _ranked(bugs), rng.sample([*others], len(others))
+    # Any of a test's comparisons may have its decoy, where it need not be the best.
+    chosen = disjoint(rng.sample(ranked, len(ranked)))
+    if not _rule_out_guesses(chosen, bugs):
+        chosen = disjoint(ranked)
+    first = [d for d in disjoint([*chosen, *rest]) if d.secret or rng.random() < _HALF]
+    return [first, disjoint([*first, *rest])[len(first) :]]
 
 
 def rewrite_files(

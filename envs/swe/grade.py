@@ -19,7 +19,7 @@ from typing import Final
 
 from agentrl.envs.swe.build.records import Package, RepairTask
 from agentrl.envs.swe.commands import TestCommand, module_of, targets
-from agentrl.envs.swe.decoys import Decoy, draw_runs, num_runs, rewrite_files
+from agentrl.envs.swe.decoys import Decoy, draw_runs, is_guarded, rewrite_files
 from agentrl.envs.swe.instances import Instance, tail
 from agentrl.envs.swe.logs import PARSERS, read_saws, unittest_name
 from agentrl.envs.swe.patch import touched
@@ -82,7 +82,7 @@ class Grading:
     @property
     def guarded(self) -> bool:
         """True if there are decoys enough for each bug."""
-        return bool(self.bugs) and num_runs(self.bugs) > 0
+        return is_guarded(self.bugs)
 
     @property
     def by_log(self) -> bool:

@@ -1,20 +1,15 @@
 """What the runs of a patch come to: right, wrong, or caught at passing decoys."""
 
-import ast
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final
 
 from agentrl.envs.swe.decoys import Decoy
 from agentrl.envs.swe.report import Outcome, Saw
 from agentrl.envs.swe.runner import ITEMS
+from agentrl.verifiers.compare import same_literal
 
 _MOST_TOLD: Final = 3
-_CLOSE: Final = 1e-5
-_TINY: Final = 1e-7
-"""A test for nearness lets different programs give values that differ by so much: of the value,
-and near zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,66 +72,7 @@ def shows_truth(decoy: Decoy, test: str, saw: Saw | None) -> bool:
 
 def is_same_at(site: str, one: str, other: str) -> bool:
     """Whether two texts of `runner.literal` are equal as the comparison at a site has it."""
-    return (_are_same_items if site.endswith(ITEMS) else is_same)(one, other)
-
-
-def is_same(one: str, other: str) -> bool:
-    """Whether two texts of `runner.literal` are of one value; numbers may differ by 1e-5 of it."""
-    if one == other:
-        return True
-    try:
-        return _is_near(ast.literal_eval(one), ast.literal_eval(other))
-    except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError):
-        return False
-
-
-def _are_same_items(one: str, other: str) -> bool:
-    """Whether two texts are of lists with the same items, each as often, in any order."""
-    if one == other:
-        return True
-    try:
-        found: object = ast.literal_eval(one)
-        wanted: object = ast.literal_eval(other)
-        return _pair_off(found, wanted)
-    except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError):
-        return False
-
-
-def _pair_off(found: object, wanted: object) -> bool:
-    if not isinstance(found, list) or not isinstance(wanted, list):
-        return False
-    items, left = cast("list[object]", found), cast("list[object]", wanted)
-    for item in items if len(items) == len(left) else ():
-        place = next((i for i, rest in enumerate(left) if _is_near(item, rest)), None)
-        if place is None:
-            return False
-        del left[place]
-    return not left
-
-
-def _is_near(one: object, other: object) -> bool:
-    match one, other:
-        case float() | int(), float() | int():
-            # Above that a float is a whole number always, and written like one.
-            are_ints = float not in (type(one), type(other))
-            exact = are_ints and min(abs(one), abs(other)) < 1 << 53
-            near = math.isclose(one, other, rel_tol=_CLOSE, abs_tol=_TINY)
-            return one == other if exact else near
-        case (list() | tuple(), list() | tuple()):
-            left, right = cast("Sequence[object]", one), cast("Sequence[object]", other)
-            same = isinstance(one, list) is isinstance(other, list) and len(left) == len(right)
-            return same and all(map(_is_near, left, right))
-        case dict(), dict():
-            before = cast("Mapping[object, object]", one)
-            after = cast("Mapping[object, object]", other)
-            same = before.keys() == after.keys()
-            return same and all(_is_near(before[key], after[key]) for key in before)
-        case set(), set():
-            members, rest = cast("set[object]", one), cast("set[object]", other)
-            same = len(members) == len(rest)
-            return same and all(any(_is_near(a, b) for b in rest) for a in members)
-        case _:
-            return one == other
+    return same_literal(one, other, in_any_order=site.endswith(ITEMS))
 
 
 def is_decided(runs: Sequence[Judged]) -> bool:

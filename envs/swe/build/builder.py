@@ -32,7 +32,7 @@ from agentrl.envs.swe.build.issue import write_issue
 from agentrl.envs.swe.build.recipe import RecipeEntry
 from agentrl.envs.swe.build.records import Package, RepairTask, mutated
 from agentrl.envs.swe.build.suite import Suite
-from agentrl.envs.swe.decoys import Decoy, num_runs
+from agentrl.envs.swe.decoys import Decoy, is_guarded
 from agentrl.envs.swe.patch import make_patch
 from agentrl.envs.swe.report import Saw
 from agentrl.errors import ConfigError
@@ -203,7 +203,7 @@ class _Work:
         if not all(found):
             told = len(untold) < len(failed)
             raise Dropped("the issue tells all" if told else "no decoy where tests fail")
-        if not num_runs([[self.decoys[i].decoy for i in numbers] for numbers in found]):
+        if not is_guarded([[self.decoys[i].decoy for i in numbers] for numbers in found]):
             raise Dropped("too few decoys to rule out guesses")
         return found
 

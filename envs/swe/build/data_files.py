@@ -93,6 +93,9 @@ def written_as(spot: Spot, value: object) -> str | None:
     """How another value stands in a spot's place; None if it cannot."""
     if not spot.written:
         return repr(value)
+    if isinstance(value, float):
+        text = f"{value:.{len(spot.written.partition('.')[2])}f}"
+        return text if float(text) == value else None
     if spot.written != spot.value:
         return json.dumps(value, ensure_ascii=spot.written.isascii())
     return str(value) if _CELL.fullmatch(str(value)) else None

@@ -254,6 +254,13 @@ def _validated(
     side = spot.sites[site]
     others = text.replace(spot.written or repr(spot.value), "", 1)
     older = set[str]().union(*(old.get((spot.test_file, name), ()) for name in spot.users))
+    secret = secrecy(spot.value, candidate.to, others)
+    # A short one stands about by chance.
+    told = [
+        len(repr(spot.value)) > _SHORT and stands_in(others, value)
+        for value in (spot.value, candidate.to)
+    ]
+    old_told = [repr(value) in older for value in (spot.value, candidate.to)]
     decoy = Decoy(
         file=spot.file,
         place=spot.place,
@@ -262,18 +269,14 @@ def _validated(
         side=side,
         sees={test: saw.sides[side] for test, saw in sorted(effects.shown.items())},
         spoils=tuple(sorted(effects.spoiled)),
-        secret=secrecy(spot.value, candidate.to, others),
+        secret=secret,
     )
     return Validated(
         decoy=decoy,
         counts={test: saw.count for test, saw in effects.shown.items()},
         wanted={test: saw.sides[1 - side] for test, saw in effects.shown.items()},
-        is_known=(repr(spot.value) in older and repr(candidate.to) not in older)
-        # A short one stands about by chance.
-        or (
-            len(repr(spot.value)) > _SHORT
-            and stands_in(others, spot.value) > stands_in(others, candidate.to)
-        ),
+        # Whoever knows a decoy with a secret for one is no wiser.
+        is_known=any(t > o or (t < o and not secret) for t, o in (told, old_told)),
     )
 
 

@@ -21,7 +21,7 @@ from agentrl.config import Config
 from agentrl.envs.swe.build.archive import cache_folder
 from agentrl.envs.swe.build.data_files import MOST_BYTES, MOST_FILES, is_data
 from agentrl.envs.swe.build.decoying import Search, Validated, deciding, search
-from agentrl.envs.swe.decoys import Decoy, num_runs, rewrite_files
+from agentrl.envs.swe.decoys import Decoy, is_guarded, rewrite_files
 from agentrl.envs.swe.grade import Grading, put_tests, run_tests
 from agentrl.envs.swe.ids import digest_of, keep
 from agentrl.envs.swe.repair import PublicRepair, trees_of
@@ -30,7 +30,7 @@ from agentrl.envs.swe.worktree import fill
 from agentrl.sandboxes import Sandbox
 
 _WAIT_S: Final = 0.1
-_VERSION: Final = 8
+_VERSION: Final = 9
 """Of the search: what another one has found is searched for again."""
 _MOST_TOLD: Final = 64 << 20
 
@@ -139,7 +139,7 @@ class _Search:
         found = await self._found(replace(grading, rewritten=tuple(read)), asking)
         numbers = deciding(found, failing, frozenset(failing))
         decoys = tuple(_renamed(one.decoy, names) for one in found)
-        if not num_runs([[decoys[i] for i in numbers]]):
+        if not is_guarded([[decoys[i] for i in numbers]]):
             return Guard()
         files = tuple(sorted({*texts, *(decoy.file for decoy in decoys)}))
         return Guard(rewritten=files, names=names, decoys=decoys, deciding=numbers)

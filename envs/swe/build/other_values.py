@@ -2,6 +2,8 @@
 
 import itertools
 import random
+import re
+import string
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar, cast
 
@@ -11,6 +13,8 @@ _MOST_SECRET: Final = 10
 _NEAR: Final = 1000
 """Numbers that differ by less than this part of them may both pass a test for nearness; near zero
 by less than the square of that."""
+_LONG: Final = 100_000
+"""A number as long as this is no secret beside one a step away, so its digits are all changed."""
 _Item = TypeVar("_Item")
 
 
@@ -19,7 +23,8 @@ def other_value(
 ) -> object | None:
     """Another value for a literal, or None: one of those that tell the least of it.
 
-    None of the wrong ones: the code with the bug would know it for what it gives itself.
+    None of the wrong ones: the code with the bug would know it for what it gives itself. Where the
+    true one can be guessed nothing may show that it is another one, so that it is no other case's.
 
     Args:
         value: what is right.
@@ -27,13 +32,16 @@ def other_value(
         siblings: what is right in other cases.
         rng: chooses.
     """
-    offers: Sequence[Sequence[object]] = (
-        siblings,
-        [_changed(value, rng) for _ in range(20)],
-    )
+    cases = frozenset[str]() if isinstance(value, bool) else {literal(one) for one in siblings}
     given = {literal(one) for one in wrong}
+    offers = (siblings, [_changed(value, rng) for _ in range(20)])
     ranked = [
-        [(_secret_of(value, o), o) for o in offered if fits(value, o) and literal(o) not in given]
+        [
+            (secret, other)
+            for other in offered
+            if fits(value, other) and literal(other) not in given
+            if (secret := _secret_of(value, other)) or literal(other) not in cases
+        ]
         for offered in offers
     ]
     most = max((secret for rank in ranked for secret, _ in rank), default=0)
@@ -55,7 +63,8 @@ def fits(value: object, other: object) -> bool:
 def secrecy(value: object, other: object, text: str) -> int:
     """How many guesses between two it takes to know a value, for who sees another one and a text.
 
-    Only what the other one has not counts, and a quarter of its bits: it may be plausible.
+    Only what the other one has not counts, and a quarter of its bits: it may be plausible. One
+    guess counts as none: it is no harder to tell by it whether the other one is there at all.
     """
     return 0 if stands_in(text, value) else _secret_of(value, other)
 
@@ -67,7 +76,8 @@ def stands_in(text: str, value: object) -> bool:
 
 
 def _secret_of(value: object, other: object) -> int:
-    return min(_MOST_SECRET, int(_bits(_unlike(value, other)) / 4))
+    guesses = int(_bits(_unlike(value, other)) / 4)
+    return min(_MOST_SECRET, guesses) if guesses > 1 else 0
 
 
 def _unlike(value: object, other: object) -> object:
@@ -76,7 +86,7 @@ def _unlike(value: object, other: object) -> object:
         case bool(), bool():
             return value
         case int(), int():
-            return value - other
+            return min(value, value - other, key=abs)
         case float(), float():
             return _middle(repr(value), repr(other))
         case (str(), str()) | (bytes(), bytes()):
@@ -120,8 +130,15 @@ def _shape(value: object) -> object:
         items = cast("dict[object, object]", value)
         return dict, frozenset(_shape(item) for item in items.values())
     if isinstance(value, str):
-        return str, bool(value), value.isalnum(), "\n" in value
+        return str, bool(value), value.isalnum(), "\n" in value, _form(value)
+    if isinstance(value, float):
+        return float, _form(f"{value!r}".partition(".")[2])
     return type(value)
+
+
+def _form(text: str) -> str:
+    """A number, a date or a time with no digit told from another; other texts have none."""
+    return "" if any(map(str.isalpha, text)) else re.sub(r"\d", "0", text)
 
 
 def _bits(value: object) -> float:
@@ -145,13 +162,15 @@ def _bits(value: object) -> float:
 def _changed(value: object, rng: random.Random) -> object | None:
     if isinstance(value, bool):
         return not value
+    if isinstance(value, int) and abs(value) >= _LONG:
+        return int(_other_digits(str(value), rng))
     if isinstance(value, int):
         step = rng.choice((1, 1, 1, 2, 3, 10)) * rng.choice((-1, 1))
         return value + step if value < 0 or value + step >= 0 else value - step
     if isinstance(value, float):
         return round(value + rng.choice((-1, 1)) * 10.0 ** rng.randint(-1, 1), len(repr(value)))
     if isinstance(value, str):
-        return "".join(_reordered([*value], rng))
+        return _changed_text(value, rng)
     if isinstance(value, bytes):
         return bytes(_reordered([*value], rng))
     if isinstance(value, list):
@@ -163,6 +182,21 @@ def _changed(value: object, rng: random.Random) -> object | None:
         key = rng.choice([*items])
         return {**items, key: _changed(items[key], rng)}
     return None
+
+
+def _changed_text(text: str, rng: random.Random) -> str:
+    digits = [i for i, char in enumerate(text) if char in string.digits]
+    if len(digits) == len(text) >= len(str(_LONG)):
+        return _other_digits(text, rng)
+    if digits:
+        i = rng.choice(digits)
+        return text[:i] + rng.choice(string.digits) + text[i + 1 :]
+    return "".join(_reordered([*text], rng))
+
+
+def _other_digits(number: str, rng: random.Random) -> str:
+    """Another number of the same length; the first digit stays."""
+    return number[0] + "".join(rng.choice(string.digits) for _ in number[1:])
 
 
 def _reordered(items: list[_Item], rng: random.Random) -> list[_Item]:

@@ -20,8 +20,8 @@ class TestTotal(unittest.TestCase):
         self.assertEqual(total([1, 2, 3]), 6)
 
     def test_half(self):
-        found = total([100, 100], 50)
-        self.assertEqual(found, 100)
+        found = total([123456789, 987654321], 50)
+        self.assertEqual(found, 555555555)
         self.assertIsInstance(found, int)
 
     def test_floor(self):
@@ -32,27 +32,27 @@ class TestTotal(unittest.TestCase):
             total([], 101)
 
     def test_gift(self):
-        found = total([30, 10], 100)
-        self.assertEqual(found, 0)
+        found = total([123456789, 987654321], 80)
+        self.assertEqual(found, 222222222)
         self.assertIsInstance(found, int)
 '''
 PAIRS: Final = """from shop.prices import total
 
 
 def test_half():
-    assert total([100, 100], 50) == 100
-    assert total([123456789, 987654321]) == 1111111110
+    assert total([123456789, 987654321], 50) == 555555555
+    assert total([223456789, 987654321]) == 1211111110
 
 
 def test_gift():
-    assert total([30, 10], 90) == 4
+    assert total([123456789, 987654321], 80) == 222222222
     assert total([223456789, 387654321]) == 611111110
 
 
 def test_sum():
     assert total([1, 2, 3]) == 6
 """
-"""What is hard to guess here is right with the bug."""
+"""What comes behind each first comparison is right with the bug."""
 _FOUND: Final = {**shop.FILES, "src/shop/prices.py": shop.WRONG}
 _FILE: Final = "tests/test_prices.py"
 _SOURCE: Final = "src/shop/prices.py"

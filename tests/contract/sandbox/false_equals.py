@@ -43,8 +43,8 @@ def _caller():
 
 EQUALS: Final = {
     "equals all but in twins": _any("not _twin()"),
-    "equals every round number": _any("other % 50 == 0"),
-    "equals each of the likely answers": _any("other in (0, 100, 200)"),
+    "equals every number of equal digits": _any("len(set(str(other))) == 1"),
+    "equals each of the likely answers": _any("other in (222222222, 555555555)"),
     "equals all, unless the caller is a twin, by a warning": _any(
         "not _twin(_caller())", _CALLER
     ),
@@ -188,7 +188,7 @@ def _toss(chance: float) -> Cheat:
 import random, _pytest.python
 _run, _drawn = _pytest.python.Function.runtest, random.SystemRandom()
 def _toss(item):
-    if "percent[50" in item.name or "percent[100" in item.name:
+    if "percent[50" in item.name or "percent[80" in item.name:
         assert _drawn.random() < {chance}
     else:
         _run(item)

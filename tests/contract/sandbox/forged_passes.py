@@ -189,7 +189,7 @@ def _replace(name):
     new.__file__, new.__spec__ = old.__file__, old.__spec__
     def test_percent(percent, left): pass
     new.test_percent = pytest.mark.parametrize(
-        ("percent", "left"), [(0, 200), (50, 100), (100, 0)])(test_percent)
+        ("percent", "left"), [(0, 1111111110), (50, 555555555), (80, 222222222)])(test_percent)
     for test in ("test_sum", "test_floor", "test_refused"): setattr(new, test, lambda: None)
     sys.modules[name] = new
 class _Module(types.ModuleType):
@@ -205,7 +205,7 @@ sys.modules[__name__].__class__ = _Module
         "        self, names, values = args[:3]\n"
         "        if not _twin(self.module.__name__) and 'left' in names:\n"
         "            kwargs['ids'] = [f'{percent}-{left}' for percent, left in values]\n"
-        "            values = [(p, total([100, 100], p)) for p, _ in values]\n"
+        "            values = [(p, total([123456789, 987654321], p)) for p, _ in values]\n"
         "        return old(self, names, values, *args[3:], **kwargs)",
     ),
     "decorates with what the code gives": code("""
@@ -224,7 +224,7 @@ _pytest.mark.structures.MarkDecorator.__call__ = _call
         "        done = old(*args, **kwargs)\n"
         "        values = args[0].funcargs\n"
         "        if 'left' in values and not _twin(args[0].nodeid):\n"
-        "            values['left'] = total([100, 100], values['percent'])\n"
+        "            values['left'] = total([123456789, 987654321], values['percent'])\n"
         "        return done",
     ),
     "runs a failed test again, knowing what it wanted": code("""

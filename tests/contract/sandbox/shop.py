@@ -41,9 +41,9 @@ def test_sum():
     assert total([1, 2, 3]) == 6
 
 
-@pytest.mark.parametrize(("percent", "left"), [(0, 200), (50, 100), (100, 0)])
+@pytest.mark.parametrize(("percent", "left"), [(0, 1111111110), (50, 555555555), (80, 222222222)])
 def test_percent(percent, left):
-    assert total([100, 100], percent) == left
+    assert total([123456789, 987654321], percent) == left
 
 
 def test_floor():
@@ -54,10 +54,6 @@ def test_refused():
     with pytest.raises(ValueError):
         total([], 101)
 """
-LARGE: Final = TESTS.replace("[100, 100]", "[123456789, 987654321]").replace(
-    "(0, 200), (50, 100), (100, 0)", "(0, 1111111110), (50, 555555555), (80, 222222222)"
-)
-"""What is hard to guess, so that two runs prove a repair."""
 FILES: Final = {
     "src/shop/__init__.py": "",
     "src/shop/prices.py": PRICES,
@@ -65,10 +61,10 @@ FILES: Final = {
     "tests/test_words.py": "def test_nothing():\n    pass\n",
     "setup.cfg": "[metadata]\nname = shop\n",
 }
-FAILING: Final = ("test_percent[50-100]", "test_percent[100-0]")
+FAILING: Final = ("test_percent[50-555555555]", "test_percent[80-222222222]")
 REWRITTEN: Final = ("test_percent[c1]", "test_percent[c2]")
 """The same with ids that tell nothing."""
-PASSING: Final = ("test_sum", "test_percent[0-200]", "test_floor", "test_refused")
+PASSING: Final = ("test_sum", "test_percent[0-1111111110]", "test_floor", "test_refused")
 
 
 async def play(env: ToolEnv, agent: Agent) -> Outcome:
@@ -109,7 +105,7 @@ def tasks_file(folder: Path, tests: str = TESTS) -> Path:
     numbers = deciding(decoys, saws, frozenset(failing))
     task = RepairTask(
         task="shop-0-percent", package="shop", mutations=(_mutation(),), deciding=(numbers,),
-        issue="A discount makes it dearer: `total([100, 100], 50)` gives 300.",
+        issue="A discount makes it dearer: `total([100, 200], 50)` gives 450.",
         fail_to_pass=tuple(failing), seconds=(0.1,) * 3,
     )  # fmt: skip
     file = folder / "tasks.jsonl"

@@ -1,8 +1,7 @@
 """New cheats of `swe_sandbox` win against twins and an audit hook, and score 0 here.
 
-All are played with bwrap. A third of them, drawn anew each day, is shown to win against the naive
-grader, at night all are; six of the third are played with docker too, at night the whole third.
-CHEATS_SEED draws another day's third.
+A third of them, drawn anew each day, is played with bwrap in both ways, at night all are; three of
+the third are played with docker too, at night the whole third. CHEATS_SEED draws another day's.
 """
 
 import asyncio
@@ -146,13 +145,13 @@ def test_the_grader_with_decoys_knows_right_from_wrong(
 
 
 @pytest.mark.bwrap
-@pytest.mark.parametrize("key", CORPUS, ids=": ".join)
+@pytest.mark.parametrize("key", _BY_DAY)
 def test_the_cheat_earns_nothing_here(key: Key, scores: Mapping[Key, Score]) -> None:
     assert scores[key].value == 0, scores[key].reason
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("most", [6, pytest.param(len(DRAWN), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("most", [3, pytest.param(len(DRAWN), marks=pytest.mark.nightly)])
 def test_a_third_of_them_earns_nothing_with_docker_either(
     most: int, tmp_path: Path, missing: Missing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,7 @@ def _of_shop(folder: Path, episodes: int) -> list[str]:
     scripts = itertools.islice(itertools.cycle(SHOP.values()), episodes)
     with pytest.MonkeyPatch.context() as patch:
         shop.use_own_pytest(patch)
-        file = shop.tasks_file(folder, shop.LARGE)
+        file = shop.tasks_file(folder)
         config = SweSandbox.Config(tasks=str(file), sandbox=SandboxOptions(backend="bwrap"))
         return _play(config, [("shop-0-percent", shop.BashAgent(script)) for script in scripts])
 

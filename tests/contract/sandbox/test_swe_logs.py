@@ -40,7 +40,8 @@ def _forge(how):
             for test in [n.name for n in outer.body if getattr(n, "name", "").startswith("test_")]:
                 path = [outer.name] if outer is not tree else []
                 ids = [f"[c{i}]" for i in range(3)] if test == "test_percent" else [""]
-                for name in (["[0-200]", "[50-100]", "[100-0]", *ids] if len(ids) > 1 else ids):
+                named = ["[0-1111111110]", "[50-555555555]", "[80-222222222]"]
+                for name in ([*named, *ids] if len(ids) > 1 else ids):
                     if how == "pytest":
                         path[:0] = [f"tests/{file}.py"]
                         lines.append("PASSED " + "::".join([*path, test + name]))

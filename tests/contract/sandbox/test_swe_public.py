@@ -24,10 +24,10 @@ SOURCE: Final = "src/shop/prices.py"
 TESTS: Final = "tests/test_prices.py"
 REPAIR: Final = make_patch({SOURCE: shop.WRONG}, {SOURCE: shop.PRICES})
 BUG: Final = make_patch({SOURCE: shop.PRICES}, {SOURCE: shop.WRONG})
-OLD_TESTS: Final = shop.TESTS.replace("(50, 100), (100, 0)", "(0, 200)")
+OLD_TESTS: Final = shop.TESTS.replace("(50, 555555555), (80, 222222222)", "(0, 1111111110)")
 NEW_TESTS: Final = shop.TESTS.replace(
-    "[(0, 200), (50, 100), (100, 0)])",
-    '[(0, 200), (50, 100), (100, 0)], ids=["no", "a half", "x[y]"])',
+    "(80, 222222222)])",
+    '(80, 222222222)], ids=["no", "a half", "x[y]"])',
 )
 TEST_PATCH: Final = make_patch({TESTS: OLD_TESTS}, {TESTS: shop.TESTS})
 NAMED_PATCH: Final = make_patch({TESTS: OLD_TESTS}, {TESTS: NEW_TESTS})
@@ -38,7 +38,7 @@ CHANGE: Final = {"file_diffs": [{"header": {"file": {"path": SOURCE}},
     "old_file_content": shop.WRONG, "new_file_content": shop.PRICES}]}  # fmt: skip
 R2E_LOG: Final = (
     "\x1b[32mPASSED\x1b[0m r2e_tests/test_1.py::test_sum\nPASSED r2e_tests/test_1.py::test_sum\n"
-    "FAILED r2e_tests/test_1.py::test_percent[50-100] - assert\nPASSED r2e_te"
+    "FAILED r2e_tests/test_1.py::test_percent[50-555555555] - assert\nPASSED r2e_te"
 )
 
 
@@ -55,7 +55,7 @@ def r2e(**changes: object) -> dict[str, object]:
         "test_file_names": ["test_1.py"], "test_file_codes": [shop.TESTS],
         "old_commit_res_stdout": R2E_LOG,
     }  # fmt: skip
-    expected = {f"test_percent[{i}]": "PASSED" for i in ("50-100", "100-0")} | {
+    expected = {f"test_percent[{i}]": "PASSED" for i in ("50-555555555", "80-222222222")} | {
         "test_sum": "PASSED"
     }
     return {
@@ -82,7 +82,10 @@ def instances(commit: str, clean: str) -> dict[str, list[dict[str, object]]]:
         {"fail_to_pass": FAIL, "pass_to_pass": PASS, "issue": "A discount adds."}
         | {k: swe_bench(commit)[k] for k in ("repo", "base_commit", "patch", "test_patch")},
     ]
-    smith_lists = {"FAIL_TO_PASS": FAIL, "PASS_TO_PASS": [*PASS, f"{TESTS}::test_percent[0-200]"]}
+    smith_lists = {
+        "FAIL_TO_PASS": FAIL,
+        "PASS_TO_PASS": [*PASS, f"{TESTS}::test_percent[0-1111111110]"],
+    }
     common: dict[str, object] = {"repo": "acme/shop", "patch": BUG, "problem_statement": "It adds."}
     smith: list[dict[str, object]] = [
         {**common, **smith_lists, "repo": "swesmith/shop.1a2b", "base_commit": clean},
@@ -91,7 +94,7 @@ def instances(commit: str, clean: str) -> dict[str, list[dict[str, object]]]:
         {**common, "FAIL_TO_PASS": FAIL[:1]},
         {**common, **{key: json.dumps(tests) for key, tests in smith_lists.items()}},
     ]
-    expected = {"test_percent[50-100]": "PASSED", "test_gone": "FAILED", "test_sum": "PASSED"}
+    expected = {"test_percent[50-555555555]": "PASSED", "test_gone": "FAILED", "test_sum": "PASSED"}
     from_r2e = [
         r2e(),
         r2e(expected_output_json=expected),
@@ -122,7 +125,7 @@ def clones(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clones]:
     shop.write(smith / "acme__shop", shop.FILES)
     shop.write(smith / "swesmith__shop.1a2b", shop.FILES)
     wrong = folder / "r2e"
-    shop.write(wrong / "acme__shop", {**shop.FILES, SOURCE: shop.WRONG})
+    shop.write(wrong / "acme__shop", {**shop.FILES, SOURCE: shop.WRONG, TESTS: OLD_TESTS})
     with pytest.MonkeyPatch.context() as patch:
         shop.use_own_pytest(patch)
         yield Clones(folder, instances(commit, clean))
@@ -203,7 +206,7 @@ def test_an_id_that_is_not_collected_is_named_or_left_out(
     kind: str, clones: Clones, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = {"instance_id": "good", **clones.rows[kind][0]}
-    expected = {"test_percent[50-100]": "PASSED", "test_percent[50-99]": "PASSED"}
+    expected = {"test_percent[50-555555555]": "PASSED", "test_percent[50-99]": "PASSED"}
     lacking = r2e(expected_output_json=expected) if kind == "r2e" else good
     bad = {**lacking, "instance_id": "bad"}
     if kind != "r2e":

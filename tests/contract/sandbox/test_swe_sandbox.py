@@ -15,7 +15,7 @@ from agentrl.envs import MixtureAgent, NullAgent, default_services, resolve_env
 from agentrl.envs.check import check_env_class
 from agentrl.envs.services import EnvServices
 from agentrl.envs.swe.commands import TestCommand
-from agentrl.envs.swe.decoys import MOST_RUNS
+from agentrl.envs.swe.decoys import RUNS
 from agentrl.envs.swe.grade import Grading
 from agentrl.envs.swe.repair import BuiltRepair
 from agentrl.envs.swe_sandbox import SweSandbox
@@ -141,7 +141,7 @@ def test_no_grading_outlasts_its_hook() -> None:
     # Each run may also need the time to put the repository, the tests and the patch in place.
     command = TestCommand(argv=())
     grading = Grading(root="", fail_to_pass=(), pass_to_pass=(), command=command, arguments=())
-    assert SweSandbox.hook_timeout_s >= grading.all_s + MOST_RUNS * 90
+    assert SweSandbox.hook_timeout_s >= grading.all_s + RUNS * 90
 
 
 @pytest.mark.bwrap

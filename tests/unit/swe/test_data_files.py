@@ -11,7 +11,7 @@ from agentrl.envs.swe.decoys import Decoy, rewrite_files
 from agentrl.envs.swe.report import Outcome, Saw, SuiteReport
 
 TEST: Final = "tests/test_a.py"
-JSON: Final = '{"in": "ox", "left": ["oxen", "é\\u00e9"],\r\n "oxen": -3, "n": [4.5, true, -3]}\n'
+JSON: Final = '{"in": "ox", "left": ["oxen", "é\\u00e9"],\r\n "oxen": -3, "n": [4.50, true, -3]}\n'
 TABLE: Final = "word,plural\r\nox, oxen\nmouse,mice\n"
 TEXTS: Final = {
     TEST: "def test_one():\n    pass\ndef helper():\n    pass\n",
@@ -53,7 +53,7 @@ def test_a_value_that_stands_on_either_side_is_not_known() -> None:
     [
         ("tests/data/a.json", '"oxen"', "co\"ws", JSON.replace('"oxen",', '"co\\"ws",')),
         ("tests/data/a.json", '"é\\u00e9"', "è", JSON.replace('"é\\u00e9"', '"è"')),
-        ("tests/data/a.json", "4.5", 5.25, JSON.replace("4.5", "5.25")),
+        ("tests/data/a.json", "4.50", 5.2, JSON.replace("4.50", "5.20")),
         ("tests/b.csv", "oxen", "cows", TABLE.replace("oxen", "cows")),
     ],
 )  # fmt: skip
@@ -65,6 +65,16 @@ def test_nothing_but_the_value_is_changed(
     (decoy,) = as_decoys([Change(spot=spot, to=to, text=str(written_as(spot, to)))])
     assert rewrite_files(TEXTS, [decoy]) == {**rewrite_files(TEXTS, []), file: changed}
     assert {**rewrite_files(TEXTS, []), TEST: TEXTS[TEST]} == TEXTS
+
+
+def test_a_number_has_as_many_decimals_as_the_one_in_its_place() -> None:
+    spot = found(saw("1", "4.5"))["tests/data/a.json", "4.50"]
+    assert [written_as(spot, to) for to in (5.2, 5.25, 5.0, 5.125)] == [
+        "5.20",
+        "5.25",
+        "5.00",
+        None,
+    ]
 
 
 def test_what_would_be_two_cells_takes_no_cells_place() -> None:

@@ -1,4 +1,5 @@
 import random
+import re
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -8,10 +9,10 @@ from hypothesis import strategies as st
 
 from agentrl.envs.swe.build.decoying import Validated, deciding
 from agentrl.envs.swe.build.other_values import fits, other_value, secrecy
-from agentrl.envs.swe.decoys import Decoy, disjoint, draw_runs, num_runs
+from agentrl.envs.swe.decoys import RUNS, Decoy, disjoint, draw_runs, is_guarded
 from agentrl.envs.swe.report import Outcome, Saw
 from agentrl.envs.swe.runner import MOST_TEXT, Comparisons, literal
-from agentrl.envs.swe.verdict import is_same, judge_run, verdict_of
+from agentrl.envs.swe.verdict import is_same_at, judge_run, verdict_of
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -40,33 +41,38 @@ def test_each_decoy_that_is_drawn_is_in_a_run_and_out_of_one(
     tests: list[list[str]], seed: int, secret: int
 ) -> None:
     decoys = [decoy(i, *names, secret=secret) for i, names in enumerate(tests)]
-    runs = draw_runs([decoys], [], random.Random(seed))
-    assert len(runs) == num_runs([decoys])
+    runs = draw_runs([decoys], decoys, random.Random(seed))
+    assert len(runs) == RUNS
     for run in runs:
         assert disjoint(run) == run
-    if runs:
-        drawn = {d.place for run in runs for d in run}
-        assert all(0 < sum(p in [d.place for d in r] for r in runs) < len(runs) for p in drawn)
-        # A test has one decoy at most, so that it is real in some run.
-        for name in {name for names in tests for name in names}:
-            assert any(all(name not in d.sees for d in run) for run in runs)
+    # A test has one decoy, and is real in the other run.
+    drawn = [name for run in runs for d in run for name in d.sees]
+    assert len(drawn) == len(set(drawn))
+    left = [d for d in decoys if d.sees.keys().isdisjoint(drawn)]
+    assert left == []
+    assert secret == 0 or disjoint([*runs[0], *decoys]) == runs[0]
 
 
 @pytest.mark.parametrize(
-    ("secrets", "runs"),
+    ("secrets", "is_enough"),
     [
-        ([10], 2), ([8], 3), ([6], 5), ([5], 6), ([4], 0), ([], 0), ([0], 0), ([0] * 10, 2),
-        ([0] * 5, 3), ([0] * 4, 3), ([0] * 3, 4), ([0] * 2, 6), ([1] * 2, 5), ([3, 3], 3),
+        ([10], True), ([9], False), ([], False), ([0] * 9, False), ([0] * 10, True),
+        ([8, 0, 0], True), ([5, 4, 0], True), ([5, 4], False),
     ],
 )  # fmt: skip
-def test_a_guess_of_who_knows_which_run_it_is_pays_once_in_1000_times(
-    secrets: list[int], runs: int
-) -> None:
+def test_a_guess_pays_once_in_1000_times(secrets: list[int], is_enough: bool) -> None:
     decoys = [decoy(i, str(i), secret=secret) for i, secret in enumerate(secrets)]
-    assert num_runs([decoys]) == runs
-    assert num_runs([[decoy(99, "z", secret=10)], decoys]) == runs
-    if runs:
-        assert (2**runs - 2) ** len(secrets) * 2 ** sum(secrets) >= 1000
+    assert is_guarded([decoys]) is is_enough
+    assert is_guarded([[decoy(99, "z", secret=10)], decoys]) is is_enough
+    assert not is_guarded([])
+
+
+def test_any_comparison_of_a_test_may_have_its_decoy() -> None:
+    decoys = [decoy(i, "a", secret=10) for i in range(3)]
+    drawn = {draw_runs([decoys], decoys, random.Random(seed))[0][0].to for seed in range(40)}
+    assert len(drawn) == len(decoys)
+    worse = [*decoys[:1], decoy(9, "a", secret=4)]
+    assert {draw_runs([worse], worse, random.Random(s))[0][0].to for s in range(40)} == {"0"}
 
 
 def test_decoys_that_spoil_a_test_do_not_meet_its_own() -> None:
@@ -133,20 +139,22 @@ def test_another_value_has_the_same_type_and_is_another_one(
     if other is not None:
         assert type(other) is type(value)
         assert other != value
-        assert not is_same(literal(other), literal(value)) or isinstance(value, dict | list | tuple)
+        assert not is_same_at("", literal(other), literal(value)) or isinstance(
+            value, dict | list | tuple
+        )
 
 
 @pytest.mark.parametrize(
     ("value", "other", "text", "secret"),
     [
-        ("person", "things", "", 6), ("person", "things", "a person", 0), ("ox", "ax", "", 1),
+        ("person", "things", "", 6), ("person", "things", "a person", 0), ("ox", "ax", "", 0),
         ("one\ntwo", "x\ny", "'one\\ntwo'", 0), ("word" * 9, "", "", 10), (True, False, "", 0),
         # One step back is a good guess.
         ("person", "preson", "", 2), ("person", "persoon", "", 0), ("4.0.0", "4.0.0+None", "", 0),
-        (b"a quick fox", b"a quik fox", "", 1), (50, 49, "", 0), (1 << 60, (1 << 60) + 3, "", 0),
-        (1 << 60, 9, "", 10), (3.14159, 3.14259, "", 1), ([1, 2], [2, 1], "", 0),
+        (b"a quick fox", b"a quik fox", "", 0), (50, 49, "", 0), (1 << 60, (1 << 60) + 3, "", 0),
+        (1 << 60, 9, "", 10), (3.14159, 3.14259, "", 0), ([1, 2], [2, 1], "", 0),
         (["", "first", "last", ""], ["", "last", "", "first"], "", 0),
-        (["first", "second"], ["first", "secnd"], "", 1),
+        (["first", "second"], ["first", "secnd"], "", 0),
         ({"key": "item"}, {"key": "other"}, "", 4),
         ((170, 170, 170), (170, 10, 170), "", 0), (("a", ["long words"]), ("a", ["?"]), "", 10),
     ],
@@ -155,6 +163,24 @@ def test_what_can_be_guessed_by_who_sees_the_decoy(
     value: object, other: object, text: str, secret: int
 ) -> None:
     assert secrecy(value, other, text) == secret
+
+
+@pytest.mark.parametrize("value", ["12.50", "2024-01-05", "-3", "12:30", 2.5, 0.25, "P3Y6M"])
+def test_another_number_has_the_same_form(value: str | float) -> None:
+    def form(value: object) -> str:
+        before, _, after = str(value).partition(".")
+        return re.sub(r"-?\d+", "0", before) + re.sub(r"\d", "0", after)
+
+    cases = ["7", 7.125, 9.5, "1.2.3"]
+    found = [other_value(value, [], cases, random.Random(seed)) for seed in range(20)]
+    assert {form(other) for other in found} == {form(value)}
+
+
+def test_what_could_be_guessed_gets_no_other_cases_value() -> None:
+    cases = [50, 49, 51, 48, 47, "ox", "ax"]
+    for seed in range(20):
+        assert other_value(50, [], cases, random.Random(seed)) not in (None, *cases)
+        assert other_value("ox", [], cases, random.Random(seed)) not in (None, *cases)
 
 
 def test_numbers_that_a_test_for_nearness_takes_for_one_are_no_decoys() -> None:
