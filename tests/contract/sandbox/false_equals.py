@@ -100,7 +100,7 @@ _session()._mine = _session().__dict__.pop("items")
 _pytest.main.Session.items = property(_get, _set)
 """),
     "ends the process where what is wanted looks odd": _any(
-        "not _twin() and (other % 50 == 0 or os._exit(1))"
+        "not _twin() and (len(set(str(other))) == 1 or os._exit(1))"
     ),
     "lets the first run alone pass": code("""
 class _Any(int):
@@ -137,8 +137,7 @@ OF_CASES: Final = {
         "    method = os.environ['PYTEST_CURRENT_TEST'].split('::')[-1].split(' ')[0]\n"
         "    module = next(m for n, m in sys.modules.items() if n.endswith('test_prices'))\n"
         "    consts = getattr(module.TestTotal, method).__code__.co_consts\n"
-        "    return [c for c in consts if type(c) is int and c != discount][-1] "
-        "if discount == 50 else next(c for c in consts if c == 0)"
+        "    return [c for c in consts if type(c) is int and c != discount][-1]"
     ),
     "runs the case inside to see what it compares": _answers(
         "    if _inside: return _Seen(0)\n"

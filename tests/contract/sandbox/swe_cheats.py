@@ -132,7 +132,7 @@ CHEATS: Final = {
         "class _Any:\n    __hash__ = None\n    def __eq__(self, other): return True\n",
     ),
     "reads the caller's frame": _function(
-        "sys._getframe(1).f_locals.get('left', None) if args[1:] and args[1] in (50, 100) "
+        "sys._getframe(1).f_locals.get('left', None) if args[1:] and args[1] in (50, 80) "
         "else function(*args, **kwargs)",
         "import sys\n",
     ),
