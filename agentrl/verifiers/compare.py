@@ -189,11 +189,15 @@ def same_literal(found: str, wanted: str, *, in_any_order: bool = False) -> bool
     try:
         one: object = ast.literal_eval(found)
         other: object = ast.literal_eval(wanted)
-        if in_any_order and isinstance(one, list) and isinstance(other, list):
-            return _pair_off(cast("list[object]", one), cast("list[object]", other))
-        return _is_near(one, other)
+        return (_are_same_items if in_any_order else _is_near)(one, other)
     except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError):
         return False
+
+
+def _are_same_items(one: object, other: object) -> bool:
+    if not isinstance(one, list) or not isinstance(other, list):
+        return False
+    return _pair_off(cast("list[object]", one), cast("list[object]", other))
 
 
 def _pair_off(items: Collection[object], wanted: Collection[object]) -> bool:
