@@ -13,6 +13,7 @@ _MOST_SECRET: Final = 10
 _NEAR: Final = 1000
 """Numbers that differ by less than this part of them may both pass a test for nearness; near zero
 by less than the square of that."""
+_SHORT: Final = 3
 _LONG: Final = 100_000
 """A number as long as this is no secret beside one a step away, so its digits are all changed."""
 _Item = TypeVar("_Item")
@@ -32,7 +33,8 @@ def other_value(
         siblings: what is right in other cases.
         rng: chooses.
     """
-    cases = frozenset[str]() if isinstance(value, bool) else {literal(one) for one in siblings}
+    # A short one stands about by chance.
+    cases = {text for text in map(literal, siblings) if len(text) > _SHORT}
     given = {literal(one) for one in wrong}
     offers = (siblings, [_changed(value, rng) for _ in range(20)])
     ranked = [

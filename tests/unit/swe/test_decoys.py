@@ -177,10 +177,9 @@ def test_another_number_has_the_same_form(value: str | float) -> None:
 
 
 def test_what_could_be_guessed_gets_no_other_cases_value() -> None:
-    cases = [50, 49, 51, 48, 47, "ox", "ax"]
+    cases = [5000, 4999, 5001, 4998]
     for seed in range(20):
-        assert other_value(50, [], cases, random.Random(seed)) not in (None, *cases)
-        assert other_value("ox", [], cases, random.Random(seed)) not in (None, *cases)
+        assert other_value(5000, [], cases, random.Random(seed)) not in (None, *cases)
 
 
 def test_numbers_that_a_test_for_nearness_takes_for_one_are_no_decoys() -> None:
