@@ -8,10 +8,12 @@ Everything waits for the step before it: the engine never samples from weights o
 trainer's.
 """
 
+import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Final
 
 from agentrl.boundary import one_line
 from agentrl.errors import ConfigError, RunError
@@ -40,6 +42,9 @@ from agentrl.tools.threads import EpisodeThread
 from agentrl.trainer.algorithms.estimators import CheckedEstimator
 from agentrl.trainer.stats import GapAlarm, StepStats, SupervisedStats
 from agentrl.types import Batch
+
+_WAKE_S: Final = 0.5
+"""How often the loop wakes during an update; a signal just before it falls asleep is not heard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,9 +175,13 @@ class Controller:
         # A thread, so that the loop looks after servers and sandboxes meanwhile; a daemon, since
         # one that was given up may be inside of a long product.
         thread = EpisodeThread("agentrl-update")
+        updating = asyncio.create_task(thread.call(self._parts.trainer.update, math.inf, batch))
         try:
-            stats = await thread.call(self._parts.trainer.update, math.inf, batch)
+            while not updating.done():
+                await asyncio.wait([updating], timeout=_WAKE_S)
+            stats = updating.result()
         finally:
+            updating.cancel()
             thread.stop()
         if stats.alarm is not None:
             self._show_alarm(stats.alarm, collected, number)
