@@ -8,6 +8,7 @@ inside the calls, so one that fails alone leaves the others waiting: all of them
 If every rank raises the same error, they agree, and go on.
 """
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -15,7 +16,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -25,6 +25,7 @@ from typing import Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 import torch
 from torch import distributed
 
+from agentrl.aio import run
 from agentrl.errors import AgentrlError, RunError
 from agentrl.trainer.device import OutOfMemory, is_out_of_memory, resolve_device
 from agentrl.trainer.parallel_dims import ParallelDims, Ranks, join
@@ -78,7 +79,6 @@ class RankProcesses(Generic[H]):
         self._spawner = Spawner(
             memory_bytes=None, max_result_bytes=_MAX_RESULT_BYTES, preload=preload
         )
-        self._threads = ThreadPoolExecutor(layout.size, thread_name_prefix="rank")
         self._channels: list[Channel] = []
         self._lock, self._closing = Lock(), Lock()
         threads = threads or max(1, len(os.sched_getaffinity(0)) // layout.size)
@@ -138,7 +138,6 @@ class RankProcesses(Generic[H]):
             for channel in self._channels:
                 channel.close()
             self._channels.clear()
-            self._threads.shutdown()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -159,25 +158,27 @@ class RankProcesses(Generic[H]):
         fn: Callable[..., T] | None,
         timeout_s: float,
     ) -> list[T]:
-        def one(channel: Channel, request: bytes | None) -> T:
-            reply = channel.exchange_sync(request, timeout_s)
+        async def exchange(channel: Channel, request: bytes | None) -> T:
+            reply = await channel.exchange(request, timeout_s)
             # The first reply says only that the process is up.
             return value_of(reply, fn) if fn else None  # type: ignore[return-value]
 
-        futures = [
-            self._threads.submit(one, channel, request)
-            for channel, request in zip(self._channels, requests, strict=True)
-        ]
+        async def exchange_all() -> "list[asyncio.Task[T]]":
+            pairs = zip(self._channels, requests, strict=True)
+            tasks = [asyncio.create_task(exchange(*pair)) for pair in pairs]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            if any(task.exception() for task in done):
+                await asyncio.wait(tasks, timeout=_GRACE_S)
+            return tasks
+
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-            if any(future.done() and future.exception() for future in futures):
-                wait(futures, timeout=_GRACE_S)
+            tasks = run(exchange_all())
         except BaseException:
             self.close()
             raise
-        errors = [_error(future) for future in futures]
+        errors = [None if task.cancelled() else task.exception() for task in tasks]
         if not any(errors):
-            return [future.result() for future in futures]
+            return [task.result() for task in tasks]
         first = errors[0]
         alike = len({(type(error), str(error)) for error in errors}) == 1
         sound = isinstance(first, AgentrlError) and not isinstance(first, OutOfMemory)
@@ -217,10 +218,6 @@ def _remove_old_folders() -> None:
             old = time.time() - folder.stat().st_mtime > _OLD_S
             if owner.isdigit() and old and not Path("/proc", owner).exists():
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _error(future: "Future[T]") -> BaseException | None:
-    return future.exception() if future.done() else None
 
 
 def _order(error: BaseException) -> int:

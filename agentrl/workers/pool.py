@@ -25,7 +25,7 @@ _REAP_S: Final = 10.0
 class WorkerPool:
     """At most `size` warm worker processes, started when needed.
 
-    Works from any thread and from several event loops. Time limits are of running alone; waiting
+    Works from several event loops and their threads. Time limits are of running alone; waiting
     for a free worker has its own, optional limit. A call that is cancelled kills its worker.
     """
 
@@ -89,37 +89,14 @@ class WorkerPool:
             alive = True
         except TimeoutError:
             self._spawner.kill(channel)
-            await _until_reaped(channel)
+            # Bounded, since the caller is told of the timeout anyway.
+            with contextlib.suppress(WorkerDied, TimeoutError):
+                while True:
+                    await channel.exchange(None, _REAP_S)
             raise self._timeout(fn, channel, timeout_s) from None
         except WorkerDied as error:
-            raise self._died(fn, error) from None
-        finally:
-            self._release(channel, alive=alive)
-        return cast("T", value_of(reply, fn))
-
-    def call_sync(
-        self,
-        fn: Callable[..., T],
-        *args: object,
-        timeout_s: float,
-        queue_timeout_s: float | None = None,
-    ) -> T:
-        """Like `call`, for a thread without an event loop."""
-        request = pickled_call(fn, args)
-        channel = self._acquire_sync(queue_timeout_s)
-        alive = False
-        try:
-            if not channel.ready:
-                channel.exchange_sync(None, _START_S)
-                channel.ready = True
-            reply = channel.exchange_sync(request, timeout_s)
-            alive = True
-        except TimeoutError:
-            self._spawner.kill(channel)
-            channel.wait_until_reaped(_REAP_S)
-            raise self._timeout(fn, channel, timeout_s) from None
-        except WorkerDied as error:
-            raise self._died(fn, error) from None
+            closed = f"; pool {self.name} was closed" if self._closed else ""
+            raise WorkerDied(f"{name_of(fn)} did not return: {error}{closed}") from None
         finally:
             self._release(channel, alive=alive)
         return cast("T", value_of(reply, fn))
@@ -162,20 +139,13 @@ class WorkerPool:
                 return await asyncio.wrap_future(found)
         except TimeoutError:
             self._withdraw(found)
-            raise self._queue_timeout(timeout_s) from None
+            raise QueueTimeout(
+                f"none of the {self.size} workers of pool {self.name} was free within "
+                f"{timeout_s} s; make the pool larger or the calls shorter"
+            ) from None
         except asyncio.CancelledError:
             self._withdraw(found)
             raise
-
-    def _acquire_sync(self, timeout_s: float | None) -> Channel:
-        found = self._take_worker()
-        if isinstance(found, Channel):
-            return found
-        try:
-            return found.result(timeout_s)
-        except TimeoutError:
-            self._withdraw(found)
-            raise self._queue_timeout(timeout_s) from None
 
     def _take_worker(self) -> "Channel | Future[Channel]":
         """A worker, or a place in the queue for one."""
@@ -241,20 +211,3 @@ class WorkerPool:
         if not channel.ready:
             return WorkerDied(f"a worker of pool {self.name} did not start within {_START_S:g} s")
         return WorkerTimeout(f"{name_of(fn)} ran longer than {limit_s:g} s; its process was killed")
-
-    def _queue_timeout(self, limit_s: float | None) -> QueueTimeout:
-        return QueueTimeout(
-            f"none of the {self.size} workers of pool {self.name} was free within {limit_s} s; "
-            "make the pool larger or the calls shorter"
-        )
-
-    def _died(self, fn: Callable[..., object], error: WorkerDied) -> WorkerDied:
-        closed = f"; pool {self.name} was closed" if self._closed else ""
-        return WorkerDied(f"{name_of(fn)} did not return: {error}{closed}")
-
-
-async def _until_reaped(channel: Channel) -> None:
-    """Wait until the killed worker is gone, bounded: its owner is told of the timeout anyway."""
-    with contextlib.suppress(WorkerDied, TimeoutError):
-        while True:
-            await channel.exchange(None, _REAP_S)

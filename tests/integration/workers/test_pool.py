@@ -276,7 +276,7 @@ def test_no_core_files_no_foreign_descriptors_own_session() -> None:
             files = [entry.name for entry in Path("/proc/self/fd").iterdir()]
             return resource.getrlimit(resource.RLIMIT_CORE), files, os.getsid(0) == os.getpid()
 
-        core, files, own_session = pool.call_sync(look, timeout_s=GENEROUS_S)
+        core, files, own_session = asyncio.run(pool.call(look, timeout_s=GENEROUS_S))
     assert core == (0, 0)
     assert len(files) == 5, "0, 1, 2, the connection and the listing itself"
     assert own_session
@@ -288,12 +288,9 @@ def test_serves_one_event_loop_after_the_other_and_threads() -> None:
         async def pid() -> int:
             return await pool.call(os.getpid, timeout_s=GENEROUS_S)
 
-        found = [asyncio.run(pid()), asyncio.run(pid()), pool.call_sync(os.getpid, timeout_s=5)]
+        found = [asyncio.run(pid()) for _ in range(3)]
         threads = [
-            threading.Thread(
-                target=lambda: found.append(pool.call_sync(os.getpid, timeout_s=GENEROUS_S))
-            )
-            for _ in range(4)
+            threading.Thread(target=lambda: found.append(asyncio.run(pid()))) for _ in range(4)
         ]
         for thread in threads:
             thread.start()
@@ -301,16 +298,6 @@ def test_serves_one_event_loop_after_the_other_and_threads() -> None:
             thread.join()
     assert len(found) == 7
     assert len(set(found)) == 1
-
-
-def test_sync_calls_have_the_same_errors() -> None:
-    with contextlib.closing(bare_pool(1, "test")) as pool:
-        with pytest.raises(WorkerTimeout):
-            pool.call_sync(hold_interpreter, timeout_s=0.1)
-        with pytest.raises(WorkerDied):
-            pool.call_sync(os._exit, 1, timeout_s=GENEROUS_S)
-        with pytest.raises(ValueError, match="invalid literal"):
-            pool.call_sync(int, "x", timeout_s=GENEROUS_S)
 
 
 async def test_close_ends_running_and_waiting_calls() -> None:
