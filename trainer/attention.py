@@ -340,7 +340,7 @@ class _TreeAttention(torch.autograd.Function):
             parts = _backward(*rows, 0.0, mask is None, attn_mask=mask, scale=scale)
             _unpad_rows(query_grad, parts[0], bucket)
             for grad, part in ((key_grad, parts[1]), (value_grad, parts[2])):
-                _unpad_rows(grad, _summed(part, groups), bucket)
+                _unpad_rows(grad, part.unflatten(1, (groups, -1)).sum(2), bucket)
         for stem in layout.stems:
             behind = slice(stem.stop, stem.end)
             theirs = _stem_states(query, key, value, stem)
@@ -395,12 +395,6 @@ def _repeated(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     if group == 1:
         return key, value
     return key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-
-
-def _summed(grad: Tensor, groups: int) -> Tensor:
-    """[rows, G, longest, D]: the way back, for gradients [rows, H, longest, D]."""
-    rows, heads, *rest = grad.shape
-    return grad.view(rows, groups, heads // groups, *rest).sum(2)
 
 
 def _pad_rows(states: Tensor, bucket: PaddedGroup) -> Tensor:

@@ -1,23 +1,37 @@
-"""Hugging Face folders: what a trained model is given away as."""
+"""Hugging Face folders: what a trained model is given away as.
+
+A folder with adapters alone is one of which PEFT puts them where they were trained. PEFT takes a
+target that is called like a part of stacked experts (`gate_proj`) for these experts, also where it
+means the layers of that name beside them: those are named one by one, as parameters.
+"""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 # torch, transformers and peft are typed in part only.
 
+import copy
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+import peft
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from agentrl.engine import WeightSource
 from agentrl.engine.local.models.quiet import quiet
 from agentrl.errors import RunError
-from agentrl.trainer.adapter import save_adapter
 from agentrl.trainer.atomic_dir import disk_errors, replace_folder, unfinished_folder
 from agentrl.trainer.fsdp import whole
-from agentrl.trainer.lora import AdapterWeights, adapter_settings
+from agentrl.trainer.lora import (
+    AdapterWeights,
+    adapted_layers,
+    adapter_settings,
+    parts_of_experts,
+)
 from agentrl.trainer.parallel_dims import SINGLE, Ranks
 from agentrl.trainer.weights import ModelWeights
 
@@ -55,10 +69,14 @@ def export_hf(
         return out
     with unfinished_folder(out) as unfinished, disk_errors(out):
         if adapter:
-            save_adapter(model, tokenizer_folder, tensors, unfinished)
+            _save_adapter(model, tokenizer_folder, tensors, unfinished)
         else:
-            _save_model(model, tensors, unfinished)
-        _follow_umask(unfinished)
+            with quiet():
+                model.save_pretrained(unfinished, state_dict=tensors)
+        # Safetensors keeps weights to the owner; they get the mode of their neighbours.
+        mode = (unfinished / "generation_config.json").stat().st_mode
+        for path in unfinished.glob("*.safetensors"):
+            path.chmod(mode)
         for name in _TOKENIZER_FILES:
             source = tokenizer_folder / name
             if source.exists():
@@ -100,22 +118,65 @@ def _tensors(model: PreTrainedModel, ranks: Ranks, *, adapter: bool) -> dict[str
             raise not_finite(name)
         if ranks.rank == 0:
             tensors[name] = full.cpu().contiguous()
-    return tensors if alone else tensors | _stored_buffers(model)
-
-
-def _stored_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
-    """What a model's files hold beside its weights, such as the biases of some routers."""
+    if alone:
+        return tensors
+    # What a model's files hold beside its weights, such as the biases of some routers.
     stored = model.state_dict().keys()
-    return {n: b.cpu().contiguous() for n, b in model.named_buffers() if n in stored}
+    return tensors | {n: b.cpu().contiguous() for n, b in model.named_buffers() if n in stored}
 
 
-def _save_model(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> None:
-    with quiet():
-        model.save_pretrained(folder, state_dict=tensors)
+def _save_adapter(
+    model: PreTrainedModel, base: Path, tensors: Mapping[str, Tensor], folder: Path
+) -> None:
+    """Write the adapters of a model, whose other weights are in `base`.
+
+    Raises RunError if the model has none, or none that PEFT would load as they are.
+    """
+    trained = adapter_settings(model)
+    if trained is None:
+        raise RunError(
+            "the run trained all weights and has no adapter; export it without --adapter"
+        )
+    settings = _as_peft_reads(model, trained)
+    _check_loads(model, settings, tensors)
+    settings.base_model_name_or_path = str(base)
+    settings.inference_mode = True
+    settings.save_pretrained(str(folder))
+    model.generation_config.save_pretrained(folder)
+    save_file(dict(tensors), folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def _follow_umask(folder: Path) -> None:
-    """Give the weights the mode of their neighbours: safetensors keeps them to the owner."""
-    mode = (folder / "generation_config.json").stat().st_mode
-    for path in folder.glob("*.safetensors"):
-        path.chmod(mode)
+def _as_peft_reads(model: PreTrainedModel, trained: peft.LoraConfig) -> peft.LoraConfig:
+    settings = copy.deepcopy(trained)
+    taken = parts_of_experts(model, settings.target_modules or ())
+    if taken:
+        settings.target_modules = sorted(set(settings.target_modules or ()) - taken)
+        settings.target_parameters = [
+            f"{name}.weight"
+            for name in adapted_layers(model)
+            if any(f".{name}".endswith(f".{target}") for target in taken)
+        ]
+    return settings
+
+
+def _check_loads(
+    model: PreTrainedModel, settings: peft.LoraConfig, tensors: Mapping[str, Tensor]
+) -> None:
+    """Let PEFT load the folder's content into a model without numbers."""
+    kinds: Any = AutoModelForCausalLM
+    try:
+        with quiet(), torch.device("meta"):
+            loaded: Any = peft.get_peft_model(
+                kinds.from_config(model.config), copy.deepcopy(settings)
+            )
+            report: Any = peft.set_peft_model_state_dict(
+                loaded, {name: tensor.to("meta") for name, tensor in tensors.items()}
+            )
+        wrong = [*report.unexpected_keys, *(k for k in report.missing_keys if ".lora_" in k)]
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        wrong = [str(error).partition("\n")[0]]
+    if wrong:
+        raise RunError(
+            f"PEFT would not load the adapter of {type(model).__name__} as it was trained "
+            f"({wrong[0]}); export it without --adapter, which merges it"
+        )

@@ -59,7 +59,7 @@ class GapGate:
         if (over_mean or over_max) and not self.is_open:
             _refuse_first(ratios, self._band, batch, policy_N, judged_N)
         self.is_open = True
-        usual_mean, usual_max = self._usual()
+        usual_mean, usual_max = map(median, zip(*(self._gaps or [(np.inf, np.inf)]), strict=True))
         far_mean = over_mean and ratios.gap_mean > _FAR * usual_mean
         far_max = over_max and ratios.gap_max > _FAR * usual_max
         if far_mean or far_max:
@@ -82,12 +82,6 @@ class GapGate:
         self._num_alarms = cast(int, state["alarms"])
         pairs = cast("list[tuple[float, float]]", state["gaps"])
         self._gaps.extend((mean, largest) for mean, largest in pairs)
-
-    def _usual(self) -> tuple[float, float]:
-        if not self._gaps:
-            return np.inf, np.inf
-        means, largest = zip(*self._gaps, strict=True)
-        return median(means), median(largest)
 
     def _sound(self, ratios: RatioStats, usual: str, worst: tuple[Suspect, ...]) -> GapAlarm:
         self._num_alarms += 1

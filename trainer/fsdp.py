@@ -11,9 +11,11 @@ only, so each pass runs as one more forward method of it, and whatever else belo
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch and transformers are typed in part only.
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TypeVar, cast
 
 import torch
@@ -32,8 +34,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agentrl.engine.local.demands import attending
+from agentrl.errors import ConfigError
 from agentrl.trainer.config import TrainerConfig
-from agentrl.trainer.liger import use_liger
 from agentrl.trainer.parallel_dims import Ranks
 
 T = TypeVar("T")
@@ -76,6 +78,36 @@ def prepare(model: nn.Module, config: TrainerConfig, ranks: Ranks) -> None:
 
     setattr(model, _PASS, run)
     register_fsdp_forward_method(model, _PASS)
+
+
+def use_liger(model: PreTrainedModel, device: torch.device) -> None:
+    """Take the kernels of Liger (github.com/linkedin/Liger-Kernel) for norms and gated products.
+
+    In place; parameters may be on `meta`. Its rotations and losses are left out: the first would
+    change every other model of the process, and the trainer has a loss of its own.
+
+    Raises ConfigError on a CPU, without the library, and for a kind of model it does not know.
+    """
+    if device.type == "cpu":
+        raise ConfigError(
+            "trainer.liger: got true on a CPU, but Liger's kernels run on accelerators only; leave "
+            "it out, or set trainer.device to auto"
+        )
+    if find_spec("liger_kernel") is None:
+        raise ConfigError(
+            "trainer.liger: got true, but liger-kernel is not installed; install it or leave the "
+            "setting out"
+        )
+    library = import_module("liger_kernel.transformers.monkey_patch")
+    known = cast("Mapping[str, Callable[..., None]]", library.MODEL_TYPE_TO_APPLY_LIGER_FN)
+    kind = str(model.config.model_type)
+    if kind not in known:
+        raise ConfigError(
+            f"trainer.liger: got true for a model of type {kind}, which Liger does not know; leave "
+            "the setting out"
+        )
+    change = cast("Callable[..., None]", library._apply_liger_kernel_to_instance)
+    change(model, rope=False, cross_entropy=False, fused_linear_cross_entropy=False)
 
 
 def is_sharded(config: TrainerConfig, ranks: Ranks) -> bool:

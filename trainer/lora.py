@@ -46,26 +46,25 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> peft.LoraConfig:
         r=config.rank,
         lora_alpha=config.alpha or 2 * config.rank,
         target_modules=targets,
-        exclude_modules=_others(model, targets) or None,
+        # Modules that are called like a target and are no linear layers, such as some routers.
+        exclude_modules=[
+            name
+            for name, module in _modules(model)
+            if _is_named(name, targets) and not _is_linear(module)
+        ]
+        or None,
         task_type=peft.TaskType.CAUSAL_LM,
     )
+    # Of a mixture that it knows PEFT takes `gate_proj` for a part of the stacked experts, and leaves
+    # out layers of that name. It knows none that is handed over without its configuration.
+    parts: Any = nn.ModuleDict(dict(model.named_children()))
     with quiet():
-        _inject(settings, model)
+        peft.inject_adapter_in_model(settings, parts)
+    cast(Any, model).peft_config = parts.peft_config
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
     return settings
-
-
-def _inject(settings: peft.LoraConfig, model: PreTrainedModel) -> None:
-    """Put adapters into the layers that are named and nowhere else.
-
-    Of a mixture that it knows PEFT takes `gate_proj` for a part of the stacked experts, and leaves
-    out layers of that name. It knows none that is handed over without its configuration.
-    """
-    parts: Any = nn.ModuleDict(dict(model.named_children()))
-    peft.inject_adapter_in_model(settings, parts)
-    cast(Any, model).peft_config = parts.peft_config
 
 
 def adapter_config(
@@ -221,12 +220,6 @@ def _what_it_is(model: nn.Module, target: str, layers: Sequence[str]) -> str:
             return f": {name} gets no adapter"
     close = get_close_matches(target, layers, n=1)
     return f", did you mean {close[0]}?" if close else ""
-
-
-def _others(model: nn.Module, targets: Sequence[str]) -> list[str]:
-    """Modules that are called like a target and are no linear layers, such as some routers."""
-    named = ((name, module) for name, module in _modules(model) if _is_named(name, targets))
-    return [name for name, module in named if not _is_linear(module)]
 
 
 def _is_named(name: str, targets: Sequence[str]) -> bool:

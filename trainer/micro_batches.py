@@ -47,7 +47,7 @@ def split_over_ranks(
         [[found[i] for i in share] for share in dealt],
     )
     shares = min(
-        choices, key=lambda shares: max(_cost_of_rows(batch, share, width) for share in shares)
+        choices, key=lambda shares: max(sum(_costs(batch, share, width)[1]) for share in shares)
     )
     plans = [plan(batch, np.array(share, np.int64), token_budget) for share in shares]
     most = max(map(len, plans))
@@ -69,10 +69,6 @@ def _costs(batch: Batch, rows: Sequence[int], width: int) -> tuple[list[int], li
     lengths = [num_read(batch, row) for row in order]
     pairs = zip(lengths, shared, strict=True)
     return order, [cost(length, width) - cost(same, width) for length, same in pairs]
-
-
-def _cost_of_rows(batch: Batch, rows: Sequence[int], width: int) -> float:
-    return sum(_costs(batch, rows, width)[1])
 
 
 def _cut_order(order: Sequence[int], costs: Sequence[float], num_ranks: int) -> list[list[int]]:

@@ -1,14 +1,15 @@
-"""What a model must be to be trained, and the optimizer over it."""
+"""What a model must be to be trained, and the optimizer over it with its rate."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch and transformers are typed in part only.
 
 import copy
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from typing import cast
+from typing import assert_never, cast
 
 import torch
 from torch import nn
@@ -70,6 +71,22 @@ def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.Optim
         "trainer.optimizer: got adamw8bit, but neither bitsandbytes nor torchao is installed; "
         "install one of them, or use adamw"
     )
+
+
+def learning_rate(step: int, config: TrainerConfig, total_steps: int) -> float:
+    """The rate of optimizer step `step` (from 0); it reaches 0 after `total_steps`, if it falls."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    left = max(1, total_steps - config.warmup_steps)
+    progress = min(1.0, (step - config.warmup_steps) / left)
+    match config.schedule:
+        case "constant":
+            return config.lr
+        case "linear":
+            return config.lr * (1 - progress)
+        case "cosine":
+            return config.lr * (1 + math.cos(math.pi * progress)) / 2
+    assert_never(config.schedule)
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:

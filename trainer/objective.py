@@ -58,7 +58,8 @@ class SupervisedObjective:
     def loss(self, rows: PackedRows, scores_2K: Tensor) -> Tensor:
         """Minus the weighted sum of logprobs under the smoothed targets."""
         smoothed_K = torch.lerp(scores_2K[0], scores_2K[1], self._smoothing)
-        return -(_like(rows.weights_K, smoothed_K) * smoothed_K).sum()
+        weights_K = torch.from_numpy(rows.weights_K).to(smoothed_K)
+        return -(weights_K * smoothed_K).sum()
 
 
 class PolicyObjective:
@@ -106,10 +107,6 @@ class PolicyObjective:
         kl_K = k3(logprobs_K, tokens.reference_K)
         self.sums[0] += float(kl_K.detach().sum())
         return total + self._config.kl.coef * (tokens.weights_K * kl_K).sum()
-
-
-def _like(values_K: NDArray[np.float32], logprobs_K: Tensor) -> Tensor:
-    return torch.from_numpy(values_K).to(logprobs_K)
 
 
 def _checked_advantages(batch: Batch) -> NDArray[np.float32]:

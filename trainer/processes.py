@@ -29,8 +29,7 @@ from agentrl.aio import run
 from agentrl.errors import AgentrlError, RunError
 from agentrl.trainer.device import OutOfMemory, is_out_of_memory, resolve_device
 from agentrl.trainer.parallel_dims import ParallelDims, Ranks, join
-from agentrl.workers import WorkerDied
-from agentrl.workers.calls import pickled_call, value_of
+from agentrl.workers.calls import WorkerDied, pickled_call, value_of
 from agentrl.workers.channel import Channel
 from agentrl.workers.spawner import Spawner
 

@@ -15,7 +15,7 @@ Suffixes: N tokens of the batch, R rows.
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,12 +41,11 @@ from agentrl.trainer.fsdp import in_pass, is_sharded, prepare, settle, whole
 from agentrl.trainer.logprobs import policy_logprobs, policy_scores, sequence_logprobs
 from agentrl.trainer.lora import AdapterWeights, adapters_off, add_adapters
 from agentrl.trainer.micro_batches import micro_batches
-from agentrl.trainer.model import check_trainable, frozen_copy, make_optimizer
+from agentrl.trainer.model import check_trainable, frozen_copy, learning_rate, make_optimizer
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
-from agentrl.trainer.packing import PackedRows, num_read, trained_rows, trained_weight
+from agentrl.trainer.packing import num_read, trained_rows, trained_weight
 from agentrl.trainer.parallel_dims import SINGLE, Ranks
 from agentrl.trainer.routing_replay import replayed, warn_of_unrecorded
-from agentrl.trainer.schedule import learning_rate
 from agentrl.trainer.sharded_load import read_slices
 from agentrl.trainer.stats import StepStats, SupervisedStats, ratio_stats
 from agentrl.trainer.weights import ModelWeights
@@ -329,7 +328,13 @@ class LocalTrainer:
         loss = 0.0
         logprobs_N = np.zeros(batch.num_tokens)
         for chosen, backward in ((rows[active], True), (rows[~active], False)):
-            for packed in self._micro_batches(batch, chosen):
+            for packed in micro_batches(
+                batch,
+                chosen,
+                token_budget=self.config.token_budget,
+                width=int(self.model.config.hidden_size),
+                ranks=self.ranks,
+            ):
                 self._check_given_up()
                 with (
                     memory_errors(self.config.token_budget),
@@ -346,12 +351,14 @@ class LocalTrainer:
         with self._changing:
             self._check_given_up()
             self.has_changed = True
+        used_R = np.zeros(batch.num_rows, dtype=np.bool_)
+        used_R[rows] = True
         found = self.ranks.sum_(np.concatenate([[loss], objective.sums, logprobs_N]))
         objective.sums = found[1 : -batch.num_tokens or None]
         return _Pass(
             loss=float(found[0]),
             logprobs_N=found[len(found) - batch.num_tokens :],
-            used_N=_used(batch, rows),
+            used_N=batch.mask_N & np.repeat(used_R, np.diff(batch.offsets_R1)),
             nothing=_why_nothing(rows, active),
         )
 
@@ -374,26 +381,18 @@ class LocalTrainer:
                 budget,
             )
 
-    def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Iterator[PackedRows]:
-        return micro_batches(
-            batch,
-            rows,
-            token_budget=self.config.token_budget,
-            width=int(self.model.config.hidden_size),
-            ranks=self.ranks,
-        )
-
     def _finish_update(
         self, batch: Batch, result: _Pass, num_verified: int, started: float
     ) -> SupervisedStats:
         """Take the step and say what it did."""
+        used = result.logprobs_N[result.used_N]
         applied = self._apply(result)
         return SupervisedStats(
             step=self.step,
             loss=result.loss,
             grad_norm=applied.grad_norm,
             lr=applied.lr,
-            entropy=_entropy(result),
+            entropy=-float(used.mean()) if len(used) else 0.0,
             episode_probability=_episode_probability(batch, result),
             num_trained=batch.num_trained,
             num_verified=num_verified,
@@ -432,24 +431,12 @@ class LocalTrainer:
         return _Applied(grad_norm=grad_norm, lr=lr, skipped=reason)
 
 
-def _used(batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """[N] The trained tokens of the rows."""
-    used_R = np.zeros(batch.num_rows, dtype=np.bool_)
-    used_R[rows] = True
-    return batch.mask_N & np.repeat(used_R, np.diff(batch.offsets_R1))
-
-
 def _why_nothing(rows: NDArray[np.int64], active: NDArray[np.bool_]) -> str | None:
     if not len(rows):
         return "no token of the batch is trained"
     if not active.any():
         return "every advantage is 0: within each group all rewards are equal"
     return None
-
-
-def _entropy(result: _Pass) -> float:
-    used = result.logprobs_N[result.used_N]
-    return -float(used.mean()) if len(used) else 0.0
 
 
 def _episode_probability(batch: Batch, result: _Pass) -> float:

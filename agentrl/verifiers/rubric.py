@@ -72,12 +72,10 @@ class Rubric:
                     retryable=outcome.retryable,
                 )
             scores[name] = outcome
-        return Score(value=self._weigh_scores(scores), parts=_named_parts(scores))
-
-    def _weigh_scores(self, scores: Mapping[str, Score]) -> float:
+        value = math.fsum(scores[name].value * weight for name, (_, weight) in self._parts.items())
         if GATE in scores and scores[GATE].value == 0:
-            return 0.0
-        return math.fsum(scores[name].value * weight for name, (_, weight) in self._parts.items())
+            value = 0.0
+        return Score(value=value, parts=_named_parts(scores))
 
 
 def _check_part(name: str, part: object) -> None:

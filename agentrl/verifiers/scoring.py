@@ -89,8 +89,9 @@ def checked(value: object, allowed: tuple[float, float], name: str) -> Outcome:
         return value
     number = value.value if isinstance(value, Score) else as_number(value)
     if number is None:
+        got = "None" if value is None else f"a {type(value).__qualname__}"
         return _invalid(
-            f"verifier {name} returned {_brief(value)}, expected a number, a bool, a Score or "
+            f"verifier {name} returned {got}, expected a number, a bool, a Score or "
             "Invalid; is a return missing?"
         )
     low, high = allowed
@@ -123,27 +124,18 @@ async def _call_verifier(
     episode = is_episode_verifier(verifier)
     arguments: tuple[object, ...] = (view,) if episode else (view.task, view.answer)
     if is_async(method):
-        return await _awaited(method, arguments, timeout_s)
+
+        async def answer() -> object:
+            return await cast("Awaitable[object]", method(*arguments))
+
+        try:
+            return await within(timeout_s, answer())
+        except OutOfTime:
+            raise WorkerTimeout(f"it did not answer within {timeout_s:g} s") from None
     if getattr(verifier, "in_process", False):
         return method(*arguments)
     return await pool.call(method, *arguments, timeout_s=timeout_s)
 
 
-async def _awaited(
-    method: Callable[..., object], arguments: tuple[object, ...], timeout_s: float
-) -> object:
-    async def answer() -> object:
-        return await cast("Awaitable[object]", method(*arguments))
-
-    try:
-        return await within(timeout_s, answer())
-    except OutOfTime:
-        raise WorkerTimeout(f"it did not answer within {timeout_s:g} s") from None
-
-
 def _invalid(reason: str) -> Invalid:
     return Invalid(reason=" ".join(reason.split())[:_MAX_REASON_CHARS], blame="verifier")
-
-
-def _brief(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__qualname__}"

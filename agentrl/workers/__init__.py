@@ -11,7 +11,7 @@ The template is a small single-threaded process: it forks workers in millisecond
 threads nor torch, and ends with everything below it when the parent ends, however that happens.
 """
 
-from agentrl.workers.errors import CallFailed, QueueTimeout, WorkerDied, WorkerError, WorkerTimeout
+from agentrl.workers.calls import CallFailed, QueueTimeout, WorkerDied, WorkerError, WorkerTimeout
 from agentrl.workers.pool import WorkerPool
 
 __all__ = [

@@ -1,12 +1,35 @@
-"""A call as bytes, and what comes back from it."""
+"""A call as bytes, what comes back, and what can go wrong; the caller decides whose fault it is."""
 
 import pickle
 from collections.abc import Callable
 
-from agentrl.errors import ConfigError
-from agentrl.workers.errors import CallFailed
+from agentrl.errors import AgentrlError, ConfigError
 from agentrl.workers.pickling import CANNOT_PICKLE, dumps
 from agentrl.workers.worker import Raised
+
+
+class WorkerError(AgentrlError):
+    """Base of the errors of worker processes."""
+
+
+class WorkerTimeout(WorkerError, TimeoutError):
+    """The call ran out of time; its process is killed and reaped."""
+
+
+class QueueTimeout(WorkerError, TimeoutError):
+    """No worker became free in time; the call never ran."""
+
+
+class WorkerDied(WorkerError):
+    """The process ended by itself, was killed from outside, or its pool was closed."""
+
+
+class CallFailed(WorkerError):
+    """The call ended in a way that cannot be handed over as it is.
+
+    An exception that does not survive pickling, `sys.exit`, a result that is too large or that
+    cannot be pickled; the message says which.
+    """
 
 
 def pickled_call(

@@ -13,7 +13,7 @@ import socket
 import sys
 from typing import Final
 
-from agentrl.workers.errors import WorkerDied
+from agentrl.workers.calls import WorkerDied
 from agentrl.workers.fork_server import MAGIC, STATUS
 from agentrl.workers.worker import REPLY, REQUEST, REUSABLE
 

@@ -119,7 +119,8 @@ class _Template:
             status = _reap_group(found.si_pid) if child else os.waitpid(found.si_pid, 0)[1]
             if child is not None:
                 self._kill_strays()
-                _report_exit(child.connection, status)
+                with child.connection, contextlib.suppress(OSError):
+                    child.connection.send(STATUS.pack(MAGIC, status), socket.MSG_DONTWAIT)
 
     def _kill_strays(self) -> None:
         """Kill our children that are no workers: what dead workers left behind."""
@@ -190,12 +191,6 @@ def _reap_group(leader: int) -> int:
             return status
         if pid == leader:
             status = code
-
-
-def _report_exit(connection: socket.socket, status: int) -> None:
-    with contextlib.suppress(OSError):
-        connection.send(STATUS.pack(MAGIC, status), socket.MSG_DONTWAIT)
-    connection.close()
 
 
 def _kill_group(leader: int) -> None:

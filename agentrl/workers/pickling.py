@@ -45,11 +45,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped base
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, FunctionType | type):
-            file = getattr(sys.modules.get(obj.__module__), "__agentrl_file__", None)
+            module = sys.modules.get(obj.__module__)
+            file = getattr(module, "__agentrl_file__", None)
             if file is not None and _is_reachable(obj):
                 return attribute_of_file, (*file, obj.__qualname__)
-            if not is_importable(obj.__module__):
-                _send_by_value(obj.__module__)
+            known = obj.__module__ == "__main__" or is_importable(obj.__module__)
+            if isinstance(module, ModuleType) and not known:
+                cloudpickle.register_pickle_by_value(module)
         return super().reducer_override(obj)
 
 
@@ -72,12 +74,6 @@ def _is_reachable(obj: Callable[..., object]) -> bool:
     return found is obj
 
 
-def _send_by_value(name: str) -> None:
-    module = sys.modules.get(name)
-    if isinstance(module, ModuleType) and name != "__main__":
-        cloudpickle.register_pickle_by_value(module)
-
-
 @lru_cache(maxsize=4096)
 def is_importable(name: str) -> bool:
     """True if a fresh process would find the same module under this name."""
@@ -95,7 +91,9 @@ def is_importable(name: str) -> bool:
         if spec is None:
             return False
         path = list(spec.submodule_search_locations or ())
-    return spec is not None and spec.origin is not None and _same_file(spec.origin, origin)
+    if spec is None or spec.origin is None:
+        return False
+    return spec.origin == origin or Path(spec.origin).resolve() == Path(origin).resolve()
 
 
 def _find_spec(name: str, path: list[str] | None) -> importlib.machinery.ModuleSpec | None:
@@ -105,7 +103,3 @@ def _find_spec(name: str, path: list[str] | None) -> importlib.machinery.ModuleS
         if spec is not None:
             return spec
     return None
-
-
-def _same_file(one: str, other: str) -> bool:
-    return one == other or Path(one).resolve() == Path(other).resolve()

@@ -11,9 +11,15 @@ from types import TracebackType
 from typing import Final, Self, TypeVar, cast
 
 from agentrl.errors import ConfigError
-from agentrl.workers.calls import name_of, pickled_call, value_of
+from agentrl.workers.calls import (
+    QueueTimeout,
+    WorkerDied,
+    WorkerTimeout,
+    name_of,
+    pickled_call,
+    value_of,
+)
 from agentrl.workers.channel import Channel
-from agentrl.workers.errors import QueueTimeout, WorkerDied, WorkerTimeout
 from agentrl.workers.spawner import Spawner
 
 T = TypeVar("T")
@@ -93,7 +99,12 @@ class WorkerPool:
             with contextlib.suppress(WorkerDied, TimeoutError):
                 while True:
                     await channel.exchange(None, _REAP_S)
-            raise self._timeout(fn, channel, timeout_s) from None
+            if channel.ready:
+                reason = f"ran longer than {timeout_s:g} s; its process was killed"
+                raise WorkerTimeout(f"{name_of(fn)} {reason}") from None
+            raise WorkerDied(
+                f"a worker of pool {self.name} did not start within {_START_S:g} s"
+            ) from None
         except WorkerDied as error:
             closed = f"; pool {self.name} was closed" if self._closed else ""
             raise WorkerDied(f"{name_of(fn)} did not return: {error}{closed}") from None
@@ -206,8 +217,3 @@ class WorkerPool:
         """Leave the queue; a worker that was handed over meanwhile goes to the next."""
         if not place.cancel() and not place.cancelled() and place.exception() is None:
             self._release(place.result(), alive=True)
-
-    def _timeout(self, fn: Callable[..., object], channel: Channel, limit_s: float) -> Exception:
-        if not channel.ready:
-            return WorkerDied(f"a worker of pool {self.name} did not start within {_START_S:g} s")
-        return WorkerTimeout(f"{name_of(fn)} ran longer than {limit_s:g} s; its process was killed")

@@ -38,27 +38,20 @@ def serve(connection: socket.socket, max_result_bytes: int) -> None:
     """Answer calls until the parent closes its end."""
     connection.sendall(READY)
     held: list[object] = []
-    while True:
-        header = _receive_bytes(connection, REQUEST.size)
-        if header is None:
+    stream = connection.makefile("rb")
+    while len(header := stream.read(REQUEST.size)) == REQUEST.size:
+        (size,) = REQUEST.unpack(header)
+        request = stream.read(size)
+        if len(request) < size:
             return
-        request = _receive_bytes(connection, REQUEST.unpack(header)[0])
-        if request is None:
-            return
-        reply = _bounded(_run_call(request, held), max_result_bytes)
+        reply = _run_call(request, held)
+        if len(reply) > max_result_bytes:
+            reply = _refusal(
+                f"the result has {len(reply)} bytes, more than the {max_result_bytes} that are "
+                "allowed"
+            )
         flag = SPENT if _has_children() else REUSABLE
         connection.sendall(REPLY.pack(len(reply), flag) + reply)
-
-
-def _receive_bytes(connection: socket.socket, size: int) -> bytes | None:
-    """Exactly `size` bytes, or None at the end of the stream."""
-    chunks = bytearray()
-    while len(chunks) < size:
-        chunk = connection.recv(min(size - len(chunks), 1 << 20))
-        if not chunk:
-            return None
-        chunks += chunk
-    return bytes(chunks)
 
 
 def _run_call(request: bytes, held: list[object]) -> bytes:
@@ -70,18 +63,15 @@ def _run_call(request: bytes, held: list[object]) -> bytes:
         function, arguments, keeps = pickle.loads(request)
         value = function(*held, *arguments)
     except BaseException as error:
-        return pickle.dumps((_describe(error), None))
+        text = traceback.format_exception_only(error)[-1].strip()
+        trace = "".join(traceback.format_exception(error))
+        return pickle.dumps((Raised(_pickled(error), text, trace), None))
     if keeps:
         held[:], value = [value], None
     try:
         return dumps((None, value))
     except CANNOT_PICKLE as error:
         return _refusal(f"the result, a {type(value).__name__}, cannot be pickled: {error}")
-
-
-def _describe(error: BaseException) -> Raised:
-    text = traceback.format_exception_only(error)[-1].strip()
-    return Raised(_pickled(error), text, "".join(traceback.format_exception(error)))
 
 
 def _pickled(error: BaseException) -> bytes | None:
@@ -98,12 +88,6 @@ def _pickled(error: BaseException) -> bytes | None:
     except CANNOT_PICKLE:
         return None
     return pickled
-
-
-def _bounded(reply: bytes, limit: int) -> bytes:
-    if len(reply) <= limit:
-        return reply
-    return _refusal(f"the result has {len(reply)} bytes, more than the {limit} that are allowed")
 
 
 def _refusal(text: str) -> bytes:

@@ -10,7 +10,7 @@ from torch import Tensor
 from agentrl.errors import ConfigError
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer.device import resolve_device
-from agentrl.trainer.liger import use_liger
+from agentrl.trainer.fsdp import use_liger
 from agentrl.trainer.trainer import LocalTrainer
 from tests.one_thread import one_thread
 from tests.unit.trainer.batches import on_policy, random_segments, tiny_model

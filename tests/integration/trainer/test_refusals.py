@@ -17,7 +17,7 @@ from agentrl.orchestration.preflight import make_plan
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer import trainer as module
 from agentrl.trainer.device import OutOfMemory
-from agentrl.trainer.liger import use_liger
+from agentrl.trainer.fsdp import use_liger
 from agentrl.trainer.trainer import LocalTrainer
 from tests.unit.trainer.batches import on_policy, random_segments, tiny_model
 
