@@ -55,8 +55,8 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> peft.LoraConfig:
         or None,
         task_type=peft.TaskType.CAUSAL_LM,
     )
-    # Of a mixture that it knows PEFT takes `gate_proj` for a part of the stacked experts, and leaves
-    # out layers of that name. It knows none that is handed over without its configuration.
+    # Of a mixture that it knows PEFT takes `gate_proj` for a part of the stacked experts, and
+    # leaves out layers of that name. It knows none that comes without its configuration.
     parts: Any = nn.ModuleDict(dict(model.named_children()))
     with quiet():
         peft.inject_adapter_in_model(settings, parts)
