@@ -162,7 +162,7 @@ def test_an_adapter_that_peft_loads_otherwise_is_refused(
 ) -> None:
     model: Any = make_model("deepseek_v3")
     add_adapters(model, LoraConfig(rank=2))
-    monkeypatch.setattr("agentrl.trainer.adapter.parts_of_experts", no_parts)
+    monkeypatch.setattr("agentrl.trainer.export.parts_of_experts", no_parts)
     with pytest.raises(RunError, match=r"PEFT would not load the adapter .* without --adapter"):
         export_hf(model, resolve_model("tiny"), tmp_path / "out", adapter=True)
 
