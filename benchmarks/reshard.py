@@ -49,7 +49,6 @@ from agentrl.engine import Engine
 from agentrl.engine.config import EngineConfig, SglangConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.tiny import make_tiny
-from agentrl.engine.reshard import Bucket, Handle, Layout, Written, volume
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import Server, start
 from agentrl.engine.sglang.weights import SharedTransport
@@ -60,6 +59,7 @@ from agentrl.trainer.parallel_dims import ParallelDims, Ranks
 from agentrl.trainer.processes import RankProcesses
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import EpisodeSession, Sampling
+from agentrl.weights.plan import Bucket, Handle, Layout, Written, volume
 
 RANKS = 2
 PROMPT = list(range(100, 140))

@@ -9,9 +9,9 @@ from math import ceil
 
 from torch import Tensor, nn
 
-from agentrl.engine.local.shared import attach
-from agentrl.engine.reshard import Bucket, Handle, Held, Layout, Part, Written
 from agentrl.trainer.weights import write_slices
+from agentrl.weights.plan import Bucket, Handle, Held, Layout, Part, Written
+from agentrl.weights.shared import attach
 
 
 @dataclass

@@ -24,7 +24,6 @@ from torch import Tensor
 from agentrl.engine import WeightSource
 from agentrl.engine.local.models.load import limit_ids, load_model
 from agentrl.engine.local.process import prepare_process
-from agentrl.engine.reshard import Bucket, Handle, Held, Layout, Written
 from agentrl.trainer.algorithms.losses import CheckedLoss
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.fsdp import is_sharded, whole
@@ -36,6 +35,7 @@ from agentrl.trainer.stats import StepStats
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Batch
+from agentrl.weights.plan import Bucket, Handle, Held, Layout, Written
 
 P = ParamSpec("P")
 T = TypeVar("T")

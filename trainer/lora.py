@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from agentrl.engine.experts import by_expert
 from agentrl.engine.local.models.quiet import quiet
 from agentrl.errors import ConfigError
 from agentrl.trainer.config import ALL_LINEAR, LoraConfig
+from agentrl.weights.experts import by_expert
 
 _NAME = "default"
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from agentrl.engine.local.shared import attach, view
-from agentrl.engine.reshard import Box, Bucket, Handle, Held, Layout, Move, Part, Written
 from agentrl.trainer.fsdp import local, whole
 from agentrl.trainer.lora import adapted_layers, merged
+from agentrl.weights.plan import Box, Bucket, Handle, Held, Layout, Move, Part, Written
+from agentrl.weights.shared import attach, view
 
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -5,7 +5,7 @@ computed at position t is known when token t + 1 is.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypedDict, cast
 
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.engine.local.models.files import read_json
-from agentrl.engine.reshard import Box
 from agentrl.errors import ConfigError
 
 CHANNEL = "routed_experts"
@@ -85,19 +84,3 @@ def _find_numbers(settings: Mapping[str, object], key: re.Pattern[str]) -> Itera
         elif key.search(str(name)):
             values = cast("list[object]", value if isinstance(value, list) else [value])
             yield from (n for n in values if isinstance(n, int))
-
-
-def by_expert(name: str, shape: Sequence[int]) -> Iterator[tuple[str, Box]]:
-    """What files have for a tensor that stacks experts: their names, and the box of each in it.
-
-    Nothing for other tensors.
-    """
-    stack, _, leaf = name.rpartition(".")
-    if not stack.endswith(".experts") or leaf not in ("gate_up_proj", "down_proj"):
-        return
-    num, rows, columns = shape
-    halves = {"gate_proj": (0, rows // 2), "up_proj": (rows // 2, rows)}
-    parts = {"down_proj": (0, rows)} if leaf == "down_proj" else halves
-    for i in range(num):
-        for part, between in parts.items():
-            yield f"{stack}.{i}.{part}.weight", ((i, i + 1), between, (0, columns))

@@ -1,19 +1,16 @@
 """The protocol between whoever wants tokens sampled and whoever samples them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
-from agentrl.engine.reshard import Bucket, Handle, Layout, Written
 from agentrl.errors import EngineError
 from agentrl.types import Completion, EpisodeSession, Sampling
-
-if TYPE_CHECKING:
-    import torch
+from agentrl.weights.source import WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,39 +27,6 @@ class Health:
     cached_tokens: int = 0
     """Prompt tokens that were not, because their keys and values were there."""
     sampled_tokens: int = 0
-
-
-class WeightSource(Protocol):
-    """Where new weights come from: named full tensors with Hugging Face names."""
-
-    def named_tensors(self) -> Iterator[tuple[str, "torch.Tensor"]]:
-        """Every parameter once; tied ones under their first name only."""
-        ...
-
-
-@runtime_checkable
-class SlicedSource(WeightSource, Protocol):
-    """Weights that lie in slices at several ranks of a trainer, on the engine's host."""
-
-    def layout(self) -> Layout:
-        """Which rank holds what."""
-        ...
-
-    async def write(self, bucket: Bucket, memory: Handle, dtype: str) -> Sequence[Written]:
-        """Let every rank write its moves into a bucket, as numbers of a type of torch."""
-        ...
-
-
-class Trained(Protocol):
-    """The trainer whose weights an engine samples with."""
-
-    def weights(self) -> WeightSource:
-        """Those of now."""
-        ...
-
-    def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """The logprob of each id but the first given those before it."""
-        ...
 
 
 class Engine(Protocol):

@@ -12,7 +12,7 @@ import numpy as np
 
 from agentrl.boundary import user_code
 from agentrl.engine.memory import MEMORY_TAGS, MemoryStages, MemoryTag
-from agentrl.engine.protocol import Health, WeightSource, check_version
+from agentrl.engine.protocol import Health, check_version
 from agentrl.errors import EngineError
 from agentrl.tokens.hash_chain import seal
 from agentrl.types import (
@@ -24,6 +24,7 @@ from agentrl.types import (
     Sampling,
     StopReason,
 )
+from agentrl.weights.source import WeightSource
 
 
 class TurnRenderer(Protocol):

@@ -15,12 +15,12 @@ from agentrl.config.seams import Seam, instance_of
 from agentrl.engine import Engine
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.memory import Footprint
-from agentrl.engine.protocol import Trained
 from agentrl.engine.sglang.server import RESERVED, check_startable
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import BoundEnv, Overrides
 from agentrl.rollout import Codec
+from agentrl.weights.source import Trained
 
 _KV_TOKENS: Final = 65_536
 """What an SGLang server needs to sample briskly, if its cache has no size."""

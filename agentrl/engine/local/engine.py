@@ -28,16 +28,11 @@ from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.stepper import SlotRequest, Stepper
 from agentrl.engine.local.weights import Slices, inference_model, update
 from agentrl.engine.memory import MEMORY_TAGS, MemoryStages, MemoryTag
-from agentrl.engine.protocol import (
-    Health,
-    SlicedSource,
-    WeightSource,
-    check_request,
-    check_version,
-)
+from agentrl.engine.protocol import Health, check_request, check_version
 from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens.hash_chain import seal
 from agentrl.types import Completion, EpisodeSession, Sampling
+from agentrl.weights.source import SlicedSource, WeightSource
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SEED_MASK = (1 << 64) - 1

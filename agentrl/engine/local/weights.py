@@ -8,27 +8,21 @@ has arrived: what fails half way leaves no trace. The price is that second set, 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch and transformers are not typed)
 
-import asyncio
 import copy
-import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentrl.engine.experts import by_expert
-from agentrl.engine.local.shared import Shared, share, view
-from agentrl.engine.protocol import SlicedSource
-from agentrl.engine.reshard import Bucket, Layout, buckets, plan, unsharded
 from agentrl.errors import EngineError
-
-_NOT_FINITE = "the new weights have numbers in {name} that are not finite; the old ones stay"
-
-Sums = Mapping[tuple[int, str], float]
-"""By rank of the trainer and tensor: weights with other sums are other weights."""
+from agentrl.weights.check import check_finite, written
+from agentrl.weights.experts import as_in_files
+from agentrl.weights.plan import Bucket, Layout, buckets, plan, unsharded
+from agentrl.weights.shared import Shared, share, view
+from agentrl.weights.source import SlicedSource
 
 
 def inference_model(model: PreTrainedModel, dtype: torch.dtype, *, share: bool) -> PreTrainedModel:
@@ -71,19 +65,6 @@ def update(
         for name, tensor in theirs:
             if tensor.data_ptr() != ours[name].data_ptr():
                 ours[name].copy_(tensor)
-
-
-def as_in_files(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Under the names of a model's files, which have each expert by itself.
-
-    So have servers, which pass in silence over names that they do not know.
-    """
-    for name, tensor in named:
-        experts = dict(by_expert(name, tensor.shape))
-        for part, ((i, _), (start, stop), _) in experts.items():
-            yield part, tensor.detach()[i, start:stop]
-        if not experts:
-            yield name, tensor
 
 
 def _parameters(model: nn.Module, partial: bool) -> dict[str, Tensor]:
@@ -145,37 +126,6 @@ class Slices:
             )
 
 
-async def written(
-    weights: SlicedSource, bucket: Bucket, memory: Shared, dtype: torch.dtype, timeout_s: float
-) -> Sums:
-    """Have a bucket written, and every byte accounted for; gives what was summed on the way.
-
-    Raises:
-        EngineError: numbers that are not finite, a rank that wrote less than it should, or not in
-            time.
-    """
-    try:
-        async with asyncio.timeout(timeout_s):
-            found = await weights.write(bucket, memory.handle, str(dtype).split(".")[1])
-    except TimeoutError as error:
-        raise EngineError(
-            f"the trainer did not write its slices of the weights within {timeout_s:g} s; look at "
-            "its ranks, or raise engine.timeout_s"
-        ) from error
-    for rank, one in enumerate(found):
-        planned = bucket.planned_bytes(rank, dtype.itemsize)
-        if one.num_bytes != planned:
-            raise EngineError(
-                f"rank {rank} of the trainer wrote {one.num_bytes:,} bytes of the weights, "
-                f"expected {planned:,}; the old ones stay"
-            )
-    sums = {(i, name): total for i, one in enumerate(found) for name, total in one.sums.items()}
-    for (_, name), total in sums.items():
-        if not math.isfinite(total):
-            raise EngineError(_NOT_FINITE.format(name=name))
-    return sums
-
-
 def _check_names(names: list[str], expected: set[str]) -> None:
     got = set(names)
     repeated = {name for name, count in Counter(names).items() if count > 1}
@@ -200,5 +150,4 @@ def _check_tensor(name: str, tensor: Tensor, ours: Tensor) -> None:
         )
     if not tensor.is_floating_point():
         raise EngineError(f"the new weights have {name} as {tensor.dtype}, expected floating point")
-    if not torch.isfinite(tensor).all():
-        raise EngineError(_NOT_FINITE.format(name=name))
+    check_finite(name, tensor)

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.stepper import Stepper
-from agentrl.engine.local.weights import as_in_files, update
+from agentrl.engine.local.weights import update
 from agentrl.engine.protocol import check_request
 from agentrl.engine.serve.unpickle import Named, read_tensors
 from agentrl.engine.serve.wire import (
@@ -36,6 +36,7 @@ from agentrl.engine.sglang.control import PauseMode
 from agentrl.errors import EngineError
 from agentrl.tokens import Tokenizer
 from agentrl.types import Completion, EpisodeSession, Sampling, StopReason
+from agentrl.weights.experts import as_in_files
 
 _GREEDY_BELOW = 1e-6
 _LOOK_S = 0.02

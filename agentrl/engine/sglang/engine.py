@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
-from agentrl.engine.protocol import Health, WeightSource, check_request, check_version
+from agentrl.engine.protocol import Health, check_request, check_version
 from agentrl.engine.sglang.client import Busy, GenerateClient, Unreachable, new_rid
 from agentrl.engine.sglang.control import Control, Keys, PauseMode
 from agentrl.engine.sglang.fleet import HEALTH_S, Fleet
@@ -26,6 +26,7 @@ from agentrl.engine.sglang.server import Server
 from agentrl.errors import EngineError
 from agentrl.tokens.hash_chain import seal
 from agentrl.types import Completion, EpisodeSession, Sampling, StopReason
+from agentrl.weights.source import WeightSource
 
 if TYPE_CHECKING:
     from agentrl.engine.sglang.weights import Transport

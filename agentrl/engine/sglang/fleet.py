@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from agentrl.engine.memory import MemoryStages, MemoryTag
-from agentrl.engine.protocol import WeightSource
 from agentrl.engine.sglang.control import Control, PauseMode
 from agentrl.engine.sglang.router import Router, ServerState
 from agentrl.errors import ConfigError, EngineError
+from agentrl.weights.source import WeightSource
 
 if TYPE_CHECKING:
     from agentrl.engine.sglang.weights import Transport

@@ -8,7 +8,7 @@ from agentrl.engine.config import EngineConfig, SglangConfig
 from agentrl.engine.experts import experts_per_token
 from agentrl.engine.local.models.files import read_json
 from agentrl.engine.local.models.resolve import default_cache_dir
-from agentrl.engine.protocol import Engine, Trained
+from agentrl.engine.protocol import Engine
 from agentrl.engine.sglang.check import check_server, refuse
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.install import require_installed
@@ -16,6 +16,7 @@ from agentrl.engine.sglang.server import start
 from agentrl.engine.sglang.weights import AdapterTransport, make_transport
 from agentrl.errors import ConfigError
 from agentrl.tokens import Tokenizer
+from agentrl.weights.source import Trained
 
 
 def start_servers(

@@ -24,7 +24,6 @@ from agentrl.engine import WeightSource
 from agentrl.engine.config import EngineConfig, SglangConfig
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import resolve_model
-from agentrl.engine.reshard import Bucket, Handle, Written
 from agentrl.engine.sglang.control import Keys
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import Server, start
@@ -39,6 +38,7 @@ from agentrl.errors import EngineError
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import EpisodeSession, Sampling
+from agentrl.weights.plan import Bucket, Handle, Written
 from tests.contract.engine.conftest import READY_S
 from tests.slices import RowSlices
 

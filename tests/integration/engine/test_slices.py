@@ -10,9 +10,9 @@ import torch
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
-from agentrl.engine.reshard import Bucket, Handle, Written
 from agentrl.errors import EngineError
 from agentrl.types import EpisodeSession, Sampling
+from agentrl.weights.plan import Bucket, Handle, Written
 from tests.integration.engine.plain import random_llama, reference_logprobs
 from tests.slices import RowSlices
 

@@ -13,15 +13,15 @@ import torch
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
-from agentrl.engine.local.shared import share, view
-from agentrl.engine.protocol import SlicedSource
-from agentrl.engine.reshard import buckets, plan, shapes_of
 from agentrl.engine.sglang.weights.layout import server_layout
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer.config import LoraConfig
 from agentrl.trainer.executor import RankTrainer, TrainerPlan
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import EpisodeSession, Sampling
+from agentrl.weights.plan import buckets, plan, shapes_of
+from agentrl.weights.shared import share, view
+from agentrl.weights.source import SlicedSource
 from tests.integration.engine.plain import reference_logprobs
 from tests.integration.ranks.cases import CONFIG, ragged
 

@@ -19,7 +19,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import CHANNEL
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.routing_replay import mixtures, routed
-from agentrl.engine.local.weights import as_in_files, update
+from agentrl.engine.local.weights import update
 from agentrl.errors import RunError
 from agentrl.tokens import TokenRecord, verify_batch
 from agentrl.trainer import RatioBandConfig, TrainerConfig
@@ -28,6 +28,7 @@ from agentrl.trainer.packing import pack
 from agentrl.trainer.routing_replay import warn_of_unrecorded
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import Batch, EpisodeSession, Sampling, Segment
+from agentrl.weights.experts import as_in_files
 from tests.integration.engine.test_mixtures import mixture
 from tests.one_thread import one_thread
 from tests.unit.trainer.batches import VOCAB, batch_of, random_segments, tiny_model

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from agentrl.engine.reshard import (
+from agentrl.engine.sglang.weights.layout import loader_layout, server_layout
+from agentrl.errors import EngineError
+from agentrl.weights.plan import (
     Held,
     Layout,
     Part,
@@ -20,8 +22,6 @@ from agentrl.engine.reshard import (
     volume,
     whole,
 )
-from agentrl.engine.sglang.weights.layout import loader_layout, server_layout
-from agentrl.errors import EngineError
 
 Full = Mapping[str, NDArray[np.int64]]
 HIDDEN, HEAD = 6, 2

@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 
 from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
-from agentrl.engine.protocol import WeightSource
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices
 from agentrl.envs.calculator import Calculator
@@ -20,6 +19,7 @@ from agentrl.rollout import Codec, Collected
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.stats import GapAlarm, StepStats, Suspect
 from agentrl.types import Batch
+from agentrl.weights.source import WeightSource
 
 STATS = StepStats(
     step=1,

@@ -6,9 +6,9 @@ is believed of a server only after its own loader has put the same numbers in th
 
 from collections.abc import Mapping, Sequence
 
-from agentrl.engine.experts import by_expert
-from agentrl.engine.reshard import Box, Held, Layout, Part, whole
 from agentrl.errors import EngineError
+from agentrl.weights.experts import by_expert
+from agentrl.weights.plan import Box, Held, Layout, Part, whole
 
 _FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),

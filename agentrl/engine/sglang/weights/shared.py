@@ -29,15 +29,15 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from agentrl.engine.local.shared import Shared, share, view
-from agentrl.engine.local.weights import Sums, written
-from agentrl.engine.protocol import SlicedSource, WeightSource
-from agentrl.engine.reshard import Bucket, Layout, buckets, plan, shapes_of
 from agentrl.engine.sglang.control import Control, Info
 from agentrl.engine.sglang.weights.bucket import Named
 from agentrl.engine.sglang.weights.layout import loader_layout, server_layout
 from agentrl.engine.sglang.weights.transport import UPDATE_S, CheckedWeights, Target, session
 from agentrl.errors import EngineError
+from agentrl.weights.check import Sums, written
+from agentrl.weights.plan import Bucket, Layout, buckets, plan, shapes_of
+from agentrl.weights.shared import Shared, share, view
+from agentrl.weights.source import SlicedSource, WeightSource
 
 BUCKET_BYTES = 128 << 20
 """A tensor that is larger travels alone."""

@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.engine.local.weights import as_in_files
-from agentrl.engine.protocol import WeightSource
 from agentrl.engine.sglang.control import Control, Info
 from agentrl.engine.sglang.weights.bucket import Named
 from agentrl.engine.sglang.weights.layout import sources
 from agentrl.errors import EngineError
+from agentrl.weights.check import check_finite
+from agentrl.weights.experts import as_in_files
+from agentrl.weights.source import WeightSource
 
 UPDATE_S = 600.0
 """How long a server may take for one bucket."""
@@ -195,10 +196,7 @@ class CheckedWeights:
                 "every parameter, with its shape, under its Hugging Face name"
             )
         for name, tensor in named:
-            if not torch.isfinite(tensor).all():
-                raise EngineError(
-                    f"the new weights have numbers in {name} that are not finite; the old ones stay"
-                )
+            check_finite(name, tensor)
         self._shapes = shapes
         return named
 

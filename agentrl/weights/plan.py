@@ -90,7 +90,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """Where a bucket lies: memory that the processes of a host share, see `local.shared`."""
+    """Where a bucket lies: memory that the processes of a host share, see `shared`."""
 
     manager: bytes
     name: bytes

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.engine.reshard import Bucket, Handle
 from agentrl.errors import EngineError
+from agentrl.weights.plan import Bucket, Handle
 
 _FOLDER = Path("/dev/shm")
 _STORAGE: Any = torch.UntypedStorage  # what it can do with files is not typed
