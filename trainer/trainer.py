@@ -15,7 +15,7 @@ Suffixes: N tokens of the batch, R rows.
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,7 +43,7 @@ from agentrl.trainer.lora import AdapterWeights, adapters_off, add_adapters
 from agentrl.trainer.micro_batches import micro_batches
 from agentrl.trainer.model import check_trainable, frozen_copy, learning_rate, make_optimizer
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
-from agentrl.trainer.packing import num_read, trained_rows, trained_weight
+from agentrl.trainer.packing import PackedRows, num_read, trained_rows, trained_weight
 from agentrl.trainer.parallel_dims import SINGLE, Ranks
 from agentrl.trainer.routing_replay import replayed, warn_of_unrecorded
 from agentrl.trainer.sharded_load import read_slices
@@ -328,14 +328,7 @@ class LocalTrainer:
         loss = 0.0
         logprobs_N = np.zeros(batch.num_tokens)
         for chosen, backward in ((rows[active], True), (rows[~active], False)):
-            for packed in micro_batches(
-                batch,
-                chosen,
-                token_budget=self.config.token_budget,
-                width=int(self.model.config.hidden_size),
-                ranks=self.ranks,
-            ):
-                self._check_given_up()
+            for packed in self._micro_batches(batch, chosen):
                 with (
                     memory_errors(self.config.token_budget),
                     replayed(self.model, packed),
@@ -380,6 +373,18 @@ class LocalTrainer:
                 longest,
                 budget,
             )
+
+    def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Iterator[PackedRows]:
+        """This rank's, until the update is given up."""
+        for packed in micro_batches(
+            batch,
+            rows,
+            token_budget=self.config.token_budget,
+            width=int(self.model.config.hidden_size),
+            ranks=self.ranks,
+        ):
+            self._check_given_up()
+            yield packed
 
     def _finish_update(
         self, batch: Batch, result: _Pass, num_verified: int, started: float
