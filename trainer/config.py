@@ -1,12 +1,13 @@
 """The trainer's settings."""
 
-from typing import Literal
+from typing import Literal, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.config import Config
 from agentrl.config.anchor import Reference
 from agentrl.errors import ConfigError
+from agentrl.trainer.algorithms.presets import PRESETS, Algorithm, has_critic
 
 
 class ClipConfig(Config):
@@ -98,19 +99,19 @@ class LoraConfig(Config):
 class TrainerConfig(Config):
     """How weights are updated."""
 
-    algorithm: Literal["grpo", "reinforce", "ppo"] = Field(
+    algorithm: Algorithm = Field(
         default="grpo",
-        description="how rewards become advantages; grpo: within a group; reinforce: as they are; "
-        "ppo: by a critic",
+        description="sets estimator, loss and what goes with them (agentrl algorithm list)",
     )
-    estimator: Reference | None = Field(
-        default=None,
-        description="estimator of advantages instead of the algorithm's: grpo, reinforce, gae, "
+    estimator: Reference = Field(
+        default="grpo",
+        description="how rewards become advantages: a name of agentrl algorithm list, "
         "pkg.mod:Name or path/file.py:Name",
     )
     loss: Reference = Field(
         default="clip",
-        description="policy loss: clip, pkg.mod:Name or path/file.py:Name",
+        description="policy loss: a name of agentrl algorithm list, pkg.mod:Name or "
+        "path/file.py:Name",
     )
     scale_by_std: bool = Field(
         default=True,
@@ -191,6 +192,26 @@ class TrainerConfig(Config):
     max_skipped_steps: int = Field(
         default=3, ge=1, description="non-finite gradients in a row after which the run stops"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_algorithm(cls, data: object) -> object:
+        """What the algorithm sets and nobody else does."""
+        if not isinstance(data, dict):
+            return data
+        filled = dict(cast("dict[str, object]", data))
+        for key, value in PRESETS.get(str(filled.get("algorithm", "grpo")), {}).items():
+            section, _, name = key.rpartition(".")
+            if not section:
+                filled.setdefault(name, value)
+            elif isinstance(given := filled.get(section, {}), dict):
+                filled[section] = {name: value} | cast("dict[str, object]", given)
+        return filled
+
+    @property
+    def has_critic(self) -> bool:
+        """True if a critic is learned beside the policy."""
+        return has_critic(self.algorithm)
 
     @property
     def is_apart(self) -> bool:

@@ -175,7 +175,7 @@ class Replica:
             threads=torch.get_num_threads(), deterministic=plan.deterministic, seed=plan.seed
         )
         # Adapters and a critic begin with weights that no file has.
-        plain = not config.lora.rank and config.algorithm != "ppo"
+        plain = not config.lora.rank and not config.has_critic
         model = empty_model(plan.folder) if plain and is_sharded(config, ranks) else None
         folder = None if model is None else plan.folder
         if model is None:

@@ -85,7 +85,7 @@ def estimate(folder: Path, config: TrainerConfig, engine: Footprint) -> Need:
         "gradients": count.trained * _FLOAT32,
         "optimizer": count.trained * moments,
         "reference": count.plain * _FLOAT32 if reference else 0,
-        "critic": critic if config.algorithm == "ppo" else 0,
+        "critic": critic if config.has_critic else 0,
     }
     num_tokens = max(config.token_budget, engine.longest)  # a longer row is computed alone
     relevant: Any = _of_a_pass(config)

@@ -120,7 +120,7 @@ class LocalTrainer:
         groups = int(getattr(model.config, "num_key_value_heads", None) or heads)
         check_heads(heads, groups, ranks.layout.sequence)
         self.loss = loss or make_loss(config)
-        self.critic = Critic(model, config, ranks) if config.algorithm == "ppo" else None
+        self.critic = Critic(model, config, ranks) if config.has_critic else None
         self.adapter = add_adapters(model, config.lora) if config.lora.rank else None
         """What `adapter_config.json` holds, with LoRA."""
         if folder is None:

@@ -1,4 +1,4 @@
-"""`agentrl algorithm list`: the built-in estimators of advantages and policy losses."""
+"""`agentrl algorithm list`: the built-in algorithms, estimators of advantages and policy losses."""
 
 from dataclasses import asdict
 
@@ -10,7 +10,7 @@ def _run_algorithm_list(options: JsonOption, arguments: Arguments) -> int:
 
     found = list(entries())
     lines: list[str] = []
-    for kind in ("estimator", "loss"):
+    for kind in ("algorithm", "estimator", "loss"):
         lines.append(f"--{kind}")
         for entry in (entry for entry in found if entry.kind == kind):
             needs = f" [{', '.join(entry.needs)}]" if entry.needs else ""
@@ -21,7 +21,7 @@ def _run_algorithm_list(options: JsonOption, arguments: Arguments) -> int:
 
 COMMAND = Verb(
     name="algorithm list",
-    summary="List the estimators and losses that are built in, with paper and needs.",
+    summary="List the built-in algorithms, estimators and losses, with paper and needs.",
     examples=["agentrl algorithm list", "agentrl algorithm list --json"],
     options=JsonOption,
     run=_run_algorithm_list,

@@ -43,7 +43,7 @@ COMMANDS: Mapping[str, str] = {
     "sandbox gc": "remove sandboxes that dead processes left behind",
     "tasks build": "turn Python packages that have tests into repair tasks",
     "tasks check": "say which repair tasks of a file are guarded against cheats",
-    "algorithm list": "list the estimators and losses that are built in",
+    "algorithm list": "list the built-in algorithms, estimators and losses",
     "algorithm show": "show formula, paper, options and needs of one",
     "doctor": "show versions, devices, engines and sandboxes",
 }

@@ -16,8 +16,8 @@ from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 
 C = TypeVar("C", bound=Config)
-Preset = Callable[[Mapping[str, Value]], tuple[Mapping[str, object], str]]
-"""From what was given, by dotted key, to further defaults and their origin."""
+Preset = Callable[[Mapping[str, Value]], Sequence[tuple[Mapping[str, object], str]]]
+"""From what was given, by dotted key, to further defaults with their origins; earlier ones win."""
 
 
 def load_config(
@@ -61,7 +61,8 @@ def load_config(
     draft.problems += [f'got the argument "{text}", expected flags only' for text in positional]
     draft.lay_flags(read)
     if preset is not None:
-        draft.lay_under(*preset(draft.given))
+        for values, origin in preset(draft.given):
+            draft.lay_under(values, origin)
     return draft.check()
 
 

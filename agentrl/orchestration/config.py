@@ -136,6 +136,7 @@ SHORT_NAMES: Mapping[str, str] = {
     "verifier": "verifier",
     "observer": "observers",
     "sampler": "rollout.sampler",
+    "algorithm": "trainer.algorithm",
     "estimator": "trainer.estimator",
     "loss": "trainer.loss",
     "steps": "steps",

@@ -12,6 +12,7 @@ from agentrl.engine.local.models.resolve import TINY
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.preflight import ENV_PRESETS, MODEL_PRESETS, PAIR_PRESETS
+from agentrl.trainer.algorithms.presets import PRESETS
 
 
 def load_run_config(
@@ -43,8 +44,8 @@ def load_run_config(
     )
 
 
-def _choose_preset(given: Mapping[str, Value]) -> tuple[Mapping[str, object], str]:
-    """What belongs to the model and the environments that were given, and its origin."""
+def _choose_preset(given: Mapping[str, Value]) -> list[tuple[Mapping[str, object], str]]:
+    """What belongs to the algorithm, and to model and environments, each with its origin."""
     model = given["model"].value if "model" in given else TINY
     base = base_name(str(model))
     preset = dict(MODEL_PRESETS.get(base, {}))
@@ -54,7 +55,10 @@ def _choose_preset(given: Mapping[str, Value]) -> tuple[Mapping[str, object], st
             needed = ENV_PRESETS.get(name, {})
             preset |= {key: value for key, value in needed.items() if key in preset}
             preset |= PAIR_PRESETS.get((base, name), {})
-    return preset, f"{base} preset"
+    chosen = given.get("trainer.algorithm")
+    algorithm = str(chosen.value if chosen else preset.get("trainer.algorithm", "grpo"))
+    keys = {f"trainer.{key}": value for key, value in PRESETS.get(algorithm, {}).items()}
+    return [(keys, f"algorithm {algorithm}"), (preset, f"{base} preset")]
 
 
 def base_name(model: str) -> str:

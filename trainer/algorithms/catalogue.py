@@ -3,7 +3,7 @@
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.config.nearest import nearest
@@ -12,6 +12,7 @@ from agentrl.trainer.algorithms.estimators import BUILT_IN as ESTIMATORS
 from agentrl.trainer.algorithms.losses import BUILT_IN as LOSSES
 from agentrl.trainer.algorithms.needs import COSTS, FLAGS, needs_of
 from agentrl.trainer.algorithms.options import defaults_of
+from agentrl.trainer.algorithms.presets import PRESETS
 
 _PAPER = re.compile(r"arXiv:\d{4}\.\d{5}|Williams 1992")
 
@@ -22,13 +23,14 @@ class AlgorithmEntry:
 
     name: str
     kind: str
-    """estimator or loss."""
+    """algorithm, estimator or loss."""
     about: str
     formula: str
     """What its definition says: the formula, a worked number, where it gives 0."""
     paper: str
     needs: tuple[str, ...]
-    options: dict[str, float | bool]
+    options: dict[str, object]
+    """With their defaults; of an algorithm the keys under `trainer` that it sets."""
     cost: str
     """What a step takes beside sampling, and the update's own pass forward and back."""
     command: str
@@ -36,37 +38,67 @@ class AlgorithmEntry:
 
 
 def entries() -> Iterator[AlgorithmEntry]:
-    """All of them, estimators first."""
+    """All of them: algorithms, estimators, losses."""
+    for name, keys in PRESETS.items():
+        yield _describe_preset(name, keys)
     for kind, built_in in (("estimator", ESTIMATORS), ("loss", LOSSES)):
         for name, function in built_in.items():
             yield _describe(name, kind, function)
 
 
-def find_entry(name: str) -> AlgorithmEntry:
-    """The one of a name; raises ConfigError if there is none."""
-    found = {entry.name: entry for entry in entries()}
-    if name not in found:
-        raise ConfigError(f"algorithm {name!r} is unknown, {nearest(name, found)}")
-    return found[name]
+def find_entries(name: str) -> list[AlgorithmEntry]:
+    """Those of a name; raises ConfigError if there is none."""
+    found = list(entries())
+    if chosen := [entry for entry in found if entry.name == name]:
+        return chosen
+    raise ConfigError(f"algorithm {name!r} is unknown, {nearest(name, {e.name for e in found})}")
+
+
+def _describe_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEntry:
+    estimator, loss = ESTIMATORS[str(keys["estimator"])], LOSSES[str(keys["loss"])]
+    needs = tuple(dict.fromkeys(needs_of(estimator) + needs_of(loss)))
+    names = {value: key for key, value in keys.items()}
+    own = loss if name in names and names[name] == "loss" else estimator
+    return AlgorithmEntry(
+        name=name,
+        kind="algorithm",
+        about=f"estimator {keys['estimator']}, loss {keys['loss']}",
+        formula="",
+        paper=_find_paper(own),
+        needs=needs,
+        options=dict(keys),
+        cost=_costs(needs),
+        command=_command(f"--algorithm {name}", [need for need in needs if need != "critic"]),
+    )
 
 
 def _describe(name: str, kind: str, function: object) -> AlgorithmEntry:
-    doc = inspect.getdoc(function) or ""
-    module = inspect.getdoc(inspect.getmodule(function)) or ""
-    about, _, rest = doc.partition("\n")
-    paper = _PAPER.search(doc) or _PAPER.search(module)
-    assert paper is not None
+    about, _, rest = (inspect.getdoc(function) or "").partition("\n")
     needs = needs_of(function)
-    flags = " ".join(FLAGS[need] for need in needs if need in FLAGS)
-    env = "number_guess" if "state keys" in needs else "calculator"
     return AlgorithmEntry(
         name=name,
         kind=kind,
         about=about.rstrip("."),
         formula=textwrap.dedent(rest).strip(),
-        paper=paper.group(),
+        paper=_find_paper(function),
         needs=needs,
-        options=defaults_of(function),
-        cost=", ".join(COSTS[need] for need in needs if need in COSTS) or "nothing more",
-        command=f"agentrl train --env {env} --{kind} {name} {flags} --steps 2".replace("  ", " "),
+        options=dict(defaults_of(function)),
+        cost=_costs(needs),
+        command=_command(f"--{kind} {name}", needs),
     )
+
+
+def _find_paper(function: object) -> str:
+    """The first that is named where it is defined, or at the head of its file."""
+    texts = (inspect.getdoc(function), inspect.getdoc(inspect.getmodule(function)))
+    return next(found.group() for text in texts if (found := _PAPER.search(text or "")))
+
+
+def _costs(needs: Sequence[str]) -> str:
+    return ", ".join(COSTS[need] for need in needs if need in COSTS) or "nothing more"
+
+
+def _command(flags: str, needs: Sequence[str]) -> str:
+    env = "number_guess" if "state keys" in needs else "calculator"
+    given = [FLAGS[need] for need in needs if need in FLAGS]
+    return " ".join(["agentrl train --env", env, flags, *given, "--steps 2"])

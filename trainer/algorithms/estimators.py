@@ -54,9 +54,6 @@ BUILT_IN: Final[Mapping[str, Estimator]] = {
     "vapo": vapo,
 }
 
-OF_ALGORITHM: Final[Mapping[str, str]] = {"grpo": "grpo", "reinforce": "reinforce", "ppo": "gae"}
-"""The built-in estimator of each algorithm."""
-
 
 @dataclass(frozen=True, slots=True)
 class CheckedEstimator:
@@ -86,7 +83,7 @@ def make_estimator(config: TrainerConfig, given: object = None) -> CheckedEstima
         ConfigError: there is none, it needs a critic that is not there, or its advantages are not
             what they have to be.
     """
-    name, options = split_options(config.estimator or OF_ALGORITHM[config.algorithm])
+    name, options = split_options(config.estimator)
     seam = Seam("estimator", BUILT_IN, "agentrl.estimators")
     label = seam.label(name)
     found = instance_of(seam.find(name if given is None else given), label)
@@ -94,9 +91,10 @@ def make_estimator(config: TrainerConfig, given: object = None) -> CheckedEstima
     if found in BUILT_IN.values():
         options = _options_of(config, found) | options
     checked = CheckedEstimator(label, cast("Estimator", with_options(found, options, label)))
-    if "critic" in checked.needs and config.algorithm != "ppo":
+    if "critic" in checked.needs and not config.has_critic:
         raise ConfigError(
-            f"{label} needs a critic, but trainer.algorithm is {config.algorithm}; set it to ppo"
+            f"{label} needs a critic, but trainer.algorithm is {config.algorithm}; set it to ppo "
+            "or vapo"
         )
     try:
         checked(made_up_batch(checked.needs))

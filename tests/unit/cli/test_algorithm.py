@@ -6,23 +6,30 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.dispatch import main
+from agentrl.orchestration.load import load_run_config
 from agentrl.trainer.algorithms.catalogue import entries
+from agentrl.trainer.algorithms.estimators import make_estimator
+from agentrl.trainer.algorithms.losses import make_loss
+from agentrl.trainer.algorithms.presets import PRESETS
+from agentrl.trainer.config import TrainerConfig
 
 
 def test_the_list_is_what_the_document_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["algorithm", "list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found) == len(list(entries())) >= 24
+    parts = [e for e in found if e["kind"] != "algorithm"]
+    assert len(parts) >= 24
+    assert len(found) == len(list(entries()))
     page = (Path(__file__).parents[3] / "docs/algorithms.md").read_text()
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
     table = {row[1].strip(" `"): (row[3].strip(), row[4].strip()) for row in rows}
-    assert table == {e["name"]: (e["paper"], ", ".join(e["needs"])) for e in found}
+    assert table == {e["name"]: (e["paper"], ", ".join(e["needs"])) for e in parts}
 
 
 def test_the_list_for_people_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["algorithm", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(list(entries())) + 2
+    assert len(lines) == len(list(entries())) + 3
     assert "[critic, turn rewards]" in next(line for line in lines if line.startswith("  gae "))
 
 
@@ -42,7 +49,7 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
         (["--rollout.group-size", "1"], "estimator grpo needs a group of 2: set rollout.group_siz"),
         (["--loss", "distill"], "loss distill needs a reference: set trainer.kl.coef above 0"),
         (["--estimator", "remax"], "estimator remax needs a greedy member"),
-        (["--estimator", "vapo"], "estimator vapo needs a critic"),
+        (["--estimator", "vapo"], "estimator vapo needs a critic, but trainer.algorithm is grpo"),
     ],
 )
 def test_what_is_missing_is_refused(
@@ -62,3 +69,23 @@ def test_one_episode_a_task_is_enough_for_reinforce(capsys: pytest.CaptureFixtur
         "8",
     ]
     assert main(["train", "--env", "number_guess", "--dry-run", *flags]) == 0
+
+
+def test_an_algorithm_sets_what_nobody_else_does() -> None:
+    flags = ["--env", "number_guess", "--algorithm", "vapo", "--trainer.clip.high", "0.5"]
+    loaded = load_run_config(flags=flags)
+    trainer = loaded.config.trainer
+    assert (trainer.estimator, trainer.loss, trainer.has_critic) == ("vapo", "clip", True)
+    assert trainer.clip.high == 0.5
+    assert loaded.origins["trainer.estimator"] == "algorithm vapo"
+    assert loaded.origins["trainer.clip.high"] == "--trainer.clip.high"
+    other = load_run_config(flags=["--algorithm", "gspo", "--estimator", "rloo"]).config.trainer
+    assert (other.estimator, other.loss, other.has_critic) == ("rloo", "gspo", False)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_algorithm_can_be_made(name: str) -> None:
+    config = TrainerConfig.model_validate({"algorithm": name})
+    assert make_estimator(config).label == f"estimator {config.estimator}"
+    assert make_loss(config).label == f"loss {config.loss}"
+    assert load_run_config(flags=["--algorithm", name]).config.trainer.estimator == config.estimator

@@ -11,6 +11,7 @@ from agentrl.orchestration.load import load_run_config
 
 def test_the_short_names_are_frozen() -> None:
     assert sorted(SHORT_NAMES) == [
+        "algorithm",
         "context",
         "deterministic",
         "engine",

@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration.load import load_run_config
 from agentrl.rollout import make_batch
 from agentrl.trainer.algorithms.advantages.group_relative import grpo
-from agentrl.trainer.algorithms.estimators import OF_ALGORITHM, make_estimator
+from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.trainer.algorithms.made_up import made_up_batch
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
@@ -100,14 +100,14 @@ def test_one_that_goes_wrong_later_ends_the_run(batch: Batch) -> None:
         made(batch)
 
 
-def test_the_built_in_names_are_the_algorithms(batch: Batch) -> None:
-    for algorithm, name in OF_ALGORITHM.items():
-        preset = make_estimator(TrainerConfig(algorithm=algorithm))  # type: ignore[arg-type]
+def test_an_algorithm_names_an_estimator(batch: Batch) -> None:
+    for algorithm, name in (("grpo", "grpo"), ("reinforce", "reinforce"), ("ppo", "gae")):
+        preset = make_estimator(TrainerConfig.model_validate({"algorithm": algorithm}))
         named = make_estimator(TrainerConfig(algorithm="ppo", estimator=name))
         made_up = made_up_batch(named.needs)
         assert preset(made_up).tolist() == named(made_up).tolist()
         assert preset(made_up).any()
-    own = "agentrl.trainer.algorithms.estimators:reinforce"
+    own = "agentrl.trainer.algorithms.advantages.reinforce:reinforce"
     assert make_estimator(TrainerConfig(estimator=own))(batch).tolist() == [0.0, 1.0, 0.0, 1.0]
 
 
