@@ -275,7 +275,7 @@ class Play:
                 f"there is no tool {call.name}; the tools are: {known}",
             )
         try:
-            arguments = spec.bind(call.arguments)
+            arguments = spec.arguments.bind(call.arguments)
         except ToolError as error:
             raise _CannotRun(CallErrorReason.BAD_ARGUMENTS, str(error)) from error
         value = await run_tool(
@@ -286,7 +286,7 @@ class Play:
             caller=self.world,
             pool=lambda: self._env.services.tool_pool,
         )
-        return result_text(spec.name, value)
+        return result_text(call.name, value)
 
     def _answer_call(
         self, call: ToolCall | CallError, text: str, *, error: str | None = None

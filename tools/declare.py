@@ -2,13 +2,13 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast, overload
 
 from agentrl.errors import ConfigError
 from agentrl.tools.schema import ToolArguments, arguments_of, tool_schema
-from agentrl.types import Json, ToolSchema
+from agentrl.types import ToolSchema
 
 F = TypeVar("F", bound="Callable[..., Any] | staticmethod[..., Any]")
 _MARK = "__agentrl_tool__"
@@ -32,10 +32,6 @@ class ToolSpec:
     def name(self) -> str:
         """The name that the model calls."""
         return self.schema.name
-
-    def bind(self, arguments: Mapping[str, Json]) -> dict[str, object]:
-        """Keyword arguments for `function`; a ToolError names each field that does not fit."""
-        return self.arguments.bind(arguments)
 
 
 @overload

@@ -7,7 +7,7 @@
 | isolated     | a process          | is killed; the model sees it                            |
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, cast
 
 from agentrl.aio import OutOfTime, within
@@ -51,34 +51,34 @@ async def run_tool(
         ToolHangs: The thread is still in the tool.
         EnvironmentFault: The tool raised something else.
     """
-    limit_s = spec.timeout_s or timeout_s
+    name, limit_s = spec.schema.name, spec.timeout_s or timeout_s
     if spec.isolated:
         return await run_isolated(
-            pool(), spec.name, spec.function, (None,) * spec.takes_self, keywords, limit_s
+            pool(), name, spec.function, (None,) * spec.takes_self, keywords, limit_s
         )
     positional = (owner,) if spec.takes_self else ()
+    if spec.is_async:
+        return await _run_async(spec, positional, keywords, limit_s)
 
     def call() -> object:
-        with user_code(f"tool {spec.name}", shows_tool_errors=True):
+        with user_code(f"tool {name}", shows_tool_errors=True):
             return spec.function(*positional, **keywords)
 
-    if not spec.is_async:
-        try:
-            return await caller.call_sync(f"tool {spec.name}", call, limit_s)
-        except TimeoutError:
-            raise ToolHangs(f"tool {spec.name} did not end within {limit_s:g} s") from None
-    return await _run_async(spec, cast("Coroutine[object, object, object]", call()), limit_s)
+    try:
+        return await caller.call_sync(f"tool {name}", call, limit_s)
+    except TimeoutError:
+        raise ToolHangs(f"tool {name} did not end within {limit_s:g} s") from None
 
 
 async def _run_async(
-    spec: ToolSpec, coroutine: Coroutine[object, object, object], limit_s: float
+    spec: ToolSpec, positional: tuple[object, ...], keywords: Mapping[str, object], limit_s: float
 ) -> object:
-    async def guarded() -> object:
-        with user_code(f"tool {spec.name}", shows_tool_errors=True):
-            return await coroutine
+    async def call() -> object:
+        with user_code(f"tool {spec.schema.name}", shows_tool_errors=True):
+            return await cast("Awaitable[object]", spec.function(*positional, **keywords))
 
     try:
-        return await within(limit_s, guarded())
+        return await within(limit_s, call())
     except OutOfTime:
         raise timed_out(limit_s) from None
 

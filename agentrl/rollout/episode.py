@@ -157,6 +157,8 @@ class _Turns:
                 f"{self._limits.prompt_tokens}"
             )
         record.begin(prompt, self._first, len(self._first))
+        self._shown = self._first
+        """What the next request shows."""
 
     async def take(self) -> None:
         """Sample, let the environment answer and append both, until something ends the episode.
@@ -165,7 +167,7 @@ class _Turns:
         """
         record = self._record
         while record.stop is None:
-            completion = await self._sample(record.shown(self._env.conversation), trained=True)
+            completion = await self._sample(self._shown, trained=True)
             record.hand_over(turn := self._parse_turn(completion, self._tools))
             transition = await self._env.advance(turn)
             record.book(transition)
@@ -207,8 +209,9 @@ class _Turns:
         else:
             await self._append(step, shown)
 
-    async def _append(self, step: Continuation, shown: Sequence[Message]) -> None:
+    async def _append(self, step: Continuation, shown: tuple[Message, ...]) -> None:
         """Go on with the segment; where the template rewrites history, with the next one."""
+        self._shown = shown
         if step.forks:
             await self._begin_segment(shown)
         elif (full := self._full(self._record.tokens.num_tokens, len(step.ids))) is not None:
@@ -236,6 +239,7 @@ class _Turns:
             await self.truncate(full)
             return
         self._record.begin(ids, messages, len(self._env.conversation))
+        self._shown = tuple(messages)
 
     def _full(self, before: int, more: int) -> EpisodeStop | None:
         """Which budget leaves no room for a completion behind a segment of so many tokens."""

@@ -154,8 +154,9 @@ class TokenRecord:
                 "which the local engine leaves out and a server may sample; use --engine local, or "
                 "check that engine and tokenizer are of one model"
             )
-        known = self._channels
-        if known is not None and channel_header(known) != channel_header(completion.channels):
+        known, found = self._channels, completion.channels
+        is_same = not (known or found) or channel_header(known or {}) == channel_header(found)
+        if known is not None and not is_same:
             raise EngineError(
                 f"the completion of turn {self._turn} has the side channels "
                 f"{sorted(completion.channels)}, those before it {sorted(known)}, or their types "
@@ -171,6 +172,8 @@ class TokenRecord:
 
     def _with_given(self, completion: Completion) -> Channels:
         """The side channels of what was given since the last completion, and of this one."""
+        if not completion.channels:
+            return {}
         num = self.num_tokens - self._num_covered
         self._num_covered = self.num_tokens + len(completion.ids_T)
         result: dict[str, NDArray[np.generic]] = {}

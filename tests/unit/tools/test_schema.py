@@ -5,6 +5,7 @@ import pytest
 
 from agentrl.errors import ConfigError, ToolError
 from agentrl.tools import ToolSpec, tool, tool_spec, tools_of
+from agentrl.types import Json
 
 
 class Color(Enum):
@@ -67,7 +68,8 @@ def test_the_schema_says_what_hints_and_docstring_say() -> None:
 
 
 def test_arguments_arrive_as_the_hints_say() -> None:
-    arguments = spec_of(paint).bind({"what": "a", "color": "red", "size": 2, "sides": ["left"]})
+    given: dict[str, Json] = {"what": "a", "color": "red", "size": 2, "sides": ["left"]}
+    arguments = spec_of(paint).arguments.bind(given)
     assert arguments == {"what": "a", "color": Color.RED, "size": 2.0, "sides": ["left"]}
     assert isinstance(arguments["size"], float)
     assert paint(**arguments) == "a red 1 2.0 False ['left'] None None"  # type: ignore[arg-type]
@@ -91,7 +93,7 @@ def test_arguments_that_do_not_fit_name_their_field(
     arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ToolError, match=message) as caught:
-        spec_of(paint).bind(arguments)
+        spec_of(paint).arguments.bind(arguments)
     assert len(str(caught.value)) < 300
 
 
