@@ -20,7 +20,6 @@ def _run_algorithm_list(options: JsonOption, arguments: Arguments) -> int:
 
 
 COMMAND = Verb(
-    name="algorithm list",
     summary="List the built-in algorithms, estimators and losses, with paper and needs.",
     examples=["agentrl algorithm list", "agentrl algorithm list --json"],
     options=JsonOption,

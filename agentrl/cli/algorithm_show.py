@@ -33,7 +33,6 @@ def _render_entry(entry: "AlgorithmEntry") -> str:
 
 
 COMMAND = Verb(
-    name="algorithm show",
     summary="Show formula, paper, options, needs and cost of an algorithm, an estimator or a loss.",
     examples=["agentrl algorithm show gspo"],
     options=JsonOption,

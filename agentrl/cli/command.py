@@ -46,7 +46,6 @@ class Verb(Generic[O]):
     ends in dots stands for any number.
     """
 
-    name: str
     summary: str
     examples: Sequence[str]
     options: type[O]
@@ -56,8 +55,8 @@ class Verb(Generic[O]):
     short: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def invoke(command: Verb[O], argv: Sequence[str]) -> int:
-    """Run a command with the arguments after its name.
+def invoke(name: str, command: Verb[O], argv: Sequence[str]) -> int:
+    """Run a command, called so, with the arguments after its name.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -66,13 +65,13 @@ def invoke(command: Verb[O], argv: Sequence[str]) -> int:
     if "--help" in before or "-h" in before:
         from agentrl.cli.help import render
 
-        print(render(command))
+        print(render(name, command))
         return 0
-    options, arguments = parse(command, argv)
+    options, arguments = parse(name, command, argv)
     return command.run(options, arguments)
 
 
-def parse(command: Verb[O], argv: Sequence[str]) -> tuple[O, Arguments]:
+def parse(name: str, command: Verb[O], argv: Sequence[str]) -> tuple[O, Arguments]:
     """Split arguments into the command's own options and the rest.
 
     Raises:
@@ -85,23 +84,23 @@ def parse(command: Verb[O], argv: Sequence[str]) -> tuple[O, Arguments]:
     positional, flags = split_flags(argv, switches_of(known, command.short))
     mine = [flag for flag in flags if command.config is None or flag.key in own]
     options = load_config(command.options, flags=mine).config
-    _check_count(command, positional)
+    _check_count(name, command, positional)
     rest = tuple(flag for flag in flags if flag not in mine)
     return options, Arguments(positional=tuple(positional), flags=rest)
 
 
-def _check_count(command: Verb[O], positional: Sequence[str]) -> None:
-    needed = [name for name in command.takes if not name.startswith("[")]
+def _check_count(name: str, command: Verb[O], positional: Sequence[str]) -> None:
+    needed = [taken for taken in command.takes if not taken.startswith("[")]
     if len(positional) < len(needed):
         raise ConfigError(
-            f"{command.name}: got no {needed[len(positional)]}, expected one;"
+            f"{name}: got no {needed[len(positional)]}, expected one;"
             f" for example: {command.examples[0]}"
         )
     any_number = bool(command.takes) and command.takes[-1].rstrip("]").endswith("...")
     if len(positional) > len(command.takes) and not any_number:
         extra = positional[len(command.takes)]
         wanted = " ".join(command.takes) or "none"
-        raise ConfigError(f'{command.name}: got the argument "{extra}", expected {wanted}')
+        raise ConfigError(f'{name}: got the argument "{extra}", expected {wanted}')
 
 
 def check_name(name: str, known: Sequence[str], done: str) -> None:

@@ -176,7 +176,7 @@ def _run_command_line(arguments: list[str]) -> int:
     module = importlib.import_module(f"agentrl.cli.{name.replace(' ', '_')}")
     from agentrl.cli.command import invoke
 
-    return invoke(module.COMMAND, rest)
+    return invoke(name, module.COMMAND, rest)
 
 
 def _command(arguments: list[str]) -> tuple[str, list[str]]:

@@ -37,7 +37,6 @@ def _run_doctor(options: JsonOption, arguments: Arguments) -> int:
 
 
 COMMAND = Verb(
-    name="doctor",
     summary="Show versions, devices, engines and sandboxes of this machine.",
     examples=["agentrl doctor", "agentrl doctor --json"],
     options=JsonOption,

@@ -62,7 +62,6 @@ async def _check_url(url: str, model: str | None) -> list[EngineCheckRow]:
 
 
 COMMAND = Verb(
-    name="engine check",
     summary="Ask a running SGLang server whether it can be trained with.",
     examples=[
         "agentrl engine check http://127.0.0.1:30000",

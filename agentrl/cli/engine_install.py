@@ -26,7 +26,6 @@ def _run_engine_install(options: InstallOptions, arguments: Arguments) -> int:
 
 
 COMMAND = Verb(
-    name="engine install",
     summary="Install an engine's server into an environment of its own.",
     examples=["agentrl engine install sglang --cpu", "agentrl engine install sglang"],
     options=InstallOptions,

@@ -83,7 +83,6 @@ def _serve_sglang(options: ServeOptions, config: EngineConfig, keys: Keys) -> in
 
 
 COMMAND = Verb(
-    name="engine serve",
     summary="Start a server for a model; it ends with this command.",
     examples=[
         "agentrl engine serve sglang --model tiny --port 30000",

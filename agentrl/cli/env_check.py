@@ -93,7 +93,6 @@ def _limits(model: str, arguments: Arguments) -> tuple[Tokenizer, int]:
 
 
 COMMAND = Verb(
-    name="env check",
     summary="Let scripted agents play an environment and report what is wrong with it.",
     examples=[
         "agentrl env check calculator",

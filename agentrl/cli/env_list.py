@@ -40,7 +40,6 @@ def _run_env_list(options: JsonOption, arguments: Arguments) -> int:
 
 
 COMMAND = Verb(
-    name="env list",
     summary="List the built-in environments and their parameters.",
     examples=["agentrl env list", "agentrl env list --json"],
     options=JsonOption,

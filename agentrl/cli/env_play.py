@@ -103,7 +103,6 @@ def _show_messages(messages: tuple[Message, ...]) -> None:
 
 
 COMMAND = Verb(
-    name="env play",
     summary="Play an episode by hand: a line is a turn.",
     examples=[
         "agentrl env play swe_sandbox",

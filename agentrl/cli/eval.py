@@ -52,7 +52,6 @@ def render(result: EvalResult) -> str:
 
 
 COMMAND = Verb(
-    name="eval",
     summary="Play held-out tasks with a model; no trainer is loaded.",
     examples=[
         "agentrl eval --env calculator --model runs/last/model",

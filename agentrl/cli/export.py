@@ -30,7 +30,6 @@ def _run_export(options: ExportOptions, arguments: Arguments) -> int:
 
 
 COMMAND = Verb(
-    name="export",
     summary="Write a run's model, or that of a checkpoint, as a Hugging Face folder.",
     examples=["agentrl export last my-model", "agentrl export last my-adapter --adapter"],
     options=ExportOptions,

@@ -17,11 +17,11 @@ from agentrl.config.schema import Schema, is_switch, schema_of
 _INDENT = 30
 
 
-def render(command: Verb[Any]) -> str:
+def render(name: str, command: Verb[Any]) -> str:
     """Usage, examples, then every flag: the command's own, the short names, all keys."""
     flags = " [--KEY VALUE ...]" if command.config else ""
-    takes = "".join(f" {name}" for name in command.takes)
-    lines = [f"usage: agentrl {command.name}{takes}{flags}", "", command.summary]
+    takes = "".join(f" {taken}" for taken in command.takes)
+    lines = [f"usage: agentrl {name}{takes}{flags}", "", command.summary]
     lines += ["", "examples:", *(f"  {example}" for example in command.examples)]
     lines += ["", "options:", *_keys(schema_of(command.options), {})]
     lines += _entry("--help", "Show this.")

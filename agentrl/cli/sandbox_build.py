@@ -13,7 +13,6 @@ def _run_sandbox_build(options: Config, arguments: Arguments) -> int:
 
 
 COMMAND = Verb(
-    name="sandbox build",
     summary="Build the image of Docker sandboxes from this machine's Debian packages; no registry "
     "is asked.",
     examples=["agentrl sandbox build", "agentrl sandbox build my-sandbox:latest"],

@@ -11,7 +11,6 @@ def _run_sandbox_gc(options: JsonOption, arguments: Arguments) -> int:
 
 
 COMMAND = Verb(
-    name="sandbox gc",
     summary="Remove the sandboxes of processes that are gone; those in use stay.",
     examples=["agentrl sandbox gc"],
     options=JsonOption,

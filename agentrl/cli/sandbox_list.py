@@ -23,7 +23,6 @@ def show(found: Sequence[Found], options: JsonOption, nothing: str) -> None:
 
 
 COMMAND = Verb(
-    name="sandbox list",
     summary="List the sandboxes that exist on this machine, and which are left over.",
     examples=["agentrl sandbox list", "agentrl sandbox list --json"],
     options=JsonOption,

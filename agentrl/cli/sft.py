@@ -16,7 +16,6 @@ def _run_sft(options: JsonOption, arguments: Arguments) -> int:
 
 
 COMMAND = Verb(
-    name="sft",
     summary="Train a model on an environment's scripted demonstrations.",
     examples=[
         "agentrl sft --env calculator",

@@ -70,7 +70,6 @@ def _entries(options: BuildOptions, packages: tuple[str, ...]) -> tuple[RecipeEn
 
 
 COMMAND = Verb(
-    name="tasks build",
     summary="Turn Python packages that have tests into validated repair tasks.",
     examples=[
         "agentrl tasks build isodate==0.7.2 --tasks 5",

@@ -41,7 +41,6 @@ def _run_tasks_check(options: TasksOptions, arguments: Arguments) -> int:
 
 
 COMMAND = Verb(
-    name="tasks check",
     summary="Say which repair tasks of a file are guarded by decoys, and which cannot be graded.",
     examples=["agentrl tasks check", "agentrl tasks check tasks.jsonl --sandbox bwrap"],
     options=TasksOptions,

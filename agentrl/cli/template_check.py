@@ -111,7 +111,6 @@ def _of_model(model: str, template: str | None = None) -> Tokenizer:
 
 
 COMMAND = Verb(
-    name="template check",
     summary="Try a chat template on short conversations and report what breaks.",
     examples=[
         "agentrl template check tiny",

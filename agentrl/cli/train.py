@@ -84,7 +84,6 @@ def _train_run(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) 
 
 
 COMMAND = Verb(
-    name="train",
     summary="Train a model on an environment by reinforcement learning.",
     examples=[
         "agentrl train --env calculator",

@@ -39,7 +39,6 @@ def _run(options: Options, arguments: Arguments) -> int:
 
 
 COMMAND = Verb(
-    name="train",
     summary="Train.",
     examples=["agentrl train run.toml"],
     options=Options,
@@ -49,7 +48,6 @@ COMMAND = Verb(
     short={"lr": "trainer.lr", "steps": "steps", "env": "env"},
 )
 PLAIN = Verb(
-    name="check",
     summary="Check.",
     examples=["agentrl check x"],
     options=JsonOption,
@@ -60,7 +58,7 @@ PLAIN = Verb(
 
 def test_a_command_gets_its_options_and_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--dry-run", "run.toml", "--lr", "3", "--trainer.fast", "--resume", "x", "--json"]
-    assert invoke(COMMAND, argv) == 3
+    assert invoke("train", COMMAND, argv) == 3
     assert capsys.readouterr().out == "True x True run.toml --lr=3 --trainer.fast=None\n"
 
 
@@ -77,7 +75,7 @@ def test_a_command_gets_its_options_and_the_rest(capsys: pytest.CaptureFixture[s
 def test_arguments_are_split(
     argv: Sequence[str], positional: tuple[str, ...], flags: list[tuple[str, str | None]]
 ) -> None:
-    _, arguments = parse(COMMAND, argv)
+    _, arguments = parse("train", COMMAND, argv)
     assert arguments.positional == positional
     assert [(flag.name, flag.text) for flag in arguments.flags] == flags
 
@@ -96,7 +94,7 @@ def test_a_wrong_argument_gets_one_sentence(
     command: Verb[JsonOption], argv: Sequence[str], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(command, argv)
+        parse("train" if command is COMMAND else "check", command, argv)
     assert str(caught.value) == message
 
 
@@ -104,7 +102,7 @@ def test_help_shows_every_key(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    assert invoke(COMMAND, ["run.toml", "--help"]) == 0
+    assert invoke("train", COMMAND, ["run.toml", "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "usage: agentrl train [run.toml] [--KEY VALUE ...]"
     assert "  agentrl train run.toml" in lines
@@ -128,13 +126,11 @@ def test_help_shows_every_key(
 
 def test_help_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "72")
-    assert max(len(line) for line in render(COMMAND).splitlines()) <= 72
+    assert max(len(line) for line in render("train", COMMAND).splitlines()) <= 72
 
 
 def test_a_name_with_dots_takes_any_number(capsys: pytest.CaptureFixture[str]) -> None:
-    command = Verb(
-        name="build", summary="", examples=["x"], options=Options, run=_run, takes=["[THING...]"]
-    )
+    command = Verb(summary="", examples=["x"], options=Options, run=_run, takes=["[THING...]"])
     for arguments in ([], ["a"], ["a", "b", "c"]):
-        assert invoke(command, arguments) == 3
+        assert invoke("build", command, arguments) == 3
         assert capsys.readouterr().out.split()[3:] == arguments

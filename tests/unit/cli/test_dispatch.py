@@ -14,7 +14,6 @@ from agentrl.errors import ConfigError, EngineError, RunError
 def _as_doctor(monkeypatch: pytest.MonkeyPatch, run: Callable[[], int]) -> None:
     module = types.ModuleType("agentrl.cli.doctor")
     module.COMMAND = Verb(  # type: ignore[attr-defined]  # a module made for the test
-        name="doctor",
         summary="",
         examples=["x"],
         options=JsonOption,
