@@ -113,12 +113,13 @@ class _Probe:
                 after_calls = self._after_calls(after_text)
         except ConfigError as error:
             fault = fault or str(error)
+        told = self._render([USER], tools=True, generate=True)
         return TemplateProfile(
             dialect=self._dialect,
             fault=fault,
             after_text=after_text,
             after_calls=after_calls,
-            shows_tools=self._shows_tools(),
+            shows_tools=all(self._words[word] in told for word in ("tool", "about", "key")),
             shows_calls=not call_fault,
             results_fault=self._results_fault() if call_fault else "",
             parallel_calls=not call_fault and self._parallel(),
@@ -223,10 +224,6 @@ class _Probe:
         if self._words["result"] in text:
             return ""
         return "it drops the result of a call: nothing of it is written for user, assistant, tool"
-
-    def _shows_tools(self) -> bool:
-        text = self._render([USER], tools=True, generate=True)
-        return all(self._words[word] in text for word in ("tool", "about", "key"))
 
     def _parallel(self) -> bool:
         chat = [USER, Message(role="assistant", tool_calls=self._two), *self._results]

@@ -28,8 +28,5 @@ class Hermes(ToolFormat):
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""
-        return "\n".join(f"{CALL}\n{_write_call(call)}\n{CALL_END}" for call in calls)
-
-
-def _write_call(call: ToolCall) -> str:
-    return to_json({"name": call.name, "arguments": call.arguments})
+        written = (to_json({"name": call.name, "arguments": call.arguments}) for call in calls)
+        return "\n".join(f"{CALL}\n{call}\n{CALL_END}" for call in written)

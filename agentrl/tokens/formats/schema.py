@@ -165,15 +165,12 @@ def _fit_object(value: Mapping[str, Json], schema: Schema, path: str) -> Json:
     for key, item in value.items():
         inner = properties.get(key, rest)
         if inner is False:
-            raise SchemaMismatch(_unexpected(_join(path, key), key, list(properties)))
+            near = difflib.get_close_matches(key[:100], list(properties), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {list(properties)}"
+            mark = "," if near else ";"
+            raise SchemaMismatch(f"{_at(_join(path, key))} is not expected{mark} {hint}")
         fitted[key] = fit(item, inner, _join(path, key)) if isinstance(inner, Mapping) else item
     return fitted
-
-
-def _unexpected(path: str, key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key[:100], known, n=1)
-    hint = f", did you mean {near[0]!r}?" if near else f"; known are {known}"
-    return f"{_at(path)} is not expected{hint}"
 
 
 def _list(value: Json) -> Sequence[Json]:

@@ -39,9 +39,10 @@ class Tags:
     def write(self, arguments: Mapping[str, Json]) -> str:
         """The arguments as a model writes them, one a line."""
         before, behind = self.argument[0], "\n".join(self.argument[1:])
+        texts = {k: v if isinstance(v, str) else to_json(v) for k, v in arguments.items()}
         return "".join(
-            f"{before}{key}{behind}{self.line}{_written(value)}{self.line}{self.argument_end}\n"
-            for key, value in arguments.items()
+            f"{before}{key}{behind}{self.line}{text}{self.line}{self.argument_end}\n"
+            for key, text in texts.items()
         )
 
     def read(self, reader: Reader, name: str) -> dict[str, str]:
@@ -90,7 +91,7 @@ class Tags:
             reader.position = place + len(tag)
             opened += 1 if tag == self.argument[0] else -1
             if opened <= 0 and self._follows(reader):
-                return self._without_lines(reader.text[begin:place])
+                return reader.text[begin:place].removeprefix(self.line).removesuffix(self.line)
             place, tag = reader.next(tags)
         reader.position = begin
         if not tag:
@@ -107,9 +108,6 @@ class Tags:
         reader.position = position
         return False
 
-    def _without_lines(self, text: str) -> str:
-        return text.removeprefix(self.line).removesuffix(self.line)
-
 
 def name_before(reader: Reader, marker: str) -> str:
     """The name of a tool or an argument before `marker`; moves behind it. Raises Lost."""
@@ -118,7 +116,3 @@ def name_before(reader: Reader, marker: str) -> str:
         reader.position = begin
         raise Lost("malformed", f"expected a name before {marker}")
     return name
-
-
-def _written(value: Json) -> str:
-    return value if isinstance(value, str) else to_json(value)

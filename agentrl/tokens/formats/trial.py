@@ -1,6 +1,5 @@
 """A format of a user's, tried before a run begins: what it writes, it has to read again."""
 
-from collections.abc import Sequence
 from typing import Final
 
 from agentrl.boundary import user_code
@@ -41,8 +40,10 @@ def check_format(kind: object, label: str) -> type[ToolFormat]:
     for written, calls in ((text, CALLS), (made.render_calls(CALLS[:1]), CALLS[:1])):
         found = _parse(made, written, label).calls
         if [_key(call) for call in found] != [_key(call) for call in calls]:
+            errors = [call.message for call in found if isinstance(call, CallError)]
+            said = f"{len(found) - len(errors)} calls" + (f" ({errors[0]})" if errors else "")
             raise ConfigError(
-                f"{label} wrote {len(calls)} calls as {written!r}, but reads {_shown(found)}; "
+                f"{label} wrote {len(calls)} calls as {written!r}, but reads {said}; "
                 "read_call has to read what render_calls writes"
             )
     for end in range(len(text)):
@@ -57,8 +58,3 @@ def _parse(made: ToolFormat, text: str, label: str) -> AssistantTurn:
 
 def _key(call: ToolCall | CallError) -> object:
     return (call.name, call.arguments) if isinstance(call, ToolCall) else None
-
-
-def _shown(calls: Sequence[ToolCall | CallError]) -> str:
-    errors = [call.message for call in calls if isinstance(call, CallError)]
-    return f"{len(calls) - len(errors)} calls" + (f" ({errors[0]})" if errors else "")
