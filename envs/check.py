@@ -141,7 +141,7 @@ async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[tuple[str, F
     if any(tool.isolated for tool in declaration(type(env)).tools.values()):
         # The process that isolated tools share outlives episodes: let it be there before.
         await env.services.tool_pool.call(int, timeout_s=_WORKER_S)
-    before = _census()
+    before = _count_leakable()
     random = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
     again = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
     echo = await _play_all(env, EchoAgent(), tasks)
@@ -205,7 +205,7 @@ async def _expert_row(
 ) -> Finding:
     """Whether the reward tells the expert, or else anybody, from agents that know nothing."""
     agent = type(env).expert()
-    returns = {name: _mean(played) for name, played in simple.items()}
+    returns = {name: _mean_return(played) for name, played in simple.items()}
     if agent is None:
         values = {p.value for played in simple.values() for p in played}
         if len(values) == 1 and values != {0.0}:
@@ -214,7 +214,7 @@ async def _expert_row(
         return True, "none; sft needs one"
     ok, detail = _agent_row(played := await _play_all(env, agent, tasks))
     best = max(returns, key=lambda name: returns[name])
-    if ok and _mean(played) <= returns[best]:
+    if ok and _mean_return(played) <= returns[best]:
         return False, f"{detail}, but the {best} agent gets {returns[best]:.3g}"
     return ok, detail
 
@@ -256,10 +256,13 @@ def _agent_row(played: list[_Played]) -> Finding:
     if invalid:
         return False, f"episode {len(played)} is invalid: {invalid[0].reason}"
     turns = sum(len(p.rewards) for p in played) / len(played)
-    return True, f"{len(played)} episodes, mean return {_mean(played):.3g}, {turns:.1f} turns"
+    return (
+        True,
+        f"{len(played)} episodes, mean return {_mean_return(played):.3g}, {turns:.1f} turns",
+    )
 
 
-def _mean(played: list[_Played]) -> float:
+def _mean_return(played: list[_Played]) -> float:
     return sum(p.value for p in played) / len(played)
 
 
@@ -284,7 +287,7 @@ async def _reset_row(env: ToolEnv, task: Task) -> Finding:
     return same, detail
 
 
-def _census() -> dict[str, int]:
+def _count_leakable() -> dict[str, int]:
     """What a process can leak."""
     process = psutil.Process(os.getpid())
     return {
@@ -297,12 +300,12 @@ def _census() -> dict[str, int]:
 
 async def _settled_census(before: dict[str, int]) -> dict[str, int]:
     """The census after threads and processes that are ending had a second to do so."""
-    after = _census()
+    after = _count_leakable()
     for _ in range(20):
         if all(after[kind] <= before[kind] for kind in before):
             break
         await asyncio.sleep(0.05)
-        after = _census()
+        after = _count_leakable()
     return after
 
 

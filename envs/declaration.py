@@ -50,7 +50,7 @@ def declaration(cls: "type[ToolEnv]") -> Declaration:
     """
     found: object = vars(cls).get("_declaration")
     if not isinstance(found, Declaration):
-        found = _declare(cls)
+        found = _read_class(cls)
         type.__setattr__(cls, "_declaration", found)
     return found
 
@@ -69,10 +69,10 @@ def refresh_declaration(cls: "type[ToolEnv]") -> None:
 
 
 def _own_verifier(cls: "type[ToolEnv]") -> Verifier | None:
-    return None if cls.verifier is None else resolve_verifier(cls.verifier, _folder(cls))
+    return None if cls.verifier is None else resolve_verifier(cls.verifier, _folder_of(cls))
 
 
-def _declare(cls: "type[ToolEnv]") -> Declaration:
+def _read_class(cls: "type[ToolEnv]") -> Declaration:
     _check_init(cls)
     rules_of(cls)
     if not callable(cls.context):
@@ -82,9 +82,9 @@ def _declare(cls: "type[ToolEnv]") -> Declaration:
         verifier=verifier,
         success_at=_success_at(cls, verifier),
         tools={spec.name: spec for spec in _all_tools(cls)},
-        source=_source(cls),
+        source=_find_source(cls),
         hooks=frozenset(
-            h for h in ("setup", "reply", "score", "state_key", "teardown") if _overrides(cls, h)
+            h for h in ("setup", "reply", "score", "state_key", "teardown") if _defines_hook(cls, h)
         ),
     )
 
@@ -117,7 +117,7 @@ def require_scoring(cls: "type[ToolEnv]", verifier: object | None) -> None:
     Raises:
         ConfigError: There is none, or the class declares two.
     """
-    own = _overrides(cls, "score")
+    own = _defines_hook(cls, "score")
     if own and cls.verifier is not None:
         raise ConfigError(f"{cls.__name__} has both verifier and score; keep one of them")
     if not own and cls.verifier is None and verifier is None:
@@ -131,8 +131,8 @@ def task_source(cls: "type[ToolEnv]", config: Config) -> TaskSource:
     return declaration(cls).source(config)
 
 
-def _source(cls: "type[ToolEnv]") -> Callable[[Config], TaskSource]:
-    folder = _folder(cls)
+def _find_source(cls: "type[ToolEnv]") -> Callable[[Config], TaskSource]:
+    folder = _folder_of(cls)
     found = ["tasks"] * (cls.tasks is not None)
     found += [name for name in ("make_task", "list_tasks") if hasattr(cls, name)]
     match found:
@@ -141,7 +141,7 @@ def _source(cls: "type[ToolEnv]") -> Callable[[Config], TaskSource]:
             return lambda _: current()
         case ["list_tasks"]:
             list_tasks = cast("Callable[[Config], Tasks]", getattr(cls, "list_tasks"))  # noqa: B009
-            return lambda config: listed_tasks(_listed(list_tasks, config), folder)
+            return lambda config: listed_tasks(_call_list_tasks(list_tasks, config), folder)
         case ["make_task"]:
             make_task = _make_task(cls)
             return lambda config: GeneratedTasks(lambda rng, split: make_task(rng, split, config))
@@ -152,7 +152,7 @@ def _source(cls: "type[ToolEnv]") -> Callable[[Config], TaskSource]:
             )
 
 
-def _listed(list_tasks: Callable[[Config], Tasks], config: Config) -> Tasks:
+def _call_list_tasks(list_tasks: Callable[[Config], Tasks], config: Config) -> Tasks:
     with user_code("list_tasks"):
         return list_tasks(config)
 
@@ -210,13 +210,13 @@ def _all_tools(cls: "type[ToolEnv]") -> tuple[ToolSpec, ...]:
     return unique_tools(tuple(specs), cls.__name__)
 
 
-def _overrides(cls: "type[ToolEnv]", hook: str) -> bool:
+def _defines_hook(cls: "type[ToolEnv]", hook: str) -> bool:
     """True if a class below ToolEnv defines the hook."""
     definer = next(base for base in cls.__mro__ if hook in vars(base))
     return definer.__module__ != "agentrl.envs.toolenv"
 
 
-def _folder(cls: type) -> Path:
+def _folder_of(cls: type) -> Path:
     """Where the class is written, else the current directory."""
     try:
         return Path(inspect.getfile(cls)).resolve().parent

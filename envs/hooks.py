@@ -118,7 +118,7 @@ class World:
         try:
             result = await self.call_sync(what, guarded, self._rules.hook_timeout_s)
         except TimeoutError:
-            raise self._late(what) from None
+            raise self._late_fault(what) from None
         if inspect.isawaitable(result):
             return await self._in_loop(what, lambda: result)
         return result
@@ -168,11 +168,11 @@ class World:
 
     async def _in_loop(self, what: str, hook: Hook) -> object:
         try:
-            return await within(self._rules.hook_timeout_s, _here(what, hook))
+            return await within(self._rules.hook_timeout_s, _run_here(what, hook))
         except OutOfTime:
-            raise self._late(what) from None
+            raise self._late_fault(what) from None
 
-    def _late(self, what: str) -> EnvironmentFault:
+    def _late_fault(self, what: str) -> EnvironmentFault:
         return EnvironmentFault(f"{what} did not end within {self._rules.hook_timeout_s:g} s")
 
     def _next_step(self) -> tuple[str, Hook, bool] | None:
@@ -195,12 +195,12 @@ class World:
     async def _close_here(self) -> None:
         while step := self._next_step():
             try:
-                await _here(step[0], step[1])
+                await _run_here(step[0], step[1])
             except EpisodeError as fault:
                 _log.warning("%s, after it hung: %s", self._doing, fault)
 
 
-async def _here(what: str, hook: Hook) -> object:
+async def _run_here(what: str, hook: Hook) -> object:
     """Run on this thread."""
     with user_code(what):
         result = hook()

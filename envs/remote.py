@@ -132,7 +132,7 @@ class EnvProcess:
         await asyncio.gather(self._process, return_exceptions=True)
 
     async def _exchange_frames(self, request: object) -> Reply:
-        await _send(self._streams[1], request)
+        await _send_frame(self._streams[1], request)
         return cast("Reply", await _receive_frame(self._streams[0]))
 
 
@@ -141,10 +141,10 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 def serve(address: str, birth: EnvSpec) -> None:
     """What the process runs: the environment, until the other side hangs up."""
-    asyncio.run(_serve(address, birth))
+    asyncio.run(_serve_requests(address, birth))
 
 
-async def _serve(address: str, birth: EnvSpec) -> None:
+async def _serve_requests(address: str, birth: EnvSpec) -> None:
     own_score = "score" in declaration(birth.env_class).hooks
     verifier = None if own_score else _scored_outside
     env = birth.env_class(birth.config, verifier=verifier)
@@ -156,7 +156,7 @@ async def _serve(address: str, birth: EnvSpec) -> None:
             method, args, kwargs = cast("tuple[str, Any, Any]", await _receive_frame(reader))
         except EOFError:
             return
-        await _send(writer, await _answer_request(env, method, args, kwargs))
+        await _send_frame(writer, await _answer_request(env, method, args, kwargs))
 
 
 async def _answer_request(env: "ToolEnv", method: str, args: Any, kwargs: Any) -> Reply:
@@ -172,7 +172,7 @@ def _scored_outside(task: Task, answer: Any) -> float:
     return 0.0
 
 
-async def _send(writer: asyncio.StreamWriter, value: object) -> None:
+async def _send_frame(writer: asyncio.StreamWriter, value: object) -> None:
     data = dumps(value)
     writer.write(_LENGTH.pack(len(data)) + data)
     await writer.drain()
@@ -276,7 +276,7 @@ class RemotePlay:
         except TimeoutError:
             raise EnvironmentFault("teardown did not end in time; its process is gone") from None
         finally:
-            await self._kill()
+            await self._kill_process()
 
     async def _call_remote(
         self, method: str, limit_s: float, *args: object, **kwargs: object
@@ -287,7 +287,7 @@ class RemotePlay:
         try:
             reply = await self._process.ask(method, limit_s + _SLACK_S, *args, **kwargs)
         except ProcessDied:
-            await self._kill()
+            await self._kill_process()
             self._view = replace(self._view, stop=EpisodeStop.INVALID)
             raise
         if reply.view is not None:
@@ -306,13 +306,13 @@ class RemotePlay:
 
     async def _give_up(self, stop: EpisodeStop, turn: AssistantTurn | None) -> Transition:
         """The process is stuck in a turn: that ends the episode."""
-        await self._kill()
+        await self._kill_process()
         new = () if turn is None else (turn.message(),)
         answer = None if turn is None else turn.text
         self._view = replace(self._view, messages=(*self.messages, *new), answer=answer, stop=stop)
         return Transition(stop=stop, num_calls=0 if turn is None else len(turn.calls))
 
-    async def _kill(self) -> None:
+    async def _kill_process(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             await process.kill()

@@ -98,7 +98,9 @@ def listed_tasks(tasks: Tasks, folder: Path) -> ListedTasks:
         ConfigError: A file is missing, a line is no task, a list is empty.
     """
     splits = tasks if isinstance(tasks, Mapping) else {"train": tasks}
-    return ListedTasks({split: _read(split, listed, folder) for split, listed in splits.items()})
+    return ListedTasks(
+        {split: _read_list(split, listed, folder) for split, listed in splits.items()}
+    )
 
 
 def declared_tasks(tasks: Tasks, folder: Path) -> Callable[[], ListedTasks]:
@@ -130,7 +132,7 @@ def stamp_of(file: Path) -> Stamp:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _read(split: str, tasks: TaskList, folder: Path) -> tuple[Task, ...]:
+def _read_list(split: str, tasks: TaskList, folder: Path) -> tuple[Task, ...]:
     if isinstance(tasks, str | Path):
         found = read_tasks(folder / tasks)
     else:
@@ -156,7 +158,7 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
 
 def _parse_line(line: str, where: str) -> Task:
     try:
-        item: object = json.loads(line, parse_constant=_refuse_number, parse_float=_finite)
+        item: object = json.loads(line, parse_constant=_refuse_number, parse_float=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is no JSON: {error}") from error
     return _to_task(item, where)
@@ -166,7 +168,7 @@ def _refuse_number(text: str) -> float:
     raise ValueError(f"{text} is no number that JSON has")
 
 
-def _finite(text: str) -> float:
+def _refuse_constant(text: str) -> float:
     return number if math.isfinite(number := float(text)) else _refuse_number(text)
 
 
@@ -185,7 +187,7 @@ def _to_task(item: object, where: str) -> Task:
         raise ConfigError(f"{where} has data of type {type(data).__name__}, expected an object")
     try:
         return Task(
-            prompt=_prompt(fields["prompt"], where),
+            prompt=_read_prompt(fields["prompt"], where),
             answer=fields.get("answer"),
             data=cast("Mapping[str, Any]", data or {}),
             id=str(fields.get("id") or ""),
@@ -194,12 +196,12 @@ def _to_task(item: object, where: str) -> Task:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _prompt(prompt: object, where: str) -> str | tuple[Message, ...]:
+def _read_prompt(prompt: object, where: str) -> str | tuple[Message, ...]:
     """Text, or messages in their usual JSON form."""
     if isinstance(prompt, str):
         return prompt
     messages = cast("list[object]", prompt) if isinstance(prompt, list) else []
-    found = tuple(m for item in messages if (m := _message(item)) is not None)
+    found = tuple(m for item in messages if (m := _read_message(item)) is not None)
     if not found or len(found) != len(messages):
         raise ConfigError(
             f'{where} has a prompt that is neither text nor a list of {{"role", "content"}} objects'
@@ -207,7 +209,7 @@ def _prompt(prompt: object, where: str) -> str | tuple[Message, ...]:
     return found
 
 
-def _message(item: object) -> Message | None:
+def _read_message(item: object) -> Message | None:
     if not isinstance(item, dict):
         return None
     fields = cast("dict[str, object]", item)

@@ -160,16 +160,16 @@ class ToolEnv(DeclaredRules, GymSide):
     @property
     def resources(self) -> Resources:
         """What is entered here is closed at the end, in reverse order, on every path."""
-        return self._here().world.resources
+        return self._episode_here().world.resources
 
     def finish(self, answer: Any = None) -> str:
         """End the episode with this answer: `return self.finish(answer)` in a tool."""
-        self._here().finish(answer)
+        self._episode_here().finish(answer)
         return "Finished."
 
     def reward(self, value: float, part: str = "") -> None:
         """Add to the reward of the running turn; `part` is the name it is logged under."""
-        self._here().reward(value, part)
+        self._episode_here().reward(value, part)
 
     # Tasks belong to the class.
 
@@ -279,15 +279,15 @@ class ToolEnv(DeclaredRules, GymSide):
             EpisodeError: The world failed: the episode is Invalid.
             BreakerTripped: Too many sync tools hang.
         """
-        return await self._episode().advance(turn)
+        return await self._open_episode().advance(turn)
 
     async def truncate(self, stop: EpisodeStop, turn: AssistantTurn | None = None) -> Transition:
         """End the episode by a budget of the loop; a turn not yet played is recorded, not run."""
-        return await self._episode().truncate(stop, turn)
+        return await self._open_episode().truncate(stop, turn)
 
     async def ascore(self) -> Outcome:
         """Score the stopped episode; a second call gives the same outcome."""
-        play = self._episode()
+        play = self._open_episode()
         view = play.view()
         if view.stop is None:
             raise RuntimeError("the episode has not stopped; score it after its last turn")
@@ -333,14 +333,14 @@ class ToolEnv(DeclaredRules, GymSide):
         except EpisodeError as error:
             _log.warning("%s, after its setup failed: %s", type(self).__name__, error)
 
-    def _episode(self) -> Play | RemotePlay:
+    def _open_episode(self) -> Play | RemotePlay:
         if self._play is None or not self.is_open:
             raise ResetNeeded("there is no episode; call reset first")
         return self._play
 
-    def _here(self) -> Play:
+    def _episode_here(self) -> Play:
         """The episode, for what only its own code may do."""
-        play = self._episode()
+        play = self._open_episode()
         if not isinstance(play, Play):
             raise ResetNeeded("the episode is in a process of its own, out of reach from here")
         return play

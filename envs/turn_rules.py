@@ -136,12 +136,12 @@ class Play:
             raise ResetNeeded(f"the episode has stopped ({self.stop}); call reset first")
         tally = self._tally or _Tally()
         if turn is not None and turn is not self._last_turn:
-            self._record(turn)
+            self._record_turn(turn)
             tally.num_calls = len(turn.calls)
             tally.errors += [
                 call.reason if isinstance(call, CallError) else CUT_OFF for call in turn.calls
             ]
-        return self._ended(tally, stop)
+        return self._end_turn(tally, stop)
 
     async def score(self) -> Outcome:
         """The environment's own score of its final state."""
@@ -162,13 +162,13 @@ class Play:
         # Until the turn has come to its end: what cuts it off leaves an episode that cannot go on.
         self.stop = EpisodeStop.INVALID
         self._tally = tally = _Tally(num_calls=len(turn.calls))
-        self._record(turn)
+        self._record_turn(turn)
         try:
             stop = await self._play_turn(turn, tally)
         except EpisodeError:
             self._tally = None
             raise
-        return self._ended(tally, stop)
+        return self._end_turn(tally, stop)
 
     async def _play_turn(self, turn: AssistantTurn, tally: _Tally) -> EpisodeStop | None:
         if "state_key" in self._declared.hooks:
@@ -179,22 +179,22 @@ class Play:
                 )
             check_text("state_key's text", key or "")
             tally.state_key = key
-        stop = await (self._run_calls(turn.calls) if turn.calls else self._reply(turn.text))
+        stop = await (self._run_calls(turn.calls) if turn.calls else self._run_reply(turn.text))
         left = self._rules.max_turns - self._num_turns
         if stop is None and left <= 0:
             return EpisodeStop.MAX_TURNS
         if stop is None and left <= self._rules.warn_turns:
-            self._warn(tally, left)
+            self._warn_of_end(tally, left)
         return stop
 
-    def _warn(self, tally: _Tally, left: int) -> None:
+    def _warn_of_end(self, tally: _Tally, left: int) -> None:
         """Let the last tool result say that the turns are running out."""
         last = tally.messages[-1]
         if last.role == "tool":
             turns = "turn is" if left == 1 else "turns are"
             tally.messages[-1] = replace(last, content=f"{last.content}\n[{left} {turns} left.]")
 
-    def _ended(self, tally: _Tally, stop: EpisodeStop | None) -> Transition:
+    def _end_turn(self, tally: _Tally, stop: EpisodeStop | None) -> Transition:
         """Close the turn's books."""
         self._tally = None
         self.stop = stop
@@ -210,7 +210,7 @@ class Play:
             call_errors=tuple(tally.errors),
         )
 
-    def _record(self, turn: AssistantTurn) -> None:
+    def _record_turn(self, turn: AssistantTurn) -> None:
         self._num_turns += 1
         self.messages.append(turn.message())
         self._last_turn = turn
@@ -222,7 +222,7 @@ class Play:
             )
         return self._tally
 
-    async def _reply(self, text: str) -> EpisodeStop | None:
+    async def _run_reply(self, text: str) -> EpisodeStop | None:
         """A turn without calls: the next user message, or the end."""
         reply: object = None
         if "reply" in self._declared.hooks:

@@ -51,15 +51,18 @@ def examine() -> dict[str, dict[str, object]]:
     engines: dict[str, object] = {
         "local": {"works": not missing, "detail": detail},
         "scripted": {"works": True, "detail": "ready"},
-        "sglang": _sglang(),
+        "sglang": _describe_sglang(),
     }
     return {
-        "versions": {"python": platform.python_version(), **{p: _version(p) for p in _PACKAGES}},
-        "machine": _machine(),
-        "torch": _torch(),
+        "versions": {
+            "python": platform.python_version(),
+            **{p: _find_version(p) for p in _PACKAGES},
+        },
+        "machine": _describe_machine(),
+        "torch": _ask_torch(),
         "engines": engines,
         "sandboxes": {probe.name: asdict(probe) for probe in run_sync(survey())},
-        "places": _places(),
+        "places": _describe_places(),
     }
 
 
@@ -68,11 +71,11 @@ def render(report: Mapping[str, Mapping[str, object]]) -> str:
     lines: list[str] = []
     for section, facts in report.items():
         lines.append(section)
-        lines += [f"  {name:13} {one_line(_shown(fact))}" for name, fact in facts.items()]
+        lines += [f"  {name:13} {one_line(_render_fact(fact))}" for name, fact in facts.items()]
     return "\n".join(lines)
 
 
-def _shown(fact: object) -> str:
+def _render_fact(fact: object) -> str:
     table = as_mapping(fact)
     if table is None:
         return "not installed" if fact is None else str(fact)
@@ -81,14 +84,14 @@ def _shown(fact: object) -> str:
     return ", ".join(f"{name} ({count})" for name, count in table.items())
 
 
-def _version(package: str) -> str | None:
+def _find_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _machine() -> dict[str, object]:
+def _describe_machine() -> dict[str, object]:
     memory = psutil.virtual_memory()
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -97,7 +100,7 @@ def _machine() -> dict[str, object]:
     }
 
 
-def _torch() -> dict[str, object]:
+def _ask_torch() -> dict[str, object]:
     """Ask torch in a child process: importing a broken installation may kill the importer."""
     if importlib.util.find_spec("torch") is None:
         return {"error": f"not installed: {pip_line('torch')}"}
@@ -114,7 +117,7 @@ def _torch() -> dict[str, object]:
     return found
 
 
-def _sglang() -> dict[str, object]:
+def _describe_sglang() -> dict[str, object]:
     from agentrl.engine.sglang.install import SGLANG, installed
 
     found = installed()
@@ -123,7 +126,7 @@ def _sglang() -> dict[str, object]:
     return {"works": True, "detail": f"{SGLANG} for a {found.flavour.upper()} in {found.folder}"}
 
 
-def _places() -> dict[str, object]:
+def _describe_places() -> dict[str, object]:
     from agentrl.engine.local.models.resolve import default_cache_dir
 
     cache, here = default_cache_dir(), Path.cwd()

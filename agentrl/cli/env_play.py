@@ -40,7 +40,7 @@ async def _play_episode(env: ToolEnv, task: Task, options: PlayOptions) -> int:
             await env.areset(seed=options.seed, options={"task": task, "split": options.split})
             try:
                 _show_messages(env.conversation)
-                usage = (f"{name}({', '.join(_properties(s))})" for name, s in schemas.items())
+                usage = (f"{name}({', '.join(_tool_properties(s))})" for name, s in schemas.items())
                 print(f"\ntools: {', '.join(usage)}\n{_HELP}")
                 await _play_turns(env, schemas)
                 outcome = await env.ascore()
@@ -62,7 +62,7 @@ async def _play_turns(env: ToolEnv, schemas: Mapping[str, ToolSchema]) -> None:
     while stop is None:
         print("\n> ", end="", flush=True)
         line = await asyncio.to_thread(sys.stdin.readline)
-        turn = _parsed(line, schemas)
+        turn = _parse_line(line, schemas)
         if isinstance(turn, str):
             print(turn)
             continue
@@ -72,7 +72,7 @@ async def _play_turns(env: ToolEnv, schemas: Mapping[str, ToolSchema]) -> None:
     print(f"\n[{stop}]")
 
 
-def _parsed(line: str, schemas: Mapping[str, ToolSchema]) -> AssistantTurn | str:
+def _parse_line(line: str, schemas: Mapping[str, ToolSchema]) -> AssistantTurn | str:
     """The turn of a line, or what is wrong with it; the end of the input is an empty turn."""
     text = line.strip()
     if not line or text.startswith(">"):
@@ -80,7 +80,7 @@ def _parsed(line: str, schemas: Mapping[str, ToolSchema]) -> AssistantTurn | str
     name, _, rest = text.partition(" ")
     if name not in schemas:
         return _HELP
-    needed = [*_properties(schemas[name])]
+    needed = [*_tool_properties(schemas[name])]
     arguments: dict[str, Json] = {}
     if rest.startswith("{"):
         try:
@@ -92,7 +92,7 @@ def _parsed(line: str, schemas: Mapping[str, ToolSchema]) -> AssistantTurn | str
     return AssistantTurn(calls=(ToolCall(name=name, arguments=arguments, id="call_0"),))
 
 
-def _properties(schema: ToolSchema) -> Mapping[str, object]:
+def _tool_properties(schema: ToolSchema) -> Mapping[str, object]:
     return cast("Mapping[str, object]", schema.parameters["properties"])
 
 

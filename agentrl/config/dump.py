@@ -18,7 +18,7 @@ _HEAD = "# The effective configuration; after each value, where it came from.\n"
 def dump_config(loaded: Loaded[C]) -> str:
     """Write a loaded configuration as TOML text with the origins as comments."""
     data = loaded.config.model_dump(mode="json")
-    return _HEAD + "\n".join(_section(data, "", "", loaded.origins)) + "\n"
+    return _HEAD + "\n".join(_write_section(data, "", "", loaded.origins)) + "\n"
 
 
 def toml_value(value: object) -> str:
@@ -48,7 +48,7 @@ def _inline_table(value: object) -> str:
     return f"{{{', '.join(items)}}}"
 
 
-def _section(
+def _write_section(
     data: Mapping[str, object], name: str, path: str, origins: Mapping[str, str]
 ) -> Iterator[str]:
     """The lines of one table: its values, then its sections and lists of tables.
@@ -70,11 +70,13 @@ def _section(
         section = as_mapping(value)
         if section is not None:
             yield f"\n[{header}]"
-            yield from _section(section, f"{header}.", f"{path}{key}.", origins)
+            yield from _write_section(section, f"{header}.", f"{path}{key}.", origins)
             continue
         for i, row in enumerate(cast("list[object]", value)):
             yield f"\n[[{header}]]"
-            yield from _section(as_mapping(row) or {}, f"{header}.", f"{path}{key}.{i}.", origins)
+            yield from _write_section(
+                as_mapping(row) or {}, f"{header}.", f"{path}{key}.{i}.", origins
+            )
 
 
 def _write_key(name: str) -> str:

@@ -129,13 +129,13 @@ def import_message(subject: str, error: BaseException, path: Path | None) -> str
     """The last line of the traceback and the place in the user's code."""
     text = error.msg if isinstance(error, SyntaxError) else said_by(error)
     cause = f"{type(error).__name__}: {text}".rstrip(": ")
-    place = _place(error, path)
+    place = _find_place(error, path)
     return f"{subject} cannot be imported: {' '.join(cause.split())}" + (
         f" ({place[0]}, line {place[1]})" if place else ""
     )
 
 
-def _place(error: BaseException, path: Path | None) -> tuple[str, int] | None:
+def _find_place(error: BaseException, path: Path | None) -> tuple[str, int] | None:
     """The file and line to blame: the last frame in `path`, else the last outside importlib."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return short_path(error.filename), error.lineno

@@ -44,7 +44,7 @@ class RunLock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = _holder(path)
+            holder = _read_holder(path)
             os.close(self._fd)
             raise ConfigError(
                 f"{path.parent}: the run directory is in use by {holder};"
@@ -62,7 +62,7 @@ class RunLock:
             self._fd = -1
 
 
-def _holder(path: Path) -> str:
+def _read_holder(path: Path) -> str:
     try:
         data = json.loads(path.read_text())
         return f"process {int(data['pid'])} on {data['host']}"
@@ -109,8 +109,8 @@ class RunDirectory:
             root.mkdir(parents=True, exist_ok=True)
             if name is None:
                 return cls._create_numbered(root, prefix)
-            (root / _checked(name)).mkdir(exist_ok=True)
-            return cls._claim(root / name)
+            (root / _check_name(name)).mkdir(exist_ok=True)
+            return cls._claim_folder(root / name)
         except OSError as error:
             raise ConfigError(
                 f"{root}: a run directory cannot be written there ({error.strerror});"
@@ -143,11 +143,11 @@ class RunDirectory:
                 path.mkdir()
             except FileExistsError:
                 continue
-            return cls._claim(path)
+            return cls._claim_folder(path)
         raise AssertionError("the numbers do not end")
 
     @classmethod
-    def _claim(cls, path: Path) -> Self:
+    def _claim_folder(cls, path: Path) -> Self:
         lock = RunLock(path / "run.lock")
         try:
             _check_empty(path)
@@ -202,7 +202,7 @@ def check_new_run(root: Path, name: str | None) -> None:
         ConfigError: the name is no file name, its directory holds a run, or the folder of all runs
             cannot be written.
     """
-    path = root.absolute() / _checked(name) if name is not None else root.absolute()
+    path = root.absolute() / _check_name(name) if name is not None else root.absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise ConfigError(
@@ -228,7 +228,7 @@ def run_names(root: Path) -> list[str]:
     return sorted(p.name for p in root.iterdir() if p.is_dir() and not p.is_symlink())
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name == _LAST:
         raise ConfigError(
             f'--name: got {name[:120]!r}, expected letters, digits, ".", "_" and "-",'
@@ -239,19 +239,19 @@ def _checked(name: str) -> str:
 
 def _find_run(root: Path, run: str) -> Path:
     if run == _LAST:
-        path = _target(root / _LAST)
+        path = _follow_link(root / _LAST)
         if not path.is_dir() or path.name == _LAST:
             raise ConfigError(f"{root}: has no last run yet; start one or name one")
         return path
     if Path(run).name == run and (root / run).is_dir() and run not in (".", ".."):
         return root / run
-    path = _target(Path(run))
+    path = _follow_link(Path(run))
     if any((path / file).exists() for file in ("config.toml", "run.lock")):
         return path
     raise ConfigError(f"{run}: no such run in {root}, {nearest(run, run_names(root))}")
 
 
-def _target(path: Path) -> Path:
+def _follow_link(path: Path) -> Path:
     """Where a link points, in the same folder; so that a run has its own name."""
     return path.parent / path.readlink().name if path.is_symlink() else path
 

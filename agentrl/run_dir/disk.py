@@ -15,8 +15,8 @@ def check_disk(path: Path, need_bytes: int) -> None:
     free = free_bytes(path)
     if free < need_bytes:
         raise ConfigError(
-            f"{path}: got {_size(free)} of free disk space, expected at least {_size(need_bytes)};"
-            " free some space or choose another place with --runs-dir"
+            f"{path}: got {_format_bytes(free)} of free disk space, expected at least "
+            f"{_format_bytes(need_bytes)}; free some space or choose another place with --runs-dir"
         )
 
 
@@ -26,7 +26,7 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def _size(num_bytes: float) -> str:
+def _format_bytes(num_bytes: float) -> str:
     for unit in ("bytes", "kB", "MB", "GB"):
         if num_bytes < 1000:
             return f"{num_bytes:.3g} {unit}"

@@ -90,13 +90,14 @@ def to_table(episodes: Sequence[Episode], *, run: str, step: int) -> pa.Table:
         "step": [step] * len(episodes),
         "digests": [[s.digest for s in e.segments] for e in episodes],
         "channels": [
-            [[_channel(*item) for item in s.channels.items()] for s in e.segments] for e in episodes
+            [[_dump_channel(*item) for item in s.channels.items()] for s in e.segments]
+            for e in episodes
         ],
     }
     for name, column in COLUMNS.items():
         columns[name] = [write_column(column, episode) for episode in episodes]
     for name, kind in SEGMENT_ARRAYS.items():
-        arrays = [[_array(segment, name) for segment in e.segments] for e in episodes]
+        arrays = [[_array_of(segment, name) for segment in e.segments] for e in episodes]
         columns[name] = nested(arrays, kind)
     return pa.table(columns, SCHEMA)  # pyright: ignore[reportUnknownMemberType]  # its stub is partial
 
@@ -107,18 +108,18 @@ def _write_table(table: pa.Table, path: Path) -> None:
 
 def from_table(table: pa.Table) -> list[Episode]:
     """The episodes of a table."""
-    segments = [_segments(table, row) for row in range(table.num_rows)]
+    segments = [_read_segments(table, row) for row in range(table.num_rows)]
     rows = table.drop_columns([*SEGMENT_ARRAYS, "digests", "channels"]).to_pylist()
-    return [_episode(row, own) for row, own in zip(rows, segments, strict=True)]
+    return [_read_episode(row, own) for row, own in zip(rows, segments, strict=True)]
 
 
-def _array(segment: Segment, column: str) -> NDArray[np.generic]:
+def _array_of(segment: Segment, column: str) -> NDArray[np.generic]:
     field = _FIELDS[column]
     array: NDArray[np.generic] = getattr(segment, f"{field}_{'A' if field == 'appends' else 'T'}")
     return array
 
 
-def _channel(name: str, array: NDArray[np.generic]) -> dict[str, object]:
+def _dump_channel(name: str, array: NDArray[np.generic]) -> dict[str, object]:
     data = np.ascontiguousarray(array)
     return {
         "name": name,
@@ -128,17 +129,17 @@ def _channel(name: str, array: NDArray[np.generic]) -> dict[str, object]:
     }
 
 
-def _segments(table: pa.Table, row: int) -> tuple[Segment, ...]:
+def _read_segments(table: pa.Table, row: int) -> tuple[Segment, ...]:
     digests = table["digests"][row].as_py()
     channels = table["channels"][row].as_py()
     arrays = {
         name: arrays_of(table[name], row, np.dtype(kind.to_pandas_dtype()))
         for name, kind in SEGMENT_ARRAYS.items()
     }
-    return tuple(_segment(arrays, i, channels[i], digests[i]) for i in range(len(digests)))
+    return tuple(_read_segment(arrays, i, channels[i], digests[i]) for i in range(len(digests)))
 
 
-def _segment(
+def _read_segment(
     arrays: Mapping[str, list[NDArray[Any]]],
     i: int,
     channels: Iterable[Mapping[str, Any]],
@@ -161,7 +162,7 @@ def _segment(
     )
 
 
-def _episode(row: Mapping[str, Any], segments: tuple[Segment, ...]) -> Episode:
+def _read_episode(row: Mapping[str, Any], segments: tuple[Segment, ...]) -> Episode:
     outcome = Score(**read_fields(row, "score")) if row["valid"] else None
     return Episode(
         **read_fields(row, "episode"),

@@ -84,19 +84,19 @@ def _dump_line(record: Mapping[str, object]) -> bytes:
     try:
         return orjson.dumps(record, default=str, option=_OPTIONS)
     except orjson.JSONEncodeError:
-        return orjson.dumps(_writable(record), default=str, option=_OPTIONS)
+        return orjson.dumps(_make_writable(record), default=str, option=_OPTIONS)
 
 
-def _writable(value: object) -> object:
+def _make_writable(value: object) -> object:
     """The value with all its text as UTF-8 can hold it."""
     match value:
         case str():
             return safe_text(value)
         case Mapping():
             items = cast("Mapping[object, object]", value).items()
-            return {_writable(key): _writable(item) for key, item in items}
+            return {_make_writable(key): _make_writable(item) for key, item in items}
         case list() | tuple():
-            return [_writable(item) for item in cast("list[object]", value)]
+            return [_make_writable(item) for item in cast("list[object]", value)]
         case _:
             return value
 

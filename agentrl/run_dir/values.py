@@ -26,19 +26,19 @@ class Opaque:
 
 def dump_value(value: object) -> str:
     """A value as JSON text; letters beyond ASCII stay readable where they are valid."""
-    data = _encode(value)
+    data = _encode_value(value)
     text = json.dumps(data, ensure_ascii=False)
     return text if _is_unicode(text) else json.dumps(data)
 
 
 def load_value(text: str) -> Any:
     """The value of a JSON text."""
-    return _decode(json.loads(text))
+    return _decode_value(json.loads(text))
 
 
 def dump_messages(messages: tuple[Message, ...]) -> str:
     """Messages as a JSON array of objects; empty fields are left out."""
-    return dump_value([_message(message) for message in messages])
+    return dump_value([_dump_message(message) for message in messages])
 
 
 def load_messages(text: str) -> tuple[Message, ...]:
@@ -51,7 +51,7 @@ def safe_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _message(message: Message) -> dict[str, object]:
+def _dump_message(message: Message) -> dict[str, object]:
     data: dict[str, object] = {"role": message.role, "content": message.content}
     if message.reasoning:
         data["reasoning"] = message.reasoning
@@ -80,14 +80,14 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _encode(value: object) -> object:
+def _encode_value(value: object) -> object:
     match value:
         case None | bool() | int() | str() | float():
             return _encode_plain(value)
         case list():
-            return [_encode(item) for item in cast("list[object]", value)]
+            return [_encode_value(item) for item in cast("list[object]", value)]
         case tuple():
-            return {"$tuple": [_encode(item) for item in cast("tuple[object, ...]", value)]}
+            return {"$tuple": [_encode_value(item) for item in cast("tuple[object, ...]", value)]}
         case Mapping():
             return _encode_mapping(cast("Mapping[object, object]", value))
         case _:
@@ -109,13 +109,13 @@ def _encode_other(value: object) -> object:
         case set() | frozenset():
             items = sorted(cast("set[object]", value), key=repr)
             tag = "$set" if isinstance(value, set) else "$frozenset"
-            return {tag: [_encode(item) for item in items]}
+            return {tag: [_encode_value(item) for item in items]}
         case bytes():
             return {"$bytes": base64.b64encode(value).decode()}
         case Message():
-            return {"$message": _encode(_message(value))}
+            return {"$message": _encode_value(_dump_message(value))}
         case np.generic():
-            return _encode(cast(object, value.item()))
+            return _encode_value(cast(object, value.item()))
         case Opaque():
             return {"$repr": value.text}
         case _:
@@ -125,20 +125,20 @@ def _encode_other(value: object) -> object:
 def _encode_mapping(value: Mapping[object, object]) -> object:
     plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
     if plain:
-        return {str(key): _encode(item) for key, item in value.items()}
-    return {"$dict": [[_encode(key), _encode(item)] for key, item in value.items()]}
+        return {str(key): _encode_value(item) for key, item in value.items()}
+    return {"$dict": [[_encode_value(key), _encode_value(item)] for key, item in value.items()]}
 
 
-def _decode(data: Any) -> Any:
+def _decode_value(data: Any) -> Any:
     if isinstance(data, list):
-        return [_decode(item) for item in cast("list[object]", data)]
+        return [_decode_value(item) for item in cast("list[object]", data)]
     if not isinstance(data, dict):
         return data
     items = cast("dict[str, Any]", data)
     tag = next(iter(items), "")
     if tag.startswith("$"):
         return _decode_tagged(tag, items[tag])
-    return {key: _decode(item) for key, item in items.items()}
+    return {key: _decode_value(item) for key, item in items.items()}
 
 
 def _decode_tagged(tag: str, data: Any) -> object:
@@ -146,17 +146,17 @@ def _decode_tagged(tag: str, data: Any) -> object:
         case "$float":
             return float(data)
         case "$tuple":
-            return tuple(_decode(data))
+            return tuple(_decode_value(data))
         case "$set":
-            return set(_decode(data))
+            return set(_decode_value(data))
         case "$frozenset":
-            return frozenset(_decode(data))
+            return frozenset(_decode_value(data))
         case "$bytes":
             return base64.b64decode(data)
         case "$dict":
-            return {_decode(key): _decode(item) for key, item in data}
+            return {_decode_value(key): _decode_value(item) for key, item in data}
         case "$message":
-            return _to_message(_decode(data))
+            return _to_message(_decode_value(data))
         case "$repr":
             return Opaque(data)
         case _:

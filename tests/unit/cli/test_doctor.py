@@ -15,7 +15,9 @@ from agentrl.sandboxes.probe import probe_bwrap
 def test_doctor_shows_what_there_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrl.cli.doctor._torch", lambda: {"devices": {"cpu": 1}, "threads": 2})
+    monkeypatch.setattr(
+        "agentrl.cli.doctor._ask_torch", lambda: {"devices": {"cpu": 1}, "threads": 2}
+    )
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert list(report) == ["versions", "machine", "torch", "engines", "sandboxes", "places"]
