@@ -6,6 +6,7 @@ environment wrote between two turns is left out. Nothing here loops over tokens 
 Suffixes: K trained tokens by trajectory, N tokens of the batch, E episodes, U turns of them all.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,7 +100,7 @@ def whiten(values_K: NDArray[np.float64], *, scale: bool = True) -> NDArray[np.f
         return values_K
     centered_K: NDArray[np.float64] = values_K - values_K.mean()
     largest = max(float(values_K.max()), -float(values_K.min()))
-    std = float(np.sqrt(np.square(centered_K).mean()))
+    std = math.sqrt(float(np.dot(centered_K, centered_K)) / len(centered_K))
     if std <= 1e-12 * largest:
         return np.zeros_like(values_K)
     if scale:
