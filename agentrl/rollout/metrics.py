@@ -8,6 +8,7 @@ import numpy as np
 from agentrl.rollout.call_faults import call_faults
 from agentrl.rollout.collect import Collected
 from agentrl.types import Episode, EpisodeStop, Score
+from agentrl.types.rewards import are_equal
 
 _ALIKE = 1e-9
 """What a sum of weighted parts may miss a number by."""
@@ -106,9 +107,9 @@ def _groups(episodes: Sequence[Episode]) -> dict[int, list[Episode]]:
 
 
 def _flat_share(episodes: Sequence[Episode]) -> float:
-    """The share of groups whose rewards are all equal: nothing can be learnt from them."""
-    groups = _groups(episodes)
-    return sum(len({e.reward for e in g}) == 1 for g in groups.values()) / len(groups)
+    """The share of groups whose rewards are all equal: nothing can be learnt by comparing them."""
+    rewards = [[e.reward for e in group] for group in _groups(episodes).values()]
+    return _mean([float(are_equal(min(r), max(r))) for r in rewards])
 
 
 def _duplicate_share(episodes: Sequence[Episode]) -> float:

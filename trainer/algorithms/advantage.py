@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from agentrl.errors import RunError
 from agentrl.types import Batch
-
-_ROUNDING = 1e-12
-"""Rewards that differ by less, relative to their size, are equal: sums in another order."""
+from agentrl.types.rewards import are_equal
 
 
 def group_advantages(
@@ -33,7 +31,7 @@ def group_advantages(
     # Rewards relative to the group's lowest: equal ones are exactly 0, whatever their size.
     above_E = rewards_E - low_G[index_E]
     range_G = high_G - low_G
-    equal_G = range_G <= _ROUNDING * np.maximum(np.abs(low_G), np.abs(high_G))
+    equal_G = are_equal(low_G, high_G)
     mean_G = np.bincount(index_E, above_E, len(size_G)) / size_G
     centered_E = np.where(equal_G[index_E], 0.0, above_E - mean_G[index_E])
     if not scale_by_std:

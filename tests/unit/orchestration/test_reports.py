@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from agentrl.orchestration.env_mix import NO_OBJECTS, bind_envs
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.reports import unused_tools, why_untrained
 from agentrl.rollout import Collected, episode_metrics
+from agentrl.trainer import group_advantages
 from agentrl.types import (
     Episode,
     EpisodeStop,
@@ -112,3 +114,12 @@ def test_one_environments_calls_do_not_hide_another() -> None:
     called = episode(0, Score(value=1), turn=TurnRecord(num_calls=1))
     silent = episode(1, Score(value=0), env="other")
     assert "env other" in str(unused_tools(Collected([called, silent], []), envs))
+
+
+@pytest.mark.parametrize(("other", "flat"), [(0.3, 1.0), (0.1 + 0.2, 1.0), (0.31, 0.0)])
+def test_a_group_is_flat_where_nothing_is_learnt_from_it(other: float, flat: float) -> None:
+    turns = [TurnRecord(reward=0.3), TurnRecord(reward=other)]
+    played = [episode(m, Score(value=0), turn=turn) for m, turn in enumerate(turns)]
+    assert episode_metrics(Collected(played, []))["flat_groups"] == flat
+    rewards_E = np.array([e.reward for e in played])
+    assert group_advantages(rewards_E, np.zeros(2, np.int32)).any() == (flat == 0)
