@@ -1,7 +1,6 @@
 """The sampling side: episodes, groups of them, and the batch that they become."""
 
 from agentrl.rollout.batch import make_batch
-from agentrl.rollout.call_faults import NEVER_RAN, call_faults
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.collect import (
     Collected,
@@ -13,7 +12,7 @@ from agentrl.rollout.collect import (
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner
 from agentrl.rollout.episode_record import GroupJob
-from agentrl.rollout.metrics import episode_metrics, succeeded, successes
+from agentrl.rollout.metrics import NEVER_RAN, call_faults, episode_metrics, succeeded, successes
 from agentrl.rollout.prompts import LongPrompt, find_long
 from agentrl.rollout.sampler import EnvSource, TaskRef, task_stream
 from agentrl.types.identity import EpisodeKey, derive_seed

@@ -1,17 +1,46 @@
-"""What a set of episodes says in numbers."""
+"""What a set of episodes says in numbers, and why calls of tools failed."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from agentrl.rollout.call_faults import call_faults
 from agentrl.rollout.collect import Collected
-from agentrl.types import Episode, EpisodeStop, Score
+from agentrl.types import CUT_OFF, CallErrorReason, Episode, EpisodeStop, Score
 from agentrl.types.rewards import are_equal
 
+_READ = frozenset(
+    {CallErrorReason.UNKNOWN_TOOL, CallErrorReason.BAD_ARGUMENTS, CallErrorReason.TOO_MANY}
+)
+NEVER_RAN = frozenset({*map(str, _READ), "unreadable", CUT_OFF})
+"""Kinds of calls that reached no tool; others are of tools that ran."""
+_LIMITS = frozenset(
+    {EpisodeStop.TURN_TOKENS, EpisodeStop.CONTEXT_TOKENS, EpisodeStop.EPISODE_TOKENS}
+)
 _ALIKE = 1e-9
 """What a sum of weighted parts may miss a number by."""
+
+
+def call_faults(episodes: Sequence[Episode]) -> Counter[str]:
+    """Failed calls by kind.
+
+    A call is "cut_off" where its turn ended at the limit of tokens, in it or behind it, and
+    "unreadable" where it was written to its end and not in the format; other kinds are the reasons
+    of the turns' records.
+    """
+    return Counter(
+        _kind(error, last=turn is episode.turns[-1], stop=episode.stop)
+        for episode in episodes
+        for turn in episode.turns
+        for error in turn.call_errors
+    )
+
+
+def _kind(error: str, *, last: bool, stop: EpisodeStop) -> str:
+    if error not in set(CallErrorReason) - _READ:
+        return error
+    cut = last and error == CallErrorReason.UNCLOSED and stop in _LIMITS
+    return CUT_OFF if cut else "unreadable"
 
 
 def succeeded(episode: Episode, success_at: Mapping[str, float]) -> bool | None:

@@ -2,29 +2,27 @@
 
 from agentrl.types.batch import Batch
 from agentrl.types.episode import (
+    CUT_OFF,
     Agent,
+    AssistantTurn,
+    CallError,
+    CallErrorReason,
     Episode,
     EpisodeSession,
     EpisodeStop,
     EpisodeView,
     Invalid,
+    Json,
+    Message,
     Outcome,
+    Role,
     Score,
     Task,
+    ToolCall,
+    ToolSchema,
     TurnRecord,
 )
 from agentrl.types.identity import EpisodeKey, Purpose
-from agentrl.types.messages import (
-    CUT_OFF,
-    AssistantTurn,
-    CallError,
-    CallErrorReason,
-    Json,
-    Message,
-    Role,
-    ToolCall,
-    ToolSchema,
-)
 from agentrl.types.tokens import Completion, Sampling, Segment, Source, StopReason
 
 __all__ = [
