@@ -65,15 +65,12 @@ class Collected:
 
     def add(self, group: PlayedGroup) -> None:
         """Count a group in."""
-        match group.left_out:
-            case LongPrompt():
-                self.too_long.append(group.left_out)
-            case OddPrompt():
-                self.no_text.append(group.left_out)
-            case None if group.job.success_at is not None:
-                self.success_at[group.job.env] = group.job.success_at
-            case None:
-                pass
+        if isinstance(group.left_out, LongPrompt):
+            self.too_long.append(group.left_out)
+        elif group.left_out is not None:
+            self.no_text.append(group.left_out)
+        elif group.job.success_at is not None:
+            self.success_at[group.job.env] = group.job.success_at
         self.episodes += group.episodes
         self.invalid += group.invalid
 

@@ -85,16 +85,14 @@ class EpisodeLimits:
         return min(self.max_context_tokens, self.max_episode_tokens or self.max_context_tokens)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRunner:
     """Runs episodes against one engine with one codec and one set of limits."""
 
-    def __init__(
-        self, *, codec: Codec, generate: Generate, limits: EpisodeLimits, temperature: float
-    ) -> None:
-        self.codec = codec
-        self.generate = generate
-        self.limits = limits
-        self.temperature = temperature
+    codec: Codec
+    generate: Generate
+    limits: EpisodeLimits
+    temperature: float
 
     async def run(self, job: GroupJob, key: EpisodeKey) -> Episode:
         """Run one episode in a fresh environment. Never raises for a failure of the episode.

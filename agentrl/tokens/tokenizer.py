@@ -42,10 +42,11 @@ class Pieces(dict[int, bytes]):
         token: str | None = self._tokenizer.id_to_token(number)
         if token is None:
             return b""
-        values = [_BYTES.get(character) for character in token]
-        # An added token is its text, unless all of it happens to be letters of the alphabet.
-        known = [value for value in values if value is not None]
-        piece = self[number] = bytes(known) if len(known) == len(values) else token.encode()
+        try:
+            piece = bytes(map(_BYTES.__getitem__, token))
+        except KeyError:  # an added token, unless all of it happens to be letters of the alphabet
+            piece = token.encode()
+        self[number] = piece
         return piece
 
 

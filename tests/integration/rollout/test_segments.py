@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -116,6 +117,24 @@ async def play(
     ]
     collector = Collector(engine=engine, codec=codec, settings=settings)
     return await gather_groups(collector.collect(jobs, group_size=group_size))
+
+
+class Notes(Keep):
+    """Never rewrites either, and notes how long each request would be."""
+
+    seen: ClassVar[list[int]] = []
+
+    def __call__(self, view: ContextView, /) -> None:
+        self.seen.append(view.num_tokens + view.new_tokens)
+
+
+async def test_a_policy_that_builds_on_keep_is_asked_before_each_request(codec: Codec) -> None:
+    engine = Counting(codec, remembering)
+    Notes.seen.clear()
+    played = await play(codec, engine, Notes(), group_size=1, num_tasks=1, context=512)
+    [episode] = played.episodes
+    assert len(Notes.seen) == len(episode.turns) - 1 > 1
+    assert Notes.seen == [asked - 16 for asked in engine.asked[1:]]
 
 
 def sampled(episode: Episode) -> int:
