@@ -14,6 +14,8 @@ from agentrl.trainer.algorithms.needs import COSTS, FLAGS, needs_of
 from agentrl.trainer.algorithms.options import defaults_of
 from agentrl.trainer.algorithms.presets import PRESETS
 
+_ENVS = {"state keys": "number_guess", "score parts": "code_sandbox"}
+"""The built-in environments that give what not all of them do."""
 _PAPER = re.compile(r"arXiv:\d{4}\.\d{5}|Williams 1992")
 
 
@@ -99,6 +101,6 @@ def _costs(needs: Sequence[str]) -> str:
 
 
 def _command(flags: str, needs: Sequence[str]) -> str:
-    env = "number_guess" if "state keys" in needs else "calculator"
+    env = next((env for need, env in _ENVS.items() if need in needs), "calculator")
     given = [FLAGS[need] for need in needs if need in FLAGS]
     return " ".join(["agentrl train --env", env, flags, *given, "--steps 2"])
