@@ -140,6 +140,7 @@ class Controller:
         groups = parts.collector.collect(
             parts.jobs.jobs(refs, "train", step=number),
             group_size=parts.config.rollout.group_size,
+            greedy=parts.config.rollout.greedy_member,
         )
         collected = await gather_groups(groups, lambda done: self._observer.groups(done, len(refs)))
         if (isolation := parts.services.isolation) != self._isolation:
@@ -165,7 +166,7 @@ class Controller:
 
     def _batch(self, collected: Collected) -> Batch:
         temperature = self._parts.config.rollout.temperature
-        batch = make_batch(collected.episodes, temperature=temperature)
+        batch = make_batch(collected.episodes, temperature=temperature, greedy=collected.greedy)
         if "critic" in self._estimator.needs:
             batch = self._parts.trainer.with_values(batch)
         return replace(batch, advantages_N=self._estimator(batch))

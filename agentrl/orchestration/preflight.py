@@ -151,7 +151,7 @@ def _check_needs(config: RunConfig, label: str, needs: Sequence[str]) -> None:
     has = {
         "group of 2": config.rollout.group_size > 1,
         "reference": config.trainer.kl.coef > 0,
-        "greedy member": False,
+        "greedy member": config.rollout.greedy_member,
     }
     for need in needs:
         if not has.get(need, True):

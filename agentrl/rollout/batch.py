@@ -11,12 +11,15 @@ from agentrl.types import Batch, Episode, Segment
 S = TypeVar("S", bound=np.generic)
 
 
-def make_batch(episodes: Sequence[Episode], *, temperature: float) -> Batch:
+def make_batch(
+    episodes: Sequence[Episode], *, temperature: float, greedy: Sequence[Episode] = ()
+) -> Batch:
     """One row per segment, episodes in order; every episode must have been scored.
 
     Each trained token weighs 1 in a sum that is divided by the trained tokens of the whole step, so
     an episode weighs as many tokens as the policy sampled in it, however many segments they are in;
-    rewards, and with them baselines and advantages, are held once per episode. Raises ValueError
+    rewards, and with them baselines and advantages, are held once per episode. `greedy` are the
+    groups' greedy members: of them the rewards alone are taken. Raises ValueError
     for an episode without a score.
     """
     for episode in episodes:
@@ -46,9 +49,18 @@ def make_batch(episodes: Sequence[Episode], *, temperature: float) -> Batch:
         turn_offsets_E1=_offsets([len(episode.turns) for episode in episodes]),
         keys_U=tuple(turn.state_key for episode in episodes for turn in episode.turns),
         parts_E=_sum_parts(episodes),
+        greedy_E=_rewards_of_groups(greedy, episodes) if greedy else None,
         temperature=temperature,
         channels=_channels(segments),
     )
+
+
+def _rewards_of_groups(
+    greedy: Sequence[Episode], episodes: Sequence[Episode]
+) -> NDArray[np.float64]:
+    """The reward of the greedy member of each episode's group, NaN where it has no score."""
+    rewards = {episode.group: episode.reward for episode in greedy}
+    return np.array([rewards.get(e.group, np.nan) for e in episodes], dtype=np.float64)
 
 
 def _sum_parts(episodes: Sequence[Episode]) -> dict[str, NDArray[np.float64]]:

@@ -38,6 +38,8 @@ class PlayedGroup:
     """Why it was left out before it began, if it was."""
     episodes: list[Episode] = field(default_factory=list[Episode])
     """Those that could be scored, by member."""
+    greedy: Episode | None = None
+    """The greedy member, if it was asked for and could be scored."""
     invalid: list[Episode] = field(default_factory=list[Episode])
     """Every attempt without a score, also those that a later attempt made good."""
     num_ended: int = 0
@@ -58,6 +60,8 @@ class Collected:
     """Groups that were left out before they began: no tokenizer takes their prompt."""
     success_at: dict[str, float] = field(default_factory=dict[str, float])
     """The least score that is a success, by environment, where it is said."""
+    greedy: list[Episode] = field(default_factory=list[Episode])
+    """The greedy member of each group, where they were asked for; nobody trains on them."""
 
     def __repr__(self) -> str:
         """Short: `asyncio.Runner.run` makes it of every result (in `signal.getsignal`)."""
@@ -72,6 +76,7 @@ class Collected:
         elif group.job.success_at is not None:
             self.success_at[group.job.env] = group.job.success_at
         self.episodes += group.episodes
+        self.greedy += [group.greedy] if group.greedy else []
         self.invalid += group.invalid
 
 
@@ -88,7 +93,7 @@ async def gather_groups(
             collected.add(group)
             number += 1
             on_group(number)
-    for episodes in (collected.episodes, collected.invalid):
+    for episodes in (collected.episodes, collected.greedy, collected.invalid):
         episodes.sort(key=lambda episode: (episode.group, episode.member, episode.attempt))
     return collected
 
@@ -115,10 +120,11 @@ class Collector:
         self._settings = settings
 
     async def collect(
-        self, jobs: Sequence[GroupJob], *, group_size: int
+        self, jobs: Sequence[GroupJob], *, group_size: int, greedy: bool = False
     ) -> AsyncGenerator[PlayedGroup]:
         """Play every job `group_size` times; each group comes when it has ended.
 
+        With `greedy` each group has one more member, at temperature 0, for comparison alone.
         Closing the iterator early cancels what runs and waits for its end. Each job's key must be
         used once in a run: ids and seeds of episodes follow from it.
 
@@ -133,7 +139,9 @@ class Collector:
         for group in groups:
             if group.left_out is not None:
                 yield group
-        collection = _Collection(self._engine, self._codec, self._settings, groups, group_size)
+        collection = _Collection(
+            self._engine, self._codec, self._settings, groups, group_size, greedy=greedy
+        )
         members = collection.begin()
         try:
             async with LoopWatch():  # it names whoever blocks the loop
@@ -168,18 +176,24 @@ class _Collection:
         settings: CollectSettings,
         groups: Sequence[PlayedGroup],
         group_size: int,
+        *,
+        greedy: bool,
     ) -> None:
         self._engine, self._settings, self._group_size = engine, settings, group_size
         self._groups = [group for group in groups if group.left_out is None]
-        self._num_episodes = total = len(self._groups) * group_size
+        self._num_members = group_size + greedy
+        self._num_episodes = total = len(self._groups) * self._num_members
         self._invalid: list[Episode] = []
         self._lockstep = Lockstep(engine, total) if settings.fixed_order else None
         self._places = asyncio.Semaphore(total if settings.fixed_order else settings.concurrency)
-        self._runner = EpisodeRunner(
-            codec=codec,
-            generate=(self._lockstep or engine).generate,
-            limits=settings.limits,
-            temperature=settings.temperature,
+        self._runner, self._greedy_runner = (
+            EpisodeRunner(
+                codec=codec,
+                generate=(self._lockstep or engine).generate,
+                limits=settings.limits,
+                temperature=temperature,
+            )
+            for temperature in (settings.temperature, 0.0)
         )
 
     def begin(self) -> "list[asyncio.Task[PlayedGroup | None]]":
@@ -187,7 +201,7 @@ class _Collection:
         return [
             asyncio.create_task(self._play(group, member))
             for group in self._groups
-            for member in range(self._group_size)
+            for member in range(self._num_members)
         ]
 
     async def _play(self, group: PlayedGroup, member: int) -> PlayedGroup | None:
@@ -201,7 +215,7 @@ class _Collection:
             if self._lockstep is not None:
                 self._lockstep.leave()
         group.num_ended += 1
-        if group.num_ended < self._group_size:
+        if group.num_ended < self._num_members:
             return None
         group.episodes.sort(key=lambda episode: episode.member)
         return group
@@ -209,10 +223,15 @@ class _Collection:
     async def _is_settled(self, group: PlayedGroup, member: int, attempt: int) -> bool:
         """Play one attempt; True if no other one is to follow."""
         key = replace(group.job.key, member=member, attempt=attempt)
-        episode = await self._runner.run(group.job, key)
+        is_greedy = member == self._group_size
+        runner = self._greedy_runner if is_greedy else self._runner
+        episode = await runner.run(group.job, key)
         await self._engine.end_session(EpisodeSession(episode.id))
         if not isinstance(episode.outcome, Invalid):
-            group.episodes.append(episode)
+            if is_greedy:
+                group.greedy = episode
+            else:
+                group.episodes.append(episode)
             return True
         group.invalid.append(episode)
         self._invalid.append(episode)
@@ -231,7 +250,8 @@ class _Collection:
 
     def check_lost(self) -> None:
         """Stop if too many episodes stayed without a score."""
-        lost = self._num_episodes - sum(len(group.episodes) for group in self._groups)
+        scored = sum(len(g.episodes) + (g.greedy is not None) for g in self._groups)
+        lost = self._num_episodes - scored
         if lost > self._settings.max_invalid_share * self._num_episodes:
             raise BreakerTripped(
                 f"{lost} of {self._num_episodes} episodes stayed without a score, at most a share "

@@ -14,6 +14,11 @@ class RolloutConfig(Config):
     group_size: int = Field(
         default=8, ge=1, description="Episodes per task (G); most estimators compare them."
     )
+    greedy_member: bool = Field(
+        default=False,
+        description="One more episode per task, at temperature 0, for estimators that compare "
+        "with it; never trained on.",
+    )
     sampler: Reference = Field(
         default="mixture",
         description="Which tasks a step takes: mixture, pkg.mod:Name or path/file.py:Name.",

@@ -71,6 +71,8 @@ def episode_metrics(collected: Collected) -> dict[str, float]:
         metrics["no_text"] = float(len(collected.no_text))
     if not episodes:
         return metrics
+    if collected.greedy:
+        metrics["reward_greedy"] = _mean([e.reward for e in collected.greedy])
     turns = [turn for episode in episodes for turn in episode.turns]
     metrics |= {
         "reward": _mean([e.reward for e in episodes]),

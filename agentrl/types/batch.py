@@ -60,7 +60,8 @@ class Batch:
     )
     """Each part of the scores by its name, summed over an episode's turns; 0 where it has none."""
     greedy_E: NDArray[np.float64] | None = None
-    """The reward of the greedy member of each episode's group, which is not in the batch."""
+    """The reward of the greedy member of each episode's group, which is not in the batch; NaN where
+    it could not be scored."""
     reference_N: NDArray[np.float32] | None = None
     """Logprobs of the reference, zero where the mask is false."""
     values_N: NDArray[np.float32] | None = None

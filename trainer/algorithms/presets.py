@@ -14,6 +14,7 @@ Algorithm = Literal[
     "rloo",
     "reinforce_pp",
     "reinforce_pp_baseline",
+    "remax",
     "opo",
     "gdpo",
     "maxrl",

@@ -103,6 +103,35 @@ async def test_an_expert_solves_every_task_and_every_token_verifies(codec: Codec
     assert len({e.seed for e in episodes}) == 16
 
 
+@pytest.mark.parametrize("fixed_order", [False, True])
+async def test_a_greedy_member_is_compared_with_and_never_trained(
+    codec: Codec, *, fixed_order: bool
+) -> None:
+    temperatures: list[float] = []
+
+    class Watched(ScriptedEngine):
+        async def generate(
+            self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
+        ) -> Completion:
+            temperatures.append(sampling.temperature)
+            return await super().generate(ids, sampling, session)
+
+    watched = Watched(
+        Calculator.expert(), codec.renderer(Calculator().tool_schemas), vocab_size=768
+    )
+    collector = Collector(engine=watched, codec=codec, settings=settings(fixed_order=fixed_order))
+    collected = await gather_groups(collector.collect(jobs(3), group_size=2, greedy=True))
+    assert [(e.group, e.member) for e in collected.greedy] == [
+        (e.group, 2) for e in collected.episodes[::2]
+    ]
+    assert {e.member for e in collected.episodes} == {0, 1}
+    assert sorted(temperatures) == [0.0] * 6 + [1.0] * 12
+    batch = make_batch(collected.episodes, temperature=1.0, greedy=collected.greedy[1:])
+    assert batch.greedy_E is not None
+    assert batch.greedy_E.tolist()[2:] == [1.0] * 4
+    assert np.isnan(batch.greedy_E[:2]).all()  # as if it could not be scored
+
+
 async def test_waiting_for_what_is_scarce_is_no_time_of_the_episode(codec: Codec) -> None:
     """Sixteen episodes share one place; each waits longer than its reset may take."""
     place, inside = asyncio.Lock(), 0

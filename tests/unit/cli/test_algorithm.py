@@ -48,7 +48,10 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
     [
         (["--rollout.group-size", "1"], "estimator grpo needs a group of 2: set rollout.group_siz"),
         (["--loss", "distill"], "loss distill needs a reference: set trainer.kl.coef above 0"),
-        (["--estimator", "remax"], "estimator remax needs a greedy member"),
+        (
+            ["--estimator", "remax"],
+            "remax needs a greedy member: set rollout.greedy_member to true",
+        ),
         (["--estimator", "vapo"], "estimator vapo needs a critic, but trainer.algorithm is grpo"),
     ],
 )

@@ -14,8 +14,10 @@ def remax(batch: Batch) -> NDArray[np.float32]:
     """Each reward less that of the group's greedy member, which is never trained on.
 
     A_i = r_i - r_greedy. Rewards 1 and 0 give 1 and 0 where the greedy answer failed, 0 and -1
-    where it succeeded. Raises RunError without greedy members.
+    where it succeeded. A group whose greedy member has no score gets 0. Raises RunError without
+    greedy members.
     """
     if batch.greedy_E is None:
         raise RunError("the batch has no greedy members; set rollout.greedy_member to true")
-    return token_advantages(batch, checked_rewards(batch.rewards_E - batch.greedy_E))
+    gained_E = checked_rewards(batch.rewards_E) - batch.greedy_E
+    return token_advantages(batch, np.where(np.isnan(batch.greedy_E), 0.0, gained_E))
