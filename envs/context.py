@@ -42,16 +42,20 @@ class ContextView:
     """Real tokens of the segment so far, as the engine has them."""
     new_tokens: int
     """Tokens that the new messages add."""
-    limit: int
+    max_context_tokens: int
     """Most tokens of a request with its completion (`rollout.max_context_tokens`)."""
     seed: int
     """The same for every episode of a task, so that a group shares what is drawn from it."""
     count: Callable[[Sequence[Message]], int]
     """Tokens of a prompt that shows these messages; renders them."""
 
+    def threshold(self, at: int | None) -> int:
+        """`at` tokens, by default 3/4 of the limit."""
+        return self.max_context_tokens * 3 // 4 if at is None else at
+
     def exceeds(self, at: int | None) -> bool:
         """True if the next request has more than `at` tokens; by default 3/4 of the limit."""
-        return self.num_tokens + self.new_tokens > (self.limit * 3 // 4 if at is None else at)
+        return self.num_tokens + self.new_tokens > self.threshold(at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +118,7 @@ class Window:
         """The first messages and the newest turns, each turn with its answers."""
         if not view.exceeds(self.tokens):
             return None
-        room = (view.limit * 3 // 4 if self.tokens is None else self.tokens) // 2
+        room = view.threshold(self.tokens) // 2
         head, messages = view.first, view.messages
         starts = [i for i in range(len(head), len(messages)) if messages[i].role == "assistant"]
         tails = [(*head, *messages[start:]) for start in starts]
@@ -137,7 +141,7 @@ class Summarise:
 
     def __call__(self, view: ContextView, /) -> Ask | None:
         """A request for the summary."""
-        at = view.limit * 3 // 4 if self.at is None else self.at
+        at = view.threshold(self.at)
         if not view.exceeds(at - view.seed % (at // 4 + 1)):
             return None
         then = partial(_after_summary, view.first)

@@ -193,7 +193,7 @@ class _Turns:
             num_new=num_new,
             num_tokens=0 if step.forks else record.tokens.num_tokens,
             new_tokens=len(step.ids),
-            limit=self._limits.max_context_tokens,
+            max_context_tokens=self._limits.max_context_tokens,
             # a function of the task, so that a group shares what is drawn from it
             seed=derive_seed("context", record.job.task.id),
             count=lambda messages: len(self._renderer.prompt(messages)),

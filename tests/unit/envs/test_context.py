@@ -35,7 +35,7 @@ def view(turns: int, *, seed: int = 0, limit: int = 400) -> ContextView:
         num_new=1,
         num_tokens=count(messages) - 10,
         new_tokens=10,
-        limit=limit,
+        max_context_tokens=limit,
         seed=seed,
         count=count,
     )
