@@ -27,10 +27,6 @@ _KEYS = ("prompt", "answer", "data", "id")
 class TaskSource(Protocol):
     """Tasks by index: the same arguments give the same task, in every process."""
 
-    def num_tasks(self, split: str) -> int | None:
-        """How many different tasks a split has; None: no end."""
-        ...
-
     def task(self, index: int, split: str, seed: int) -> Task:
         """The task at `index`."""
         ...
@@ -45,9 +41,6 @@ class GeneratedTasks:
 
     def __init__(self, make_task: MakeTask):
         self._make_task = make_task
-
-    def num_tasks(self, split: str) -> None:
-        """No end."""
 
     def listed(self, split: str) -> None:
         """No end."""
@@ -69,12 +62,8 @@ class ListedTasks:
     def __init__(self, splits: Mapping[str, tuple[Task, ...]]):
         self._splits = splits
 
-    def num_tasks(self, split: str) -> int:
-        """The length of the split's list."""
-        return len(self.listed(split))
-
     def task(self, index: int, split: str, seed: int) -> Task:
-        """The task at `index`: each pass of `num_tasks` indices holds every task once."""
+        """The task at `index`: each pass over the list holds every task once."""
         tasks = self.listed(split)
         cycle, place = divmod(index, len(tasks))
         seeds = np.random.SeedSequence((seed, zlib.crc32(split.encode()), cycle))

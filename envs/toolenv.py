@@ -181,7 +181,8 @@ class ToolEnv(DeclaredRules, GymSide):
     @classmethod
     def num_tasks(cls, split: str, config: BaseConfig | None = None) -> int | None:
         """How many different tasks a split has; None: no end."""
-        return cls.task_source(config).num_tasks(split)
+        listed = cls.listed_tasks(split, config)
+        return None if listed is None else len(listed)
 
     @classmethod
     def listed_tasks(cls, split: str, config: BaseConfig | None = None) -> Sequence[Task] | None:

@@ -65,7 +65,8 @@ class BoundEnv:
 
     def source(self, split: str = "train") -> EnvSource:
         """What the task sampler needs to know."""
-        return EnvSource(weight=self.weight, num_tasks=self.tasks.num_tasks(split))
+        listed = self.listed_tasks(split)
+        return EnvSource(weight=self.weight, num_tasks=None if listed is None else len(listed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
