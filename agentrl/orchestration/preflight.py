@@ -19,7 +19,7 @@ from agentrl.sandboxes import SandboxOptions, check_backend
 from agentrl.tokens.formats import resolve_format
 from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.trainer.algorithms.needs import NEEDS
-from agentrl.trainer.config import LoraConfig, TrainerConfig, check_heads
+from agentrl.trainer.config import CriticConfig, LoraConfig, TrainerConfig, check_heads
 from agentrl.types import Message
 
 FREE_BYTES_NEEDED = 1 << 30
@@ -107,12 +107,18 @@ def _check_combinations(config: RunConfig) -> None:
             f"trainer.lora.dtype: got {lora.dtype} with several ranks or trainer.offload, which "
             "need weights of one number format; use float32 with trainer.precision bfloat16"
         )
-    for key in sorted(lora.model_fields_set - {"rank"}) if not lora.rank else ():
-        if getattr(lora, key) != LoraConfig.model_fields[key].default:
-            raise ConfigError(
-                f"trainer.lora.{key}: got {getattr(lora, key)} without adapters; set "
-                "trainer.lora.rank too, or leave it out"
-            )
+    if not lora.rank:
+        _check_unused("trainer.lora", lora, "without adapters; set trainer.lora.rank too")
+    if not config.trainer.has_critic:
+        todo = f"with trainer.algorithm {config.trainer.algorithm}, which has no critic; set it to"
+        _check_unused("trainer.critic", config.trainer.critic, f"{todo} ppo or vapo")
+
+
+def _check_unused(where: str, section: LoraConfig | CriticConfig, todo: str) -> None:
+    """Refuse a key of a section that nothing reads, if it was given another value."""
+    for key in sorted(section.model_fields_set):
+        if getattr(section, key) != type(section).model_fields[key].default:
+            raise ConfigError(f"{where}.{key}: got {getattr(section, key)} {todo}, or leave it out")
 
 
 def _check_ranks(config: RunConfig) -> None:

@@ -52,6 +52,10 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
             ["--estimator", "remax"],
             "remax needs a greedy member: set rollout.greedy_member to true",
         ),
+        (
+            ["--trainer.critic.lr", "1"],
+            "trainer.critic.lr: got 1.0 with trainer.algorithm grpo, w",
+        ),
         (["--estimator", "vapo"], "estimator vapo needs a critic, but trainer.algorithm is grpo"),
     ],
 )
