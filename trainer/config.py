@@ -29,6 +29,11 @@ class KlConfig(Config):
         ge=0,
         description="weight of the KL penalty to the starting weights; 0 keeps no reference model",
     )
+    kind: Literal["k2", "k3"] = Field(
+        default="k3",
+        description="estimator of the divergence; k2: its gradient is that of KL(policy || "
+        "reference); k3: that of KL(reference || policy), as in GRPO",
+    )
 
 
 class RatioBandConfig(Config):

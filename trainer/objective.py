@@ -15,7 +15,7 @@ from torch import Tensor
 
 from agentrl.errors import RunError
 from agentrl.trainer.algorithms.estimators import advantages_fault
-from agentrl.trainer.algorithms.kl import k3
+from agentrl.trainer.algorithms.kl import PENALTIES
 from agentrl.trainer.algorithms.losses import CheckedLoss
 from agentrl.trainer.algorithms.trained_tokens import trained_tokens
 from agentrl.trainer.config import TrainerConfig
@@ -80,7 +80,7 @@ class PolicyObjective:
 
     @property
     def kl_sum(self) -> float:
-        """The k3 of all tokens, in nats."""
+        """The penalty of all tokens, in nats."""
         return float(self.sums[0])
 
     def statistics(self, num_tokens: int) -> dict[str, float]:
@@ -104,7 +104,7 @@ class PolicyObjective:
         if not self._has_penalty:
             return total
         assert tokens.reference_K is not None
-        kl_K = k3(logprobs_K, tokens.reference_K)
+        kl_K = PENALTIES[self._config.kl.kind](logprobs_K, tokens.reference_K)
         self.sums[0] += float(kl_K.detach().sum())
         return total + self._config.kl.coef * (tokens.weights_K * kl_K).sum()
 

@@ -1,13 +1,36 @@
-"""The KL penalty to a reference (estimator k3, as in arXiv:2402.03300, eq. 4)."""
+"""Per-token estimators of the divergence from a reference (Schulman 2020, "Approximating KL").
+
+Over tokens that the policy sampled, the means of k1 and k3 are KL(policy || reference), in nats;
+that of k2 is near it. What their gradients are is another matter, since samples are taken as given:
+
+    k1  nothing on average: it belongs into a reward, and is not offered for the loss
+    k2  that of KL(policy || reference), the penalty that is meant
+    k3  that of KL(reference || policy), as GRPO has it (arXiv:2402.03300, eq. 4); near the
+        reference the two are alike
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
 
 
-def k3(logprobs_K: Tensor, reference_K: Tensor) -> Tensor:
-    """[K] r - log r - 1 with r = reference / policy: never negative, zero where they agree.
+def k1(logprobs_K: Tensor, reference_K: Tensor) -> Tensor:
+    """[K] log policy - log reference: negative for some tokens, and of large variance."""
+    return logprobs_K - reference_K
 
-    Over tokens sampled from the policy its mean is KL(policy || reference), in nats.
-    """
+
+def k2(logprobs_K: Tensor, reference_K: Tensor) -> Tensor:
+    """[K] Half the square of k1: never negative, biased where the two are far apart."""
+    return 0.5 * (logprobs_K - reference_K) ** 2
+
+
+def k3(logprobs_K: Tensor, reference_K: Tensor) -> Tensor:
+    """[K] r - log r - 1 with r = reference / policy: never negative, zero where they agree."""
     log_ratio_K = reference_K - logprobs_K
     return torch.expm1(log_ratio_K) - log_ratio_K
+
+
+PENALTIES: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {"k2": k2, "k3": k3}
+"""Those that a loss can have."""

@@ -4,12 +4,13 @@
 # torch and transformers are typed in part only.
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from agentrl.trainer.algorithms.kl import k3
+from agentrl.trainer.algorithms.kl import k1, k2, k3
 from agentrl.trainer.algorithms.policy_losses.clip import clip
 from tests.unit.trainer.rows import one_row
 
@@ -78,6 +79,27 @@ def test_k3_is_zero_only_where_both_agree_and_never_negative() -> None:
     assert k3(logprobs, logprobs).tolist() == [0, 0, 0]
     assert (k3(logprobs, logprobs + tensor(0.1, -0.1, 3)) > 0).all()
     assert k3(tensor(-1), tensor(-1 + math.log(2))).item() == pytest.approx(1 - math.log(2))
+
+
+def test_the_gradients_of_the_estimators_are_those_of_their_divergences() -> None:
+    reference = torch.log_softmax(tensor(0.4, -1, 0.2), 0)
+
+    def gradient(loss: Callable[[Tensor], Tensor]) -> Tensor:
+        logits = tensor(1, 0.3, -0.5).requires_grad_()
+        torch.autograd.backward(loss(torch.log_softmax(logits, 0)))
+        assert logits.grad is not None
+        return logits.grad
+
+    def sampled(estimate: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Of its mean over the policy's samples, which do not move."""
+        return gradient(lambda p: (p.detach().exp() * estimate(p, reference)).sum())
+
+    towards = gradient(lambda p: (p.exp() * (p - reference)).sum())
+    away = gradient(lambda p: (reference.exp() * (reference - p)).sum())
+    torch.testing.assert_close(sampled(k1), torch.zeros_like(towards))
+    torch.testing.assert_close(sampled(k2), towards)
+    torch.testing.assert_close(sampled(k3), away)
+    assert not torch.allclose(towards, away, atol=1e-2)
 
 
 def test_descending_the_penalty_moves_towards_the_reference() -> None:
