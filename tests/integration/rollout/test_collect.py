@@ -249,6 +249,23 @@ async def test_too_many_failures_stop_the_run_with_a_table(codec: Codec) -> None
         await gather_groups(collector.collect(jobs(10, Breaks), group_size=2))
 
 
+async def test_more_lost_than_allowed_stops_the_run_after_the_last_group(codec: Codec) -> None:
+    class Breaks(Calculator):
+        def setup(self) -> None:
+            if self.task.id == played[1].task.id:
+                raise ValueError("no such world")
+
+    played = jobs(4, Breaks)
+    chosen = settings(attempts=1, max_invalid_share=0.2)
+    groups = Collector(engine=engine(codec), codec=codec, settings=chosen).collect(
+        played, group_size=2
+    )
+    came = [await anext(groups) for _ in range(4)]
+    assert sum(len(group.episodes) for group in came) == 6
+    with pytest.raises(BreakerTripped, match="2 of 8 episodes stayed without a score"):
+        await anext(groups)
+
+
 def none(task: Task, answer: object) -> None:
     return None
 
