@@ -266,6 +266,30 @@ async def test_more_lost_than_allowed_stops_the_run_after_the_last_group(codec: 
         await anext(groups)
 
 
+async def test_no_more_episodes_than_allowed_play_at_once_and_each_session_ends(
+    codec: Codec,
+) -> None:
+    class Slow(ScriptedEngine):
+        async def generate(
+            self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
+        ) -> Completion:
+            playing.add(session.key)
+            most.append(len(playing))
+            await asyncio.sleep(0.001)
+            return await super().generate(ids, sampling, session)
+
+        async def end_session(self, session: EpisodeSession) -> None:
+            playing.remove(session.key)
+
+    playing: set[str] = set()
+    most: list[int] = []
+    slow = Slow(Calculator.expert(), codec.renderer(Calculator().tool_schemas), vocab_size=768)
+    collector = Collector(engine=slow, codec=codec, settings=settings(concurrency=3))
+    await gather_groups(collector.collect(jobs(4), group_size=2))
+    assert max(most) == 3
+    assert not playing
+
+
 def none(task: Task, answer: object) -> None:
     return None
 
