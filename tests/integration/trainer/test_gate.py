@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from agentrl.engine.local import rows, stepper
+from agentrl.engine.local import stepper
 from agentrl.errors import RunError
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.observers import Observer
@@ -158,7 +158,7 @@ def run(
 
 def heat(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     """The engine says logprobs of another temperature than the trainer is told."""
-    draw = rows.draw
+    draw = vars(stepper)["draw"]  # heated before, perhaps
 
     def hot(logits: Any, temperatures: Any, uniforms: Any) -> Any:
         return draw(logits, temperatures * np.float32(factor), uniforms)
