@@ -167,7 +167,7 @@ class Controller:
     def _batch(self, collected: Collected) -> Batch:
         temperature = self._parts.config.rollout.temperature
         batch = make_batch(collected.episodes, temperature=temperature, greedy=collected.greedy)
-        if "critic" in self._estimator.needs:
+        if self._parts.config.trainer.has_critic:
             batch = self._parts.trainer.with_values(batch)
         return replace(batch, advantages_N=self._estimator(batch))
 

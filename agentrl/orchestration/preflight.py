@@ -19,7 +19,7 @@ from agentrl.sandboxes import SandboxOptions, check_backend
 from agentrl.tokens.formats import resolve_format
 from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.trainer.algorithms.needs import NEEDS
-from agentrl.trainer.config import CriticConfig, LoraConfig, TrainerConfig, check_heads
+from agentrl.trainer.config import CriticConfig, KlConfig, LoraConfig, TrainerConfig, check_heads
 from agentrl.types import Message
 
 FREE_BYTES_NEEDED = 1 << 30
@@ -109,12 +109,14 @@ def _check_combinations(config: RunConfig) -> None:
         )
     if not lora.rank:
         _check_unused("trainer.lora", lora, "without adapters; set trainer.lora.rank too")
+    if not config.trainer.kl.coef:
+        _check_unused("trainer.kl", config.trainer.kl, "without trainer.kl.coef; set that too")
     if not config.trainer.has_critic:
         todo = f"with trainer.algorithm {config.trainer.algorithm}, which has no critic; set it to"
         _check_unused("trainer.critic", config.trainer.critic, f"{todo} ppo or vapo")
 
 
-def _check_unused(where: str, section: LoraConfig | CriticConfig, todo: str) -> None:
+def _check_unused(where: str, section: LoraConfig | CriticConfig | KlConfig, todo: str) -> None:
     """Refuse a key of a section that nothing reads, if it was given another value."""
     for key in sorted(section.model_fields_set):
         if getattr(section, key) != type(section).model_fields[key].default:
@@ -156,6 +158,7 @@ def _check_needs(config: RunConfig, label: str, needs: Sequence[str]) -> None:
     """Refuse what an estimator or a loss needs and the configuration does not give."""
     has = {
         "group of 2": config.rollout.group_size > 1,
+        "critic": config.trainer.has_critic,
         "reference": config.trainer.kl.coef > 0,
         "greedy member": config.rollout.greedy_member,
     }

@@ -10,7 +10,6 @@ from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.fingerprints import newest_state
 from agentrl.orchestration.layers import Layers, flat_values, load_resumed
 from agentrl.run_dir import RunDirectory
-from agentrl.trainer.algorithms.presets import has_critic
 
 _TASKS: Final = (
     "env.",
@@ -41,10 +40,10 @@ def check_resumable(
     for key in dict.fromkeys((*started, *now)):
         is_new = key not in started and loaded.origins[key] == "default"
         before, after = started.get(key), now.get(key)
-        shapes = key in _WEIGHTS or (
-            key == "trainer.algorithm" and has_critic(str(before)) != has_critic(str(after))
+        # An algorithm has set other keys, which would go on to say what the old one set.
+        is_kept = key.startswith(_TASKS) or (
+            step > 0 and (key in _WEIGHTS or key == "trainer.algorithm")
         )
-        is_kept = key.startswith(_TASKS) or (step > 0 and shapes)
         if before != after and is_kept and not is_new:
             raise ConfigError(
                 f"{key}: got {toml_value(after)}, but the run was started with "

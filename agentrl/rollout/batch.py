@@ -47,12 +47,18 @@ def make_batch(
         rewards_E=np.array([episode.reward for episode in episodes], dtype=np.float64),
         turn_rewards_U=np.array([t.reward for e in episodes for t in e.turns], dtype=np.float64),
         turn_offsets_E1=_offsets([len(episode.turns) for episode in episodes]),
-        keys_U=tuple(turn.state_key for episode in episodes for turn in episode.turns),
+        keys_U=_state_keys(episodes),
         parts_E=_sum_parts(episodes),
         greedy_E=_rewards_of_groups(greedy, episodes) if greedy else None,
         temperature=temperature,
         channels=_channels(segments),
     )
+
+
+def _state_keys(episodes: Sequence[Episode]) -> tuple[str | None, ...] | None:
+    """The state that each turn began in; None where no turn has one."""
+    keys = tuple(turn.state_key for episode in episodes for turn in episode.turns)
+    return keys if any(key is not None for key in keys) else None
 
 
 def _rewards_of_groups(

@@ -26,7 +26,7 @@ from agentrl.trainer.algorithms.advantages.remax import remax
 from agentrl.trainer.algorithms.advantages.rloo import rloo
 from agentrl.trainer.algorithms.made_up import made_up_batch
 from agentrl.trainer.algorithms.needs import needs_of
-from agentrl.trainer.algorithms.options import defaults_of, split_options, with_options
+from agentrl.trainer.algorithms.options import Option, defaults_of, split_options, with_options
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 
@@ -87,10 +87,12 @@ def make_estimator(config: TrainerConfig, given: object = None) -> CheckedEstima
     seam = Seam("estimator", BUILT_IN, "agentrl.estimators")
     label = seam.label(name)
     found = instance_of(seam.find(name if given is None else given), label)
-    check_function(found, label, "batch")
-    if found in BUILT_IN.values():
-        options = _options_of(config, found) | options
-    checked = CheckedEstimator(label, cast("Estimator", with_options(found, options, label)))
+    is_built_in = any(found is known for known in BUILT_IN.values())
+    if is_built_in:
+        options = _options_of(config, found, options, label) | options
+    function = with_options(found, options, label, is_built_in=is_built_in)
+    check_function(function, label, "batch")
+    checked = CheckedEstimator(label, cast("Estimator", function))
     if "critic" in checked.needs and not config.has_critic:
         raise ConfigError(
             f"{label} needs a critic, but trainer.algorithm is {config.algorithm}; set it to ppo "
@@ -104,11 +106,19 @@ def make_estimator(config: TrainerConfig, given: object = None) -> CheckedEstima
     return checked
 
 
-def _options_of(config: TrainerConfig, function: object) -> dict[str, float | bool]:
-    """What keys of the configuration say of a built-in estimator's options."""
-    said: dict[str, float | bool] = {"scale_by_std": config.scale_by_std}
+def _options_of(
+    config: TrainerConfig, function: object, given: Mapping[str, Option], label: str
+) -> dict[str, Option]:
+    """What keys of the configuration say of a built-in estimator's options.
+
+    Raises ConfigError for what the critic has to know too, and so is a key of its own.
+    """
+    said: dict[str, Option] = {"scale_by_std": config.scale_by_std}
     if "critic" in needs_of(function):
-        said |= {"discount": config.critic.discount, "decay": config.critic.decay}
+        critic = {"discount": config.critic.discount, "decay": config.critic.decay}
+        for name in given.keys() & critic.keys():
+            raise ConfigError(f"{label}: option {name}: set trainer.critic.{name} instead")
+        said |= critic
     return {name: said[name] for name in defaults_of(function).keys() & said.keys()}
 
 

@@ -30,7 +30,7 @@ from agentrl.trainer.algorithms.policy_losses.dppo import dppo
 from agentrl.trainer.algorithms.policy_losses.dual_clip import dual_clip
 from agentrl.trainer.algorithms.policy_losses.gmpo import gmpo
 from agentrl.trainer.algorithms.policy_losses.gspo import gspo
-from agentrl.trainer.algorithms.policy_losses.plain import clone, distill, policy_gradient
+from agentrl.trainer.algorithms.policy_losses.plain import clone, policy_gradient
 from agentrl.trainer.algorithms.policy_losses.sapo import sapo
 from agentrl.trainer.algorithms.trained_tokens import (
     PolicyLoss,
@@ -54,7 +54,6 @@ BUILT_IN: Final[Mapping[str, PolicyLoss]] = {
     "kl_cov": kl_cov,
     "policy_gradient": policy_gradient,
     "clone": clone,
-    "distill": distill,
 }
 
 
@@ -108,12 +107,14 @@ def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:
     seam = Seam("loss", BUILT_IN, "agentrl.losses")
     label = seam.label(name)
     found = instance_of(seam.find(name if given is None else given), label)
-    check_function(found, label, "logprobs_K", "tokens")
     if found in (clip, dual_clip, clip_cov):
-        options = {"low": config.clip.low, "high": config.clip.high} | options
+        options = {"low": config.clip.low, "high": config.clip.high, **options}
+    is_built_in = any(found is known for known in BUILT_IN.values())
+    function = with_options(found, options, label, is_built_in=is_built_in)
+    check_function(function, label, "logprobs_K", "tokens")
     loss = CheckedLoss(
         label=label,
-        function=cast("PolicyLoss", with_options(found, options, label)),
+        function=cast("PolicyLoss", function),
         token_budget=config.token_budget,
         needs=needs_of(found),
     )

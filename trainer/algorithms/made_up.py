@@ -20,7 +20,7 @@ def made_up_batch(needs: Sequence[str] = ()) -> Batch:
         mask_N=mask_N,
         logprobs_N=np.where(mask_N, -0.5, 0.0).astype(np.float32),
         sources_N=np.tile(np.array([0, 1, 2, 1], dtype=np.int8), rows),
-        turns_N=np.tile(np.array([0, 0, 0, 1], dtype=np.int16), rows),
+        turns_N=np.array([*[0, 0, 0, 1] * 4, 2, 2, 2, 3], dtype=np.int16),
         versions_N=np.zeros(tokens, dtype=np.int32),
         marks_N=np.zeros(tokens, dtype=np.uint32),
         offsets_R1=np.arange(0, tokens + 1, 4),
@@ -33,9 +33,11 @@ def made_up_batch(needs: Sequence[str] = ()) -> Batch:
         group_E=np.array([0, 0, 1, 1], dtype=np.int32),
         rewards_E=np.array([1.0, 0.0, 0.25, 1.0]),
         temperature=1.0,
-        turn_rewards_U=np.array([0.0, 1.0, 0.0, 0.0, 0.25, 0.0, 0.5, 0.5]),
-        turn_offsets_E1=np.arange(0, 9, 2),
-        keys_U=("a", "b", "a", None, "a", "b", "a", "b") if "state keys" in needs else None,
+        turn_rewards_U=np.array([0.0, 1.0, 0.0, 0.0, 0.25, 0.0, 0.5, 0.0, 0.0, 0.5]),
+        turn_offsets_E1=np.array([0, 2, 4, 6, 10]),
+        keys_U=("a", "b", "a", None, "a", "b", "a", "b", "a", "b")
+        if "state keys" in needs
+        else None,
         parts_E={"one": np.array([1.0, 0.0, 0.0, 0.5])} if "score parts" in needs else {},
         greedy_E=np.array([0.5, 0.5, 0.0, 0.0]) if "greedy member" in needs else None,
         values_N=np.where(mask_N, np.float32(0.5), 0) if "critic" in needs else None,

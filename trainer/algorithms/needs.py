@@ -7,8 +7,11 @@ What is missing is refused at the start of a run, with its name; a user's own fu
 needs in the same way, or has none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
+
+from agentrl.config.nearest import nearest
+from agentrl.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -40,18 +43,33 @@ COSTS: Final = {
 
 
 def needs(*names: str) -> Callable[[F], F]:
-    """Declare what a function needs; raises KeyError for what nothing can give."""
-    for name in names:
-        NEEDS[name]
+    """Declare what a function, or a class whose instances are called, needs.
+
+    Raises ConfigError for what nothing can give.
+    """
 
     def declare(function: F) -> F:
-        vars(function)["needs"] = names
+        setattr(function, "needs", tuple(dict.fromkeys((*names, *needs_of(function)))))  # noqa: B010
         return function
 
+    _check_known(names)
     return declare
 
 
 def needs_of(function: object) -> tuple[str, ...]:
-    """What a function, a partial of one or an object that is called declares; () without any."""
-    declared = getattr(getattr(function, "func", function), "needs", ())
-    return tuple(declared)
+    """What a function, a partial of one or an object that is called declares; () without any.
+
+    Raises ConfigError for what nothing can give.
+    """
+    inner = getattr(function, "func", function)
+    of_call = getattr(type(inner).__call__, "needs", ())
+    declared: str | Sequence[str] = getattr(inner, "needs", of_call)
+    names = (declared,) if isinstance(declared, str) else tuple(declared)
+    _check_known(names)
+    return names
+
+
+def _check_known(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in NEEDS:
+            raise ConfigError(f"needs: got {name!r}, {nearest(name, NEEDS)}")

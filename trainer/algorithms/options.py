@@ -2,48 +2,89 @@
 
 import ast
 import inspect
+import math
 from collections.abc import Mapping
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 from agentrl.config.nearest import nearest
 from agentrl.errors import ConfigError
 
-Options = Mapping[str, float | bool]
+Option = float | bool | str
+_MOST: Final = {"discount": 1.0, "decay": 1.0, "share": 1.0}
+"""The largest value of built-in options that have one."""
+_ABOVE_ZERO: Final = ("alpha", "positive", "negative")
 
 
-def split_options(text: str) -> tuple[str, dict[str, float | bool]]:
+def split_options(text: str) -> tuple[str, dict[str, Option]]:
     """What a text names, and the options behind it; raises ConfigError for what is none."""
-    name, bracket, inside = text.partition("(")
+    place, colon, name = text.rpartition(":")
+    name, bracket, inside = name.partition("(")
     if not bracket or text.startswith("<"):
         return text, {}
     try:
         call = ast.parse(f"_({inside}", mode="eval").body
-        assert isinstance(call, ast.Call)
-        assert not call.args
-        found = {str(k.arg): cast("object", ast.literal_eval(k.value)) for k in call.keywords}
-        assert all(isinstance(value, int | float) for value in found.values())
-    except (SyntaxError, ValueError, AssertionError) as error:
+        keywords = _keywords(call)
+        found = {key: cast("object", ast.literal_eval(value)) for key, value in keywords.items()}
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(
-            f"{text}: expected options as name(option=number, ...), such as gspo(low=1e-3)"
+            f"{text[:200]}: expected options as name(option=value, ...), such as gspo(low=1e-3)"
         ) from error
-    return name, cast("dict[str, float | bool]", found)
+    return f"{place}{colon}{name}", cast("dict[str, Option]", found)
 
 
-def with_options(function: object, options: Options, label: str) -> object:
-    """The function with its options given; raises ConfigError for one that it does not have."""
-    if not options:
+def _keywords(call: ast.expr) -> dict[str, ast.expr]:
+    """The options of a call, each given once; raises ValueError for anything else."""
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+        raise ValueError("not a call with keywords alone")
+    found = {str(keyword.arg): keyword.value for keyword in call.keywords}
+    if len(found) != len(call.keywords):
+        raise ValueError("an option is given twice")
+    return found
+
+
+def with_options(
+    function: object, options: Mapping[str, Option], label: str, *, is_built_in: bool = False
+) -> object:
+    """The function with its options given.
+
+    Raises:
+        ConfigError: it does not have one of them, or the value is none for it.
+    """
+    if not options or not callable(function):
         return function
-    assert callable(function)
-    parameters = inspect.signature(function).parameters.values()
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    for name in options:
+    parameters = inspect.signature(function).parameters
+    known = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+    for name, value in options.items():
         if name not in known:
             raise ConfigError(f"{label} has no option {name}, {nearest(name, known)}")
+        expected = _expected(name, value, parameters[name].default, is_built_in=is_built_in)
+        if expected is not None:
+            raise ConfigError(f"{label}: option {name}: got {value!r:.40}, expected {expected}")
     return partial(function, **options)
 
 
-def defaults_of(function: object) -> dict[str, float | bool]:
+def _expected(name: str, value: Option, default: object, *, is_built_in: bool) -> str | None:
+    """What an option's value should be, if it is not."""
+    if isinstance(default, bool) or isinstance(value, bool):
+        fits = isinstance(value, bool) and (isinstance(default, bool) or not is_built_in)
+        return None if fits else "true or false" if isinstance(default, bool) else "a number"
+    if isinstance(value, str):
+        return (
+            None if isinstance(default, str) or default is inspect.Parameter.empty else "a number"
+        )
+    if isinstance(default, int) and not isinstance(value, int):
+        return "a whole number"
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return "a finite number"
+    if is_built_in and not 0 <= value <= _MOST.get(name, math.inf):
+        return f"0 to {_MOST[name]:g}" if name in _MOST else "at least 0"
+    if is_built_in and name in _ABOVE_ZERO and not value:
+        return "more than 0"
+    return None
+
+
+def defaults_of(function: object) -> dict[str, Option]:
     """The options of a function, with their defaults."""
     assert callable(function)
     parameters = inspect.signature(function).parameters.values()

@@ -47,7 +47,7 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
     ("flags", "said"),
     [
         (["--rollout.group-size", "1"], "estimator grpo needs a group of 2: set rollout.group_siz"),
-        (["--loss", "distill"], "loss distill needs a reference: set trainer.kl.coef above 0"),
+        (["--trainer.kl.kind", "k2"], "trainer.kl.kind: got k2 without trainer.kl.coef"),
         (
             ["--estimator", "remax"],
             "remax needs a greedy member: set rollout.greedy_member to true",

@@ -31,6 +31,7 @@ def tokens_of_rows(
         make_batch([], temperature=1.0),
         ids_N=np.arange(len(mask_N), dtype=np.int32),
         mask_N=mask_N,
+        marks_N=np.arange(len(mask_N), dtype=np.uint32),
         logprobs_N=flat(behavior),
         advantages_N=flat(advantages),
         reference_N=None if reference is None else flat(reference),

@@ -19,7 +19,7 @@ from agentrl.trainer.algorithms.advantages.reinforce_pp import reinforce_pp
 from agentrl.trainer.algorithms.advantages.remax import remax
 from agentrl.trainer.algorithms.estimators import BUILT_IN, make_estimator
 from agentrl.trainer.algorithms.made_up import made_up_batch
-from agentrl.trainer.algorithms.needs import NEEDS, needs_of
+from agentrl.trainer.algorithms.needs import NEEDS, needs, needs_of
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 from tests.unit.trainer.batches import batch_of, segment
@@ -234,10 +234,39 @@ def test_options_stand_behind_the_name() -> None:
     assert of_episodes(batch, one) == pytest.approx([3**0.5, *[-(3**-0.5)] * 3])
     for text, said in (
         ("pass_at_k(n=3)", "estimator pass_at_k has no option n, there is k, success_at"),
-        ("pass_at_k(3)", r"pass_at_k\(3\): expected options as name\(option=number, \.\.\.\)"),
+        ("pass_at_k(3)", r"pass_at_k\(3\): expected options as name\(option=value, \.\.\.\)"),
         ("pass_at_k(k=3", "expected options as"),
         ("pass_at_k(k=a)", "expected options as"),
         ("pass_at_k(k=0)", "got k = 0, expected at least 1"),
+        ("pass_at_k(k=2.5)", "option k: got 2.5, expected a whole number"),
+        ("grpo(scale_by_std=5)", "option scale_by_std: got 5, expected true or false"),
+        ("gigpo(discount=3)", "option discount: got 3, expected 0 to 1"),
     ):
         with pytest.raises(ConfigError, match=said):
             make_estimator(TrainerConfig(estimator=text))
+
+
+def test_what_the_critic_has_to_know_too_is_a_key() -> None:
+    with pytest.raises(ConfigError, match=r"option decay: set trainer\.critic\.decay instead"):
+        make_estimator(TrainerConfig(algorithm="ppo", estimator="gae(decay=0.5)"))
+
+
+def test_needs_are_declared_of_functions_and_classes() -> None:
+    @needs("critic")
+    @needs("group of 2")
+    class Mine:
+        def __call__(self, batch: Batch) -> NDArray[np.float32]:
+            return batch.rewards_E.astype(np.float32)
+
+    class Called:
+        @needs("critic")
+        def __call__(self, batch: Batch) -> NDArray[np.float32]:
+            return batch.rewards_E.astype(np.float32)
+
+    class Spelt:
+        needs = "critic"
+
+    assert needs_of(Mine()) == ("critic", "group of 2")
+    assert needs_of(Called()) == needs_of(Spelt()) == ("critic",)
+    with pytest.raises(ConfigError, match="needs: got 'critci', did you mean critic"):
+        needs("critci")

@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -15,13 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentrl.errors import ConfigError, RunError
+from agentrl.errors import ConfigError
 from agentrl.trainer.algorithms.losses import BUILT_IN, make_loss
 from agentrl.trainer.algorithms.needs import needs_of
 from agentrl.trainer.algorithms.policy_losses.covariance import clip_cov, kl_cov
 from agentrl.trainer.algorithms.policy_losses.gmpo import gmpo
 from agentrl.trainer.algorithms.policy_losses.gspo import gspo
-from agentrl.trainer.algorithms.policy_losses.plain import distill
 from agentrl.trainer.algorithms.trained_tokens import TrainedTokens, trained_tokens
 from agentrl.trainer.config import TrainerConfig
 from tests.unit.trainer.rows import one_row, tokens_of_rows
@@ -100,15 +100,6 @@ def test_a_sequence_has_one_ratio() -> None:
     mean = math.exp((0.2 + 0.4) / 2)
     assert value == pytest.approx(-2 * mean + 1)
     assert gradient == pytest.approx([-mean, 0, 1])
-
-
-def test_a_teacher_is_followed_whatever_the_reward() -> None:
-    tokens = tokens_of_rows([[-1]], [[-7]], reference=[[-1 + math.log(2)]])
-    _, gradient, found = measured(distill, [[-1]], tokens)
-    assert gradient == [pytest.approx(-math.log(2))]
-    assert found["teacher_gap"] == pytest.approx(-math.log(2))
-    with pytest.raises(RunError, match="needs the logprobs of a teacher"):
-        distill(torch.zeros(1), one_row([-1], [1]))
 
 
 def test_covariance_is_that_of_the_whole_step() -> None:
@@ -205,3 +196,40 @@ def test_options_stand_behind_the_name() -> None:
     assert measured(loss.measure, [[-0.9]], tokens)[2] == {"clip_fraction": 0}
     with pytest.raises(ConfigError, match="loss gspo has no option hihg, did you mean high"):
         make_loss(TrainerConfig(loss="gspo(hihg=1)"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("clip(low=-1)", "option low: got -1, expected at least 0"),
+        ("clip(high=1e999)", "option high: got inf, expected a finite number"),
+        ("clip(low=True)", "option low: got True, expected a number"),
+        ("clip(low='a')", "option low: got 'a', expected a number"),
+        ("sapo(positive=0)", "option positive: got 0, expected more than 0"),
+        ("clip_cov(share=2)", "option share: got 2, expected 0 to 1"),
+        ("clip(low=0.1, low=0.2)", "expected options as"),
+        ("clip(low=0.1)(high=0.2)", "expected options as"),
+        ("clip(low=" + "-" * 5000 + "1)", "expected options as"),
+    ],
+)
+def test_values_that_are_none_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_loss(TrainerConfig(loss=text))
+    assert said in str(caught.value)
+
+
+def test_who_is_held_back_does_not_hang_on_the_order_of_rows() -> None:
+    rng = np.random.default_rng(3)
+    old, new = rng.uniform(-4, -0.1, (2, 6, 4))
+    advantages = rng.normal(0, 3, (6, 4))
+    marks = rng.integers(0, 2**32, (6, 5), dtype=np.uint32)
+    totals: list[float] = []
+    for order in (np.arange(6), rng.permutation(6)):
+        tokens = tokens_of_rows(old[order].tolist(), advantages[order].tolist())
+        batch = replace(tokens.batch, marks_N=marks[order].reshape(-1))
+        found = measured(
+            clip_cov, new[order].tolist(), replace(tokens, batch=batch), share=0.2, least=0, most=99
+        )
+        assert found[2]["held_back"] == 4
+        totals.append(found[0])
+    assert totals[0] == pytest.approx(totals[1])

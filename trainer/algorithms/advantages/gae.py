@@ -52,7 +52,7 @@ def turn_gae(
     """GAE in which a turn is one action: its state is all before its first trained token.
 
     delta_u = r_u + discount * V_(u+1) - V_u, with one advantage for all tokens of a turn
-    (arXiv:2505.11821). Turns in which nothing is trained give their reward to the turn before. One
+    (arXiv:2512.17008). Turns in which nothing is trained give their reward to the turn before. One
     turn of 100 tokens with value 0.4 and reward 1: 0.6 at each of them.
     """
     tokens = Trajectories.of(batch)

@@ -17,7 +17,7 @@ def gdpo(batch: Batch) -> NDArray[np.float32]:
     A = whiten(sum_k (r_k - mean(r_k)) / std(r_k)): members that differ in one part are told apart
     although the sums of their parts are equal. Parts (1, 0), (0, 1) of equal sum give 0 with GRPO
     and here too, but (1, 1), (1, 0), (0, 0) give steps of the same size for parts of any scale. A
-    part in which a group is equal adds 0. Raises RunError without parts.
+    part in which a group is equal adds 0 before the whitening. Raises RunError without parts.
     """
     if not batch.parts_E:
         raise RunError("the batch has no score parts; let the verifier give parts with its score")

@@ -37,8 +37,9 @@ def clip_cov(
     covariance_M, source_M = covariances(tokens)
     among = np.flatnonzero((covariance_M > least) & (covariance_M < most))
     number = min(max(1, int(share * len(source_M))), len(among))
-    drawn = np.random.default_rng(len(source_M)).permutation(among)[:number]
-    held_K = _at(source_M[drawn], tokens)
+    # Marks follow from contents alone, so they draw by chance and whatever order rows are in.
+    drawn = np.argsort(tokens.batch.marks_N[source_M[among]], kind="stable")[:number]
+    held_K = _at(source_M[among[drawn]], tokens)
     ratio_K = torch.exp(log_ratios(logprobs_K, tokens))
     surrogate_K, outside_K = clipped_minimum(ratio_K, tokens.advantages_K, low=low, high=high)
     surrogate_K = torch.where(held_K, torch.zeros_like(surrogate_K), surrogate_K)

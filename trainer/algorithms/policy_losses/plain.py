@@ -1,9 +1,7 @@
-"""Losses without a ratio: the policy gradient itself, cloning of chosen tokens, distillation."""
+"""Losses without a ratio: the policy gradient itself, cloning of chosen tokens."""
 
 from torch import Tensor
 
-from agentrl.errors import RunError
-from agentrl.trainer.algorithms.needs import needs
 from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
 
 
@@ -25,18 +23,3 @@ def clone(logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, Statistics
     chosen_K = (tokens.advantages_K > 0).to(logprobs_K)
     cloned = {"cloned": chosen_K.sum()}
     return -(tokens.weights_K * chosen_K * logprobs_K).sum(), cloned
-
-
-@needs("reference")
-def distill(logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, Statistics]:
-    """On-policy distillation: the policy gradient of minus KL(policy || teacher), per token.
-
-    The reward of a token is log p_teacher - log p (arXiv:2306.13649, with samples of the policy);
-    rewards of the environment do not count. The teacher is the run's reference. Where the teacher
-    finds a token twice as likely the gradient is -log 2. Raises RunError without a reference.
-    """
-    if tokens.reference_K is None:
-        raise RunError("distill needs the logprobs of a teacher; set trainer.kl.coef above 0")
-    gap_K = tokens.reference_K - logprobs_K.detach()
-    total = -(tokens.weights_K * gap_K * logprobs_K).sum()
-    return total, {"teacher_gap": -gap_K.sum()}
