@@ -7,7 +7,7 @@ both in turns. Exits 1 where values differ or ours is too slow: ten times faster
 Python (GAE, REINFORCE++, micro-batches), never slower elsewhere, within what one run tells.
 """
 
-# pyright: basic
+# pyright: basic, reportMissingImports=false, reportReturnType=false
 # mypy: ignore-errors
 # verl is not typed, and not there where types are checked.
 

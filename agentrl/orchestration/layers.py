@@ -61,7 +61,8 @@ class Layers:
     @classmethod
     def read(cls, directory: RunDirectory) -> "Layers":
         """Those of a run; none where it was killed before it had any."""
-        lines = ({"values": {}, "origins": {}, **line} for line in read_lines(directory.layers))
+        empty: dict[str, object] = {"values": {}, "origins": {}}
+        lines = [empty | line for line in read_lines(directory.layers)]
         return cls(tuple(Layer(**line) for line in lines))  # type: ignore[arg-type]  # as written
 
     @classmethod

@@ -64,7 +64,7 @@ def with_options(
     return partial(function, **options)
 
 
-def _expected(name: str, value: Option, default: object, *, is_built_in: bool) -> str | None:
+def _expected(name: str, value: object, default: object, *, is_built_in: bool) -> str | None:
     """What an option's value should be, if it is not."""
     if isinstance(default, bool) or isinstance(value, bool):
         fits = isinstance(value, bool) and (isinstance(default, bool) or not is_built_in)

@@ -138,7 +138,7 @@ async def test_a_scripted_agent_plays_through_the_same_evaluation(
     plan = make_plan(config, train=False, scripted=True)
     parts: Parts = scripted_parts(plan, tiny_folder, make_agent("oracle", plan.envs, config.seed))
     try:
-        result, collected = await evaluate(parts, step=3, on_group=lambda *_: None)
+        result, collected = await evaluate(parts, step=3, on_group=lambda done, total: None)
     finally:
         await parts.aclose()
     assert (result.episodes, result.success) == (2, 1.0)

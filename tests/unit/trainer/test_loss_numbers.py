@@ -157,7 +157,7 @@ def test_the_gradient_raises_a_good_token_and_lowers_a_bad_one() -> None:
         for advantage, sign in ((1.0, 1), (-1.0, -1)):
             logits = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
             logprobs = torch.log_softmax(logits, 0)[1:2]
-            behavior = logprobs.tolist()
+            behavior = [logprobs.item()]
             reference = [[behavior[0] + advantage]]
             total, _ = loss(logprobs, tokens_of_rows([behavior], [[advantage]], None, reference))
             torch.autograd.backward(total)

@@ -57,7 +57,7 @@ def test_policy_gradient_raises_a_good_token_and_lowers_a_bad_one() -> None:
     for advantage, sign in ((1.0, 1), (-1.0, -1)):
         logits = tensor(0.3, -0.2, 0.5).requires_grad_()
         logprobs = torch.log_softmax(logits, 0)[1:2]
-        total, _ = clip(logprobs, one_row(logprobs.tolist(), [advantage]))
+        total, _ = clip(logprobs, one_row([logprobs.item()], [advantage]))
         torch.autograd.backward(total)
         assert logits.grad is not None
         probs = torch.softmax(logits.detach(), 0)
