@@ -22,6 +22,8 @@ from agentrl.envs.swe.verdict import Verdict
 from agentrl.sandboxes import SandboxOptions
 from agentrl.sandboxes.local import UnsafeLocalSandbox
 
+pytestmark = pytest.mark.timeout(240)  # the package is built in the first test's time
+
 SOURCES = {
     "README.md": "`shout('nobody move')` gives `NOBODY MOVE!`.\n",
     "src/shop/__init__.py": "",
