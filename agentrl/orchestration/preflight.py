@@ -77,6 +77,11 @@ def make_plan(
     if train:
         estimator = make_estimator(config.trainer, objects.get(config.trainer.estimator))
         _check_needs(config, estimator.label, estimator.needs)
+        if "reference" in estimator.needs:
+            raise ConfigError(
+                f"{estimator.label} needs a reference, whose logprobs come after the advantages; "
+                "read tokens.reference_K in a loss instead"
+            )
         _check_loss(config, objects.get(config.trainer.loss))
     names = [name for env in envs for name in _try_environment(env, config, train)]
     if train:  # now that each environment is known to have a task

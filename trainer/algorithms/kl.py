@@ -3,7 +3,7 @@
 Over tokens that the policy sampled, the means of k1 and k3 are KL(policy || reference), in nats;
 that of k2 is near it. What their gradients are is another matter, since samples are taken as given:
 
-    k1  nothing on average: it belongs into a reward, and is not offered for the loss
+    k1  (log policy - log reference) nothing on average: it is not offered for a loss
     k2  that of KL(policy || reference), the penalty that is meant
     k3  that of KL(reference || policy), as GRPO has it (arXiv:2402.03300, eq. 4); near the
         reference the two are alike
@@ -16,13 +16,8 @@ import torch
 from torch import Tensor
 
 
-def k1(logprobs_K: Tensor, reference_K: Tensor) -> Tensor:
-    """[K] log policy - log reference: negative for some tokens, and of large variance."""
-    return logprobs_K - reference_K
-
-
 def k2(logprobs_K: Tensor, reference_K: Tensor) -> Tensor:
-    """[K] Half the square of k1: never negative, biased where the two are far apart."""
+    """[K] Half of (log policy - log reference)^2: never negative, biased where they differ much."""
     return 0.5 * (logprobs_K - reference_K) ** 2
 
 

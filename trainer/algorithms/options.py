@@ -3,6 +3,7 @@
 import ast
 import inspect
 import math
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Final, cast
@@ -11,6 +12,9 @@ from agentrl.config.nearest import nearest
 from agentrl.errors import ConfigError
 
 Option = float | bool | str
+
+_WRITTEN: Final = re.compile(r"((?:.*:)?[\w.-]+)\((.*)", re.DOTALL)
+"""A name or a reference, whose folder may have brackets, and what stands behind its own."""
 _MOST: Final = {"discount": 1.0, "decay": 1.0, "share": 1.0}
 """The largest value of built-in options that have one."""
 _ABOVE_ZERO: Final = ("alpha", "positive", "negative")
@@ -18,10 +22,10 @@ _ABOVE_ZERO: Final = ("alpha", "positive", "negative")
 
 def split_options(text: str) -> tuple[str, dict[str, Option]]:
     """What a text names, and the options behind it; raises ConfigError for what is none."""
-    place, colon, name = text.rpartition(":")
-    name, bracket, inside = name.partition("(")
-    if not bracket or text.startswith("<"):
+    written = _WRITTEN.fullmatch(text)
+    if written is None:
         return text, {}
+    name, inside = written.groups()
     try:
         call = ast.parse(f"_({inside}", mode="eval").body
         keywords = _keywords(call)
@@ -30,16 +34,16 @@ def split_options(text: str) -> tuple[str, dict[str, Option]]:
         raise ConfigError(
             f"{text[:200]}: expected options as name(option=value, ...), such as gspo(low=1e-3)"
         ) from error
-    return f"{place}{colon}{name}", cast("dict[str, Option]", found)
+    return name, cast("dict[str, Option]", found)
 
 
 def _keywords(call: ast.expr) -> dict[str, ast.expr]:
     """The options of a call, each given once; raises ValueError for anything else."""
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
         raise ValueError("not a call with keywords alone")
-    found = {str(keyword.arg): keyword.value for keyword in call.keywords}
+    found = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     if len(found) != len(call.keywords):
-        raise ValueError("an option is given twice")
+        raise ValueError("an option is given twice, or none is named")
     return found
 
 

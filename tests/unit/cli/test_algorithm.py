@@ -96,3 +96,19 @@ def test_each_algorithm_can_be_made(name: str) -> None:
     assert make_estimator(config).label == f"estimator {config.estimator}"
     assert make_loss(config).label == f"loss {config.loss}"
     assert load_run_config(flags=["--algorithm", name]).config.trainer.estimator == config.estimator
+
+
+def test_an_estimator_comes_before_the_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import numpy as np\n"
+        "from agentrl.trainer.algorithms.needs import needs\n\n\n"
+        "@needs('reference')\n"
+        "def towards(batch):\n"
+        "    return batch.reference_N * np.float32(1)\n"
+    )
+    flags = ["--estimator", f"{own}:towards", "--trainer.kl.coef", "0.1"]
+    assert main(["train", "--env", "number_guess", "--dry-run", *flags]) == 2
+    assert "come after the advantages; read tokens.reference_K in a loss" in capsys.readouterr().err

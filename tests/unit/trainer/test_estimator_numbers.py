@@ -239,6 +239,9 @@ def test_options_stand_behind_the_name() -> None:
         ("pass_at_k(k=a)", "expected options as"),
         ("pass_at_k(k=0)", "got k = 0, expected at least 1"),
         ("pass_at_k(k=2.5)", "option k: got 2.5, expected a whole number"),
+        ("pass_at_k(**{'k': 3})", "expected options as"),
+        ("/tmp/a (b)/none.py:f(k=3)", r"/tmp/a \(b\)/none.py:f cannot be imported"),
+        ("/tmp/none.py:f(k='a:b')", "/tmp/none.py:f cannot be imported"),
         ("grpo(scale_by_std=5)", "option scale_by_std: got 5, expected true or false"),
         ("gigpo(discount=3)", "option discount: got 3, expected 0 to 1"),
     ):
