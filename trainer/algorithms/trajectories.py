@@ -8,12 +8,16 @@ Suffixes: K trained tokens by trajectory, N tokens of the batch, E episodes, U t
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from agentrl.errors import RunError
 from agentrl.types import Batch
+
+_ROUNDINGS: Final = 64
+"""So many roundings of the largest term may have come together in a sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +98,27 @@ def values_of(trajectories: Trajectories) -> NDArray[np.float64]:
     return trajectories.batch.values_N[trajectories.source].astype(np.float64)
 
 
-def whiten(values_K: NDArray[np.float64], *, scale: bool = True) -> NDArray[np.float64]:
-    """Brought to mean 0 and a (population) deviation of 1; all 0 where all are equal."""
+def whiten(
+    values_K: NDArray[np.float64], *terms: NDArray[np.floating], scale: bool = True
+) -> NDArray[np.float64]:
+    """Brought to mean 0 and a (population) deviation of 1; all 0 where nothing sets them apart.
+
+    `terms` are what the values were added up from. What is left where these cancel each other is
+    rounding, of their own number format or of the sums, and would be brought to 1 like anything.
+    """
     if not len(values_K):
         return values_K
+    noise = max(
+        _ROUNDINGS * float(np.finfo(np.result_type(t, np.float32)).eps) * _largest(t) for t in terms
+    )
     centered_K: NDArray[np.float64] = values_K - values_K.mean()
-    largest = max(float(values_K.max()), -float(values_K.min()))
     std = math.sqrt(float(np.dot(centered_K, centered_K)) / len(centered_K))
-    if std <= 1e-12 * largest:
+    if std <= noise:
         return np.zeros_like(values_K)
     if scale:
         centered_K /= std
     return centered_K
+
+
+def _largest(values: NDArray[np.floating]) -> float:
+    return max(float(values.max(initial=0)), -float(values.min(initial=0)))

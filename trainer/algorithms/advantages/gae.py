@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from agentrl.errors import RunError
 from agentrl.trainer.algorithms.needs import needs
 from agentrl.trainer.algorithms.scan import discounted_sums
-from agentrl.trainer.algorithms.trajectories import Trajectories, values_of, whiten
+from agentrl.trainer.algorithms.trajectories import Trajectories, turn_rewards, values_of, whiten
 from agentrl.types import Batch
 
 
@@ -25,8 +25,7 @@ def gae(
     0.5, 0.5 and a reward of 1 at the second token: deltas 0, 0.5, sums 0.475, 0.5.
     """
     tokens = Trajectories.of(batch)
-    found_K = whiten(gae_sums(tokens, discount=discount, decay=decay), scale=scale_by_std)
-    return tokens.put(found_K)
+    return _whiten_sums(tokens, gae_sums(tokens, discount=discount, decay=decay), scale_by_std)
 
 
 @needs("critic", "turn rewards")
@@ -41,8 +40,7 @@ def vapo(
     """
     tokens = Trajectories.of(batch)
     decay_E = np.maximum(0.0, 1 - 1 / (alpha * np.maximum(tokens.lengths_E, 1)))
-    found_K = whiten(gae_sums(tokens, discount=discount, decay=decay_E), scale=scale_by_std)
-    return tokens.put(found_K)
+    return _whiten_sums(tokens, gae_sums(tokens, discount=discount, decay=decay_E), scale_by_std)
 
 
 @needs("critic", "turn rewards")
@@ -63,7 +61,7 @@ def turn_gae(
     deltas_A = _errors(values_K[first_A], turns_E, discount) + rewards_A
     sums_A = discounted_sums(deltas_A, turns_E, discount * decay)
     found_K = np.repeat(sums_A, np.diff(np.append(first_A, len(turn_K))))
-    return tokens.put(whiten(_finite(found_K), scale=scale_by_std))
+    return _whiten_sums(tokens, _finite(found_K), scale_by_std)
 
 
 def gae_sums(
@@ -76,6 +74,15 @@ def gae_sums(
     deltas_K = _errors(values_of(tokens), tokens.lengths_E, discount)
     tokens.add_rewards(deltas_K)
     return _finite(discounted_sums(deltas_K, tokens.lengths_E, discount * decay))
+
+
+def _whiten_sums(
+    tokens: Trajectories, sums_K: NDArray[np.float64], scale: bool
+) -> NDArray[np.float32]:
+    """[N] Nothing where the critic was right but for the rounding of its values."""
+    batch = tokens.batch
+    assert batch.values_N is not None
+    return tokens.put(whiten(sums_K, batch.values_N, turn_rewards(batch)[0], scale=scale))
 
 
 def _errors(

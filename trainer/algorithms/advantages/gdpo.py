@@ -21,6 +21,6 @@ def gdpo(batch: Batch) -> NDArray[np.float32]:
     """
     if not batch.parts_E:
         raise RunError("the batch has no score parts; let the verifier give parts with its score")
-    total_E = sum(group_advantages(part_E, batch.group_E) for part_E in batch.parts_E.values())
+    scaled = [group_advantages(part_E, batch.group_E) for part_E in batch.parts_E.values()]
     tokens = Trajectories.of(batch)
-    return tokens.put(whiten(np.repeat(np.asarray(total_E), tokens.lengths_E)))
+    return tokens.put(whiten(np.repeat(np.sum(scaled, axis=0), tokens.lengths_E), *scaled))

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from agentrl.trainer.algorithms.advantage import group_advantages
 from agentrl.trainer.algorithms.needs import needs
 from agentrl.trainer.algorithms.scan import discounted_sums
-from agentrl.trainer.algorithms.trajectories import Trajectories, whiten
+from agentrl.trainer.algorithms.trajectories import Trajectories, turn_rewards, whiten
 from agentrl.types import Batch
 
 
@@ -19,7 +19,7 @@ def reinforce_pp(batch: Batch, *, discount: float = 1.0) -> NDArray[np.float32]:
     """
     tokens = Trajectories.of(batch)
     returns_K = discounted_sums(tokens.rewards_K(), tokens.lengths_E, discount)
-    return tokens.put(whiten(returns_K))
+    return tokens.put(whiten(returns_K, turn_rewards(batch)[0]))
 
 
 @needs("group of 2")
@@ -31,4 +31,4 @@ def reinforce_pp_baseline(batch: Batch) -> NDArray[np.float32]:
     """
     centered_E = group_advantages(batch.rewards_E, batch.group_E, scale_by_std=False)
     tokens = Trajectories.of(batch)
-    return tokens.put(whiten(np.repeat(centered_E, tokens.lengths_E)))
+    return tokens.put(whiten(np.repeat(centered_E, tokens.lengths_E), batch.rewards_E))
