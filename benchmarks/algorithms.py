@@ -24,6 +24,7 @@ import torch
 from agentrl.rollout import make_batch
 from agentrl.trainer.algorithms.estimators import BUILT_IN as ESTIMATORS
 from agentrl.trainer.algorithms.losses import BUILT_IN as LOSSES
+from agentrl.trainer.algorithms.normalisations import sequence_mean, token_mean
 from agentrl.trainer.algorithms.trained_tokens import trained_tokens
 from agentrl.trainer.packing import pack, plan, trained_rows
 from agentrl.types import Batch
@@ -79,7 +80,6 @@ class Data:
             advantages_N=np.where(mask_N, self.flat(self.advantages.numpy()), 0),
             offsets_R1=np.concatenate([[0], np.cumsum(self.lengths + 1)]),
             episode_R=np.arange(episodes, dtype=np.int32),
-            weights_R=np.ones(episodes, np.float32),
             episode_ids=tuple(map(str, range(episodes))),
             group_E=np.arange(episodes, dtype=np.int32) // GROUP,
             rewards_E=self.rewards,
@@ -131,19 +131,18 @@ def losses(data: Data) -> dict[str, tuple[Callable, Callable]]:
     names = {"clip": "vanilla", "gspo": "gspo", "cispo": "cispo", "sapo": "sapo", "dppo": "dppo_tv"}
     source_K = np.flatnonzero(data.batch.mask_N)
     new_N = data.flat(data.new.numpy())
-    ones_K = np.ones(len(source_K), np.float32)
-    # verl's SAPO is the mean of the rows' means, whatever is asked for.
-    counts_R = np.add.reduceat(data.batch.mask_N, data.batch.offsets_R1[:-1], dtype=np.int64)
-    means_K = np.repeat(len(source_K) / len(counts_R) / counts_R, counts_R).astype(np.float32)
     bounds = {"gspo": {"low": 0.2, "high": 0.2}, "cispo": {"low": 0.2, "high": 0.2}}
 
     def ours(name: str) -> Callable:
+        # verl's SAPO is the mean of the rows' means, whatever is asked for.
+        normalise = sequence_mean if name == "sapo" else token_mean
+        batch = replace(data.batch, weights_N=normalise(data.batch))
+
         def run() -> torch.Tensor:
             logprobs_K = torch.from_numpy(new_N[source_K]).requires_grad_()
-            weights_K = means_K if name == "sapo" else ones_K
-            tokens = trained_tokens(data.batch, source_K, weights_K, logprobs_K.detach())
+            tokens = trained_tokens(batch, source_K, logprobs_K.detach())
             total, _ = LOSSES[name](logprobs_K, tokens, **bounds.get(name, {}))
-            (total / len(source_K)).backward()
+            total.backward()
             return logprobs_K.grad
 
         return run

@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,8 @@ def child(folder: Path, name: str) -> None:
     from agentrl.engine.local.engine import LocalEngine
     from agentrl.engine.local.models.load import load_model
     from agentrl.orchestration.kinds import LocalKind
-    from agentrl.trainer.algorithms.advantage import with_advantages
+    from agentrl.trainer.algorithms.advantages.group_relative import grpo
+    from agentrl.trainer.algorithms.normalisations import token_mean
     from agentrl.trainer.config import TrainerConfig
     from agentrl.trainer.memory import estimate
     from agentrl.trainer.trainer import LocalTrainer
@@ -84,7 +86,8 @@ def child(folder: Path, name: str) -> None:
     trainer = LocalTrainer(model, config, total_steps=2)
     episodes = asyncio.run(play(engine or LocalEngine(model, engine_config)))
     for _ in range(2):
-        batch = with_advantages(make_batch(episodes, temperature=1.0))
+        batch = make_batch(episodes, temperature=1.0)
+        batch = replace(batch, advantages_N=grpo(batch), weights_N=token_mean(batch))
         trainer.update(batch if trainer.critic is None else trainer.with_values(batch))
     print(json.dumps({"parts": dict(need.parts), "measured": resident("VmHWM") - before}))
 

@@ -21,7 +21,7 @@ import copy
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ from agentrl.errors import ConfigError
 from agentrl.rollout import make_batch
 from agentrl.tokens import TokenRecord
 from agentrl.trainer import TrainerConfig
-from agentrl.trainer.algorithms.advantage import with_advantages
+from agentrl.trainer.algorithms.advantages.group_relative import grpo
+from agentrl.trainer.algorithms.normalisations import token_mean
 from agentrl.trainer.packing import num_read, pack
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import (
@@ -131,9 +132,8 @@ def measure(name: str) -> Found | str:
     except ConfigError as error:
         return str(error)
     segments = asyncio.run(play(engine))
-    batch = with_advantages(
-        make_batch(list(make_episodes(segments)), temperature=1.0), scale_by_std=True
-    )
+    batch = make_batch(list(make_episodes(segments)), temperature=1.0)
+    batch = replace(batch, advantages_N=grpo(batch), weights_N=token_mean(batch))
     rows = range(batch.num_rows)
     total = sum(num_read(batch, row) for row in rows)
     stats = trainer.update(batch)

@@ -127,7 +127,7 @@ class Job:
                 raise SystemExit(f"a micro-batch has {len(micro)} rows, expected {MICRO} or more")
             packed = pack(self.batch, micro, share=share)
             scores = policy_scores(self.model, packed, self.batch.temperature)
-            torch.autograd.backward(objective.loss(packed, scores) / self.num_trained)
+            torch.autograd.backward(objective.loss(packed, scores))
 
     @cached_property
     def batch(self) -> Any:
@@ -153,7 +153,6 @@ class Job:
             marks_N=np.zeros(len(ids_N), np.uint32),
             offsets_R1=np.cumsum([0, *lengths]),
             episode_R=np.arange(EPISODES, dtype=np.int32),
-            weights_R=np.ones(EPISODES, np.float32),
             digests_R=(b"",) * EPISODES,
             appends_A=np.array(lengths, np.int32),
             append_offsets_R1=np.arange(EPISODES + 1),
@@ -162,6 +161,7 @@ class Job:
             rewards_E=np.zeros(EPISODES),
             temperature=1.0,
             advantages_N=advantages_N.astype(np.float32),
+            weights_N=mask_N.astype(np.float32) / np.float32(self.num_trained),
         )
 
     @cached_property

@@ -5,7 +5,7 @@
 This module needs no torch; `agentrl.trainer.trainer`, `.logprobs` and `.checkpoint` do.
 """
 
-from agentrl.trainer.algorithms.advantage import group_advantages, with_advantages
+from agentrl.trainer.algorithms.advantage import group_advantages
 from agentrl.trainer.config import (
     ClipConfig,
     CriticConfig,
@@ -26,5 +26,4 @@ __all__ = [
     "SupervisedStats",
     "TrainerConfig",
     "group_advantages",
-    "with_advantages",
 ]

@@ -118,6 +118,11 @@ class TrainerConfig(Config):
         description="policy loss: a name of agentrl algorithm list, pkg.mod:Name or "
         "path/file.py:Name",
     )
+    normalise: Reference = Field(
+        default="token_mean",
+        description="what each token counts in the loss: a name of agentrl algorithm list, "
+        "pkg.mod:Name or path/file.py:Name",
+    )
     scale_by_std: bool = Field(
         default=True,
         description="divide advantages by their standard deviation: of the group (Dr. GRPO: "

@@ -27,7 +27,7 @@ from agentrl.trainer.logprobs import predicting_states
 from agentrl.trainer.lora import add_adapters
 from agentrl.trainer.micro_batches import micro_batches
 from agentrl.trainer.model import make_optimizer
-from agentrl.trainer.packing import PackedRows, trained_rows, trained_weight
+from agentrl.trainer.packing import PackedRows, trained_rows
 from agentrl.trainer.parallel_dims import SINGLE, Ranks
 from agentrl.types import Batch
 
@@ -37,7 +37,7 @@ class CriticStats:
     """One update of the critic."""
 
     loss: float
-    """Mean of half the clipped squared error over the trained tokens, in the last pass."""
+    """Half the clipped squared error, weighed as the policy's loss is, in the last pass."""
     explained: float
     """1 less the values' mean squared error before the update over the targets' variance."""
 
@@ -108,24 +108,21 @@ class Critic:
         return CriticStats(loss=loss, explained=1 - left / spread if spread > 0 else 0.0)
 
     def _pass(self, batch: Batch, targets_N: NDArray[np.float32]) -> float:
-        """Gradients of all micro-batches; their sum is divided once by the global count."""
+        """Gradients of all micro-batches."""
         assert batch.values_N is not None
-        rows = trained_rows(batch)
-        count = trained_weight(batch, rows)
+        assert batch.weights_N is not None
         total = 0.0
-        for packed in self._micro_batches(batch, rows):
+        for packed in self._micro_batches(batch, trained_rows(batch)):
             values_K = self._predict_values(packed)
             old, targets, weights = (
                 torch.from_numpy(a).to(values_K)
                 for a in (
                     batch.values_N[packed.source_K],
                     targets_N[packed.source_K],
-                    packed.weights_K,
+                    batch.weights_N[packed.source_K],
                 )
             )
-            share = (
-                value_loss(values_K, old, targets, weights, clip=self._config.critic.clip) / count
-            )
+            share = value_loss(values_K, old, targets, weights, clip=self._config.critic.clip)
             torch.autograd.backward(share)
             total += float(share.detach())
         return float(self._ranks.sum_(np.array([total]))[0])

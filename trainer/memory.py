@@ -275,7 +275,6 @@ def _packed_rows(num_tokens: int, longest: int) -> PackedRows:
         predictors_K=np.arange(num_tokens),
         targets_K=zeros,
         source_K=zeros,
-        weights_K=np.ones(num_tokens, dtype=np.float32),
     )
 
 

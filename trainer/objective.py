@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.errors import RunError
-from agentrl.trainer.algorithms.estimators import advantages_fault
 from agentrl.trainer.algorithms.kl import PENALTIES
 from agentrl.trainer.algorithms.losses import CheckedLoss
+from agentrl.trainer.algorithms.token_arrays import token_array_fault
 from agentrl.trainer.algorithms.trained_tokens import trained_tokens
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.packing import PackedRows
@@ -34,7 +34,7 @@ class Objective(Protocol):
         ...
 
     def loss(self, rows: PackedRows, scores_2K: Tensor) -> Tensor:
-        """The sum over the micro-batch's trained tokens, not divided by anything.
+        """The weighted sum over the micro-batch's trained tokens.
 
         `scores_2K` is what `policy_scores` gives.
         """
@@ -47,8 +47,9 @@ class SupervisedObjective:
     A share `smoothing` of each target is spread evenly over the vocabulary.
     """
 
-    def __init__(self, smoothing: float = 0.0) -> None:
-        self._smoothing = smoothing
+    def __init__(self, batch: Batch, smoothing: float = 0.0) -> None:
+        assert batch.weights_N is not None
+        self._weights_N, self._smoothing = batch.weights_N, smoothing
         self.sums = np.zeros(0)
 
     def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -58,7 +59,7 @@ class SupervisedObjective:
     def loss(self, rows: PackedRows, scores_2K: Tensor) -> Tensor:
         """Minus the weighted sum of logprobs under the smoothed targets."""
         smoothed_K = torch.lerp(scores_2K[0], scores_2K[1], self._smoothing)
-        weights_K = torch.from_numpy(rows.weights_K).to(smoothed_K)
+        weights_K = torch.from_numpy(self._weights_N[rows.source_K]).to(smoothed_K)
         return -(weights_K * smoothed_K).sum()
 
 
@@ -98,7 +99,7 @@ class PolicyObjective:
     def loss(self, rows: PackedRows, scores_2K: Tensor) -> Tensor:
         """The micro-batch's sum."""
         logprobs_K = scores_2K[0]
-        tokens = trained_tokens(self._batch, rows.source_K, rows.weights_K, logprobs_K)
+        tokens = trained_tokens(self._batch, rows.source_K, logprobs_K)
         total, found = self._policy_loss(logprobs_K, tokens)
         self.sums[1:] += found
         if not self._has_penalty:
@@ -113,6 +114,6 @@ def _checked_advantages(batch: Batch) -> NDArray[np.float32]:
     advantages_N = batch.advantages_N
     if advantages_N is None:
         raise RunError("the batch has no advantages; call an advantage estimator before the update")
-    if fault := advantages_fault(advantages_N, batch):
+    if fault := token_array_fault(advantages_N, batch):
         raise RunError(f"the advantage estimator {fault}")
     return advantages_N

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from agentrl.engine.experts import CHANNEL as EXPERTS
 from agentrl.errors import RunError
+from agentrl.trainer.algorithms.token_arrays import weights_fault
 from agentrl.trainer.prefix_tree import PrefixPiece, PrefixTree, common, pieces, tree
 from agentrl.types import Batch
 
@@ -42,7 +43,6 @@ class PackedRows:
     """The ids of the trained tokens."""
     source_K: NDArray[np.int64]
     """Where in the batch's flat arrays each trained token is."""
-    weights_K: NDArray[np.float32]
     experts_P: NDArray[np.int64] | None = None
     """[P, layers, chosen]: the experts that the engine used, if it recorded them."""
     cut: "Cut | None" = None
@@ -50,10 +50,10 @@ class PackedRows:
 
 
 def trained_rows(batch: Batch) -> NDArray[np.int64]:
-    """The rows that take part in the loss: a trained token and a positive weight.
+    """The rows that take part in the loss: those with a trained token that weighs something.
 
-    Raises RunError for a row whose first token is trained (nothing predicts it) and for weights
-    that are negative or not finite.
+    Before the batch has weights, all of its trained tokens count. Raises RunError for a row whose
+    first token is trained (nothing predicts it) and for weights that are none.
     """
     if not batch.num_rows:
         return np.zeros(0, dtype=np.int64)
@@ -65,19 +65,12 @@ def trained_rows(batch: Batch) -> NDArray[np.int64]:
             f"the first token of row {row} (episode {name}) is marked as trained, but nothing "
             "predicts it; a row begins with a prompt"
         )
-    if not (np.isfinite(batch.weights_R) & (batch.weights_R >= 0)).all():
-        raise RunError(
-            f"row weights are {batch.weights_R}, expected finite numbers of at least 0; check "
-            "where the batch was built"
-        )
-    num_R = np.add.reduceat(batch.mask_N.astype(np.int64), starts_R)
-    return np.flatnonzero((num_R > 0) & (batch.weights_R > 0))
-
-
-def trained_weight(batch: Batch, rows: NDArray[np.int64]) -> float:
-    """The global count: the sum of weights over all trained tokens of the rows."""
-    counts = [int(batch.mask_N[batch.row(r)].sum()) for r in rows.tolist()]
-    return float(np.dot(batch.weights_R[rows].astype(np.float64), counts))
+    used_N = batch.mask_N
+    if batch.weights_N is not None:
+        if fault := weights_fault(batch.weights_N, batch):
+            raise RunError(f"the normalisation {fault}")
+        used_N = used_N & (batch.weights_N > 0)
+    return np.flatnonzero(np.add.reduceat(used_N.astype(np.int64), starts_R))
 
 
 def plan(
@@ -143,7 +136,6 @@ def pack(batch: Batch, rows: Sequence[int], *, share: bool = True) -> PackedRows
     experts = batch.channels.get(EXPERTS)
     targets = [np.flatnonzero(batch.mask_N[batch.row(row)]) for row in order]
     source_K = np.concatenate([t + s for t, s in zip(targets, starts, strict=True)])
-    weights_K = np.repeat(batch.weights_R[order], [len(t) for t in targets])
     layout = tree(parts, max(lengths))
     places = find_places(parts, layout, lengths)
     predictors_K = np.concatenate([p[shift(t)] for p, t in zip(places, targets, strict=True)])
@@ -155,7 +147,6 @@ def pack(batch: Batch, rows: Sequence[int], *, share: bool = True) -> PackedRows
         predictors_K=predictors_K[by_place],
         targets_K=batch.ids_N[source_K[by_place]].astype(np.int64),
         source_K=source_K[by_place],
-        weights_K=weights_K[by_place],
         experts_P=None if experts is None else experts[source_P + 1].astype(np.int64),
     )
 
@@ -189,5 +180,4 @@ def empty() -> PackedRows:
         predictors_K=nothing,
         targets_K=nothing,
         source_K=nothing,
-        weights_K=nothing.astype(np.float32),
     )

@@ -17,7 +17,7 @@ class SupervisedStats:
     step: int
     """Optimizer steps taken so far, this one included."""
     loss: float
-    """Sum over the trained tokens divided by the global count."""
+    """The weighted sum over the trained tokens."""
     grad_norm: float
     """Before clipping; 0 if no gradient was computed."""
     lr: float
@@ -91,7 +91,7 @@ class StepStats(SupervisedStats):
     loss_statistics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Those of the policy loss by name, means over the trained tokens."""
     value_loss: float | None = None
-    """The critic's, a mean over the trained tokens; None without a critic."""
+    """The critic's, weighed as the policy's is; None without a critic."""
     value_explained: float | None = None
     """1 less the mean squared error of its values, before the step, over the targets' variance."""
     alarm: GapAlarm | None = None

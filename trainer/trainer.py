@@ -1,7 +1,7 @@
 """`LocalTrainer`: one optimizer step from one batch.
 
-    verify records -> count trained tokens -> micro-batches: logprobs, loss sum / count, backward
-                   -> sums over ranks -> gate -> finite? -> clip -> AdamW
+    verify records -> micro-batches: logprobs, weighted sum, backward -> sums over ranks
+                   -> gate -> finite? -> clip -> AdamW
 
 With several ranks each process has a `LocalTrainer` and gives it the same batch. All sums are taken
 over the ranks before anything is decided, so all of them decide alike.
@@ -43,7 +43,7 @@ from agentrl.trainer.lora import AdapterWeights, adapters_off, add_adapters
 from agentrl.trainer.micro_batches import micro_batches
 from agentrl.trainer.model import check_trainable, frozen_copy, learning_rate, make_optimizer
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
-from agentrl.trainer.packing import PackedRows, num_read, trained_rows, trained_weight
+from agentrl.trainer.packing import PackedRows, num_read, trained_rows
 from agentrl.trainer.parallel_dims import SINGLE, Ranks
 from agentrl.trainer.routing_replay import replayed, warn_of_unrecorded
 from agentrl.trainer.sharded_load import read_slices
@@ -182,6 +182,7 @@ class LocalTrainer:
         num_verified = verify_batch(batch)
         if self._reference is not None and batch.reference_N is None:
             batch = self.with_reference(batch)
+        _check_weighed(batch)
         objective = PolicyObjective(batch, self.loss, self.config)
         result = self._accumulate(batch, objective)
         ratios = ratio_stats(
@@ -217,7 +218,8 @@ class LocalTrainer:
         self._check_saving()
         started = time.perf_counter()
         num_verified = verify_batch(batch)
-        result = self._accumulate(batch, SupervisedObjective(smoothing))
+        _check_weighed(batch)
+        result = self._accumulate(batch, SupervisedObjective(batch, smoothing))
         return self._finish_update(batch, result, num_verified, started)
 
     def with_values(self, batch: Batch) -> Batch:
@@ -314,7 +316,7 @@ class LocalTrainer:
             return self.critic.update(batch)
 
     def _accumulate(self, batch: Batch, objective: Objective) -> _Pass:
-        """Gradients of all micro-batches; their sum is divided once by the global count."""
+        """Gradients of all micro-batches."""
         if not batch.temperature > 0:
             raise RunError(
                 f"the batch was sampled at temperature {batch.temperature}, expected above 0; "
@@ -324,7 +326,6 @@ class LocalTrainer:
         rows = trained_rows(batch)
         self._check_lengths(batch, rows)
         active = objective.active(rows)
-        count = trained_weight(batch, rows)
         loss = 0.0
         logprobs_N = np.zeros(batch.num_tokens)
         for chosen, backward in ((rows[active], True), (rows[~active], False)):
@@ -335,7 +336,7 @@ class LocalTrainer:
                     torch.set_grad_enabled(backward),
                 ):
                     scores_2K = policy_scores(self.model, packed, batch.temperature)
-                    share = objective.loss(packed, scores_2K) / count
+                    share = objective.loss(packed, scores_2K)
                     if backward:
                         torch.autograd.backward(share)
                 loss += float(share.detach())
@@ -434,6 +435,11 @@ class LocalTrainer:
                 f"those of step {self.step}: lower the learning rate or look at the last batches"
             )
         return _Applied(grad_norm=grad_norm, lr=lr, skipped=reason)
+
+
+def _check_weighed(batch: Batch) -> None:
+    if batch.weights_N is None:
+        raise RunError("the batch has no weights; call a normalisation before the update")
 
 
 def _why_nothing(rows: NDArray[np.int64], active: NDArray[np.bool_]) -> str | None:

@@ -73,7 +73,6 @@ def cut_rows(rows: PackedRows, ranks: Ranks) -> PackedRows:
         predictors_K=rows.predictors_K[inside_K] - start,
         targets_K=rows.targets_K[inside_K],
         source_K=rows.source_K[inside_K],
-        weights_K=rows.weights_K[inside_K],
         experts_P=None if rows.experts_P is None else rows.experts_P[start:stop],
         cut=Cut(group=ranks.sequence, sizes=sizes, mine=mine),
     )

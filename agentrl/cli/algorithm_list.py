@@ -1,4 +1,4 @@
-"""`agentrl algorithm list`: the built-in algorithms, estimators of advantages and policy losses."""
+"""`agentrl algorithm list`: the built-in algorithms, and the functions that they are made of."""
 
 from dataclasses import asdict
 
@@ -6,12 +6,12 @@ from agentrl.cli.command import Arguments, JsonOption, Verb
 
 
 def _run_algorithm_list(options: JsonOption, arguments: Arguments) -> int:
-    from agentrl.trainer.algorithms.catalogue import entries  # brings torch
+    from agentrl.trainer.algorithms.catalogue import KINDS, entries  # brings torch
 
     found = list(entries())
     lines: list[str] = []
-    for kind in ("algorithm", "estimator", "loss"):
-        lines.append(f"--{kind}")
+    for kind, flag in {"algorithm": "--algorithm", **{k: f for k, (f, _) in KINDS.items()}}.items():
+        lines.append(flag)
         for entry in (entry for entry in found if entry.kind == kind):
             needs = f" [{', '.join(entry.needs)}]" if entry.needs else ""
             lines.append(f"  {entry.name:22} {entry.paper:17} {entry.about}{needs}")
@@ -20,7 +20,7 @@ def _run_algorithm_list(options: JsonOption, arguments: Arguments) -> int:
 
 
 COMMAND = Verb(
-    summary="List the built-in algorithms, estimators and losses, with paper and needs.",
+    summary="List the built-in algorithms, estimators, losses and normalisations.",
     examples=["agentrl algorithm list", "agentrl algorithm list --json"],
     options=JsonOption,
     run=_run_algorithm_list,

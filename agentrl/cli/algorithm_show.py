@@ -33,7 +33,7 @@ def _render_entry(entry: "AlgorithmEntry") -> str:
 
 
 COMMAND = Verb(
-    summary="Show formula, paper, options, needs and cost of an algorithm, an estimator or a loss.",
+    summary="Show formula, paper, options, needs and cost of an algorithm or one of its functions.",
     examples=["agentrl algorithm show gspo"],
     options=JsonOption,
     run=_run_algorithm_show,

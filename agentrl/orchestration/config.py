@@ -124,7 +124,7 @@ class RunConfig(Config):
 
 SEAMS = frozenset(
     {
-        *("verifier", "trainer.estimator", "trainer.loss", "rollout.sampler"),
+        *("verifier", "trainer.estimator", "trainer.loss", "trainer.normalise", "rollout.sampler"),
         *("engine.kind", "tool_format", "observers"),
     }
 )

@@ -39,7 +39,7 @@ from agentrl.rollout import (
 )
 from agentrl.rollout.prompts import OddPrompt
 from agentrl.tools.threads import EpisodeThread
-from agentrl.trainer.algorithms.estimators import CheckedEstimator
+from agentrl.trainer.algorithms.recipe import BatchRecipe
 from agentrl.trainer.stats import GapAlarm, StepStats, SupervisedStats
 from agentrl.types import Batch
 
@@ -77,7 +77,7 @@ class Controller:
         store: RunStore,
         observer: Observer,
         stopping: Stopping,
-        estimator: CheckedEstimator,
+        recipe: BatchRecipe,
     ) -> None:
         self._stopping = stopping
         self._update_s = 0.0
@@ -90,7 +90,7 @@ class Controller:
         """Tasks that were left out."""
         self.version = 0
         """The policy version that the engine serves: +1 for each published update."""
-        self._estimator = estimator
+        self._recipe = recipe
 
     async def step(self, number: int, refs: Sequence[TaskRef]) -> StepResult:
         """One optimizer step: collect, update, publish, write down.
@@ -167,9 +167,7 @@ class Controller:
     def _batch(self, collected: Collected) -> Batch:
         temperature = self._parts.config.rollout.temperature
         batch = make_batch(collected.episodes, temperature=temperature, greedy=collected.greedy)
-        if self._parts.config.trainer.has_critic:
-            batch = self._parts.trainer.with_values(batch)
-        return replace(batch, advantages_N=self._estimator(batch))
+        return self._recipe.prepare(batch, self._parts.trainer)
 
     async def _update(self, batch: Batch, collected: Collected, number: int) -> StepStats:
         self._observer.phase("train")

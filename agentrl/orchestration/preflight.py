@@ -19,6 +19,7 @@ from agentrl.sandboxes import SandboxOptions, check_backend
 from agentrl.tokens.formats import resolve_format
 from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.trainer.algorithms.needs import NEEDS
+from agentrl.trainer.algorithms.normalisations import make_normalisation
 from agentrl.trainer.config import CriticConfig, KlConfig, LoraConfig, TrainerConfig, check_heads
 from agentrl.types import Message
 
@@ -76,7 +77,9 @@ def make_plan(
     check_disk(Path(config.runs_dir), FREE_BYTES_NEEDED)
     if train:
         estimator = make_estimator(config.trainer, objects.get(config.trainer.estimator))
-        _check_needs(config, estimator.label, estimator.needs)
+        normalisation = make_normalisation(config.trainer, objects.get(config.trainer.normalise))
+        for function in (estimator, normalisation):
+            _check_needs(config, function.label, function.needs)
         if "reference" in estimator.needs:
             raise ConfigError(
                 f"{estimator.label} needs a reference, whose logprobs come after the advantages; "
@@ -160,7 +163,7 @@ def _check_ranks(config: RunConfig) -> None:
 
 
 def _check_needs(config: RunConfig, label: str, needs: Sequence[str]) -> None:
-    """Refuse what an estimator or a loss needs and the configuration does not give."""
+    """Refuse what a function needs and the configuration does not give."""
     has = {
         "group of 2": config.rollout.group_size > 1,
         "critic": config.trainer.has_critic,

@@ -31,7 +31,7 @@ from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.rollout.sampler import TaskSampler
 from agentrl.run_dir import RunDirectory
 from agentrl.terminated import Terminated
-from agentrl.trainer.algorithms.estimators import make_estimator
+from agentrl.trainer.algorithms.recipe import make_recipe
 
 if TYPE_CHECKING:
     from agentrl.orchestration.controller import StepResult
@@ -139,7 +139,7 @@ class PlannedRun:
             store=self._store,
             observer=journal,
             stopping=self._stopping,
-            estimator=make_estimator(settings, plan.objects.get(settings.estimator)),
+            recipe=make_recipe(settings, plan.objects.get),
         )
 
     @contextmanager

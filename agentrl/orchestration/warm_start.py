@@ -41,6 +41,7 @@ from agentrl.rollout import (
     task_stream,
 )
 from agentrl.run_dir import MetricsWriter, RunDirectory
+from agentrl.trainer.algorithms.normalisations import token_mean
 from agentrl.trainer.config import LoraConfig
 from agentrl.trainer.stats import SupervisedStats
 from agentrl.types import Batch, Episode, Score
@@ -148,6 +149,7 @@ def supervised_plan(plan: Plan) -> Plan:
             "algorithm": "grpo",  # a critic would have nothing to learn from
             "estimator": None,
             "loss": "clip",
+            "normalise": "token_mean",
         }
     )
     # The experts sample, so no server is started for it.
@@ -194,12 +196,12 @@ class Demonstrations:
         )
 
     async def batch(self, update: int) -> Batch:
-        """The batch of one update."""
-        if self._passes == 1:
-            return make_batch(await self.new(update), temperature=1.0)
-        if not self._dealt:
+        """The batch of one update, whose loss is the mean over its tokens."""
+        if self._passes > 1 and not self._dealt:
             await self._deal(update)
-        return make_batch(self._dealt.pop(), temperature=1.0)
+        episodes = self._dealt.pop() if self._passes > 1 else await self.new(update)
+        batch = make_batch(episodes, temperature=1.0)
+        return replace(batch, weights_N=token_mean(batch))
 
     async def new(self, update: int) -> list[Episode]:
         """A batch of demonstrations that have not been seen."""

@@ -16,11 +16,9 @@ def make_batch(
 ) -> Batch:
     """One row per segment, episodes in order; every episode must have been scored.
 
-    Each trained token weighs 1 in a sum that is divided by the trained tokens of the whole step, so
-    an episode weighs as many tokens as the policy sampled in it, however many segments they are in;
-    rewards, and with them baselines and advantages, are held once per episode. `greedy` are the
-    groups' greedy members: of them the rewards alone are taken. Raises ValueError
-    for an episode without a score.
+    Rewards, and with them baselines and advantages, are held once per episode, however many
+    segments it has; what each token weighs a normalisation says. `greedy` are the groups' greedy
+    members: of them the rewards alone are taken. Raises ValueError for an episode without a score.
     """
     for episode in episodes:
         if not episode.valid:
@@ -38,7 +36,6 @@ def make_batch(
         marks_N=_flatten_segments(segments, lambda s: s.marks_T, np.uint32),
         offsets_R1=_offsets([s.num_tokens for s in segments]),
         episode_R=np.array([e for e, _ in rows], dtype=np.int32),
-        weights_R=np.ones(len(rows), dtype=np.float32),
         digests_R=tuple(s.digest for s in segments),
         appends_A=_flatten_segments(segments, lambda s: s.appends_A, np.int32),
         append_offsets_R1=_offsets([len(s.appends_A) for s in segments]),

@@ -32,8 +32,6 @@ class Batch:
     """R + 1 row starts; the last is N."""
     episode_R: NDArray[np.int32]
     """Index of each row's episode in `episode_ids`."""
-    weights_R: NDArray[np.float32]
-    """Loss weight of each row's tokens."""
     digests_R: tuple[bytes, ...]
     appends_A: NDArray[np.int32]
     append_offsets_R1: NDArray[np.int64]
@@ -64,10 +62,17 @@ class Batch:
     it could not be scored."""
     reference_N: NDArray[np.float32] | None = None
     """Logprobs of the reference, zero where the mask is false."""
+    proximal_N: NDArray[np.float32] | None = None
+    """The trainer's logprobs before the batch's first update, zero where the mask is false."""
     values_N: NDArray[np.float32] | None = None
     """Set by a critic: the return expected from the state before each trained token."""
     advantages_N: NDArray[np.float32] | None = None
     """Set by an advantage estimator before the update; zero where the mask is false."""
+    factors_N: NDArray[np.float32] | None = None
+    """By what a correction multiplies the weights; None: by 1."""
+    weights_N: NDArray[np.float32] | None = None
+    """Set by a normalisation before the update: what each token counts in the step's loss, which is
+    one sum, divided by nothing; zero where the mask is false."""
 
     @property
     def num_rows(self) -> int:

@@ -29,8 +29,9 @@ from agentrl.rollout import (
     task_stream,
 )
 from agentrl.tokens import Tokenizer
-from agentrl.trainer import TrainerConfig, group_advantages
-from agentrl.trainer.algorithms.advantage import token_advantages
+from agentrl.trainer import TrainerConfig
+from agentrl.trainer.algorithms.advantages.group_relative import grpo
+from agentrl.trainer.algorithms.normalisations import token_mean
 from agentrl.trainer.trainer import LocalTrainer
 
 TASKS, GROUP_SIZE, SEED = 8, 4, 0
@@ -62,9 +63,9 @@ async def main(folder: Path, steps: int) -> None:
         jobs = [job(ref.index, step, place) for place, ref in enumerate(refs)]
         played = await gather_groups(collector.collect(jobs, group_size=GROUP_SIZE))
         batch = make_batch(played.episodes, temperature=1.0)
-        advantages_E = group_advantages(batch.rewards_E, batch.group_E)
+        batch = replace(batch, advantages_N=grpo(batch), weights_N=token_mean(batch))
         await engine.pause()  # it samples with the parameters that change now
-        stats = trainer.update(replace(batch, advantages_N=token_advantages(batch, advantages_E)))
+        stats = trainer.update(batch)
         if not stats.skipped:
             await engine.update_weights(trainer.weights(), step)
         await engine.resume()

@@ -3,8 +3,6 @@
 Suffixes: E episodes, N tokens of all rows, R rows.
 """
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,12 +46,6 @@ def token_advantages(batch: Batch, advantages_E: NDArray[np.float64]) -> NDArray
     advantages_R = advantages_E.astype(np.float32)[batch.episode_R]
     advantages_N = np.repeat(advantages_R, np.diff(batch.offsets_R1))
     return np.where(batch.mask_N, advantages_N, np.float32(0))
-
-
-def with_advantages(batch: Batch, *, scale_by_std: bool = True) -> Batch:
-    """The batch with the advantages of its rewards and groups."""
-    advantages_E = group_advantages(batch.rewards_E, batch.group_E, scale_by_std=scale_by_std)
-    return replace(batch, advantages_N=token_advantages(batch, advantages_E))
 
 
 def group_means(

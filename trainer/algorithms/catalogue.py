@@ -1,19 +1,27 @@
-"""What is known of each built-in estimator and loss, from where it is defined."""
+"""What is known of each built-in function of the algorithms, from where it is defined."""
 
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from agentrl.config.nearest import nearest
 from agentrl.errors import ConfigError
 from agentrl.trainer.algorithms.estimators import BUILT_IN as ESTIMATORS
 from agentrl.trainer.algorithms.losses import BUILT_IN as LOSSES
 from agentrl.trainer.algorithms.needs import COSTS, FLAGS, needs_of
+from agentrl.trainer.algorithms.normalisations import BUILT_IN as NORMALISATIONS
 from agentrl.trainer.algorithms.options import defaults_of
 from agentrl.trainer.algorithms.presets import PRESETS
 
+KINDS: Final[Mapping[str, tuple[str, Mapping[str, Callable[..., object]]]]] = {
+    "estimator": ("--estimator", ESTIMATORS),
+    "loss": ("--loss", LOSSES),
+    "normalisation": ("--trainer.normalise", NORMALISATIONS),
+}
+"""The flag that names one of a kind, and those that there are."""
 _ENVS = {"state keys": "number_guess", "score parts": "code_sandbox"}
 """The built-in environments that give what not all of them do."""
 _PAPER = re.compile(r"arXiv:\d{4}\.\d{5}|Williams 1992")
@@ -21,11 +29,11 @@ _PAPER = re.compile(r"arXiv:\d{4}\.\d{5}|Williams 1992")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmEntry:
-    """One estimator or loss."""
+    """One algorithm, or one function of a kind."""
 
     name: str
     kind: str
-    """algorithm, estimator or loss."""
+    """algorithm, or one of `KINDS`."""
     about: str
     formula: str
     """What its definition says: the formula, a worked number, where it gives 0."""
@@ -40,12 +48,12 @@ class AlgorithmEntry:
 
 
 def entries() -> Iterator[AlgorithmEntry]:
-    """All of them: algorithms, estimators, losses."""
+    """All of them: algorithms, then kind by kind."""
     for name, keys in PRESETS.items():
         yield _describe_preset(name, keys)
-    for kind, built_in in (("estimator", ESTIMATORS), ("loss", LOSSES)):
+    for kind, (flag, built_in) in KINDS.items():
         for name, function in built_in.items():
-            yield _describe(name, kind, function)
+            yield _describe(name, kind, function, f"{flag} {name}")
 
 
 def find_entries(name: str) -> list[AlgorithmEntry]:
@@ -64,7 +72,7 @@ def _describe_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEntry:
     return AlgorithmEntry(
         name=name,
         kind="algorithm",
-        about=f"estimator {keys['estimator']}, loss {keys['loss']}",
+        about=", ".join(f"{key} {keys[key]}" for key in ("estimator", "loss", "normalise")),
         formula="",
         paper=_find_paper(own),
         needs=needs,
@@ -74,7 +82,7 @@ def _describe_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEntry:
     )
 
 
-def _describe(name: str, kind: str, function: object) -> AlgorithmEntry:
+def _describe(name: str, kind: str, function: object, flags: str) -> AlgorithmEntry:
     about, _, rest = (inspect.getdoc(function) or "").partition("\n")
     needs = needs_of(function)
     return AlgorithmEntry(
@@ -86,7 +94,7 @@ def _describe(name: str, kind: str, function: object) -> AlgorithmEntry:
         needs=needs,
         options=dict(defaults_of(function)),
         cost=_costs(needs),
-        command=_command(f"--{kind} {name}", needs),
+        command=_command(flags, needs),
     )
 
 

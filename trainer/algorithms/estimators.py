@@ -5,12 +5,13 @@ Suffixes: E episodes, N tokens of all rows.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.config.seams import Seam, check_function, instance_of
+from agentrl.config.seams import Seam
 from agentrl.errors import AgentrlError, ConfigError, RunError
 from agentrl.tools import user_code
 from agentrl.trainer.algorithms.advantages.gae import gae, turn_gae, vapo
@@ -26,7 +27,8 @@ from agentrl.trainer.algorithms.advantages.remax import remax
 from agentrl.trainer.algorithms.advantages.rloo import rloo
 from agentrl.trainer.algorithms.made_up import made_up_batch
 from agentrl.trainer.algorithms.needs import needs_of
-from agentrl.trainer.algorithms.options import Option, defaults_of, split_options, with_options
+from agentrl.trainer.algorithms.options import Option, defaults_of, resolve_function
+from agentrl.trainer.algorithms.token_arrays import token_array_fault
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 
@@ -71,7 +73,7 @@ class CheckedEstimator:
         """[N] The advantages; raises RunError if they are not what they have to be."""
         with user_code(self.label, fault=RunError):
             advantages_N = self.estimate(batch)
-        if fault := advantages_fault(advantages_N, batch):
+        if fault := token_array_fault(advantages_N, batch):
             raise RunError(f"{self.label} {fault}")
         return advantages_N
 
@@ -83,15 +85,10 @@ def make_estimator(config: TrainerConfig, given: object = None) -> CheckedEstima
         ConfigError: there is none, it needs a critic that is not there, or its advantages are not
             what they have to be.
     """
-    name, options = split_options(config.estimator)
     seam = Seam("estimator", BUILT_IN, "agentrl.estimators")
-    label = seam.label(name)
-    found = instance_of(seam.find(name if given is None else given), label)
-    is_built_in = any(found is known for known in BUILT_IN.values())
-    if is_built_in:
-        options = _options_of(config, found, options, label) | options
-    function = with_options(found, options, label, is_built_in=is_built_in)
-    check_function(function, label, "batch")
+    label, function = resolve_function(
+        seam, config.estimator, given, "batch", keys=partial(_read_keys, config)
+    )
     checked = CheckedEstimator(label, cast("Estimator", function))
     if "critic" in checked.needs and not config.has_critic:
         raise ConfigError(
@@ -106,8 +103,8 @@ def make_estimator(config: TrainerConfig, given: object = None) -> CheckedEstima
     return checked
 
 
-def _options_of(
-    config: TrainerConfig, function: object, given: Mapping[str, Option], label: str
+def _read_keys(
+    config: TrainerConfig, function: object, given: Mapping[str, Option]
 ) -> dict[str, Option]:
     """What keys of the configuration say of a built-in estimator's options.
 
@@ -117,20 +114,8 @@ def _options_of(
     if "critic" in needs_of(function):
         critic = {"discount": config.critic.discount, "decay": config.critic.decay}
         for name in given.keys() & critic.keys():
-            raise ConfigError(f"{label}: option {name}: set trainer.critic.{name} instead")
+            raise ConfigError(
+                f"estimator {config.estimator}: option {name}: set trainer.critic.{name} instead"
+            )
         said |= critic
     return {name: said[name] for name in defaults_of(function).keys() & said.keys()}
-
-
-def advantages_fault(advantages_N: object, batch: Batch) -> str | None:
-    """What is wrong with the advantages of a batch, after the name of what made them."""
-    expected = f"expected a float32 array of {batch.num_tokens}, one for each token of the batch"
-    if type(advantages_N) is not np.ndarray:
-        return f"gave a {type(advantages_N).__name__}, {expected}"
-    found = cast("NDArray[np.float32]", advantages_N)
-    if found.shape != (batch.num_tokens,) or found.dtype != np.float32:
-        return f"gave an array of {found.dtype} of shape {found.shape}, {expected}"
-    wrong = np.flatnonzero(~np.isfinite(found))
-    if len(wrong):
-        return f"gave {found[wrong[0]]} for token {wrong[0]} of the batch, expected finite numbers"
-    return None

@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.config.seams import Seam, check_function, instance_of
+from agentrl.config.seams import Seam
 from agentrl.errors import AgentrlError, ConfigError, RunError
 from agentrl.tools import user_code
 from agentrl.trainer.algorithms.made_up import made_up_batch
 from agentrl.trainer.algorithms.needs import needs_of
-from agentrl.trainer.algorithms.options import split_options, with_options
+from agentrl.trainer.algorithms.options import resolve_function
 from agentrl.trainer.algorithms.policy_losses.cispo import cispo
 from agentrl.trainer.algorithms.policy_losses.clip import clip
 from agentrl.trainer.algorithms.policy_losses.covariance import clip_cov, kl_cov
@@ -103,20 +103,21 @@ def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:
         ConfigError: there is none, what it gives is not what it has to be, or it cannot go to the
             processes of the ranks.
     """
-    name, options = split_options(config.loss)
     seam = Seam("loss", BUILT_IN, "agentrl.losses")
-    label = seam.label(name)
-    found = instance_of(seam.find(name if given is None else given), label)
-    if found in (clip, dual_clip, clip_cov):
-        options = {"low": config.clip.low, "high": config.clip.high, **options}
-    is_built_in = any(found is known for known in BUILT_IN.values())
-    function = with_options(found, options, label, is_built_in=is_built_in)
-    check_function(function, label, "logprobs_K", "tokens")
+    bounds = {"low": config.clip.low, "high": config.clip.high}
+    label, function = resolve_function(
+        seam,
+        config.loss,
+        given,
+        "logprobs_K",
+        "tokens",
+        keys=lambda found, _: bounds if found in (clip, dual_clip, clip_cov) else {},
+    )
     loss = CheckedLoss(
         label=label,
         function=cast("PolicyLoss", function),
         token_budget=config.token_budget,
-        needs=needs_of(found),
+        needs=needs_of(function),
     )
     if config.is_apart:
         _check_travels(loss.function, label)
@@ -138,11 +139,12 @@ def _check_travels(found: object, label: str) -> None:
 
 
 def _tried(loss: CheckedLoss, *, in_pieces: bool) -> CheckedLoss:
-    """The loss with what a trial tells of it; raises RunError if it is not additive."""
+    """The loss with what a trial tells of it; raises RunError if it is no weighted sum."""
     batch = made_up_batch(loss.needs)
     all_K = np.flatnonzero(batch.mask_N)
     advantages_N = np.where(batch.mask_N, np.linspace(-1, 2, batch.num_tokens), 0.0)
-    batch = replace(batch, advantages_N=advantages_N.astype(np.float32))
+    ones_N = batch.mask_N.astype(np.float32)
+    batch = replace(batch, advantages_N=advantages_N.astype(np.float32), weights_N=ones_N)
     whole, gradient_K, names = _try_on(loss, batch, all_K)
     nothing, _, _ = _try_on(loss, batch, all_K[:0])
     row_K = np.searchsorted(batch.offsets_R1, all_K, side="right") - 1
@@ -150,8 +152,13 @@ def _tried(loss: CheckedLoss, *, in_pieces: bool) -> CheckedLoss:
     if nothing != 0 or not _is_close(sum(rows), whole):
         raise RunError(
             f"{loss.label} gives {whole:g} for {batch.num_rows} rows together, {sum(rows):g} for "
-            f"them one by one and {nothing:g} for no token: expected a sum over tokens, which the "
-            "trainer divides by their number"
+            f"them one by one and {nothing:g} for no token: expected a sum over tokens"
+        )
+    doubled, _, _ = _try_on(loss, replace(batch, weights_N=2 * ones_N), all_K)
+    if not _is_close(doubled, 2 * whole):
+        raise RunError(
+            f"{loss.label} gives {whole:g}, and {doubled:g} with twice the weights: expected a sum "
+            "of terms that are multiplied by tokens.weights_K"
         )
     tokens = [_try_on(loss, batch, np.array([k]))[0] for k in all_K]
     if in_pieces and not _is_close(sum(tokens), whole):
@@ -169,8 +176,7 @@ def _try_on(
     """The sum, its gradient by the logprobs, and the names of the statistics."""
     moved_K = batch.logprobs_N[source_K] + np.linspace(-0.3, 0.3, batch.num_tokens)[source_K]
     logprobs_K = torch.tensor(moved_K, dtype=torch.float32, requires_grad=True)
-    weights_K = np.ones(len(source_K), dtype=np.float32)
-    tokens = trained_tokens(batch, source_K, weights_K, logprobs_K.detach())
+    tokens = trained_tokens(batch, source_K, logprobs_K.detach())
     with torch.enable_grad():
         total, found = loss.measure(logprobs_K, tokens)
         torch.autograd.backward(total)

@@ -25,7 +25,6 @@ def made_up_batch(needs: Sequence[str] = ()) -> Batch:
         marks_N=np.zeros(tokens, dtype=np.uint32),
         offsets_R1=np.arange(0, tokens + 1, 4),
         episode_R=np.array([0, 1, 2, 3, 3], dtype=np.int32),
-        weights_R=np.ones(rows, dtype=np.float32),
         digests_R=(b"",) * rows,
         appends_A=np.zeros(0, dtype=np.int32),
         append_offsets_R1=np.zeros(rows + 1, dtype=np.int64),
@@ -42,4 +41,5 @@ def made_up_batch(needs: Sequence[str] = ()) -> Batch:
         greedy_E=np.array([0.5, 0.5, 0.0, 0.0]) if "greedy member" in needs else None,
         values_N=np.where(mask_N, np.float32(0.5), 0) if "critic" in needs else None,
         reference_N=np.where(mask_N, np.float32(-0.7), 0) if "reference" in needs else None,
+        proximal_N=np.where(mask_N, np.float32(-0.6), 0) if "proximal" in needs else None,
     )

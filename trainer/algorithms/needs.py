@@ -1,4 +1,4 @@
-"""What an estimator or a loss needs of a run, declared where it is defined.
+"""What a function of the algorithms needs of a run, declared where it is defined.
 
     @needs("group of 2", "state keys")
     def gigpo(batch): ...
@@ -19,6 +19,7 @@ NEEDS: Final = {
     "critic": "set trainer.algorithm to ppo",
     "reference": "set trainer.kl.coef above 0",
     "group of 2": "set rollout.group_size to 2 or more",
+    "proximal": "call Trainer.with_proximal before the update",
     "greedy member": "set rollout.greedy_member to true",
     "state keys": "let the environment give state_key with each transition",
     "score parts": "let the verifier give parts with its score",
@@ -37,6 +38,7 @@ FLAGS: Final = {
 COSTS: Final = {
     "critic": "a critic's pass before the update, and its own pass forward and back",
     "reference": "a pass of the reference",
+    "proximal": "a pass before the update",
     "greedy member": "one more episode for each group",
 }
 """What it takes in each step."""

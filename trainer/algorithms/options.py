@@ -1,14 +1,15 @@
-"""Options of an estimator or a loss, written behind its name: `gspo(low=1e-3, high=2e-3)`."""
+"""Functions that a configuration names, with options behind the name: `gspo(low=1e-3)`."""
 
 import ast
 import inspect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, cast
 
 from agentrl.config.nearest import nearest
+from agentrl.config.seams import Seam, check_function, instance_of
 from agentrl.errors import ConfigError
 
 Option = float | bool | str
@@ -17,7 +18,38 @@ _WRITTEN: Final = re.compile(r"((?:.*:)?[\w.-]+)\((.*)", re.DOTALL)
 """A name or a reference, whose folder may have brackets, and what stands behind its own."""
 _MOST: Final = {"discount": 1.0, "decay": 1.0, "share": 1.0}
 """The largest value of built-in options that have one."""
-_ABOVE_ZERO: Final = ("alpha", "positive", "negative")
+_ABOVE_ZERO: Final = ("alpha", "positive", "negative", "length")
+
+
+def resolve_function(
+    seam: Seam,
+    text: str,
+    given: object,
+    *arguments: str,
+    keys: Callable[[object, Mapping[str, Option]], Mapping[str, Option]] | None = None,
+) -> tuple[str, object]:
+    """How messages name what a text names, and the function itself with the options behind it.
+
+    Args:
+        seam: where it is looked for.
+        text: what the configuration says.
+        given: it, where it was given as an object.
+        arguments: the names of what it is called with.
+        keys: what other keys of the configuration say of a built-in one's options, given those that
+            stand behind its name.
+
+    Raises:
+        ConfigError: there is none, or it takes other arguments or options.
+    """
+    name, options = split_options(text)
+    label = seam.label(name)
+    found = instance_of(seam.find(name if given is None else given), label)
+    is_built_in = any(found is known for known in seam.built_in.values())
+    if is_built_in and keys is not None:
+        options = {**keys(found, options), **options}
+    function = with_options(found, options, label, is_built_in=is_built_in)
+    check_function(function, label, *arguments)
+    return label, function
 
 
 def split_options(text: str) -> tuple[str, dict[str, Option]]:

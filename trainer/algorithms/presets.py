@@ -1,5 +1,8 @@
 """What an algorithm's name stands for: an estimator, a loss, and the keys that its paper sets.
 
+The normalisation is that of the paper where it says one; `grpo` is the exception, which takes the
+token mean where its paper has the mean of sequence means.
+
 Keys are those of `TrainerConfig`; what a user says wins over them.
 """
 
@@ -37,11 +40,20 @@ _CRITIC: Final[Mapping[str, Mapping[str, object]]] = {
     "vapo": {"estimator": "vapo", "clip.high": 0.28, "critic.target_decay": 1.0},
 }
 _LOSSES: Final = ("gspo", "gmpo", "cispo", "sapo", "dppo", "clip_cov", "kl_cov")
+_NORMALISATIONS: Final = {
+    "dr_grpo": "sequence_sum",
+    **dict.fromkeys(("gspo", "gmpo", "sapo"), "sequence_mean"),
+}
 
-PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
+_KEYS: Final[Mapping[str, Mapping[str, object]]] = {
     **{name: {"estimator": name, "loss": "clip"} for name in get_args(Algorithm)},
     **{name: {"estimator": "grpo", "loss": name} for name in _LOSSES},
     **{name: {"loss": "clip", **keys} for name, keys in _CRITIC.items()},
+}
+
+PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
+    name: {**keys, "normalise": _NORMALISATIONS.get(name, "token_mean")}
+    for name, keys in _KEYS.items()
 }
 
 

@@ -25,7 +25,7 @@ class TrainedTokens:
     """The logprobs that they were sampled with."""
     advantages_K: Tensor
     weights_K: Tensor
-    """What each counts in the sum."""
+    """What each counts in the sum, by the step's normalisation and its correction."""
     row_K: Tensor
     """The row of the batch that each is in; a row is never spread over micro-batches."""
     source_K: NDArray[np.int64]
@@ -36,32 +36,37 @@ class TrainedTokens:
     @property
     def reference_K(self) -> Tensor | None:
         """The reference's logprobs, if the run has one."""
-        if self.batch.reference_N is None:
+        return self._pick(self.batch.reference_N)
+
+    @property
+    def proximal_K(self) -> Tensor | None:
+        """The trainer's logprobs before the batch's first update, if something needs them."""
+        return self._pick(self.batch.proximal_N)
+
+    def _pick(self, values_N: NDArray[np.float32] | None) -> Tensor | None:
+        if values_N is None:
             return None
-        return torch.from_numpy(self.batch.reference_N[self.source_K]).to(self.behavior_K)
+        return torch.from_numpy(values_N[self.source_K]).to(self.behavior_K)
 
 
 Statistics = Mapping[str, float | Tensor]
 PolicyLoss = Callable[[Tensor, TrainedTokens], tuple[Tensor, Statistics]]
-"""Gives a sum over the tokens, which the trainer divides once by their number in the whole step.
+"""Gives a sum over the tokens, of terms that are multiplied by the tokens' weights.
 
-Each statistic is a sum too; `metrics.jsonl` has its mean over the step's tokens as `loss/NAME`.
+A statistic is a sum of terms that are not; `metrics.jsonl` has its mean over the step's tokens as
+`loss/NAME`.
 """
 
 
-def trained_tokens(
-    batch: Batch,
-    source_K: NDArray[np.int64],
-    weights_K: NDArray[np.float32],
-    like: Tensor,
-) -> TrainedTokens:
+def trained_tokens(batch: Batch, source_K: NDArray[np.int64], like: Tensor) -> TrainedTokens:
     """What a loss is given, on the device and in the number format of its logprobs."""
     assert batch.advantages_N is not None
+    assert batch.weights_N is not None
     row_K = np.searchsorted(batch.offsets_R1, source_K, side="right") - 1
     return TrainedTokens(
         behavior_K=torch.from_numpy(batch.logprobs_N[source_K]).to(like),
         advantages_K=torch.from_numpy(batch.advantages_N[source_K]).to(like),
-        weights_K=torch.from_numpy(weights_K).to(like),
+        weights_K=torch.from_numpy(batch.weights_N[source_K]).to(like),
         row_K=torch.from_numpy(row_K).to(like.device),
         source_K=source_K,
         batch=batch,

@@ -3,16 +3,20 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch and transformers are typed in part only.
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.trainer.algorithms.normalisations import BUILT_IN as NORMALISATIONS
 from agentrl.trainer.config import LoraConfig
 from tests.integration.ranks.cases import CONFIG, ragged, reference, update
 from tests.integration.ranks.conftest import Group
+from tests.unit.trainer.batches import batch_of, random_segments
 
 LOSS = f"{Path(__file__).parents[3]}/examples/extending/loss.py:truncated"
 
@@ -25,6 +29,26 @@ def test_a_loss_of_one_s_own_is_found_by_each_rank(group: Group) -> None:
     for result in group(2).call(update, batch, config, torch.float64):
         assert result.stats.loss == pytest.approx(alone.stats.loss, rel=1e-9)
         assert result.stats.loss_statistics == pytest.approx(alone.stats.loss_statistics)
+
+
+@pytest.mark.parametrize("name", NORMALISATIONS)
+def test_each_normalisation_has_one_scale_on_any_number_of_ranks(group: Group, name: str) -> None:
+    """Three groups of episodes in one or two segments, micro-batches of one row and of all."""
+    plain = batch_of(
+        random_segments((20, 7, 19, 3, 18, 33), 1),
+        episodes=(0, 0, 1, 2, 3, 3),
+        advantages=(1.0, 1.0, -0.5, 0.3, 0.7, 0.7),
+    )
+    plain = replace(plain, group_E=np.array([0, 1, 1, 2], dtype=np.int32))
+    batch = replace(plain, weights_N=NORMALISATIONS[name](plain))
+    expected = reference(batch)
+    for size, token_budget in ((1, 1), (2, 10_000), (3, 25)):
+        config = CONFIG.model_copy(update={"token_budget": token_budget})
+        for result in group(size).call(update, batch, config, torch.float64):
+            assert result.stats.loss == pytest.approx(expected.loss, rel=1e-9)
+            for parameter, gradient in expected.gradients.items():
+                found = result.gradients[parameter]
+                torch.testing.assert_close(found, gradient, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("lora_rank", [0, 3])

@@ -10,6 +10,7 @@ from agentrl.orchestration.load import load_run_config
 from agentrl.trainer.algorithms.catalogue import entries
 from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.trainer.algorithms.losses import make_loss
+from agentrl.trainer.algorithms.normalisations import make_normalisation
 from agentrl.trainer.algorithms.presets import PRESETS
 from agentrl.trainer.config import TrainerConfig
 
@@ -29,7 +30,7 @@ def test_the_list_is_what_the_document_says(capsys: pytest.CaptureFixture[str]) 
 def test_the_list_for_people_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["algorithm", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(list(entries())) + 3
+    assert len(lines) == len(list(entries())) + 4
     assert "[critic, turn rewards]" in next(line for line in lines if line.startswith("  gae "))
 
 
@@ -95,6 +96,7 @@ def test_each_algorithm_can_be_made(name: str) -> None:
     config = TrainerConfig.model_validate({"algorithm": name})
     assert make_estimator(config).label == f"estimator {config.estimator}"
     assert make_loss(config).label == f"loss {config.loss}"
+    assert make_normalisation(config).label == f"normalisation {config.normalise}"
     assert load_run_config(flags=["--algorithm", name]).config.trainer.estimator == config.estimator
 
 

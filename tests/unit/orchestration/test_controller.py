@@ -17,7 +17,7 @@ from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.rollout import TaskRef
-from agentrl.trainer.algorithms.estimators import make_estimator
+from agentrl.trainer.algorithms.recipe import make_recipe
 from agentrl.trainer.stats import StepStats
 from agentrl.types import Batch
 from tests.unit.orchestration.stand_ins import (
@@ -47,13 +47,17 @@ class Bench:
     def controller(
         self, *flags: str, estimator: Any = None, observer: Observer | None = None
     ) -> Controller:
-        self.parts = make_parts(self.folder, self.log, self.trainer, configuration(*flags))
+        config = configuration(*flags)
+        self.parts, trainer = (
+            make_parts(self.folder, self.log, self.trainer, config),
+            config.trainer,
+        )
         return Controller(
             parts=self.parts,
             store=cast("Any", self.store),
             observer=observer or Observer(),
             stopping=self.stopping,
-            estimator=make_estimator(self.parts.config.trainer, estimator),
+            recipe=make_recipe(trainer, {trainer.estimator: estimator}.get),
         )
 
 

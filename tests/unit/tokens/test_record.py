@@ -53,7 +53,6 @@ def to_batch(segments: Sequence[Segment]) -> Batch:
         marks_N=np.concatenate([s.marks_T for s in segments]),
         offsets_R1=np.cumsum([0, *(s.num_tokens for s in segments)]),
         episode_R=np.array(rows, dtype=np.int32),
-        weights_R=np.ones(len(segments), dtype=np.float32),
         digests_R=tuple(s.digest for s in segments),
         appends_A=np.concatenate([s.appends_A for s in segments]),
         append_offsets_R1=np.cumsum([0, *(len(s.appends_A) for s in segments)]),

@@ -68,7 +68,10 @@ def batch_of(
     turn_rewards: list[tuple[float, ...]] | None = None,
     temperature: float = 1.0,
 ) -> Batch:
-    """One row per segment; by default each is an episode of its own. Advantages are per row."""
+    """One row per segment; by default each is an episode of its own.
+
+    Advantages and weights are per row; these are relative, and sum to 1 over the trained tokens.
+    """
     offsets = _offsets([s.num_tokens for s in segments])
     episode_R = np.array(range(len(segments)) if episodes is None else episodes, dtype=np.int32)
     num_episodes = int(episode_R.max()) + 1
@@ -87,7 +90,6 @@ def batch_of(
         marks_N=np.concatenate([s.marks_T for s in segments]),
         offsets_R1=offsets,
         episode_R=episode_R,
-        weights_R=np.array([1.0] * len(segments) if weights is None else weights, np.float32),
         digests_R=tuple(s.digest for s in segments),
         appends_A=np.concatenate([s.appends_A for s in segments]),
         append_offsets_R1=_offsets([len(s.appends_A) for s in segments]),
@@ -100,6 +102,7 @@ def batch_of(
         turn_offsets_E1=None if turn_rewards is None else _offsets([len(r) for r in turn_rewards]),
         temperature=temperature,
         advantages_N=advantages_N,
+        weights_N=_weights(mask_N, offsets, weights or [1.0] * len(segments)),
     )
 
 
@@ -137,18 +140,14 @@ def plain_loss(model: LlamaForCausalLM, batch: Batch, low: float, high: float) -
     """The clipped loss of the whole batch at once, token by token, in plain words."""
     assert batch.advantages_N is not None
     logprobs_N = plain_logprobs(model, batch)
+    assert batch.weights_N is not None
     total = torch.zeros((), dtype=model.dtype)
-    count = 0.0
-    for r in range(batch.num_rows):
-        weight = float(batch.weights_R[r])
-        for n in range(batch.row(r).start, batch.row(r).stop):
-            if batch.mask_N[n]:
-                advantage = float(batch.advantages_N[n])
-                ratio = torch.exp(logprobs_N[n] - float(batch.logprobs_N[n]))
-                clipped = torch.clamp(ratio, 1 - low, 1 + high)
-                total = total - weight * torch.minimum(ratio * advantage, clipped * advantage)
-                count += weight
-    return total / count
+    for n in np.flatnonzero(batch.mask_N).tolist():
+        weight, advantage = float(batch.weights_N[n]), float(batch.advantages_N[n])
+        ratio = torch.exp(logprobs_N[n] - float(batch.logprobs_N[n]))
+        clipped = torch.clamp(ratio, 1 - low, 1 + high)
+        total = total - weight * torch.minimum(ratio * advantage, clipped * advantage)
+    return total
 
 
 def on_policy(
@@ -176,6 +175,13 @@ def _with_logprobs(old: Segment, logprobs_T: NDArray[np.floating], version: int)
             record.append_environment(ids)
         start += length
     return record.close()
+
+
+def _weights(
+    mask_N: NDArray[np.bool_], offsets: NDArray[np.int64], weights: Sequence[float]
+) -> NDArray[np.float32]:
+    spread = mask_N * np.repeat(np.array(weights, dtype=np.float64), np.diff(offsets))
+    return (spread / (spread.sum() or 1.0)).astype(np.float32)
 
 
 def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:

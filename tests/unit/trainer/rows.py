@@ -34,13 +34,13 @@ def tokens_of_rows(
         marks_N=np.arange(len(mask_N), dtype=np.uint32),
         logprobs_N=flat(behavior),
         advantages_N=flat(advantages),
+        weights_N=flat(weights or ones),
         reference_N=None if reference is None else flat(reference),
         offsets_R1=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         episode_R=np.arange(len(lengths), dtype=np.int32),
     )
     source_K = np.flatnonzero(mask_N)
-    weights_K = flat(weights or ones)[mask_N]
-    return trained_tokens(batch, source_K, weights_K, torch.zeros(0, dtype=torch.float64))
+    return trained_tokens(batch, source_K, torch.zeros(0, dtype=torch.float64))
 
 
 def one_row(

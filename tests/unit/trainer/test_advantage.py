@@ -6,8 +6,9 @@ from hypothesis.extra import numpy as st_np
 from numpy.testing import assert_allclose, assert_array_equal
 
 from agentrl.errors import RunError
-from agentrl.trainer import group_advantages, with_advantages
+from agentrl.trainer import group_advantages
 from agentrl.trainer.algorithms.advantage import token_advantages
+from agentrl.trainer.algorithms.advantages.group_relative import grpo
 from tests.unit.trainer.batches import batch_of, segment
 
 
@@ -75,10 +76,9 @@ def test_one_value_per_trajectory_whatever_its_segments() -> None:
     rows = [segment([1, 2], [([3, 4], [5])]) for _ in range(4)]
     batch = batch_of(rows, episodes=(0, 0, 0, 1))
     batch.rewards_E[:] = (1, 0)
-    done = with_advantages(batch)
-    assert done.advantages_N is not None
+    advantages_N = grpo(batch)
     # Baseline 0.5 and deviation 0.5; four rows' baseline would be 0.75.
-    assert_array_equal(done.advantages_N.reshape(4, 5), [[0, 0, 1, 1, 0]] * 3 + [[0, 0, -1, -1, 0]])
+    assert_array_equal(advantages_N.reshape(4, 5), [[0, 0, 1, 1, 0]] * 3 + [[0, 0, -1, -1, 0]])
 
 
 def test_advantages_are_zero_where_nothing_is_trained() -> None:

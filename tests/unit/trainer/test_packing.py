@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import RunError
 from agentrl.trainer.micro_batches import split_over_ranks
-from agentrl.trainer.packing import num_read, pack, plan, trained_rows, trained_weight
+from agentrl.trainer.packing import num_read, pack, plan, trained_rows
 from agentrl.types import Segment
 from tests.unit.trainer.batches import batch_of, random_segments, segment
 
@@ -24,7 +25,6 @@ def test_the_example_by_hand() -> None:
     assert packed.targets_K.tolist() == [12, 14, 16, 17]
     assert packed.predictors_K.tolist() == [1, 3, 4, 5]
     assert packed.source_K.tolist() == [2, 4, 6, 7]
-    assert trained_weight(batch, trained_rows(batch)) == 4
 
 
 @given(
@@ -53,10 +53,10 @@ def test_every_trained_token_is_packed_once_within_the_budget(
 
 def test_rows_without_weight_or_trained_tokens_take_no_part() -> None:
     rows = [segment([1, 2], [([3, 4], [])]) for _ in range(3)]
-    batch = batch_of(rows, weights=(1, 0, 0.5))
+    batch = batch_of(rows, weights=(1, 0, 0))
     batch.mask_N[batch.row(2)] = False
+    assert trained_rows(replace(batch, weights_N=None)).tolist() == [0, 1]
     assert trained_rows(batch).tolist() == [0]
-    assert trained_weight(batch, trained_rows(batch)) == 2
     assert num_read(batch, 0) == 3
 
 
@@ -69,8 +69,11 @@ def test_a_trained_first_token_is_refused() -> None:
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan")])
 def test_weights_must_be_sound(weight: float) -> None:
-    with pytest.raises(RunError, match="row weights are"):
-        trained_rows(batch_of([segment([1], [([2], [])])], weights=(weight,)))
+    batch = batch_of([segment([1], [([2], [])])])
+    assert batch.weights_N is not None
+    batch.weights_N[1] = weight
+    with pytest.raises(RunError, match=rf"gave {weight} for token 1 of the batch \(episode epis"):
+        trained_rows(batch)
 
 
 def test_rows_that_begin_alike_go_to_one_rank() -> None:

@@ -45,7 +45,8 @@ def of_sequences(logprobs_K: Tensor, tokens: TrainedTokens) -> Any:
 
 
 def with_bonus(logprobs_K: Tensor, tokens: TrainedTokens) -> Any:
-    return surrogate(logprobs_K, tokens)[0] + 0.01 * logprobs_K.sum(), {"bonus": len(logprobs_K)}
+    bonus = 0.01 * (tokens.weights_K * logprobs_K).sum()
+    return surrogate(logprobs_K, tokens)[0] + bonus, {"bonus": len(logprobs_K)}
 
 
 def detached(logprobs_K: Tensor, tokens: TrainedTokens) -> Any:
@@ -54,17 +55,21 @@ def detached(logprobs_K: Tensor, tokens: TrainedTokens) -> Any:
 
 def tokens_of(names: slice) -> tuple[Tensor, TrainedTokens]:
     batch = made_up_batch()
-    batch = replace(batch, advantages_N=np.ones(batch.num_tokens, np.float32))
+    ones_N = np.ones(batch.num_tokens, np.float32)
+    batch = replace(batch, advantages_N=ones_N, weights_N=ones_N)
     source_K = np.flatnonzero(batch.mask_N)[names]
     logprobs_K = torch.full((len(source_K),), -0.4, requires_grad=True)
-    weights_K = np.ones(len(source_K), np.float32)
-    return logprobs_K, trained_tokens(batch, source_K, weights_K, logprobs_K.detach())
+    return logprobs_K, trained_tokens(batch, source_K, logprobs_K.detach())
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (mean, "for them one by one and nan for no token: expected a sum over tokens, which the"),
+        (mean, "for them one by one and nan for no token: expected a sum over tokens; it"),
+        (
+            lambda logprobs_K, tokens: (-(tokens.advantages_K * logprobs_K).sum(), {}),
+            "with twice the weights: expected a sum of terms that are multiplied by tokens.weights",
+        ),
         (of_all_rows, "expected a sum over tokens"),
         (detached, "gave a sum without a gradient; compute it by logprobs_K"),
         (lambda logprobs_K, tokens: logprobs_K.sum(), "gave a tensor of shape () alone, expected"),
