@@ -30,6 +30,7 @@ from agentrl.orchestration.kinds import LocalKind
 from agentrl.rollout import make_batch
 from agentrl.tokens import TokenRecord, seal
 from agentrl.trainer.algorithms.advantage import token_advantages
+from agentrl.trainer.algorithms.normalisations import token_mean
 from agentrl.trainer.config import RatioBandConfig, TrainerConfig
 from agentrl.trainer.device import OutOfMemory, cap_memory, memory, resolve_device, synchronize
 from agentrl.trainer.memory import estimate
@@ -116,7 +117,8 @@ def make_rows(lengths: list[int]) -> Batch:
         )
     batch = make_batch(episodes, temperature=1.0)
     signs_E = np.array([1.0 - 2 * (row % 2) for row in range(len(lengths))])
-    return replace(batch, advantages_N=token_advantages(batch, signs_E))
+    advantages_N = token_advantages(batch, signs_E)
+    return replace(batch, advantages_N=advantages_N, weights_N=token_mean(batch))
 
 
 def step_s(trainer: LocalTrainer, lengths: list[int], device: torch.device) -> float:
