@@ -1,8 +1,8 @@
 """The gate before the first update, and the alarm that stays on after it.
 
 Tokens that were sampled under the weights that the trainer has are on policy, so policy and
-behavior must be the same distribution there. Others (of a batch that is trained on twice, or that
-an older version sampled) are not judged.
+behavior must be the same distribution there: those of the newest version in the batch, if nothing
+of that version was trained on before. Others are not judged.
 
 Suffix: N tokens of the batch.
 """
@@ -50,7 +50,8 @@ class GapGate:
         self, batch: Batch, policy_N: NDArray[np.float64], used_N: NDArray[np.bool_]
     ) -> GapAlarm | None:
         """An alarm, if this batch is one; raises RunError before the first update."""
-        judged_N = used_N & (batch.versions_N > self._trained)
+        newest = int(batch.versions_N[used_N].max(initial=-1))
+        judged_N = used_N & (batch.versions_N == newest) & (newest > self._trained)
         ratios = ratio_stats(policy_N[judged_N], batch.logprobs_N[judged_N].astype(np.float64))
         if not judged_N.any() or np.isnan(ratios.mean):
             return None
@@ -75,11 +76,15 @@ class GapGate:
 
     def state(self) -> Mapping[str, Json]:
         """What a checkpoint holds of it."""
-        return {"alarms": self._num_alarms, "gaps": [list(pair) for pair in self._gaps]}
+        return {
+            "alarms": self._num_alarms,
+            "gaps": [list(pair) for pair in self._gaps],
+            "trained": self._trained,
+        }
 
     def restore(self, state: Mapping[str, Json]) -> None:
         """Go on with what the run has had."""
-        self._num_alarms = cast(int, state["alarms"])
+        self._num_alarms, self._trained = cast(int, state["alarms"]), cast(int, state["trained"])
         pairs = cast("list[tuple[float, float]]", state["gaps"])
         self._gaps.extend((mean, largest) for mean, largest in pairs)
 

@@ -106,6 +106,27 @@ def test_what_is_not_on_policy_is_not_judged() -> None:
     assert judge(gate, 5, 2.0) is not None
 
 
+def test_only_the_newest_version_is_judged_also_after_a_resume() -> None:
+    """Tokens that older weights sampled may be far off; those of the newest may not."""
+    gate = GapGate(RatioBandConfig(), 1)
+    late = np.flatnonzero(USED)[::2]
+    mixed = newer(BATCH, 5)
+    mixed.versions_N[late] = 2
+    gaps = np.zeros(len(USED))
+    gaps[late] = 3.0
+    assert gate.judge(mixed, mixed.logprobs_N + gaps, USED) is None
+    assert gate.is_open
+    gate.trained(mixed)
+    with pytest.raises(RunError, match="before the first update"):
+        GapGate(RatioBandConfig(), 1).judge(mixed, mixed.logprobs_N + 3.0 - gaps, USED)
+    resumed = GapGate(RatioBandConfig(), 1)
+    resumed.restore(gate.state())
+    assert judge(resumed, 5, 3.0) is None
+    assert not resumed.is_open
+    with pytest.raises(RunError, match="before the first update"):
+        judge(resumed, 6, 3.0)
+
+
 def test_a_batch_with_an_alarm_changes_nothing_and_a_checkpoint_keeps_the_count(
     tmp_path: Path,
 ) -> None:
