@@ -39,7 +39,7 @@ class Fit:
     @property
     def fits(self) -> bool:
         """True if there is room, with a margin."""
-        return _fits(self.total, self.device_bytes)
+        return _fits_device_memory(self.total, self.device_bytes)
 
     def to_json(self) -> dict[str, object]:
         """For programs."""
@@ -73,10 +73,10 @@ def memory_fit(config: RunConfig, device: str) -> Fit:
         ConfigError: the size is none, or the model or its context is wrong.
     """
     device_bytes = parse_size(device)
-    parts = _budget_parts(config)
+    parts = _estimate_peak_bytes_by_part(config)
     ways_out: Sequence[str] | None = ()
-    if not _fits(sum(parts.values()), device_bytes):
-        ways_out = _ways_out(config, device_bytes)
+    if not _fits_device_memory(sum(parts.values()), device_bytes):
+        ways_out = _find_flags_to_fit_memory(config, device_bytes)
     return Fit(device_bytes=device_bytes, parts=parts, ways_out=ways_out)
 
 
@@ -90,11 +90,11 @@ def parse_size(text: str) -> int:
     return int(float(match["number"]) * (1024 if unit.endswith("I") else 1000) ** power)
 
 
-def _fits(total: int, device_bytes: int) -> bool:
+def _fits_device_memory(total: int, device_bytes: int) -> bool:
     return total <= device_bytes * (1 - _MARGIN)
 
 
-def _budget_parts(config: RunConfig) -> Mapping[str, int]:
+def _estimate_peak_bytes_by_part(config: RunConfig) -> Mapping[str, int]:
     folder = resolve_model(config.model, seed=config.seed)
     rollout = config.rollout
     footprint = engine_kind(config, NO_OBJECTS).footprint(
@@ -105,34 +105,34 @@ def _budget_parts(config: RunConfig) -> Mapping[str, int]:
     return estimate(folder, config.trainer, footprint).parts
 
 
-def _ways_out(config: RunConfig, device_bytes: int) -> Sequence[str] | None:
+def _find_flags_to_fit_memory(config: RunConfig, device_bytes: int) -> Sequence[str] | None:
     """The settings that are needed, the ones that cost least first; None if all do not do."""
-    changes = _changes(config)
+    changes = _list_memory_saving_settings(config)
 
     def total(keys: Sequence[str]) -> int:
         changed = config
         for key in keys:
-            changed = _with(changed, key.split("."), changes[key])
-        return sum(_budget_parts(changed).values())
+            changed = _replace_config_value(changed, key.split("."), changes[key])
+        return sum(_estimate_peak_bytes_by_part(changed).values())
 
     chosen: list[str] = []
     least = total(chosen)
     for key in changes:
-        if _fits(least, device_bytes):
+        if _fits_device_memory(least, device_bytes):
             break
         now = total([*chosen, key])
         if now < least:
             chosen, least = [*chosen, key], now
-    if not _fits(least, device_bytes):
+    if not _fits_device_memory(least, device_bytes):
         return None
     for key in tuple(chosen):
         without = [other for other in chosen if other != key]
-        if _fits(total(without), device_bytes):
+        if _fits_device_memory(total(without), device_bytes):
             chosen = without
     return [f"--{key.replace('_', '-')} {str(changes[key]).lower()}" for key in chosen]
 
 
-def _changes(config: RunConfig) -> dict[str, object]:
+def _list_memory_saving_settings(config: RunConfig) -> dict[str, object]:
     """What saves memory, the least harmful first."""
     folder = resolve_model(config.model, seed=config.seed)
     longest = make_limits(config, context_length(config, folder)).max_context_tokens
@@ -150,8 +150,8 @@ def _changes(config: RunConfig) -> dict[str, object]:
     }
 
 
-def _with(config: C, path: Sequence[str], value: object) -> C:
+def _replace_config_value(config: C, path: Sequence[str], value: object) -> C:
     """The configuration with another value at the path."""
     name, *rest = path
-    changed = _with(getattr(config, name), rest, value) if rest else value
+    changed = _replace_config_value(getattr(config, name), rest, value) if rest else value
     return config.model_copy(update={name: changed})

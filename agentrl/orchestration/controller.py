@@ -101,15 +101,15 @@ class Controller:
         times: dict[str, float] = {}
         started = time.perf_counter()
         self._parts.trainer.has_changed = False
-        collected = await self._stopping.or_give_up(self._collect(number, refs))
+        collected = await self._stopping.or_give_up(self._collect_training_episodes(number, refs))
         self._stopping.check_time(self._update_s)  # by that of the step before
         times["rollout_s"] = time.perf_counter() - started
-        stats = await self._train_batch(collected, number, times)
+        stats = await self._update_and_publish_weights(collected, number, times)
         self._update_s = times["train_s"] + times["publish_s"]
         times["step_s"] = time.perf_counter() - started
-        metrics = self._metrics(collected, stats, times)
+        metrics = self._gather_step_metrics(collected, stats, times)
         result = StepResult(step=number, metrics=metrics, collected=collected, stats=stats)
-        result = await self._evaluate_if_due(result)
+        result = await self._add_heldout_evaluation_if_due(result)
         self._store.write_step(result.step, result.metrics, collected)
         self._observer.episodes(result.step, collected.episodes)
         self._observer.step(result.step, result.metrics)
@@ -119,22 +119,24 @@ class Controller:
             )
         return result
 
-    async def _train_batch(
+    async def _update_and_publish_weights(
         self, collected: Collected, number: int, times: dict[str, float]
     ) -> StepStats:
         """Update and publish, while the engine makes way."""
         training = time.perf_counter()
         async with self._device.update_turn():
-            stats = await self._update(self._batch(collected), collected, number)
+            stats = await self._train_in_thread(self._make_batch(collected), collected, number)
             publishing = time.perf_counter()
             times["train_s"] = publishing - training
             await self._device.before_publish()
             if not stats.skipped or self._device.publishes_always:
-                await self._publish_weights()
+                weights = self._parts.trainer.weights()
+                await self._parts.engine.update_weights(weights, self.version + 1)
+                self.version += 1
         times["publish_s"] = time.perf_counter() - publishing
         return stats
 
-    async def _collect(self, number: int, refs: Sequence[TaskRef]) -> Collected:
+    async def _collect_training_episodes(self, number: int, refs: Sequence[TaskRef]) -> Collected:
         self._observer.phase("rollout")
         parts = self._parts
         groups = parts.collector.collect(
@@ -147,14 +149,14 @@ class Controller:
             self._isolation = isolation
             found = [{"backend": name, "holds": held} for name, *held in isolation]
             self._store.event("isolation", step=number, sandboxes=found)
-        self._tell_left_out(number, "prompt_too_long", collected.too_long)
-        self._tell_left_out(number, "prompt_no_text", collected.no_text)
+        self._warn_of_left_out_tasks(number, "prompt_too_long", collected.too_long)
+        self._warn_of_left_out_tasks(number, "prompt_no_text", collected.no_text)
         warning = unused_tools(collected, parts.envs)
         if warning is not None:
             self._observer.warn(warning)
         return collected
 
-    def _tell_left_out(
+    def _warn_of_left_out_tasks(
         self, number: int, event: str, prompts: Sequence[LongPrompt | OddPrompt]
     ) -> None:
         """Say once of each task that it was left out."""
@@ -164,12 +166,12 @@ class Controller:
             self._observer.warn(f"step {number}: left out: {one_line(next(iter(new.values())))}")
             self._store.event(event, step=number, tasks=[*new.values()])
 
-    def _batch(self, collected: Collected) -> Batch:
+    def _make_batch(self, collected: Collected) -> Batch:
         temperature = self._parts.config.rollout.temperature
         batch = make_batch(collected.episodes, temperature=temperature, greedy=collected.greedy)
         return self._recipe.prepare(batch, self._parts.trainer)
 
-    async def _update(self, batch: Batch, collected: Collected, number: int) -> StepStats:
+    async def _train_in_thread(self, batch: Batch, collected: Collected, number: int) -> StepStats:
         self._observer.phase("train")
         # A thread, so that the loop looks after servers and sandboxes meanwhile; a daemon, since
         # one that was given up may be inside of a long product.
@@ -183,7 +185,7 @@ class Controller:
             updating.cancel()
             thread.stop()
         if stats.alarm is not None:
-            self._show_alarm(stats.alarm, collected, number)
+            self._report_gap_alarm(stats.alarm, collected, number)
         elif stats.skipped:
             lines = why_untrained(collected)
             shown = "\n  ".join([*map(one_line, lines[:3]), "... all of them are in events.jsonl"])
@@ -191,7 +193,7 @@ class Controller:
             self._store.event("nothing_trained", step=number, reason=stats.skipped, episodes=lines)
         return stats
 
-    def _show_alarm(self, alarm: GapAlarm, collected: Collected, number: int) -> None:
+    def _report_gap_alarm(self, alarm: GapAlarm, collected: Collected, number: int) -> None:
         lines = worst_episodes(alarm, collected, self._store.episodes_file(number))
         shown = "\n  ".join(lines)
         self._observer.warn(f"step {number} is not trained on: {alarm.reason}; worst:\n  {shown}")
@@ -199,12 +201,7 @@ class Controller:
             "gap_alarm", step=number, number=alarm.number, reason=alarm.reason, worst=lines
         )
 
-    async def _publish_weights(self) -> None:
-        weights = self._parts.trainer.weights()
-        await self._parts.engine.update_weights(weights, self.version + 1)
-        self.version += 1
-
-    def _metrics(
+    def _gather_step_metrics(
         self, collected: Collected, stats: StepStats, times: Mapping[str, float]
     ) -> dict[str, float]:
         metrics = episode_metrics(collected)
@@ -215,7 +212,7 @@ class Controller:
         metrics["tokens_per_s"] = sampled / times["rollout_s"] if times["rollout_s"] else 0.0
         return metrics
 
-    async def _evaluate_if_due(self, result: StepResult) -> StepResult:
+    async def _add_heldout_evaluation_if_due(self, result: StepResult) -> StepResult:
         every = self._parts.config.eval.every
         if not every or result.step % every:
             return result
@@ -225,7 +222,7 @@ class Controller:
             return result
         metrics = (
             dict(result.metrics)
-            | self._success(evaluation)
+            | self._make_eval_success_metric(evaluation)
             | {
                 "eval/reward": evaluation.reward,
                 "eval/turns": evaluation.turns,
@@ -233,7 +230,7 @@ class Controller:
         )
         return replace(result, metrics=metrics, eval=evaluation)
 
-    def _success(self, evaluation: EvalResult) -> dict[str, float]:
+    def _make_eval_success_metric(self, evaluation: EvalResult) -> dict[str, float]:
         if evaluation.success is not None:
             return {"eval/success": evaluation.success}
         if self._parts.config.checkpoint.best == "eval/success":

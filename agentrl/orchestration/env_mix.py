@@ -154,11 +154,13 @@ class JobMaker:
         """One job per reference; `run` is the seed of their keys, by default the run's."""
         run = self._seed if run is None else run
         return [
-            self._job(ref, split, EpisodeKey.first(run=run, step=step, place=i, purpose=purpose))
+            self._make_job(
+                ref, split, EpisodeKey.first(run=run, step=step, place=i, purpose=purpose)
+            )
             for i, ref in enumerate(refs)
         ]
 
-    def _job(self, ref: TaskRef, split: str, key: EpisodeKey) -> GroupJob:
+    def _make_job(self, ref: TaskRef, split: str, key: EpisodeKey) -> GroupJob:
         env = self._envs[ref.env]
         return GroupJob(
             key=key,

@@ -97,14 +97,14 @@ def summarise(collected: Collected, config: EvalConfig) -> EvalResult:
         invalid=len(collected.invalid),
         too_long=len(collected.too_long),
         no_text=len(collected.no_text),
-        pass_at=_pass_at(collected, config.samples),
+        pass_at=_compute_pass_at_k(collected, config.samples),
         reward=metrics.get("reward", 0.0),
         turns=metrics.get("turns", 0.0),
         metrics=metrics,
     )
 
 
-def _pass_at(collected: Collected, samples: int) -> dict[int, Interval]:
+def _compute_pass_at_k(collected: Collected, samples: int) -> dict[int, Interval]:
     found = successes(collected.episodes, collected.success_at)
     if found is None:
         return {}

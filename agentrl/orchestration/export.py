@@ -60,11 +60,11 @@ def export_run(source: str, out: Path, *, adapter: bool, runs_dir: Path) -> Path
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: is there already; name a new folder")
-    directory, checkpoint = _find_source(source, runs_dir)
+    directory, checkpoint = _resolve_run_and_checkpoint(source, runs_dir)
     loaded, layers = load_run_config(file=directory.config), Layers.read(directory)
     step = int(checkpoint.name.removeprefix("step-"))
     config = config_at(loaded, layers, step)
-    base = _base(checkpoint)
+    base = _read_base_model_folder(checkpoint)
     lora = config.trainer.lora
     model = load_model(base, dtype=lora.dtype if lora.rank else "float32")
     if lora.rank:
@@ -84,11 +84,11 @@ def export_run(source: str, out: Path, *, adapter: bool, runs_dir: Path) -> Path
         for layer in layers.until(step).layers[1:]
         for change in layer.changes()
     ]
-    card = _card(directory, checkpoint, config, name, changes, adapter=adapter)
+    card = _render_model_card(directory, checkpoint, config, name, changes, adapter=adapter)
     return export_hf(model, base, out, adapter=adapter, card=card)
 
 
-def _find_source(source: str, runs_dir: Path) -> tuple[RunDirectory, Path]:
+def _resolve_run_and_checkpoint(source: str, runs_dir: Path) -> tuple[RunDirectory, Path]:
     path = Path(source).expanduser()
     if (path / MANIFEST).is_file():
         return RunDirectory.open(runs_dir, str(path.absolute().parents[1])), path
@@ -102,7 +102,7 @@ def _find_source(source: str, runs_dir: Path) -> tuple[RunDirectory, Path]:
     return directory, newest
 
 
-def _base(checkpoint: Path) -> Path:
+def _read_base_model_folder(checkpoint: Path) -> Path:
     """The folder of the model that the run began with: tokenizer, shape, and LoRA's base."""
     state: Mapping[str, object] = orjson.loads((checkpoint / "state.json").read_bytes())["state"]
     base = Path(str(state.get("base", "")))
@@ -114,7 +114,7 @@ def _base(checkpoint: Path) -> Path:
     return base
 
 
-def _card(
+def _render_model_card(
     directory: RunDirectory,
     checkpoint: Path,
     config: RunConfig,
@@ -133,12 +133,12 @@ def _card(
         algorithm=f"{trainer.algorithm}{lora}, learning rate {trainer.lr:g}",
         steps=step,
         changes="; ".join(changes).replace("|", "\\|") or "nothing",
-        evaluation=_evaluation(directory, config, step),
-        digest=_digest_template(directory.config, checkpoint / MANIFEST),
+        evaluation=_describe_last_evaluation(directory, config, step),
+        digest=_digest_file_contents(directory.config, checkpoint / MANIFEST),
     )
 
 
-def _evaluation(directory: RunDirectory, config: RunConfig, step: int) -> str:
+def _describe_last_evaluation(directory: RunDirectory, config: RunConfig, step: int) -> str:
     """The last held-out result until the step, else that of its own episodes.
 
     Where no success is defined, the reward is the result.
@@ -158,7 +158,7 @@ def _evaluation(directory: RunDirectory, config: RunConfig, step: int) -> str:
     return "none"
 
 
-def _digest_template(*files: Path) -> str:
+def _digest_file_contents(*files: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
         digest.update(file.read_bytes())

@@ -49,12 +49,12 @@ def take_fingerprints(plan: Plan) -> Fingerprints:
         # Not by the name that it is shown by, which goes by the working folder.
         who = f"env {env.env_class.__name__}" + (f" ({number})" if len(plan.envs) > 1 else "")
         for split in sorted(splits):
-            data[f"{who}: split {split}"] = _digest_split(env, split, plan.config.seed)
+            data[f"{who}: split {split}"] = _digest_tasks_of_split(env, split, plan.config.seed)
         for key, value in env.config.model_dump(mode="json").items():
-            if file := _named_file(value):
-                data[f"{who}: the file of {key}"] = _digest_file(file)
-        for what, file in _source_files(env):
-            sources[f"{what} of {who}"] = _digest_file(file)
+            if file := _find_file_named_by_value(value):
+                data[f"{who}: the file of {key}"] = _digest_file_or_empty(file)
+        for what, file in _list_source_files_of_env(env):
+            sources[f"{what} of {who}"] = _digest_file_or_empty(file)
     return Fingerprints(data=data, sources=sources)
 
 
@@ -87,8 +87,8 @@ def compare_fingerprints(directory: RunDirectory, now: Fingerprints) -> Compared
         data |= layer.data if layer.step >= step else {}
     return Compared(
         step=step,
-        data=tuple(_find_changes(data, now.data)),
-        sources=tuple(_find_changes(state.get("sources", {}), now.sources)),
+        data=tuple(_list_changed_fingerprints(data, now.data)),
+        sources=tuple(_list_changed_fingerprints(state.get("sources", {}), now.sources)),
     )
 
 
@@ -103,38 +103,38 @@ def newest_state(checkpoints: Path) -> Mapping[str, Any] | None:
     return None
 
 
-def _find_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+def _list_changed_fingerprints(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
     return (name for name, digest in now.items() if before.get(name, digest) != digest)
 
 
-def _digest_split(env: BoundEnv, split: str, seed: int) -> str:
+def _digest_tasks_of_split(env: BoundEnv, split: str, seed: int) -> str:
     digest = hashlib.blake2b(digest_size=12)
-    for text in _task_texts(env, split, seed):
+    for text in _dump_tasks_of_split(env, split, seed):
         digest.update(_ADDRESS.sub("", text).encode() + b"\0")
     return digest.hexdigest()
 
 
-def _task_texts(env: BoundEnv, split: str, seed: int) -> Iterator[str]:
+def _dump_tasks_of_split(env: BoundEnv, split: str, seed: int) -> Iterator[str]:
     listed = env.listed_tasks(split)
     if listed is not None:
-        yield from map(_task_text, listed)
+        yield from map(_dump_task_as_text, listed)
         return
     for index in range(ENDLESS_TASKS):
         try:
-            yield _task_text(env.task(index, split, seed))
+            yield _dump_task_as_text(env.task(index, split, seed))
         except EpisodeError as error:  # a task that cannot be made is not made the next time
             yield type(error).__name__
 
 
-def _task_text(task: Task) -> str:
+def _dump_task_as_text(task: Task) -> str:
     data = {
-        key: _digest_file(file) if (file := _named_file(value)) else value
+        key: _digest_file_or_empty(file) if (file := _find_file_named_by_value(value)) else value
         for key, value in task.data.items()
     }
     return dump_value([task.id, task.prompt, task.answer, data])
 
 
-def _named_file(value: object) -> Path | None:
+def _find_file_named_by_value(value: object) -> Path | None:
     """The file that a value names, if it names one."""
     if not isinstance(value, str | Path) or not _PATH.fullmatch(str(value)):
         return None
@@ -142,17 +142,17 @@ def _named_file(value: object) -> Path | None:
     return path if path.is_file() else None
 
 
-def _source_files(env: BoundEnv) -> Iterator[tuple[str, Path]]:
+def _list_source_files_of_env(env: BoundEnv) -> Iterator[tuple[str, Path]]:
     classes = env.env_class.__mro__
     for cls in classes[: classes.index(ToolEnv)]:
-        if file := _source_file(cls):
+        if file := _find_source_file_of_object(cls):
             yield f"the class {cls.__name__}", file
     verifier = env.verifier or env.env_class.verifier
-    if verifier is not None and (file := _source_file(verifier)):
+    if verifier is not None and (file := _find_source_file_of_object(verifier)):
         yield "the verifier", file
 
 
-def _source_file(value: object) -> Path | None:
+def _find_source_file_of_object(value: object) -> Path | None:
     """Where a class, a function or an object's class is written, if that is a file."""
     written = value if inspect.isclass(value) or inspect.isfunction(value) else type(value)
     try:
@@ -162,15 +162,15 @@ def _source_file(value: object) -> Path | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _digest_of(path: Path, size: int, changed_ns: int) -> str:
+def _hash_file_once_per_change(path: Path, size: int, changed_ns: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=12)).hexdigest()
 
 
-def _digest_file(path: Path) -> str:
+def _digest_file_or_empty(path: Path) -> str:
     """Read once, however many tasks name it; "" if it cannot be read."""
     try:
         found = path.stat()
-        return _digest_of(path.absolute(), found.st_size, found.st_mtime_ns)
+        return _hash_file_once_per_change(path.absolute(), found.st_size, found.st_mtime_ns)
     except OSError:
         return ""

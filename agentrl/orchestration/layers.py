@@ -187,7 +187,7 @@ def config_at(loaded: Loaded[RunConfig], layers: Layers, step: int) -> RunConfig
     now = flat_values(loaded)
     for key, value in layers.until(step).values.items():
         if key not in PLACE and now.get(key, value) != value:
-            _set_value(data, key, value)
+            _set_config_value_at_key(data, key, value)
     return RunConfig.model_validate(data)
 
 
@@ -204,7 +204,7 @@ def flat_values(loaded: Loaded[RunConfig]) -> dict[str, Json]:
     return found
 
 
-def _set_value(data: dict[str, object], key: str, value: Json) -> None:
+def _set_config_value_at_key(data: dict[str, object], key: str, value: Json) -> None:
     *sections, name = key.split(".")
     for section in sections:
         data = cast("dict[str, object]", data[section])

@@ -38,13 +38,13 @@ def load_run_config(
         file=file,
         flags=flags,
         short=SHORT_NAMES,
-        preset=_choose_preset,
+        preset=_choose_presets,
         keywords=keywords,
         parameters={"env": lambda name: objects.env_class(name).Config},
     )
 
 
-def _choose_preset(given: Mapping[str, Value]) -> list[tuple[Mapping[str, object], str]]:
+def _choose_presets(given: Mapping[str, Value]) -> list[tuple[Mapping[str, object], str]]:
     """What belongs to the algorithm, and to model and environments, each with its origin."""
     model = given["model"].value if "model" in given else TINY
     base = base_name(str(model))

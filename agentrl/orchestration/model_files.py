@@ -27,7 +27,7 @@ def checked_codec(plan: Plan, folder: Path) -> Codec:
     """
     config = plan.config
     tokenizer = Tokenizer.load(folder)
-    size = _read_config(folder).get("vocab_size")
+    size = _read_model_config_json(folder).get("vocab_size")
     if isinstance(size, int) and tokenizer.vocab_size > size:
         raise ConfigError(
             f"{folder}: its tokenizer.json has {tokenizer.vocab_size} ids, but the model "
@@ -47,12 +47,12 @@ def checked_codec(plan: Plan, folder: Path) -> Codec:
 
 def context_length(config: RunConfig, folder: Path, objects: Overrides = NO_OBJECTS) -> int:
     """Most tokens of an episode that model and engine allow, from the model's config."""
-    longest, asked = _read_config(folder).get("max_position_embeddings"), config.engine
+    longest, asked = _read_model_config_json(folder).get("max_position_embeddings"), config.engine
     own = longest if isinstance(longest, int) else asked.context_length or 2**20
     return min(asked.context_length or own, own) - engine_kind(config, objects).reserved_tokens
 
 
-def _read_config(folder: Path) -> dict[str, object]:
+def _read_model_config_json(folder: Path) -> dict[str, object]:
     return cast("dict[str, object]", read_json(folder / "config.json"))
 
 
@@ -125,11 +125,11 @@ def long_prompts(plan: Plan, *, train: bool = True) -> list[str]:
         line
         for env in plan.envs
         for split in used_splits(config, train)
-        for line in _long_in(env, split, codec, limit, config.seed)
+        for line in _list_bad_prompts(env, split, codec, limit, config.seed)
     ]
 
 
-def _long_in(env: BoundEnv, split: str, codec: Codec, limit: int, seed: int) -> list[str]:
+def _list_bad_prompts(env: BoundEnv, split: str, codec: Codec, limit: int, seed: int) -> list[str]:
     listed = env.env_class.listed_tasks(split, env.config)
     tasks = [env.task(i, split, seed) for i in range(_TRIED)] if listed is None else listed
     found = [(task, odd_prompt(env.prototype, env.name, task)) for task in tasks]

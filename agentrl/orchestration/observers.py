@@ -67,35 +67,35 @@ class Observers(Observer):
 
     def phase(self, name: str) -> None:
         """Tell all."""
-        self._tell("phase", name)
+        self._call_method_of_each_observer("phase", name)
 
     def groups(self, done: int, total: int) -> None:
         """Tell all."""
-        self._tell("groups", done, total)
+        self._call_method_of_each_observer("groups", done, total)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Tell all."""
-        self._tell("step", step, metrics)
+        self._call_method_of_each_observer("step", step, metrics)
 
     def episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         """Tell all."""
-        self._tell("episodes", step, episodes)
+        self._call_method_of_each_observer("episodes", step, episodes)
 
     def eval(self, step: int, result: EvalResult) -> None:
         """Tell all."""
-        self._tell("eval", step, result)
+        self._call_method_of_each_observer("eval", step, result)
 
     def note(self, text: str) -> None:
         """Tell all."""
-        self._tell("note", text)
+        self._call_method_of_each_observer("note", text)
 
     def warn(self, text: str) -> None:
         """Tell all."""
-        self._tell("warn", text)
+        self._call_method_of_each_observer("warn", text)
 
     def close(self) -> None:
         """Tell all, for the last time."""
-        self._tell("close")
+        self._call_method_of_each_observer("close")
         self._told.clear()
 
     def lose(self, observer: Observer, reason: str) -> None:
@@ -105,11 +105,11 @@ class Observers(Observer):
         with suppress(AgentrlError), user_code("closing"):
             observer.close()
         text = f"{reason}: it is told nothing more of this run"
-        self._tell("warn", text)
+        self._call_method_of_each_observer("warn", text)
         if not self._told:
             _LOG.warning("%s", text)
 
-    def _tell(self, method: str, *values: object) -> None:
+    def _call_method_of_each_observer(self, method: str, *values: object) -> None:
         for observer in tuple(self._told):
             try:
                 with user_code(f"observer {type(observer).__name__}.{method}"):

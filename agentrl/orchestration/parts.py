@@ -102,10 +102,10 @@ async def build_parts(
             undo.push_async_callback(server.aclose)
         num_ids = None if kind.samples_all_rows else codec.tokenizer.vocab_size
         if train:
-            learner, engine = _load_trained(plan, setup, server, num_ids)
+            learner, engine = _load_trainer_and_engine(plan, setup, server, num_ids)
         else:
-            learner, engine = None, server or _load_engine(setup, num_ids)
-        parts = _wire_parts(plan, codec, engine, learner)
+            learner, engine = None, server or _load_engine_with_own_model(setup, num_ids)
+        parts = _make_parts(plan, codec, engine, learner)
         undo.push_async_callback(parts.aclose)
         await kind.begin(engine, setup, learner)
         undo.pop_all()
@@ -119,7 +119,7 @@ def scripted_parts(plan: Plan, folder: Path, agent: Agent) -> Parts:
     plan = replace(plan, config=plan.config.model_copy(update={"rollout": rollout}))
     codec = checked_codec(plan, folder)
     renderer = codec.renderer(plan.envs[0].prototype.tool_schemas)
-    return _wire_parts(plan, codec, ScriptedEngine(agent, renderer))
+    return _make_parts(plan, codec, ScriptedEngine(agent, renderer))
 
 
 def make_collector(
@@ -138,7 +138,7 @@ def make_collector(
     return Collector(engine=engine, codec=codec, settings=settings)
 
 
-def _wire_parts(plan: Plan, codec: Codec, engine: Engine, learner: Trainer | None = None) -> Parts:
+def _make_parts(plan: Plan, codec: Codec, engine: Engine, learner: Trainer | None = None) -> Parts:
     config, services = plan.config, EnvServices()
     collector = partial(make_collector, engine, codec, config)
     return Parts(
@@ -154,7 +154,7 @@ def _wire_parts(plan: Plan, codec: Codec, engine: Engine, learner: Trainer | Non
     )
 
 
-def _load_trained(
+def _load_trainer_and_engine(
     plan: Plan, setup: EngineSetup, server: Engine | None, num_ids: int | None
 ) -> tuple[Trainer, Engine]:
     """The trainer, and the engine that samples with its weights."""
@@ -180,14 +180,14 @@ def _load_trained(
             num_ids=num_ids,
             loss=loss,
         )
-        return RankTrainer(ranks_plan), server or _load_engine(setup, num_ids)
+        return RankTrainer(ranks_plan), server or _load_engine_with_own_model(setup, num_ids)
     ranks = Ranks(device=resolve_device(settings.device))
     dtype = lora.dtype if lora.rank else "float32"
     model = load_model(setup.folder, dtype=dtype, device=str(ranks.device), num_ids=num_ids)
     engine = server
     if engine is None and lora.rank and lora.publish == "merged":
         # The engine's copy is made before the model gets adapters.
-        engine = _make_local(model, config)
+        engine = _make_local_engine(model, config)
     trainer = LocalTrainer(
         model,
         settings,
@@ -196,10 +196,10 @@ def _load_trained(
         ranks=ranks,
         loss=loss,
     )
-    return trainer, engine or _make_local(model, config)
+    return trainer, engine or _make_local_engine(model, config)
 
 
-def _load_engine(setup: EngineSetup, num_ids: int | None) -> Engine:
+def _load_engine_with_own_model(setup: EngineSetup, num_ids: int | None) -> Engine:
     """A local engine with a model of its own: nothing trains it, or processes of their own do."""
     from agentrl.engine.local.models.load import load_model
 
@@ -210,10 +210,10 @@ def _load_engine(setup: EngineSetup, num_ids: int | None) -> Engine:
         from agentrl.trainer.lora import add_adapters
 
         add_adapters(model, lora)
-    return _make_local(model, config)
+    return _make_local_engine(model, config)
 
 
-def _make_local(model: "PreTrainedModel", config: RunConfig) -> Engine:
+def _make_local_engine(model: "PreTrainedModel", config: RunConfig) -> Engine:
     """The engine in this process; of merged LoRA weights it has a copy of its own."""
     from agentrl.engine.local.engine import LocalEngine
 

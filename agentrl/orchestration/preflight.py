@@ -70,8 +70,8 @@ def make_plan(
         )
     if config.tool_format is not None:
         resolve_format(objects.get(config.tool_format) or config.tool_format)
-    _check_combinations(config)
-    _check_ranks(config)
+    _check_config_combinations(config)
+    _check_rank_settings(config)
     if train and not resume:
         check_new_run(Path(config.runs_dir), config.name)
     check_disk(Path(config.runs_dir), FREE_BYTES_NEEDED)
@@ -79,14 +79,14 @@ def make_plan(
         estimator = make_estimator(config.trainer, objects.get(config.trainer.estimator))
         normalisation = make_normalisation(config.trainer, objects.get(config.trainer.normalise))
         for function in (estimator, normalisation):
-            _check_needs(config, function.label, function.needs)
+            _check_needs_are_configured(config, function.label, function.needs)
         if "reference" in estimator.needs:
             raise ConfigError(
                 f"{estimator.label} needs a reference, whose logprobs come after the advantages; "
                 "read tokens.reference_K in a loss instead"
             )
-        _check_loss(config, objects.get(config.trainer.loss))
-    names = [name for env in envs for name in _try_environment(env, config, train)]
+        _check_loss_needs(config, objects.get(config.trainer.loss))
+    names = [name for env in envs for name in _check_tasks_and_list_tools(env, config, train)]
     if train:  # now that each environment is known to have a task
         sampler = objects.get(config.rollout.sampler)
         sources = [env.source() for env in envs]
@@ -95,7 +95,7 @@ def make_plan(
     return Plan(config=config, envs=envs, tool_names=tool_names, objects=objects)
 
 
-def _check_combinations(config: RunConfig) -> None:
+def _check_config_combinations(config: RunConfig) -> None:
     rollout = config.rollout
     for key in ("max_context_tokens", "max_episode_tokens"):
         most: int | None = getattr(rollout, key)
@@ -116,22 +116,26 @@ def _check_combinations(config: RunConfig) -> None:
             "need weights of one number format; use float32 with trainer.precision bfloat16"
         )
     if not lora.rank:
-        _check_unused("trainer.lora", lora, "without adapters; set trainer.lora.rank too")
+        _refuse_unused_keys("trainer.lora", lora, "without adapters; set trainer.lora.rank too")
     if not config.trainer.kl.coef:
-        _check_unused("trainer.kl", config.trainer.kl, "without trainer.kl.coef; set that too")
+        _refuse_unused_keys(
+            "trainer.kl", config.trainer.kl, "without trainer.kl.coef; set that too"
+        )
     if not config.trainer.has_critic:
         todo = f"with trainer.algorithm {config.trainer.algorithm}, which has no critic; set it to"
-        _check_unused("trainer.critic", config.trainer.critic, f"{todo} ppo or vapo")
+        _refuse_unused_keys("trainer.critic", config.trainer.critic, f"{todo} ppo or vapo")
 
 
-def _check_unused(where: str, section: LoraConfig | CriticConfig | KlConfig, todo: str) -> None:
+def _refuse_unused_keys(
+    where: str, section: LoraConfig | CriticConfig | KlConfig, todo: str
+) -> None:
     """Refuse a key of a section that nothing reads, if it was given another value."""
     for key in sorted(section.model_fields_set):
         if getattr(section, key) != type(section).model_fields[key].default:
             raise ConfigError(f"{where}.{key}: got {getattr(section, key)} {todo}, or leave it out")
 
 
-def _check_ranks(config: RunConfig) -> None:
+def _check_rank_settings(config: RunConfig) -> None:
     trainer = config.trainer
     for key in ("replicate", "sequence_parallel"):
         share: int = getattr(trainer, key)
@@ -162,7 +166,7 @@ def _check_ranks(config: RunConfig) -> None:
         resolve_device(trainer.device, trainer.ranks - 1)
 
 
-def _check_needs(config: RunConfig, label: str, needs: Sequence[str]) -> None:
+def _check_needs_are_configured(config: RunConfig, label: str, needs: Sequence[str]) -> None:
     """Refuse what a function needs and the configuration does not give."""
     has = {
         "group of 2": config.rollout.group_size > 1,
@@ -175,16 +179,16 @@ def _check_needs(config: RunConfig, label: str, needs: Sequence[str]) -> None:
             raise ConfigError(f"{label} needs a {need}: {NEEDS[need]}")
 
 
-def _check_loss(config: RunConfig, given: object) -> None:
+def _check_loss_needs(config: RunConfig, given: object) -> None:
     trainer = config.trainer
     if trainer.loss != TrainerConfig.model_fields["loss"].default:
         from agentrl.trainer.algorithms.losses import make_loss  # brings torch
 
         loss = make_loss(trainer, given)
-        _check_needs(config, loss.label, loss.needs)
+        _check_needs_are_configured(config, loss.label, loss.needs)
 
 
-def _try_environment(env: BoundEnv, config: RunConfig, train: bool) -> list[str]:
+def _check_tasks_and_list_tools(env: BoundEnv, config: RunConfig, train: bool) -> list[str]:
     """Make one task of each split that the run uses; the names of the environment's tools."""
     sandbox: object = getattr(env.config, "sandbox", None)
     if isinstance(sandbox, SandboxOptions):
@@ -193,7 +197,7 @@ def _try_environment(env: BoundEnv, config: RunConfig, train: bool) -> list[str]
         task = env.task(0, split, config.seed)
         if not task.messages():
             raise ConfigError(f"env {env.name}: task 0 of split {split} has an empty prompt")
-        _check_messages(env.name, task.messages())
+        _check_messages_hold_text(env.name, task.messages())
     return [schema.name for schema in env.prototype.tool_schemas]
 
 
@@ -203,7 +207,7 @@ def used_splits(config: RunConfig, train: bool) -> list[str]:
     return sorted(splits | {config.eval.split} if config.eval.every else splits)
 
 
-def _check_messages(name: str, messages: tuple[Message, ...]) -> None:
+def _check_messages_hold_text(name: str, messages: tuple[Message, ...]) -> None:
     for message in messages:
         content = cast("object", message.content)  # a task file may hold anything
         if not isinstance(content, str):

@@ -16,12 +16,12 @@ def why_untrained(collected: Collected) -> list[str]:
     groups: dict[int, list[Episode]] = {}
     for episode in collected.episodes:
         groups.setdefault(episode.group, []).append(episode)
-    lines = [f"{e.id}: {_why(e, groups[e.group])}" for e in collected.episodes]
+    lines = [f"{e.id}: {_explain_why_untrained(e, groups[e.group])}" for e in collected.episodes]
     invalid = [(e.id, e.outcome) for e in collected.invalid if isinstance(e.outcome, Invalid)]
     return lines + [f"{name}: invalid: {why.reason} ({why.blame})" for name, why in invalid]
 
 
-def _why(episode: Episode, group: Sequence[Episode]) -> str:
+def _explain_why_untrained(episode: Episode, group: Sequence[Episode]) -> str:
     if not any(segment.num_trained for segment in episode.segments):
         return "the policy sampled no token"
     if len(group) == 1:
@@ -55,11 +55,14 @@ def stop_of_alarms(alarm: GapAlarm, collected: Collected, file: Path) -> str:
 
 def unused_tools(collected: Collected, envs: Sequence[BoundEnv]) -> str | None:
     """A warning for each environment that has tools of which no episode of the step reached one."""
-    lines = [_unused(env, [e for e in collected.episodes if e.env == env.name]) for env in envs]
+    lines = [
+        _describe_unused_tools(env, [e for e in collected.episodes if e.env == env.name])
+        for env in envs
+    ]
     return "\n".join(line for line in lines if line) or None
 
 
-def _unused(env: BoundEnv, episodes: Sequence[Episode]) -> str:
+def _describe_unused_tools(env: BoundEnv, episodes: Sequence[Episode]) -> str:
     tools = [schema.name for schema in env.prototype.tool_schemas]
     turns = [turn for episode in episodes for turn in episode.turns]
     faults = {kind: n for kind, n in call_faults(episodes).items() if kind in NEVER_RAN}
@@ -69,11 +72,11 @@ def _unused(env: BoundEnv, episodes: Sequence[Episode]) -> str:
     names = f"({', '.join(tools)}) in this step"
     if not tried:
         return f"no episode of env {env.name} called a tool {names}: {_NO_FORMAT}"
-    told = _describe_faults(faults, _unknown_names(episodes, tools))
+    told = _describe_tool_call_faults(faults, _describe_unknown_tool_names(episodes, tools))
     return f"no call of env {env.name} reached a tool {names}, of {tried}: {told}"
 
 
-def _describe_faults(faults: Mapping[str, int], unknown: str) -> str:
+def _describe_tool_call_faults(faults: Mapping[str, int], unknown: str) -> str:
     """How many calls failed in which way, and what to do about the most frequent one."""
     kinds = sorted(faults, key=lambda kind: (-faults[kind], kind))
     texts = {**_FAULTS, "unknown_tool": _FAULTS["unknown_tool"] + unknown}
@@ -82,7 +85,7 @@ def _describe_faults(faults: Mapping[str, int], unknown: str) -> str:
     return f"{told}; {_NO_FORMAT if unreadable else _HINTS[kinds[0]]}"
 
 
-def _unknown_names(episodes: Sequence[Episode], tools: Sequence[str]) -> str:
+def _describe_unknown_tool_names(episodes: Sequence[Episode], tools: Sequence[str]) -> str:
     """The names that were called most and that no tool has, each with the nearest that is one."""
     names = Counter(
         message.name

@@ -93,7 +93,7 @@ class PlannedRun:
         plan = make_plan(self.config, self._objects, resume=self._resume)
         with ExitStack() as undo:
             undo.enter_context(self._stopping)
-            directory = undo.enter_context(self._directory(plan))
+            directory = undo.enter_context(self._open_or_create_run_directory(plan))
             self._prints = take_fingerprints(plan)
             if self._resume:
                 check_resumable(directory, self._loaded, self._objects)
@@ -103,15 +103,15 @@ class PlannedRun:
             observers = [*self._observers, *make_observers(self.config, self._objects)]
             self._journal = Journal(directory, observers)
             undo.callback(self._journal.close)
-            with self._begun(directory):
+            with self._record_run_start(directory):
                 self._runner = undo.enter_context(Runner())
-                self._wire(plan, directory, undo)
+                self._build_controller(plan, directory, undo)
                 if self._resume:
-                    self._restore(directory)
+                    self._restore_newest_checkpoint(directory)
             self._undo = undo.pop_all()
         return self
 
-    def _wire(self, plan: Plan, directory: RunDirectory, undo: ExitStack) -> None:
+    def _build_controller(self, plan: Plan, directory: RunDirectory, undo: ExitStack) -> None:
         """Prepare the model, load it, and make the controller of the parts around it."""
         from agentrl.orchestration import parts, store, warm_start  # torch, only now
         from agentrl.orchestration.controller import Controller
@@ -121,7 +121,7 @@ class PlannedRun:
             journal.warn(line)
         is_trained = any(directory.checkpoints.glob("step-*"))
         self._base = warm_start.prepare_model(plan, journal, runner, is_trained=is_trained)
-        _tell_start(plan, self._base, journal)
+        _announce_lora_and_server(plan, self._base, journal)
         self._store = store.RunStore(
             directory,
             base_model=self._base,
@@ -143,7 +143,7 @@ class PlannedRun:
         )
 
     @contextmanager
-    def _begun(self, directory: RunDirectory) -> Generator[None]:
+    def _record_run_start(self, directory: RunDirectory) -> Generator[None]:
         """Write the configuration before the long preparations, so that a kill can be resumed."""
         try:
             if not self._resume:
@@ -152,13 +152,13 @@ class PlannedRun:
             yield
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | Terminated):
-                _say_of(error, f"before the first step; {_go_on(directory)}")
+                _extend_stop_text(error, f"before the first step; {_format_resume_hint(directory)}")
             elif not self._resume:
                 directory.forget()
             self._journal.stopped(error)
             raise
 
-    def _restore(self, directory: RunDirectory) -> None:
+    def _restore_newest_checkpoint(self, directory: RunDirectory) -> None:
         """Go on from the newest checkpoint; only now does what was given hold for good."""
         before = Layers.started(directory, self._objects)
         parts, controller = self._parts, self._controller
@@ -190,16 +190,16 @@ class PlannedRun:
     ) -> None:
         with self._undo:
             if isinstance(error, KeyboardInterrupt | Terminated):
-                self._keep_step(error)
+                self._save_last_step_on_signal(error)
             if error is not None:
                 self._journal.stopped(error)
 
-    def _keep_step(self, stop: KeyboardInterrupt | Terminated) -> None:
+    def _save_last_step_on_signal(self, stop: KeyboardInterrupt | Terminated) -> None:
         """Write the last step that was done, if what a signal broke off changed nothing."""
         if self.step > self._kept and not self._is_in_step and not self._stopping.is_urgent:
             self._save_checkpoint()
         kept = f"step {self._kept} is kept" if self._kept else "no step is kept"
-        _say_of(stop, f"{kept}; {_go_on(self._store.directory)}")
+        _extend_stop_text(stop, f"{kept}; {_format_resume_hint(self._store.directory)}")
 
     def __iter__(self) -> "Iterator[StepResult]":
         """The steps that are left, each done when it is yielded."""
@@ -212,10 +212,10 @@ class PlannedRun:
         sampler.load(self.step, self._sampled)
         for number in range(self.step + 1, self.config.steps + 1):
             with self._stopping.step():
-                last = self._do_step(number, sampler)
+                last = self._run_step_and_save_if_due(number, sampler)
             yield last
 
-    def _do_step(self, number: int, sampler: TaskSampler) -> "StepResult":
+    def _run_step_and_save_if_due(self, number: int, sampler: TaskSampler) -> "StepResult":
         """A step with its checkpoint, if one is due or a signal came."""
         from agentrl.trainer.checkpoint import random_states, set_random_states  # brings torch
 
@@ -260,7 +260,7 @@ class PlannedRun:
             eval=self._last_eval,
         )
 
-    def _directory(self, plan: Plan) -> RunDirectory:
+    def _open_or_create_run_directory(self, plan: Plan) -> RunDirectory:
         config = self.config
         root = Path(config.runs_dir)
         if self._resume:
@@ -271,7 +271,7 @@ class PlannedRun:
         return RunDirectory.create(root, config.name, prefix=prefix)
 
 
-def _tell_start(plan: Plan, folder: Path, observer: Observer) -> None:
+def _announce_lora_and_server(plan: Plan, folder: Path, observer: Observer) -> None:
     """Say what LoRA trains and what it leaves as it is, and that a server is waited for."""
     lora = plan.config.trainer.lora
     if lora.rank:
@@ -284,7 +284,7 @@ def _tell_start(plan: Plan, folder: Path, observer: Observer) -> None:
         observer.phase("engine")
 
 
-def _say_of(stop: KeyboardInterrupt | Terminated, what: str) -> None:
+def _extend_stop_text(stop: KeyboardInterrupt | Terminated, what: str) -> None:
     """Let what stopped the run say what is left of it."""
     if isinstance(stop, Terminated):
         stop.message += f"; {what}"
@@ -292,6 +292,6 @@ def _say_of(stop: KeyboardInterrupt | Terminated, what: str) -> None:
         stop.args = (f"interrupted; {what}",)
 
 
-def _go_on(directory: RunDirectory) -> str:
+def _format_resume_hint(directory: RunDirectory) -> str:
     here = directory.path.parent == Path(str(RunConfig.model_fields["runs_dir"].default)).absolute()
     return f"go on with: agentrl train --resume {directory.name if here else directory.path}"

@@ -53,7 +53,7 @@ class Stopping:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) in _OURS:
-                    self._before[number] = signal.signal(number, self._hear)
+                    self._before[number] = signal.signal(number, self._handle_stop_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,7 +75,7 @@ class Stopping:
         finally:
             self._is_stepping = False
         if self.number:
-            raise _make_ending(self.number)
+            raise _make_stop_exception(self.number)
 
     @contextmanager
     def writing(self) -> Generator[None]:
@@ -96,7 +96,7 @@ class Stopping:
         self._giveable = asyncio.get_running_loop(), task
         try:
             if self.number:
-                self._arrange()
+                self._schedule_task_cancellation()
             return await task
         except asyncio.CancelledError:
             if self.number and task.cancelled() and self.left_s < GRACE_S - CANCEL_S:
@@ -115,37 +115,37 @@ class Stopping:
         """How long a run that is to stop may still take."""
         return self._deadline - time.monotonic()
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _handle_stop_signal(self, number: int, frame: FrameType | None) -> None:
         self.is_urgent = bool(self.number) and not self._is_over
         is_first, self.number = not self.number, self.number or number
         if number == signal.SIGHUP:
-            self._silence()
+            self._redirect_terminals_to_null()
         if not is_first or not self._is_stepping:
-            raise _make_ending(self.number)
+            raise _make_stop_exception(self.number)
         self._deadline = time.monotonic() + GRACE_S
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         # Not by print: the signal may have come in the middle of one.
         text = f"\nagentrl: {name}: stopping after this step, or in {GRACE_S:g} s; again: at once\n"
         with suppress(OSError):
             os.write(2, text.encode())
-        self._arrange()
-        threading.Thread(target=self._end_update, args=(number,), daemon=True).start()
+        self._schedule_task_cancellation()
+        threading.Thread(target=self._signal_again_after_grace, args=(number,), daemon=True).start()
 
-    def _arrange(self) -> None:
+    def _schedule_task_cancellation(self) -> None:
         """Cancel what can be given up when its time is over."""
         if self._giveable is not None:
             loop, task = self._giveable
             left = max(0.0, self.left_s - (GRACE_S - CANCEL_S))
             loop.call_soon_threadsafe(lambda: loop.call_later(left, task.cancel))
 
-    def _end_update(self, number: int) -> None:
+    def _signal_again_after_grace(self, number: int) -> None:
         """Interrupt what no event loop can, when the whole time is over."""
         time.sleep(GRACE_S)
         if self._is_stepping and not self._is_writing:
             self._is_over = True
             os.kill(os.getpid(), number)
 
-    def _silence(self) -> None:
+    def _redirect_terminals_to_null(self) -> None:
         """The terminal is gone: writing to it would be an error."""
         null = os.open(os.devnull, os.O_WRONLY)
         for fd in self._terminals:
@@ -153,5 +153,5 @@ class Stopping:
         os.close(null)
 
 
-def _make_ending(number: int) -> BaseException:
+def _make_stop_exception(number: int) -> BaseException:
     return KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)

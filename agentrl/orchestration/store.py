@@ -84,7 +84,7 @@ class RunStore:
             "step": step,
             "version": version,
             "sampler": sampler,
-            "model": self._model_digest,
+            "model": self._digest_base_model_files,
             "base": str(self._base_model),
             "data": self._prints.data,
             "sources": self._prints.sources,
@@ -113,7 +113,7 @@ class RunStore:
                 "or remove the folder to begin again"
             )
         state: Mapping[str, Json] = trainer.load(newest) if newest else {}
-        if newest and state.get("model") != self._model_digest:
+        if newest and state.get("model") != self._digest_base_model_files:
             raise ConfigError(
                 f"model {self._base_model}: is not what the run was started from; a resumed run "
                 "needs it unchanged, for its tokenizer and its reference"
@@ -124,7 +124,7 @@ class RunStore:
         return step, version, str(state.get("sampler", ""))
 
     @cached_property
-    def _model_digest(self) -> str:
+    def _digest_base_model_files(self) -> str:
         """Of the base model's files: names, sizes, and how each begins."""
         digest = hashlib.blake2b(digest_size=12)
         for path in sorted(p for p in self._base_model.iterdir() if p.is_file()):

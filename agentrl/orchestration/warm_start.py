@@ -69,13 +69,17 @@ def prepare_model(plan: Plan, observer: Observer, runner: Runner, *, is_trained:
                 "`expert` to learn the format from: give it one, or choose another --model"
             )
         return folder
-    return runner.run(_warm_tiny(plan, folder, observer))
+    return runner.run(_warm_start_tiny_model(plan, folder, observer))
 
 
-async def _warm_tiny(plan: Plan, folder: Path, observer: Observer) -> Path:
+async def _warm_start_tiny_model(plan: Plan, folder: Path, observer: Observer) -> Path:
     """The warm-started tiny model, from the cache or made now."""
-    async with aclosing(await build_parts(_whole(supervised_plan(plan)), folder)) as parts:
-        target = default_cache_dir() / "warm" / await _cache_key(parts)
+    # Adapters alone would leave most of the tiny model random; and it is small enough for one rank.
+    alone = {"lora": LoraConfig(), "ranks": 1, "replicate": 1, "sequence_parallel": 1}
+    trainer = plan.config.trainer.model_copy(update=alone | {"offload": False})
+    whole = replace(plan, config=plan.config.model_copy(update={"trainer": trainer}))
+    async with aclosing(await build_parts(supervised_plan(whole), folder)) as parts:
+        target = default_cache_dir() / "warm" / await _make_warm_start_cache_key(parts)
         if target.exists():
             observer.note(f"warm start: done before, taken from {target}")
             return target
@@ -90,7 +94,7 @@ async def _warm_tiny(plan: Plan, folder: Path, observer: Observer) -> Path:
             f"warm start: {number} updates, loss {stats.loss:.3f}, a demonstration is sampled "
             f"with probability {stats.episode_probability:.2f}"
         )
-        _export_once(parts, folder, target)
+        _export_model_atomically(parts, folder, target)
         return target
 
 
@@ -116,10 +120,10 @@ def supervised_run(
             for line in long_prompts(plan):
                 shown.warn(line)
             base = resolve_model(config.model, seed=config.seed)
-            return run(_train_supervised(plan, base, directory, shown))
+            return run(_train_on_demonstrations(plan, base, directory, shown))
 
 
-async def _train_supervised(
+async def _train_on_demonstrations(
     plan: Plan, base: Path, directory: RunDirectory, observer: Observer
 ) -> RunResult:
     async with aclosing(await build_parts(supervised_plan(plan), base)) as parts:
@@ -160,13 +164,6 @@ def supervised_plan(plan: Plan) -> Plan:
     return replace(plan, config=config)
 
 
-def _whole(plan: Plan) -> Plan:
-    """Train all weights, for adapters alone would leave most of the tiny model random; and here."""
-    alone = {"lora": LoraConfig(), "ranks": 1, "replicate": 1, "sequence_parallel": 1}
-    trainer = plan.config.trainer.model_copy(update=alone | {"offload": False})
-    return replace(plan, config=plan.config.model_copy(update={"trainer": trainer}))
-
-
 async def warm_start(parts: Parts) -> AsyncIterator[tuple[int, SupervisedStats]]:
     """Updates until `stop_at` is reached or `updates` are done; yields their number and stats."""
     warm = parts.config.warm_start
@@ -188,7 +185,7 @@ class Demonstrations:
         self._dealt: list[Sequence[Episode]] = []
         """The batches of the next updates, the next one at the end."""
         self._seed = derive_seed(parts.config.seed, "demonstrations")
-        self._collectors = [self._collector(env) for env in parts.envs]
+        self._collectors = [self._make_expert_collector(env) for env in parts.envs]
         self._stream = task_stream(
             [env.source() for env in parts.envs],
             tasks_per_step=parts.config.warm_start.batch,
@@ -198,7 +195,7 @@ class Demonstrations:
     async def batch(self, update: int) -> Batch:
         """The batch of one update, whose loss is the mean over its tokens."""
         if self._passes > 1 and not self._dealt:
-            await self._deal(update)
+            await self._deal_demonstrations_to_updates(update)
         episodes = self._dealt.pop() if self._passes > 1 else await self.new(update)
         batch = make_batch(episodes, temperature=1.0)
         return replace(batch, weights_N=token_mean(batch))
@@ -213,10 +210,10 @@ class Demonstrations:
             episode
             for i, collector in enumerate(self._collectors)
             if (mine := [job for job, ref in zip(jobs, refs, strict=True) if ref.env == i])
-            for episode in await self._play_demonstrations(collector, mine)
+            for episode in await self._play_successful_demonstrations(collector, mine)
         ]
 
-    async def _deal(self, update: int) -> None:
+    async def _deal_demonstrations_to_updates(self, update: int) -> None:
         """Play the demonstrations of the next updates and shuffle them once for each pass."""
         played = [e for at in range(_DEALT_AT_ONCE) for e in await self.new(update + at)]
         shuffle = np.random.default_rng(derive_seed(self._seed, "order", update))
@@ -226,13 +223,13 @@ class Demonstrations:
             self._dealt += [[played[i] for i in part] for part in parts if len(part)]
         self._dealt.reverse()
 
-    async def _play_demonstrations(
+    async def _play_successful_demonstrations(
         self, collector: Collector, jobs: Sequence[GroupJob]
     ) -> list[Episode]:
         played = await gather_groups(collector.collect(jobs, group_size=1))
         if not played.episodes:  # all prompts are too long
             return []
-        shown = [e for e in played.episodes if _is_shown(e, played.success_at)]
+        shown = [e for e in played.episodes if _is_worth_demonstrating(e, played.success_at)]
         if not shown:
             first = played.episodes[0]
             raise ConfigError(
@@ -241,7 +238,7 @@ class Demonstrations:
             )
         return shown
 
-    def _collector(self, env: BoundEnv) -> Collector:
+    def _make_expert_collector(self, env: BoundEnv) -> Collector:
         parts = self._parts
         expert = env.expert
         assert expert is not None, f"env {env.name} has no expert"
@@ -250,7 +247,7 @@ class Demonstrations:
         return make_collector(engine, parts.codec, parts.config, 1.0)
 
 
-def _is_shown(episode: Episode, success_at: Mapping[str, float]) -> bool:
+def _is_worth_demonstrating(episode: Episode, success_at: Mapping[str, float]) -> bool:
     """True for a success, and for a score above 0 where nobody says what a success is."""
     success = succeeded(episode, success_at)
     if success is None:
@@ -258,7 +255,7 @@ def _is_shown(episode: Episode, success_at: Mapping[str, float]) -> bool:
     return success
 
 
-async def _cache_key(parts: Parts) -> str:
+async def _make_warm_start_cache_key(parts: Parts) -> str:
     """Names a warm start by all that it is a function of: settings, weights, demonstrations."""
     digest = hashlib.blake2b(digest_size=12)
     config: RunConfig = parts.config
@@ -277,7 +274,7 @@ async def _cache_key(parts: Parts) -> str:
     return f"{Path(parts.envs[0].name.split(':')[0]).stem}-{digest.hexdigest()}"
 
 
-def _export_once(parts: Parts, source: Path, target: Path) -> None:
+def _export_model_atomically(parts: Parts, source: Path, target: Path) -> None:
     """Write the model's folder so that a reader sees all of it or nothing."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".warm-", dir=target.parent))

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from agentrl.orchestration.export import (
-    _evaluation,  # pyright: ignore[reportPrivateUsage]  # a whole export needs a trained model
+    _describe_last_evaluation,  # pyright: ignore[reportPrivateUsage]  # a whole export needs a trained model
 )
 from agentrl.orchestration.load import load_run_config
 from agentrl.run_dir import RunDirectory
@@ -30,4 +30,4 @@ def test_it_is_one_of_the_exported_model(
         rows = (orjson.dumps({"step": i, **line}) + b"\n" for i, line in enumerate(lines, 1))
         directory.metrics.write_bytes(b"".join(rows))
         config = load_run_config(flags=["--env", "calculator"]).config
-        assert said in _evaluation(directory, config, until)
+        assert said in _describe_last_evaluation(directory, config, until)
