@@ -44,7 +44,7 @@ class RunLock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = _read_holder(path)
+            holder = _describe_lock_holder(path)
             os.close(self._fd)
             raise ConfigError(
                 f"{path.parent}: the run directory is in use by {holder};"
@@ -62,7 +62,7 @@ class RunLock:
             self._fd = -1
 
 
-def _read_holder(path: Path) -> str:
+def _describe_lock_holder(path: Path) -> str:
     try:
         data = json.loads(path.read_text())
         return f"process {int(data['pid'])} on {data['host']}"
@@ -108,9 +108,9 @@ class RunDirectory:
         try:
             root.mkdir(parents=True, exist_ok=True)
             if name is None:
-                return cls._create_numbered(root, prefix)
-            (root / _check_name(name)).mkdir(exist_ok=True)
-            return cls._claim_folder(root / name)
+                return cls._create_numbered_run_folder(root, prefix)
+            (root / _check_run_name(name)).mkdir(exist_ok=True)
+            return cls._lock_empty_run_folder(root / name)
         except OSError as error:
             raise ConfigError(
                 f"{root}: a run directory cannot be written there ({error.strerror});"
@@ -129,13 +129,13 @@ class RunDirectory:
         Raises:
             ConfigError: there is no such run, or `write` and it is in use.
         """
-        path = _find_run(root, run).absolute()
+        path = _resolve_run_folder(root, run).absolute()
         if not write:
             return cls(path, None)
         return cls(path, RunLock(path / "run.lock"))
 
     @classmethod
-    def _create_numbered(cls, root: Path, prefix: str) -> Self:
+    def _create_numbered_run_folder(cls, root: Path, prefix: str) -> Self:
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", prefix).strip("-") or "run"
         for number in itertools.count(1):
             path = root / f"{stem}-{number:03}"
@@ -143,14 +143,14 @@ class RunDirectory:
                 path.mkdir()
             except FileExistsError:
                 continue
-            return cls._claim_folder(path)
+            return cls._lock_empty_run_folder(path)
         raise AssertionError("the numbers do not end")
 
     @classmethod
-    def _claim_folder(cls, path: Path) -> Self:
+    def _lock_empty_run_folder(cls, path: Path) -> Self:
         lock = RunLock(path / "run.lock")
         try:
-            _check_empty(path)
+            _check_folder_holds_no_run(path)
         except BaseException:
             lock.release()
             raise
@@ -165,7 +165,7 @@ class RunDirectory:
 
     def mark_last(self) -> None:
         """From now on this is the `last` run."""
-        _link_last(self.path)
+        _point_last_link_at_run(self.path)
 
     def forget(self) -> None:
         """Undo `write_config`, for a run that could not begin: its name is free again.
@@ -176,7 +176,7 @@ class RunDirectory:
         self.layers.unlink(missing_ok=True)
         (self.path.parent / _LAST).unlink(missing_ok=True)
         if self._last_before is not None:
-            _link_last(self.path.parent / self._last_before)
+            _point_last_link_at_run(self.path.parent / self._last_before)
 
     def close(self) -> None:
         """Give the lock back; doing it twice is fine."""
@@ -202,7 +202,7 @@ def check_new_run(root: Path, name: str | None) -> None:
         ConfigError: the name is no file name, its directory holds a run, or the folder of all runs
             cannot be written.
     """
-    path = root.absolute() / _check_name(name) if name is not None else root.absolute()
+    path = root.absolute() / _check_run_name(name) if name is not None else root.absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise ConfigError(
@@ -210,10 +210,10 @@ def check_new_run(root: Path, name: str | None) -> None:
             " written); choose another --runs-dir"
         )
     if name is not None and path.is_dir():
-        _check_empty(path)
+        _check_folder_holds_no_run(path)
 
 
-def _check_empty(path: Path) -> None:
+def _check_folder_holds_no_run(path: Path) -> None:
     if held := sorted({p.name for p in path.iterdir()} - _NO_RUN):
         raise ConfigError(
             f"{path}: already holds a run ({held[0]}); choose another --name,"
@@ -228,7 +228,7 @@ def run_names(root: Path) -> list[str]:
     return sorted(p.name for p in root.iterdir() if p.is_dir() and not p.is_symlink())
 
 
-def _check_name(name: str) -> str:
+def _check_run_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name == _LAST:
         raise ConfigError(
             f'--name: got {name[:120]!r}, expected letters, digits, ".", "_" and "-",'
@@ -237,26 +237,26 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _find_run(root: Path, run: str) -> Path:
+def _resolve_run_folder(root: Path, run: str) -> Path:
     if run == _LAST:
-        path = _follow_link(root / _LAST)
+        path = _follow_symlink_to_sibling(root / _LAST)
         if not path.is_dir() or path.name == _LAST:
             raise ConfigError(f"{root}: has no last run yet; start one or name one")
         return path
     if Path(run).name == run and (root / run).is_dir() and run not in (".", ".."):
         return root / run
-    path = _follow_link(Path(run))
+    path = _follow_symlink_to_sibling(Path(run))
     if any((path / file).exists() for file in ("config.toml", "run.lock")):
         return path
     raise ConfigError(f"{run}: no such run in {root}, {nearest(run, run_names(root))}")
 
 
-def _follow_link(path: Path) -> Path:
+def _follow_symlink_to_sibling(path: Path) -> Path:
     """Where a link points, in the same folder; so that a run has its own name."""
     return path.parent / path.readlink().name if path.is_symlink() else path
 
 
-def _link_last(path: Path) -> None:
+def _point_last_link_at_run(path: Path) -> None:
     temporary = path.parent / f".{_LAST}-{os.getpid()}.tmp"
     with writing(path.parent / _LAST):
         temporary.unlink(missing_ok=True)

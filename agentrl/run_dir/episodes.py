@@ -33,7 +33,9 @@ from agentrl.types import (
 
 Kind = Literal["train", "eval"]
 _STEMS: Mapping[Kind, str] = {"train": "step", "eval": "eval"}
-_FIELDS = {name: name for name in SEGMENT_ARRAYS} | {"token_turns": "turns"}
+_FIELDS = {name: f"{name}_T" for name in SEGMENT_ARRAYS}
+_FIELDS |= {"token_turns": "turns_T", "appends": "appends_A"}
+"""Of a segment, by the columns that hold them."""
 
 
 class EpisodesWriter:
@@ -53,7 +55,7 @@ class EpisodesWriter:
         """Write a step's episodes; a file of that step that is already there is replaced."""
         path = self.path(step, kind)
         table = to_table(episodes, run=self.run, step=step)
-        write_atomic(path, lambda temporary: _write_table(table, temporary))
+        write_atomic(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))  # pyright: ignore[reportUnknownMemberType, reportUnknownLambdaType]  # its stub is partial
         return path
 
     def truncate_after(self, step: int) -> None:
@@ -90,36 +92,26 @@ def to_table(episodes: Sequence[Episode], *, run: str, step: int) -> pa.Table:
         "step": [step] * len(episodes),
         "digests": [[s.digest for s in e.segments] for e in episodes],
         "channels": [
-            [[_dump_channel(*item) for item in s.channels.items()] for s in e.segments]
+            [[_dump_channel_array(*item) for item in s.channels.items()] for s in e.segments]
             for e in episodes
         ],
     }
     for name, column in COLUMNS.items():
         columns[name] = [write_column(column, episode) for episode in episodes]
     for name, kind in SEGMENT_ARRAYS.items():
-        arrays = [[_array_of(segment, name) for segment in e.segments] for e in episodes]
+        arrays = [[getattr(s, _FIELDS[name]) for s in e.segments] for e in episodes]
         columns[name] = nested(arrays, kind)
     return pa.table(columns, SCHEMA)  # pyright: ignore[reportUnknownMemberType]  # its stub is partial
 
 
-def _write_table(table: pa.Table, path: Path) -> None:
-    pq.write_table(table, path, compression="zstd")  # pyright: ignore[reportUnknownMemberType]  # its stub is partial
-
-
 def from_table(table: pa.Table) -> list[Episode]:
     """The episodes of a table."""
-    segments = [_read_segments(table, row) for row in range(table.num_rows)]
+    segments = [_read_segments_of_row(table, row) for row in range(table.num_rows)]
     rows = table.drop_columns([*SEGMENT_ARRAYS, "digests", "channels"]).to_pylist()
-    return [_read_episode(row, own) for row, own in zip(rows, segments, strict=True)]
+    return [_read_episode_from_row(row, own) for row, own in zip(rows, segments, strict=True)]
 
 
-def _array_of(segment: Segment, column: str) -> NDArray[np.generic]:
-    field = _FIELDS[column]
-    array: NDArray[np.generic] = getattr(segment, f"{field}_{'A' if field == 'appends' else 'T'}")
-    return array
-
-
-def _dump_channel(name: str, array: NDArray[np.generic]) -> dict[str, object]:
+def _dump_channel_array(name: str, array: NDArray[np.generic]) -> dict[str, object]:
     data = np.ascontiguousarray(array)
     return {
         "name": name,
@@ -129,7 +121,7 @@ def _dump_channel(name: str, array: NDArray[np.generic]) -> dict[str, object]:
     }
 
 
-def _read_segments(table: pa.Table, row: int) -> tuple[Segment, ...]:
+def _read_segments_of_row(table: pa.Table, row: int) -> tuple[Segment, ...]:
     digests = table["digests"][row].as_py()
     channels = table["channels"][row].as_py()
     arrays = {
@@ -145,24 +137,18 @@ def _read_segment(
     channels: Iterable[Mapping[str, Any]],
     digest: bytes,
 ) -> Segment:
+    fields: dict[str, Any] = {_FIELDS[name]: found[i] for name, found in arrays.items()}
     return Segment(
-        ids_T=arrays["ids"][i],
-        mask_T=arrays["mask"][i],
-        logprobs_T=arrays["logprobs"][i],
-        sources_T=arrays["sources"][i],
-        turns_T=arrays["token_turns"][i],
-        versions_T=arrays["versions"][i],
+        **fields,
         channels={
             c["name"]: np.frombuffer(c["data"], np.dtype(c["dtype"])).reshape(c["shape"])
             for c in channels
         },
-        appends_A=arrays["appends"][i],
-        marks_T=arrays["marks"][i],
         digest=digest,
     )
 
 
-def _read_episode(row: Mapping[str, Any], segments: tuple[Segment, ...]) -> Episode:
+def _read_episode_from_row(row: Mapping[str, Any], segments: tuple[Segment, ...]) -> Episode:
     outcome = Score(**read_fields(row, "score")) if row["valid"] else None
     return Episode(
         **read_fields(row, "episode"),

@@ -31,14 +31,14 @@ class LineWriter:
     def __init__(self, path: Path, *, fsync: bool = False) -> None:
         self.path = path
         self._fsync = fsync
-        self._fd = self._open_stream()
+        self._fd = self._open_file_and_cut_half_line()
 
     def append(self, record: Mapping[str, object]) -> None:
         """Write one object; NaN and infinity become null, which is all that JSON has for them.
 
         Text that no UTF-8 holds is written as escapes.
         """
-        line = _dump_line(record)
+        line = _dump_json_line(record)
         with writing(self.path):
             if (left := len(line) - os.write(self._fd, line)) > 0:
                 os.write(
@@ -49,10 +49,10 @@ class LineWriter:
 
     def rewrite(self, records: list[dict[str, object]]) -> None:
         """Put other lines in place of all lines, atomically."""
-        text = b"".join(_dump_line(record) for record in records)
+        text = b"".join(_dump_json_line(record) for record in records)
         self.close()
         write_atomic(self.path, lambda temporary: temporary.write_bytes(text))
-        self._fd = self._open_stream()
+        self._fd = self._open_file_and_cut_half_line()
 
     def close(self) -> None:
         """Close the file; doing it twice is fine."""
@@ -71,7 +71,7 @@ class LineWriter:
     ) -> None:
         self.close()
 
-    def _open_stream(self) -> int:
+    def _open_file_and_cut_half_line(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         with writing(self.path):
             fd = os.open(self.path, flags, 0o666)
@@ -80,23 +80,23 @@ class LineWriter:
         return fd
 
 
-def _dump_line(record: Mapping[str, object]) -> bytes:
+def _dump_json_line(record: Mapping[str, object]) -> bytes:
     try:
         return orjson.dumps(record, default=str, option=_OPTIONS)
     except orjson.JSONEncodeError:
-        return orjson.dumps(_make_writable(record), default=str, option=_OPTIONS)
+        return orjson.dumps(_escape_surrogates(record), default=str, option=_OPTIONS)
 
 
-def _make_writable(value: object) -> object:
+def _escape_surrogates(value: object) -> object:
     """The value with all its text as UTF-8 can hold it."""
     match value:
         case str():
             return safe_text(value)
         case Mapping():
             items = cast("Mapping[object, object]", value).items()
-            return {_make_writable(key): _make_writable(item) for key, item in items}
+            return {_escape_surrogates(key): _escape_surrogates(item) for key, item in items}
         case list() | tuple():
-            return [_make_writable(item) for item in cast("list[object]", value)]
+            return [_escape_surrogates(item) for item in cast("list[object]", value)]
         case _:
             return value
 

@@ -26,24 +26,24 @@ class Opaque:
 
 def dump_value(value: object) -> str:
     """A value as JSON text; letters beyond ASCII stay readable where they are valid."""
-    data = _encode_value(value)
+    data = _encode_json(value)
     text = json.dumps(data, ensure_ascii=False)
-    return text if _is_unicode(text) else json.dumps(data)
+    return text if _is_encodable_as_utf8(text) else json.dumps(data)
 
 
 def load_value(text: str) -> Any:
     """The value of a JSON text."""
-    return _decode_value(json.loads(text))
+    return _decode_json(json.loads(text))
 
 
 def dump_messages(messages: tuple[Message, ...]) -> str:
     """Messages as a JSON array of objects; empty fields are left out."""
-    return dump_value([_dump_message(message) for message in messages])
+    return dump_value([_dump_message_as_dict(message) for message in messages])
 
 
 def load_messages(text: str) -> tuple[Message, ...]:
     """The messages of a JSON array."""
-    return tuple(_to_message(data) for data in load_value(text))
+    return tuple(_load_message_from_dict(data) for data in load_value(text))
 
 
 def safe_text(text: str) -> str:
@@ -51,7 +51,7 @@ def safe_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _dump_message(message: Message) -> dict[str, object]:
+def _dump_message_as_dict(message: Message) -> dict[str, object]:
     data: dict[str, object] = {"role": message.role, "content": message.content}
     if message.reasoning:
         data["reasoning"] = message.reasoning
@@ -67,12 +67,12 @@ def _dump_message(message: Message) -> dict[str, object]:
     return data
 
 
-def _to_message(data: dict[str, Any]) -> Message:
+def _load_message_from_dict(data: dict[str, Any]) -> Message:
     calls = tuple(ToolCall(**call) for call in data.pop("tool_calls", ()))
     return Message(**data, tool_calls=calls)
 
 
-def _is_unicode(text: str) -> bool:
+def _is_encodable_as_utf8(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -80,21 +80,21 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _encode_value(value: object) -> object:
+def _encode_json(value: object) -> object:
     match value:
         case None | bool() | int() | str() | float():
-            return _encode_plain(value)
+            return _encode_scalar_as_json(value)
         case list():
-            return [_encode_value(item) for item in cast("list[object]", value)]
+            return [_encode_json(item) for item in cast("list[object]", value)]
         case tuple():
-            return {"$tuple": [_encode_value(item) for item in cast("tuple[object, ...]", value)]}
+            return {"$tuple": [_encode_json(item) for item in cast("tuple[object, ...]", value)]}
         case Mapping():
-            return _encode_mapping(cast("Mapping[object, object]", value))
+            return _encode_mapping_as_json(cast("Mapping[object, object]", value))
         case _:
-            return _encode_other(value)
+            return _encode_object_with_tag(value)
 
 
-def _encode_plain(value: bool | float | str | None) -> object:
+def _encode_scalar_as_json(value: bool | float | str | None) -> object:
     """Enums and other subclasses of the plain kinds become the plain kind."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
@@ -104,59 +104,59 @@ def _encode_plain(value: bool | float | str | None) -> object:
     return value
 
 
-def _encode_other(value: object) -> object:
+def _encode_object_with_tag(value: object) -> object:
     match value:
         case set() | frozenset():
             items = sorted(cast("set[object]", value), key=repr)
             tag = "$set" if isinstance(value, set) else "$frozenset"
-            return {tag: [_encode_value(item) for item in items]}
+            return {tag: [_encode_json(item) for item in items]}
         case bytes():
             return {"$bytes": base64.b64encode(value).decode()}
         case Message():
-            return {"$message": _encode_value(_dump_message(value))}
+            return {"$message": _encode_json(_dump_message_as_dict(value))}
         case np.generic():
-            return _encode_value(cast(object, value.item()))
+            return _encode_json(cast(object, value.item()))
         case Opaque():
             return {"$repr": value.text}
         case _:
             return {"$repr": repr(value)}
 
 
-def _encode_mapping(value: Mapping[object, object]) -> object:
+def _encode_mapping_as_json(value: Mapping[object, object]) -> object:
     plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
     if plain:
-        return {str(key): _encode_value(item) for key, item in value.items()}
-    return {"$dict": [[_encode_value(key), _encode_value(item)] for key, item in value.items()]}
+        return {str(key): _encode_json(item) for key, item in value.items()}
+    return {"$dict": [[_encode_json(key), _encode_json(item)] for key, item in value.items()]}
 
 
-def _decode_value(data: Any) -> Any:
+def _decode_json(data: Any) -> Any:
     if isinstance(data, list):
-        return [_decode_value(item) for item in cast("list[object]", data)]
+        return [_decode_json(item) for item in cast("list[object]", data)]
     if not isinstance(data, dict):
         return data
     items = cast("dict[str, Any]", data)
     tag = next(iter(items), "")
     if tag.startswith("$"):
-        return _decode_tagged(tag, items[tag])
-    return {key: _decode_value(item) for key, item in items.items()}
+        return _decode_tagged_value(tag, items[tag])
+    return {key: _decode_json(item) for key, item in items.items()}
 
 
-def _decode_tagged(tag: str, data: Any) -> object:
+def _decode_tagged_value(tag: str, data: Any) -> object:
     match tag:
         case "$float":
             return float(data)
         case "$tuple":
-            return tuple(_decode_value(data))
+            return tuple(_decode_json(data))
         case "$set":
-            return set(_decode_value(data))
+            return set(_decode_json(data))
         case "$frozenset":
-            return frozenset(_decode_value(data))
+            return frozenset(_decode_json(data))
         case "$bytes":
             return base64.b64decode(data)
         case "$dict":
-            return {_decode_value(key): _decode_value(item) for key, item in data}
+            return {_decode_json(key): _decode_json(item) for key, item in data}
         case "$message":
-            return _to_message(_decode_value(data))
+            return _load_message_from_dict(_decode_json(data))
         case "$repr":
             return Opaque(data)
         case _:
