@@ -56,11 +56,11 @@ def value_of(reply: bytes, fn: Callable[..., object]) -> object:
     except (*CANNOT_PICKLE, EOFError, ImportError, IndexError) as error:
         raise CallFailed(f"the result of {name_of(fn)} cannot be unpickled: {error}") from error
     if raised is not None:
-        raise _exception(raised, fn)
+        raise _rebuild_raised_exception(raised, fn)
     return value
 
 
-def _exception(raised: Raised, fn: Callable[..., object]) -> Exception:
+def _rebuild_raised_exception(raised: Raised, fn: Callable[..., object]) -> Exception:
     """The exception as the function raised it, with the traceback of the other process."""
     error: object = None if raised.pickled is None else pickle.loads(raised.pickled)
     if not isinstance(error, Exception):

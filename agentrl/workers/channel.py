@@ -68,16 +68,16 @@ class Channel:
                 # A worker that is gone shows when its stream is read, with its exit status.
                 with contextlib.suppress(OSError):
                     await loop.sock_sendall(self._connection, frame)
-            while (reply := self._complete_frame()) is None:
+            while (reply := self._find_complete_reply_frame()) is None:
                 chunk = b""
                 with contextlib.suppress(OSError):
                     chunk = await loop.sock_recv(self._connection, _CHUNK)
                 if not chunk:
-                    raise WorkerDied(_how_it_ended(bytes(self._incoming)))
+                    raise WorkerDied(_describe_end_of_process(bytes(self._incoming)))
                 self._incoming += chunk
         return reply
 
-    def _complete_frame(self) -> bytes | None:
+    def _find_complete_reply_frame(self) -> bytes | None:
         if len(self._incoming) < REPLY.size:
             return None
         size, flag = REPLY.unpack_from(self._incoming)
@@ -94,7 +94,7 @@ class Channel:
         return frame
 
 
-def _how_it_ended(tail: bytes) -> str:
+def _describe_end_of_process(tail: bytes) -> str:
     """In words, from the status that the template appended to the stream."""
     if len(tail) < STATUS.size:
         return "the process is gone"

@@ -79,34 +79,34 @@ class _Template:
             ready = {fd for fd, _ in poll.poll(OWNER_POLL_MS)}
             if self._wake.fileno() in ready:
                 self._wake.recv(4096)
-            self._reap()
-            if self._control.fileno() in ready and not self._obey():
+            self._reap_ended_processes()
+            if self._control.fileno() in ready and not self._execute_owner_message():
                 break
-        self._end_workers()
+        self._kill_and_reap_all_workers()
 
-    def _obey(self) -> bool:
+    def _execute_owner_message(self) -> bool:
         """Do what one message asks for; False when the owner has hung up."""
         data, fds, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 1)
         if not data:
             return False
         message = json.loads(data)
         if message["do"] == "spawn":
-            self._spawn(message, fds[0])
+            self._fork_worker(message, fds[0])
         elif message["do"] == "kill":
             for pid, child in self._children.items():
                 if child.number == message["number"]:
-                    _kill_group(pid)
+                    _kill_process_group(pid)
         return bool(message["do"] != "end")
 
-    def _spawn(self, message: dict[str, object], fd: int) -> None:
+    def _fork_worker(self, message: dict[str, object], fd: int) -> None:
         connection = socket.socket(fileno=fd)
         template = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become_worker(connection, message, template)
+            _turn_fork_into_worker(connection, message, template)
         self._children[pid] = _Child(int(str(message["number"])), connection)
 
-    def _reap(self) -> None:
+    def _reap_ended_processes(self) -> None:
         """Reap what has ended; with a worker goes all that it started."""
         while True:
             try:
@@ -116,34 +116,34 @@ class _Template:
             if found is None:
                 return
             child = self._children.pop(found.si_pid, None)
-            status = _reap_group(found.si_pid) if child else os.waitpid(found.si_pid, 0)[1]
+            status = _reap_worker_group(found.si_pid) if child else os.waitpid(found.si_pid, 0)[1]
             if child is not None:
-                self._kill_strays()
+                self._kill_orphans_of_dead_workers()
                 with child.connection, contextlib.suppress(OSError):
                     child.connection.send(STATUS.pack(MAGIC, status), socket.MSG_DONTWAIT)
 
-    def _kill_strays(self) -> None:
+    def _kill_orphans_of_dead_workers(self) -> None:
         """Kill our children that are no workers: what dead workers left behind."""
-        while strays := [pid for pid in _children_of_this_process() if pid not in self._children]:
+        while strays := [pid for pid in _list_child_process_ids() if pid not in self._children]:
             for pid in strays:
-                _kill(pid)
+                _kill_process_if_alive(pid)
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
 
-    def _end_workers(self) -> None:
+    def _kill_and_reap_all_workers(self) -> None:
         for pid in self._children:
-            _kill_group(pid)
+            _kill_process_group(pid)
         for pid in tuple(self._children):
-            _reap_group(pid)
+            _reap_worker_group(pid)
         self._children.clear()
-        self._kill_strays()
+        self._kill_orphans_of_dead_workers()
 
 
 def _do_nothing(signal_number: int, frame: FrameType | None) -> None:
     """A handler that is there so that the signal wakes the loop."""
 
 
-def _become_worker(
+def _turn_fork_into_worker(
     connection: socket.socket, message: dict[str, object], template: int
 ) -> NoReturn:
     """Turn the forked copy of the template into a worker."""
@@ -156,7 +156,7 @@ def _become_worker(
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _arrange_files(connection)
+        _close_files_but_connection(connection)
         sys.path[:] = cast("list[str]", message["path"])
         memory = message["memory_bytes"]
         if isinstance(memory, int):
@@ -167,7 +167,7 @@ def _become_worker(
         os._exit(1)
 
 
-def _arrange_files(connection: socket.socket) -> None:
+def _close_files_but_connection(connection: socket.socket) -> None:
     """Close all but the connection; no input; what user code prints goes to standard error."""
     for fd in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         if fd > 2 and fd != connection.fileno():
@@ -180,9 +180,9 @@ def _arrange_files(connection: socket.socket) -> None:
     cast("io.TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
 
 
-def _reap_group(leader: int) -> int:
+def _reap_worker_group(leader: int) -> int:
     """Kill and reap the group of a worker; the leader's wait status."""
-    _kill_group(leader)
+    _kill_process_group(leader)
     status = 0
     while True:
         try:
@@ -193,18 +193,18 @@ def _reap_group(leader: int) -> int:
             status = code
 
 
-def _kill_group(leader: int) -> None:
+def _kill_process_group(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-    _kill(leader)
+    _kill_process_if_alive(leader)
 
 
-def _kill(pid: int) -> None:
+def _kill_process_if_alive(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
-def _children_of_this_process() -> list[int]:
+def _list_child_process_ids() -> list[int]:
     """Process ids; empty on kernels that do not list them."""
     pid = os.getpid()
     try:

@@ -47,7 +47,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped base
         if isinstance(obj, FunctionType | type):
             module = sys.modules.get(obj.__module__)
             file = getattr(module, "__agentrl_file__", None)
-            if file is not None and _is_reachable(obj):
+            if file is not None and _is_reachable_by_qualified_name(obj):
                 return attribute_of_file, (*file, obj.__qualname__)
             known = obj.__module__ == "__main__" or is_importable(obj.__module__)
             if isinstance(module, ModuleType) and not known:
@@ -66,7 +66,7 @@ def attribute_of_file(path: str, source: bytes, qualname: str) -> object:
     return found
 
 
-def _is_reachable(obj: Callable[..., object]) -> bool:
+def _is_reachable_by_qualified_name(obj: Callable[..., object]) -> bool:
     """True if the object's module has it under its qualified name (lambdas and closures: no)."""
     found: object = sys.modules[obj.__module__]
     for name in obj.__qualname__.split("."):
@@ -87,7 +87,7 @@ def is_importable(name: str) -> bool:
     spec: importlib.machinery.ModuleSpec | None = None
     parts = name.split(".")
     for end in range(1, len(parts) + 1):
-        spec = _find_spec(".".join(parts[:end]), path)
+        spec = _find_module_spec(".".join(parts[:end]), path)
         if spec is None:
             return False
         path = list(spec.submodule_search_locations or ())
@@ -96,7 +96,7 @@ def is_importable(name: str) -> bool:
     return spec.origin == origin or Path(spec.origin).resolve() == Path(origin).resolve()
 
 
-def _find_spec(name: str, path: list[str] | None) -> importlib.machinery.ModuleSpec | None:
+def _find_module_spec(name: str, path: list[str] | None) -> importlib.machinery.ModuleSpec | None:
     """What the import system finds, without looking at what is loaded already."""
     for finder in sys.meta_path:
         spec = finder.find_spec(name, path)

@@ -85,7 +85,7 @@ class WorkerPool:
             Exception: what `fn` raised, with its traceback as a note.
         """
         request = pickled_call(fn, args)
-        channel = await self._acquire(queue_timeout_s)
+        channel = await self._wait_for_free_worker(queue_timeout_s)
         alive = False
         try:
             if not channel.ready:
@@ -109,7 +109,7 @@ class WorkerPool:
             closed = f"; pool {self.name} was closed" if self._closed else ""
             raise WorkerDied(f"{name_of(fn)} did not return: {error}{closed}") from None
         finally:
-            self._release(channel, alive=alive)
+            self._return_worker_to_pool(channel, alive=alive)
         return cast("T", value_of(reply, fn))
 
     def close(self) -> None:
@@ -141,24 +141,24 @@ class WorkerPool:
     ) -> None:
         await self.aclose()
 
-    async def _acquire(self, timeout_s: float | None) -> Channel:
-        found = self._take_worker()
+    async def _wait_for_free_worker(self, timeout_s: float | None) -> Channel:
+        found = self._take_worker_or_queue_place()
         if isinstance(found, Channel):
             return found
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.wrap_future(found)
         except TimeoutError:
-            self._withdraw(found)
+            self._leave_worker_queue(found)
             raise QueueTimeout(
                 f"none of the {self.size} workers of pool {self.name} was free within "
                 f"{timeout_s} s; make the pool larger or the calls shorter"
             ) from None
         except asyncio.CancelledError:
-            self._withdraw(found)
+            self._leave_worker_queue(found)
             raise
 
-    def _take_worker(self) -> "Channel | Future[Channel]":
+    def _take_worker_or_queue_place(self) -> "Channel | Future[Channel]":
         """A worker, or a place in the queue for one."""
         with self._lock:
             if self._closed:
@@ -168,32 +168,32 @@ class WorkerPool:
                 if channel.is_fit():
                     self._busy.add(channel)
                     return channel
-                self._discard(channel)
+                self._kill_and_close_worker(channel)
             if len(self._busy) < self.size:
-                return self._spawn()
+                return self._spawn_busy_worker()
             place: Future[Channel] = Future()
             self._waiting.append(place)
             return place
 
-    def _release(self, channel: Channel, *, alive: bool) -> None:
+    def _return_worker_to_pool(self, channel: Channel, *, alive: bool) -> None:
         """Hand the worker, or a new one in its place, to whoever waits longest."""
         with self._lock:
             self._busy.discard(channel)
             fit = alive and channel.is_fit() and not self._closed
             if not fit:
-                self._discard(channel)
+                self._kill_and_close_worker(channel)
             while self._waiting:
                 place = self._waiting.popleft()
                 waits = place.set_running_or_notify_cancel()
-                if waits and self._hand_over(place, channel if fit else None):
+                if waits and self._give_worker_to_waiter(place, channel if fit else None):
                     return
             if fit:
                 self._idle.append(channel)
 
-    def _hand_over(self, place: "Future[Channel]", channel: Channel | None) -> bool:
+    def _give_worker_to_waiter(self, place: "Future[Channel]", channel: Channel | None) -> bool:
         """Give `channel`, or a new one, to who waits; False if there cannot be a new one."""
         try:
-            channel = channel or self._spawn()
+            channel = channel or self._spawn_busy_worker()
         except WorkerDied as error:
             place.set_exception(error)
             return False
@@ -201,7 +201,7 @@ class WorkerPool:
         place.set_result(channel)
         return True
 
-    def _spawn(self) -> Channel:
+    def _spawn_busy_worker(self) -> Channel:
         try:
             channel = self._spawner.spawn()
         except OSError as error:
@@ -209,11 +209,11 @@ class WorkerPool:
         self._busy.add(channel)
         return channel
 
-    def _discard(self, channel: Channel) -> None:
+    def _kill_and_close_worker(self, channel: Channel) -> None:
         self._spawner.kill(channel)
         channel.close()
 
-    def _withdraw(self, place: "Future[Channel]") -> None:
+    def _leave_worker_queue(self, place: "Future[Channel]") -> None:
         """Leave the queue; a worker that was handed over meanwhile goes to the next."""
         if not place.cancel() and not place.cancelled() and place.exception() is None:
-            self._release(place.result(), alive=True)
+            self._return_worker_to_pool(place.result(), alive=True)

@@ -42,24 +42,24 @@ class Spawner:
     def spawn(self) -> Channel:
         """Ask for a new worker; it says when it is ready."""
         if self._process is None or self._process.poll() is not None:
-            self._start_process()
+            self._start_fork_server()
         self._spawned += 1
         ours, theirs = socket.socketpair()
         channel = Channel(ours, self._spawned, self._max_result_bytes)
         message: dict[str, object] = {
             "do": "spawn",
             "number": channel.number,
-            "path": _absolute(channel.path),
+            "path": _make_import_path_absolute(channel.path),
             "memory_bytes": self._memory_bytes,
             "max_result_bytes": self._max_result_bytes,
         }
         with theirs:
-            self._tell(message, theirs)
+            self._send_message(message, theirs)
         return channel
 
     def kill(self, channel: Channel) -> None:
         """Kill the worker with all that it started; its stream ends when it is reaped."""
-        self._tell({"do": "kill", "number": channel.number})
+        self._send_message({"do": "kill", "number": channel.number})
 
     def close(self) -> None:
         """End the template and all workers and wait for it; a second call does nothing."""
@@ -77,11 +77,11 @@ class Spawner:
                 process.wait()
         control.close()
 
-    def _start_process(self) -> None:
+    def _start_fork_server(self) -> None:
         self.close()
         self._owner = os.getpid()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        path = json.dumps(_absolute(tuple(sys.path)))
+        path = json.dumps(_make_import_path_absolute(tuple(sys.path)))
         with theirs:
             arguments = (path, str(theirs.fileno()), str(self._owner), *self._preload)
             self._process = subprocess.Popen(
@@ -94,7 +94,9 @@ class Spawner:
                 env={**os.environ, **dict.fromkeys(_THREADS, "1")},
             )
 
-    def _tell(self, message: dict[str, object], connection: socket.socket | None = None) -> None:
+    def _send_message(
+        self, message: dict[str, object], connection: socket.socket | None = None
+    ) -> None:
         """Send a message; a template that is gone shows in its workers' streams."""
         if self._control is None:
             return
@@ -103,6 +105,6 @@ class Spawner:
             socket.send_fds(self._control, [json.dumps(message).encode()], fds)
 
 
-def _absolute(path: Sequence[str]) -> list[str]:
+def _make_import_path_absolute(path: Sequence[str]) -> list[str]:
     """The import path for a process that may be elsewhere."""
     return [entry or str(Path.cwd()) for entry in path]

@@ -44,17 +44,17 @@ def serve(connection: socket.socket, max_result_bytes: int) -> None:
         request = stream.read(size)
         if len(request) < size:
             return
-        reply = _run_call(request, held)
+        reply = _run_pickled_call(request, held)
         if len(reply) > max_result_bytes:
-            reply = _refusal(
+            reply = _pickle_refusal(
                 f"the result has {len(reply)} bytes, more than the {max_result_bytes} that are "
                 "allowed"
             )
-        flag = SPENT if _has_children() else REUSABLE
+        flag = SPENT if _has_running_child_processes() else REUSABLE
         connection.sendall(REPLY.pack(len(reply), flag) + reply)
 
 
-def _run_call(request: bytes, held: list[object]) -> bytes:
+def _run_pickled_call(request: bytes, held: list[object]) -> bytes:
     """The reply; a result that is kept goes into `held`, before the arguments of later calls."""
     # Whatever user code raises has to reach the caller, SystemExit and KeyboardInterrupt too: this
     # is the last frame of the process that can still tell.
@@ -65,16 +65,16 @@ def _run_call(request: bytes, held: list[object]) -> bytes:
     except BaseException as error:
         text = traceback.format_exception_only(error)[-1].strip()
         trace = "".join(traceback.format_exception(error))
-        return pickle.dumps((Raised(_pickled(error), text, trace), None))
+        return pickle.dumps((Raised(_pickle_exception_if_catchable(error), text, trace), None))
     if keeps:
         held[:], value = [value], None
     try:
         return dumps((None, value))
     except CANNOT_PICKLE as error:
-        return _refusal(f"the result, a {type(value).__name__}, cannot be pickled: {error}")
+        return _pickle_refusal(f"the result, a {type(value).__name__}, cannot be pickled: {error}")
 
 
-def _pickled(error: BaseException) -> bytes | None:
+def _pickle_exception_if_catchable(error: BaseException) -> bytes | None:
     """The exception as bytes, if it is one that a caller can catch and that survives the way.
 
     StopIteration cannot leave a coroutine, and exceptions that are no Exception (SystemExit) must
@@ -90,11 +90,11 @@ def _pickled(error: BaseException) -> bytes | None:
     return pickled
 
 
-def _refusal(text: str) -> bytes:
+def _pickle_refusal(text: str) -> bytes:
     return pickle.dumps((Raised(None, text, ""), None))
 
 
-def _has_children() -> bool:
+def _has_running_child_processes() -> bool:
     """True if the call left a process running; those that have ended are reaped."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
