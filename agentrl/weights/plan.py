@@ -130,7 +130,7 @@ def unsharded(shapes: Mapping[str, Sequence[int]]) -> Layout:
 def shapes_of(layout: Layout) -> Mapping[str, tuple[int, ...]]:
     """The full shape of each of the model's tensors that the ranks hold together."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for part in _list_parts(layout):
+    for part in _list_parts_of_layout(layout):
         ends = tuple(stop for _, stop in part.box)
         shapes[part.source] = tuple(map(max, zip(shapes.get(part.source, ends), ends, strict=True)))
     return shapes
@@ -151,10 +151,10 @@ def plan(senders: Layout, receivers: Layout) -> Sequence[Move]:
     for receiver, tensors in enumerate(receivers):
         for target, held in tensors.items():
             for part in held.parts:
-                for move in _fill(receiver, target, part, holders.get(part.source, ()), work):
+                for move in _plan_moves(receiver, target, part, holders.get(part.source, ()), work):
                     work[move.sender] += volume(move.source_box)
                     moves.append(move)
-    _check_taken(senders, receivers)
+    _check_engine_takes_all_weights(senders, receivers)
     return moves
 
 
@@ -169,7 +169,9 @@ def buckets(
     names: list[str] = []
     size = 0
     for name in dict.fromkeys(name for tensors in receivers for name in tensors):
-        more = sum(_bytes(tensors[name], value_bytes) for tensors in receivers if name in tensors)
+        more = sum(
+            _count_bytes(tensors[name], value_bytes) for tensors in receivers if name in tensors
+        )
         if names and size + more > most_bytes:
             made.append(_make_bucket(receivers, names, by_target, value_bytes))
             names, size = [], 0
@@ -178,7 +180,7 @@ def buckets(
     return [*made, _make_bucket(receivers, names, by_target, value_bytes)] if names else made
 
 
-def _fill(
+def _plan_moves(
     receiver: int,
     target: str,
     part: Part,
@@ -190,7 +192,7 @@ def _fill(
     for sender, source, held in sorted(holders, key=lambda holder: work[holder[0]]):
         still: list[Box] = []
         for box in missing:
-            common = _common(box, held.box)
+            common = _intersect_boxes(box, held.box)
             if common is None:
                 still.append(box)
                 continue
@@ -198,41 +200,41 @@ def _fill(
                 sender,
                 receiver,
                 source,
-                _shifted(common, held),
+                _convert_box_to_tensor_indices(common, held),
                 target,
-                _shifted(common, part),
+                _convert_box_to_tensor_indices(common, part),
             )
-            still += _without(box, common)
+            still += _split_box_around_hole(box, common)
         missing = still
     if missing:
         raise EngineError(
-            f"the engine's {target} needs {part.source}{_show_box(missing[0])}, which no rank of "
-            "the trainer holds; publish the model that the engine was started with"
+            f"the engine's {target} needs {part.source}{_format_box_as_slices(missing[0])}, "
+            "which no rank of the trainer holds; publish the model that the engine was started with"
         )
 
 
-def _check_taken(senders: Layout, receivers: Layout) -> None:
+def _check_engine_takes_all_weights(senders: Layout, receivers: Layout) -> None:
     taken: dict[str, set[Box]] = defaultdict(set)
-    for part in _list_parts(receivers):
+    for part in _list_parts_of_layout(receivers):
         taken[part.source].add(part.box)
     for source, shape in shapes_of(senders).items():
         left = [whole(shape)]
         for box in taken[source]:
-            left = [rest for one in left for rest in _rest(one, box)]
+            left = [rest for one in left for rest in _subtract_box(one, box)]
         if left:
             raise EngineError(
-                f"the trainer's {source}{_show_box(left[0])} has no place in the engine; publish "
-                "the model that the engine was started with"
+                f"the trainer's {source}{_format_box_as_slices(left[0])} has no place in "
+                "the engine; publish the model that the engine was started with"
             )
 
 
-def _list_parts(layout: Layout) -> Iterator[Part]:
+def _list_parts_of_layout(layout: Layout) -> Iterator[Part]:
     for tensors in layout:
         for held in tensors.values():
             yield from held.parts
 
 
-def _common(a: Box, b: Box) -> Box | None:
+def _intersect_boxes(a: Box, b: Box) -> Box | None:
     """What two boxes share; None if nothing, as boxes of different dimensions do."""
     if len(a) != len(b):
         return None
@@ -240,16 +242,16 @@ def _common(a: Box, b: Box) -> Box | None:
     return both if all(start < stop for start, stop in both) else None
 
 
-def _rest(box: Box, other: Box) -> Iterator[Box]:
+def _subtract_box(box: Box, other: Box) -> Iterator[Box]:
     """What of a box is not in another."""
-    common = _common(box, other)
+    common = _intersect_boxes(box, other)
     if common is None:
         yield box
     else:
-        yield from _without(box, common)
+        yield from _split_box_around_hole(box, common)
 
 
-def _without(box: Box, hole: Box) -> Iterator[Box]:
+def _split_box_around_hole(box: Box, hole: Box) -> Iterator[Box]:
     """The boxes around a hole inside a box."""
     for i, ((start, stop), (first, last)) in enumerate(zip(box, hole, strict=True)):
         for side in ((start, first), (last, stop)):
@@ -257,7 +259,7 @@ def _without(box: Box, hole: Box) -> Iterator[Box]:
                 yield (*hole[:i], side, *box[i + 1 :])
 
 
-def _shifted(box: Box, part: Part) -> Box:
+def _convert_box_to_tensor_indices(box: Box, part: Part) -> Box:
     """A box inside a part's box, counted as the tensor counts that holds the part."""
     return tuple(
         (start - low + at, stop - low + at)
@@ -265,7 +267,7 @@ def _shifted(box: Box, part: Part) -> Box:
     )
 
 
-def _bytes(held: Held, value_bytes: int) -> int:
+def _count_bytes(held: Held, value_bytes: int) -> int:
     return -(-prod(held.shape) * value_bytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -282,9 +284,9 @@ def _make_bucket(
             if name in tensors:
                 held = tensors[name]
                 places[receiver, name] = Place(offset, held.shape, held.is_padded)
-                offset += _bytes(held, value_bytes)
+                offset += _count_bytes(held, value_bytes)
     return Bucket(places, offset, tuple(move for name in names for move in by_target.get(name, ())))
 
 
-def _show_box(box: Box) -> str:
+def _format_box_as_slices(box: Box) -> str:
     return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"

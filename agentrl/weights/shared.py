@@ -39,7 +39,7 @@ def share(num_bytes: int) -> Shared:
     Raises:
         EngineError: there is no room.
     """
-    _start_helper()
+    _start_shared_memory_helper()
     storage = _STORAGE._new_using_filename_cpu(num_bytes)
     manager, name, size = storage._share_filename_cpu_()
     path = _FOLDER / name.decode().lstrip("/")
@@ -51,12 +51,12 @@ def share(num_bytes: int) -> Shared:
             f"{_FOLDER} has no room for {num_bytes:,} bytes of weights ({error.strerror}); make it "
             "larger (in a container: --shm-size), or publish another way"
         ) from error
-    return Shared(_flatten_storage(storage), Handle(manager, name, size))
+    return Shared(_view_storage_as_byte_tensor(storage), Handle(manager, name, size))
 
 
 def attach(handle: Handle) -> Tensor:
     """The bytes of another process."""
-    return _flatten_storage(
+    return _view_storage_as_byte_tensor(
         _STORAGE._new_shared_filename_cpu(handle.manager, handle.name, handle.num_bytes)
     )
 
@@ -68,12 +68,12 @@ def view(data: Tensor, bucket: Bucket, receiver: int, name: str, dtype: torch.dt
     return data[place.offset : place.offset + size].view(dtype).view(place.shape)
 
 
-def _flatten_storage(storage: Any) -> Tensor:
+def _view_storage_as_byte_tensor(storage: Any) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 @cache
-def _start_helper() -> None:
+def _start_shared_memory_helper() -> None:
     """Start it with nothing of ours open: it may outlive us by as long as a server."""
     ours = os.dup(2)
     with Path(os.devnull).open("wb") as nothing:
