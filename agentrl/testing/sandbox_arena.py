@@ -64,12 +64,12 @@ class Arena:
         self._listeners[1].bind(f"\0{self.marker}")
         self._listeners[1].listen()
         for listener in self._listeners:
-            threading.Thread(target=self._greet, args=(listener,), daemon=True).start()
+            threading.Thread(target=self._serve_secret, args=(listener,), daemon=True).start()
         argv = ["sh", "-c", "sleep 600 & wait", f"victim-{self.marker}"]
         self._victim = subprocess.Popen(argv, start_new_session=True)
         return self
 
-    def _greet(self, listener: socket.socket) -> None:
+    def _serve_secret(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = listener.accept()
@@ -113,13 +113,13 @@ class Arena:
     def survivors(self, wait_s: float = 1.0) -> list[psutil.Process]:
         """Processes of an attack that still run on this machine after a moment."""
         deadline = time.monotonic() + wait_s
-        while found := [p for p in psutil.process_iter(["cmdline"]) if self._is_attack(p)]:
+        while found := [p for p in psutil.process_iter(["cmdline"]) if self._is_live_attack(p)]:
             if time.monotonic() > deadline:
                 return found
             time.sleep(0.05)
         return []
 
-    def _is_attack(self, process: psutil.Process) -> bool:
+    def _is_live_attack(self, process: psutil.Process) -> bool:
         words: list[str] = process.info["cmdline"] or []
         with contextlib.suppress(psutil.Error):
             return f"survivor-{self.marker}" in words and process.status() != "zombie"

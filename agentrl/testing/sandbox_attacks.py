@@ -46,7 +46,7 @@ from agentrl.testing.sandbox_naive import (
 Verdict = Callable[[Sandbox, Arena, ExecResult], Awaitable[bool]]
 
 
-async def _said_so(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
+async def _printed_escaped(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
     return b"ESCAPED" in result.stdout
 
 
@@ -60,7 +60,7 @@ class Attack:
     needs: Capability = "contained"
     """Where this is missing, the backend does not claim to hold."""
     code: str = ""
-    verdict: Verdict = _said_so
+    verdict: Verdict = _printed_escaped
     timeout_s: float = 20.0
     cpus: float | None = None
     naive: Callable[[Arena], bool] | None = None
@@ -92,15 +92,15 @@ class Attack:
 # Verdicts that look from outside.
 
 
-async def _left_processes(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
+async def _left_processes_behind(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
     return await asyncio.to_thread(arena.end_survivors)
 
 
-async def _held_the_call(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
+async def _held_call_too_long(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
     return result.duration_s > HELD_S
 
 
-async def _wrote_outside(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
+async def _wrote_file_outside_sandbox(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
     found = False
     for folder in (arena.folder, Path("/var/tmp"), Path("/dev/shm"), Path("/etc"), Path("/usr")):
         written = folder / arena.marker
@@ -109,17 +109,17 @@ async def _wrote_outside(sandbox: Sandbox, arena: Arena, result: ExecResult) -> 
     return found
 
 
-async def _flooded(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
+async def _exceeded_output_limit(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
     return len(result.stdout) > 2 * sandbox.limits.output_bytes
 
 
-async def _read_by_link(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
+async def _read_host_secret_by_link(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
     with contextlib.suppress(FileAccessError):
         return arena.secret.encode() in await sandbox.read_file("link")
     return False
 
 
-async def _written_by_link(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
+async def _wrote_outside_through_link(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
     with contextlib.suppress(FileAccessError):
         await sandbox.write_file("folder/written", b"x")
     written = arena.folder / "written"
@@ -128,7 +128,7 @@ async def _written_by_link(sandbox: Sandbox, arena: Arena, result: ExecResult) -
     return found
 
 
-async def _hung_at_fifo(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
+async def _hung_file_access_at_fifo(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
     began = time.monotonic()
     with contextlib.suppress(FileAccessError):
         await sandbox.read_file("fifo")
@@ -137,21 +137,21 @@ async def _hung_at_fifo(sandbox: Sandbox, arena: Arena, result: ExecResult) -> b
     return time.monotonic() - began > 2 * HELD_S
 
 
-async def _downloaded(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
+async def _downloaded_host_secret(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
     target = arena.folder / "download"
     with contextlib.suppress(FileAccessError):
         await sandbox.download("", target)
     return await asyncio.to_thread(has_secret, target, arena)
 
 
-async def _believed(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
+async def _was_forged_result_believed(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
     session = await sandbox.session("bash")
     forged = await session.run(FORGE, timeout_s=10)
     after = await session.run("echo after", timeout_s=10)
     return forged.exit_code == 0 or after.stdout != b"after\n"
 
 
-async def _is_dead(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
+async def _is_sandbox_dead(sandbox: Sandbox, arena: Arena, result: ExecResult) -> bool:
     return not await sandbox.alive()
 
 
@@ -257,19 +257,19 @@ if sum(sum(os.wait3(0)[2][:2]) for _ in range(8)) > 0.75: escaped()
         what="ignores SIGTERM and leaves a child in a session of its own",
         code=SURVIVE + "signal.signal(signal.SIGTERM, signal.SIG_IGN); survive(); time.sleep(60)",
         timeout_s=1.5,
-        verdict=_left_processes,
+        verdict=_left_processes_behind,
     ),
     Attack(
         name="daemon",
         what="leaves a daemon and ends normally",
         code=SURVIVE + "survive(); time.sleep(0.5)",
-        verdict=_left_processes,
+        verdict=_left_processes_behind,
     ),
     Attack(
         name="held pipe",
         what="leaves a child that holds the output open",
         code=HOLD,
-        verdict=_held_the_call,
+        verdict=_held_call_too_long,
         naive=naive_hangs,
     ),
     Attack(
@@ -343,7 +343,7 @@ for folder in (A["folder"], "/var/tmp", "/dev/shm", "/etc", "/usr"):
     try: open(folder + "/" + A["marker"], "w").close()
     except OSError: pass
 """,
-        verdict=_wrote_outside,
+        verdict=_wrote_file_outside_sandbox,
     ),
     Attack(
         name="nested user namespace",
@@ -408,47 +408,47 @@ except OSError: pass
         name="kills everything",
         what="kills all processes of its user; the sandbox has to live on",
         code='subprocess.run(["sh", "-c", "kill -9 -1"])',
-        verdict=_is_dead,
+        verdict=_is_sandbox_dead,
         naive=naive_kill,
     ),
     Attack(
         name="flood",
         what="prints 60 MB that are no text",
         code=FLOOD,
-        verdict=_flooded,
+        verdict=_exceeded_output_limit,
         naive=naive_flood,
     ),
     Attack(
         name="link for reading",
         what="a link to a private file, read by file access",
         code='os.symlink(A["secret_file"], "link")',
-        verdict=_read_by_link,
+        verdict=_read_host_secret_by_link,
     ),
     Attack(
         name="link for writing",
         what="a link to a folder of this machine, written by file access",
         code='os.symlink(A["folder"], "folder")',
-        verdict=_written_by_link,
+        verdict=_wrote_outside_through_link,
     ),
     Attack(
         name="pipe as a file",
         what="a FIFO where file access expects a file",
         code='os.mkfifo("fifo")',
-        verdict=_hung_at_fifo,
+        verdict=_hung_file_access_at_fifo,
         naive=naive_fifo,
     ),
     Attack(
         name="links in a download",
         what="links out of the folder that is downloaded",
         code='os.symlink(A["secret_file"], "link"); os.symlink(A["folder"], "folder")',
-        verdict=_downloaded,
+        verdict=_downloaded_host_secret,
         naive=naive_unpack,
     ),
     Attack(
         name="forged end",
         what="prints what could be a session's mark of the end, with success",
         needs="sessions",
-        verdict=_believed,
+        verdict=_was_forged_result_believed,
         naive=naive_session,
     ),
 )

@@ -86,7 +86,7 @@ async def cancelling_ends_the_command(sandbox: Sandbox) -> None:
     task = asyncio.create_task(sandbox.exec("sleep 2; touch ran"))
     await asyncio.sleep(0.5)
     task.cancel()
-    assert isinstance(await _error(task), asyncio.CancelledError)
+    assert isinstance(await _await_error(task), asyncio.CancelledError)
     await asyncio.sleep(2)
     assert "ran" not in [entry.name for entry in await sandbox.list_dir()]
 
@@ -104,24 +104,24 @@ async def files_come_and_go(sandbox: Sandbox) -> None:
     found = [(entry.name, entry.kind) for entry in await sandbox.list_dir()]
     expected = [("a", "folder"), ("link", "link"), ("odd name\n", "file"), ("run.sh", "file")]
     assert found == expected
-    await _refused(sandbox.read_file("missing"), "no such file")
-    await _refused(sandbox.read_file("a"), "folder")
-    await _refused(sandbox.write_file("a", b"x"), "no regular file")
-    await _refused(sandbox.write_file("run.sh/x", b"x"), "")
-    await _refused(sandbox.list_dir("missing"), "no such folder")
-    error = await _error(sandbox.read_file("a/b/file", max_bytes=10))
+    await _assert_access_refused(sandbox.read_file("missing"), "no such file")
+    await _assert_access_refused(sandbox.read_file("a"), "folder")
+    await _assert_access_refused(sandbox.write_file("a", b"x"), "no regular file")
+    await _assert_access_refused(sandbox.write_file("run.sh/x", b"x"), "")
+    await _assert_access_refused(sandbox.list_dir("missing"), "no such folder")
+    error = await _await_error(sandbox.read_file("a/b/file", max_bytes=10))
     assert isinstance(error, FileTooLarge)
     assert "256000 bytes" in str(error)
 
 
-async def _refused(access: Awaitable[object], why: str) -> None:
-    error = await _error(access)
+async def _assert_access_refused(access: Awaitable[object], why: str) -> None:
+    error = await _await_error(access)
     assert isinstance(error, FileAccessError), error
     assert why in str(error), error
     assert "\n" not in str(error)
 
 
-async def _error(access: Awaitable[object]) -> object:
+async def _await_error(access: Awaitable[object]) -> object:
     """The exception that it raises, else what it returns."""
     return (await asyncio.gather(access, return_exceptions=True))[0]
 
@@ -135,7 +135,7 @@ async def links_are_replaced_or_followed(sandbox: Sandbox) -> None:
     seen = await sandbox.exec("cat d/file; stat -c %a d/file; [ -L link ] && [ d/file -ef name* ]")
     assert (seen.exit_code, seen.stdout) == (0, b"3750\n")
     await sandbox.exec("ln -s loop loop; ln -s d/later dangling")
-    await _refused(sandbox.write_file("loop", b"x", in_place=True), "leads nowhere")
+    await _assert_access_refused(sandbox.write_file("loop", b"x", in_place=True), "leads nowhere")
     await sandbox.write_file("dangling", b"4", in_place=True)
     await sandbox.write_file("link", b"5")
     seen = await sandbox.exec("cat d/file d/later link; [ ! -L link ]; ls d")
@@ -147,7 +147,9 @@ async def a_full_disk_loses_nothing(sandbox: Sandbox) -> None:
     if "disk" not in sandbox.capabilities:
         return
     await sandbox.write_file("kept", b"old")
-    await _refused(sandbox.write_file("kept", b"x" * 2 * sandbox.limits.disk_bytes), "No space")
+    await _assert_access_refused(
+        sandbox.write_file("kept", b"x" * 2 * sandbox.limits.disk_bytes), "No space"
+    )
     assert await sandbox.read_file("kept") == b"old"
     await sandbox.exec("cat /dev/zero >full")
     assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
@@ -174,11 +176,11 @@ async def trees_are_copied(sandbox: Sandbox) -> None:
 async def mounts_can_only_be_read(sandbox: Sandbox) -> None:
     """A folder of this machine is seen inside, also below a private one, and never changes."""
     with tempfile.TemporaryDirectory() as here:
-        source = _writable_folder(Path(here, "shown"))
+        source = _make_world_writable_folder(Path(here, "shown"))
         options = sandbox.options.model_copy(update={"mounts": {"data.1": source}})
         other = type(sandbox)(options)
         if "mounts" not in sandbox.capabilities:
-            assert isinstance(await _error(other.start()), UnsupportedLimit)
+            assert isinstance(await _await_error(other.start()), UnsupportedLimit)
             return
         async with other:
             place = other.mounts["data.1"]
@@ -197,12 +199,12 @@ async def mounts_can_only_be_read(sandbox: Sandbox) -> None:
             if "contained" in sandbox.capabilities:
                 assert await other.read_file(f"{place}/inner/file") == b"as it was\n"
             assert await other.list_dir() == ()
-        _assert_untouched(source)
+        _assert_folder_untouched(source)
         missing = options.model_copy(update={"mounts": {"data": source / "missing"}})
-        assert isinstance(await _error(type(sandbox)(missing).start()), SandboxError)
+        assert isinstance(await _await_error(type(sandbox)(missing).start()), SandboxError)
 
 
-def _writable_folder(place: Path) -> Path:
+def _make_world_writable_folder(place: Path) -> Path:
     inner = place / "inner"
     inner.mkdir(parents=True)
     (inner / "file").write_text("as it was\n")
@@ -211,7 +213,7 @@ def _writable_folder(place: Path) -> Path:
     return place
 
 
-def _assert_untouched(place: Path) -> None:
+def _assert_folder_untouched(place: Path) -> None:
     assert [path.name for path in place.iterdir()] == ["inner"]
     assert (place / "inner" / "file").read_text() == "as it was\n"
     assert (place / "inner").stat().st_mode & 0o777 == 0o777
@@ -255,7 +257,7 @@ async def bash_sessions_keep_their_state(sandbox: Sandbox) -> None:
     ended = await bash.run("echo bye; exit 4", timeout_s=20)
     assert (ended.exit_code, ended.stdout) == (4, b"bye\n")
     await bash.close()
-    assert isinstance(await _error(bash.run("true", timeout_s=1)), SandboxClosed)
+    assert isinstance(await _await_error(bash.run("true", timeout_s=1)), SandboxClosed)
 
 
 async def python_sessions_keep_their_state(sandbox: Sandbox) -> None:
@@ -296,7 +298,7 @@ async def many_commands_at_once(sandbox: Sandbox) -> None:
 async def nothing_works_after_close(sandbox: Sandbox) -> None:
     """`close` may be called twice; a closed sandbox is refused."""
     other = type(sandbox)(sandbox.options)
-    assert isinstance(await _error(other.exec("true")), SandboxClosed)
+    assert isinstance(await _await_error(other.exec("true")), SandboxClosed)
     await other.start()
     assert await other.alive()
     descriptors = psutil.Process().num_fds()
@@ -306,7 +308,7 @@ async def nothing_works_after_close(sandbox: Sandbox) -> None:
     await other.close()
     await other.close()
     assert not await other.alive()
-    assert isinstance(await _error(other.exec("true")), SandboxClosed)
+    assert isinstance(await _await_error(other.exec("true")), SandboxClosed)
 
 
 CHECKS: Final[tuple[Check, ...]] = (

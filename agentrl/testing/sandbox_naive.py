@@ -46,7 +46,7 @@ def has_secret(folder: Path, arena: Arena) -> bool:
     return found
 
 
-def _run(arena: Arena, code: str) -> subprocess.CompletedProcess[bytes]:
+def _run_attack_without_sandbox(arena: Arena, code: str) -> subprocess.CompletedProcess[bytes]:
     argv = [sys.executable, "-c", HEAD + code, arena.facts(LIMITS)]
     return subprocess.run(argv, capture_output=True, timeout=HELD_S, check=False)
 
@@ -54,7 +54,7 @@ def _run(arena: Arena, code: str) -> subprocess.CompletedProcess[bytes]:
 def naive_hangs(arena: Arena) -> bool:
     """A call waits for whoever holds its output."""
     try:
-        _run(arena, HOLD)
+        _run_attack_without_sandbox(arena, HOLD)
         return False
     except subprocess.TimeoutExpired:
         return True

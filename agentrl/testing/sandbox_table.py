@@ -27,7 +27,7 @@ async def run_table(backends: Sequence[str] = BACKENDS) -> str:
     try:
         with Arena() as arena:
             for attack in ATTACKS:
-                cells = [await _cell(attack, arena, pools, backend) for backend in backends]
+                cells = [await _try_attack(attack, arena, pools, backend) for backend in backends]
                 works = "gets through" if await attack.works_uncontained(arena) else "FAILS"
                 lines.append(f"| {attack.name} | {attack.what} | {works} | {' | '.join(cells)} |")
     finally:
@@ -35,7 +35,7 @@ async def run_table(backends: Sequence[str] = BACKENDS) -> str:
     return "\n".join(lines) + "\n"
 
 
-async def _cell(attack: Attack, arena: Arena, pools: SandboxPools, backend: str) -> str:
+async def _try_attack(attack: Attack, arena: Arena, pools: SandboxPools, backend: str) -> str:
     async with pools.acquire(attack.options(attack_options(backend))) as sandbox:
         if attack.needs not in sandbox.capabilities:
             return f"n/a: no {attack.needs} here"
