@@ -33,8 +33,8 @@ from agentrl.types import (
 
 Kind = Literal["train", "eval"]
 _STEMS: Mapping[Kind, str] = {"train": "step", "eval": "eval"}
-_FIELDS = {name: f"{name}_T" for name in SEGMENT_ARRAYS}
-_FIELDS |= {"token_turns": "turns_T", "appends": "appends_A"}
+_ODD_FIELDS = {"token_turns": "turns_T", "appends": "appends_A"}
+_FIELDS = {name: f"{name}_T" for name in SEGMENT_ARRAYS} | _ODD_FIELDS
 """Of a segment, by the columns that hold them."""
 
 
