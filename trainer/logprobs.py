@@ -12,6 +12,7 @@ vocabulary.
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -39,9 +40,28 @@ from agentrl.trainer.routing_replay import replayed
 
 PIECE_LOGITS = 2**23
 """Logits that are in work at a time (32 MiB of float32)."""
+_FULL_COPIES = 4
+"""Of a piece, while entropies and divergences are computed."""
+_IMPOSSIBLE = -1e30
+"""Instead of a logprob of -inf: times its probability of 0 it is 0."""
 KEPT_LOGITS = 2**26
 """Probabilities that are kept for backward (256 MiB); those of other pieces are computed again."""
 Cuts = list[tuple[slice, slice]]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInputs:
+    """What the distributions of another model are computed from, as often as they are needed."""
+
+    hidden_UD: Tensor
+    weight_VD: Tensor
+    bias_V: Tensor | None
+    temperature: float
+
+    def logprobs(self, rows: slice) -> Tensor:
+        """[U, V] Those of some of the positions."""
+        hidden_UD = self.hidden_UD[rows].to(self.weight_VD.dtype)
+        return _compute_logprobs(hidden_UD, self.weight_VD, self.bias_V, self.temperature)
 
 
 def policy_logprobs(model: PreTrainedModel, rows: PackedRows, temperature: float) -> Tensor:
@@ -49,33 +69,77 @@ def policy_logprobs(model: PreTrainedModel, rows: PackedRows, temperature: float
     return policy_scores(model, rows, temperature)[0]
 
 
-def policy_scores(model: PreTrainedModel, rows: PackedRows, temperature: float) -> Tensor:
+def policy_scores(
+    model: PreTrainedModel,
+    rows: PackedRows,
+    temperature: float,
+    *,
+    full: bool = False,
+    reference: HeadInputs | None = None,
+) -> Tensor:
     """[2, K] The logprobs of the trained tokens, and the mean logprob over the vocabulary there.
 
-    The second is what a uniform target would score, for label smoothing.
+    The second is what a uniform target would score, for label smoothing. With `full` or a
+    `reference` there are two more, [4, K]: the entropy of the distribution that each token was
+    drawn from, and its KL divergence from the reference's (0 without one). They take some more
+    passes over the logits.
     """
-    return in_pass(model, lambda: _scores(model, rows, temperature))
+    full = full or reference is not None
+    return in_pass(model, lambda: _scores(model, rows, temperature, full, reference))
 
 
-def _scores(model: PreTrainedModel, rows: PackedRows, temperature: float) -> Tensor:
-    with replayed(model, rows):
-        hidden_PD = _hidden(model, rows)
-    head = _find_head(model)
-    predictors_U, at_K = np.unique(rows.predictors_K, return_inverse=True)
-    places_U, places_K, targets_K = (
-        torch.from_numpy(indices).to(model.device)
-        for indices in (predictors_U, at_K, rows.targets_K)
+def _scores(
+    model: PreTrainedModel,
+    rows: PackedRows,
+    temperature: float,
+    full: bool,
+    reference: HeadInputs | None,
+) -> Tensor:
+    places_U, at_K = np.unique(rows.predictors_K, return_inverse=True)
+    mine = _head_inputs(model, rows, places_U, temperature)
+    places_K, targets_K = (
+        torch.from_numpy(indices).to(model.device) for indices in (at_K, rows.targets_K)
     )
-    ids = known_ids(model)
-    weight_VD, bias_V = head.weight[:ids], getattr(head, "bias", None)
-    bias_V = bias_V if bias_V is None else bias_V[:ids]
-    cuts = _cuts(at_K, len(weight_VD))
-    temperature = temperature / _logit_factor(model)
+    cuts = _cuts(at_K, len(mine.weight_VD), copies=_FULL_COPIES if full else 1)
     with head_precision(model):
         scores: Tensor = _HeadScores.apply(  # type: ignore[no-untyped-call]  # torch's
-            hidden_PD[places_U], weight_VD, bias_V, places_K, targets_K, cuts, temperature
+            mine.hidden_UD,
+            mine.weight_VD,
+            mine.bias_V,
+            places_K,
+            targets_K,
+            cuts,
+            mine.temperature,
+            full,
+            reference,
         )
     return scores
+
+
+def reference_inputs(model: PreTrainedModel, rows: PackedRows, temperature: float) -> HeadInputs:
+    """What the distributions of a frozen model are computed from, where those rows are trained.
+
+    Its head must stay as it is, gathered where it is sharded, until the last backward that reads
+    them (`settle` comes after it).
+    """
+    places_U = np.unique(rows.predictors_K)
+    with torch.no_grad():
+        return in_pass(model, lambda: _head_inputs(model, rows, places_U, temperature))
+
+
+def _head_inputs(
+    model: PreTrainedModel, rows: PackedRows, places_U: NDArray[np.int64], temperature: float
+) -> HeadInputs:
+    with replayed(model, rows):
+        hidden_PD = _hidden(model, rows)
+    head, ids = _find_head(model), known_ids(model)
+    bias_V: Tensor | None = getattr(head, "bias", None)
+    return HeadInputs(
+        hidden_PD[torch.from_numpy(places_U).to(model.device)],
+        head.weight[:ids],
+        bias_V if bias_V is None else bias_V[:ids],
+        temperature / _logit_factor(model),
+    )
 
 
 def predicting_states(model: PreTrainedModel, rows: PackedRows) -> Tensor:
@@ -211,18 +275,24 @@ class _HeadScores(torch.autograd.Function):
         targets_K: Tensor,
         cuts: Cuts,
         temperature: float,
+        full: bool,
+        reference: HeadInputs | None,
     ) -> Tensor:
-        ctx.cuts, ctx.temperature = cuts, temperature
-        ctx.kept = dict[int, Tensor]()
+        ctx.cuts, ctx.temperature, ctx.reference = cuts, temperature, reference
+        ctx.kept = dict[int, tuple[Tensor, Tensor | None]]()
         scores: list[Tensor] = []
         room = KEPT_LOGITS
         for piece, (rows, mine) in enumerate(cuts):
             logprobs_UV = _compute_logprobs(hidden_UD[rows], weight_VD, bias_V, temperature)
+            other_UV = reference.logprobs(rows) if reference else None
             at, targets = at_K[mine] - rows.start, targets_K[mine]
-            scores.append(torch.stack([logprobs_UV[at, targets], logprobs_UV.mean(1)[at]]))
-            room -= logprobs_UV.numel()
+            found = [logprobs_UV[at, targets], logprobs_UV.mean(1)[at]]
+            if full:
+                found += [sums_U[at] for sums_U in _full_sums(logprobs_UV, other_UV)]
+            scores.append(torch.stack(found))
+            room -= logprobs_UV.numel() * (1 if other_UV is None else 2)
             if any(ctx.needs_input_grad) and room >= 0:
-                ctx.kept[piece] = logprobs_UV
+                ctx.kept[piece] = logprobs_UV, other_UV
         ctx.save_for_backward(hidden_UD, weight_VD, bias_V, at_K, targets_K)
         return torch.cat(scores, 1)
 
@@ -234,23 +304,26 @@ class _HeadScores(torch.autograd.Function):
         weight_grad = torch.zeros_like(weight_VD) if ctx.needs_input_grad[1] else None
         bias_grad = torch.zeros_like(bias_V) if ctx.needs_input_grad[2] else None
         for piece, (rows, mine) in enumerate(ctx.cuts):
-            logprobs_UV = ctx.kept.pop(piece, None)
+            logprobs_UV, other_UV = ctx.kept.pop(piece, (None, None))
             if logprobs_UV is None:
                 logprobs_UV = _compute_logprobs(hidden_UD[rows], weight_VD, bias_V, ctx.temperature)
+                other_UV = ctx.reference.logprobs(rows) if ctx.reference else None
             at, targets = at_K[mine] - rows.start, targets_K[mine]
-            grad_UV = _logit_grad(logprobs_UV, grads[0][:, mine] / ctx.temperature, at, targets)
+            grad_UV = _logit_grad(
+                logprobs_UV, other_UV, grads[0][:, mine] / ctx.temperature, at, targets
+            )
             grad_UV = grad_UV.to(weight_VD.dtype)
             torch.mm(grad_UV, weight_VD, out=hidden_grad[rows])
             if weight_grad is not None:
                 weight_grad.addmm_(grad_UV.T, hidden_UD[rows])
             if bias_grad is not None:
                 bias_grad += grad_UV.sum(0)
-        return hidden_grad.to(given.dtype), weight_grad, bias_grad, None, None, None, None
+        return hidden_grad.to(given.dtype), weight_grad, bias_grad, *[None] * 6
 
 
-def _cuts(at_K: NDArray[np.int64], vocab: int) -> Cuts:
+def _cuts(at_K: NDArray[np.int64], vocab: int, *, copies: int) -> Cuts:
     """Pieces of the U positions and, for each, the trained tokens that they predict."""
-    size = max(1, PIECE_LOGITS // vocab)
+    size = max(1, PIECE_LOGITS // (vocab * copies))
     num = int(at_K[-1]) + 1 if len(at_K) else 0
     bounds = [*range(0, max(1, num), size), num]
     firsts = np.searchsorted(at_K, bounds).tolist()
@@ -271,12 +344,47 @@ def _compute_logprobs(
     return torch.log_softmax(logits_UV, dim=1, out=logits_UV)
 
 
-def _logit_grad(logprobs_UV: Tensor, grads_2K: Tensor, at_K: Tensor, targets_K: Tensor) -> Tensor:
+def _full_sums(logprobs_UV: Tensor, reference_UV: Tensor | None) -> tuple[Tensor, Tensor]:
+    """[U] The entropy of each position, and its divergence from the reference (0 without one)."""
+    probs_UV, finite_UV = logprobs_UV.exp(), logprobs_UV.clamp(min=_IMPOSSIBLE)
+    entropy_U: Tensor = -torch.linalg.vecdot(probs_UV, finite_UV)
+    if reference_UV is None:
+        return entropy_U, torch.zeros_like(entropy_U)
+    finite_UV -= reference_UV.clamp(min=_IMPOSSIBLE)
+    return entropy_U, torch.linalg.vecdot(probs_UV, finite_UV)
+
+
+def _full_grad(logprobs_UV: Tensor, reference_UV: Tensor | None, grads_2U: Tensor) -> Tensor:
+    """Of `_full_sums` to logits.
+
+    Both are sums of p f with f = a log p - b log q, whose gradient is p (f - sum of p f): what the
+    logarithm itself gives sums to 0.
+    """
+    entropy_U, divergence_U = grads_2U
+    slopes_UV = logprobs_UV.clamp(min=_IMPOSSIBLE).mul_((divergence_U - entropy_U)[:, None])
+    if reference_UV is not None:
+        slopes_UV.addcmul_(reference_UV.clamp(min=_IMPOSSIBLE), divergence_U[:, None], value=-1)
+    probs_UV = logprobs_UV.exp()
+    slopes_UV -= torch.linalg.vecdot(probs_UV, slopes_UV)[:, None]
+    return slopes_UV.mul_(probs_UV)
+
+
+def _logit_grad(
+    logprobs_UV: Tensor,
+    reference_UV: Tensor | None,
+    grads_SK: Tensor,
+    at_K: Tensor,
+    targets_K: Tensor,
+) -> Tensor:
     """Of scores to logits, in the place of the logprobs."""
-    total_U = logprobs_UV.new_zeros(len(logprobs_UV)).index_add_(0, at_K, grads_2K.sum(0))
+    full_UV = None
+    if len(grads_SK) > 2 and grads_SK[2:].any():
+        grads_2U = grads_SK.new_zeros(2, len(logprobs_UV)).index_add_(1, at_K, grads_SK[2:])
+        full_UV = _full_grad(logprobs_UV, reference_UV, grads_2U)
+    total_U = logprobs_UV.new_zeros(len(logprobs_UV)).index_add_(0, at_K, grads_SK[:2].sum(0))
     grad_UV = logprobs_UV.exp_().mul_(-total_U[:, None])
-    grad_UV.index_put_((at_K, targets_K), grads_2K[0], accumulate=True)
-    if grads_2K[1].any():
-        uniform_U = torch.zeros_like(total_U).index_add_(0, at_K, grads_2K[1])
+    grad_UV.index_put_((at_K, targets_K), grads_SK[0], accumulate=True)
+    if grads_SK[1].any():
+        uniform_U = torch.zeros_like(total_U).index_add_(0, at_K, grads_SK[1])
         grad_UV += uniform_U[:, None] / grad_UV.shape[1]
-    return grad_UV
+    return grad_UV if full_UV is None else grad_UV.add_(full_UV)
