@@ -26,19 +26,21 @@ _DTYPES = {
 def verify_batch(batch: Batch) -> int:
     """Recompute every row's record; returns the number of trained tokens that were verified.
 
-    Raises RecordMismatch naming the episode and the first token that differs.
+    What a correction rejected was in the mask when it was recorded. Raises RecordMismatch naming
+    the episode and the first token that differs.
     """
     names = [batch.episode_ids[int(e)] for e in batch.episode_R]
+    rejected_N = batch.rejected_N
     fields = Fields(
         ids=batch.ids_N,
-        mask=batch.mask_N,
+        mask=batch.mask_N if rejected_N is None else batch.mask_N | rejected_N,
         logprobs=batch.logprobs_N,
         sources=batch.sources_N,
         turns=batch.turns_N,
         versions=batch.versions_N,
         channels=batch.channels,
     )
-    return _verify(
+    _verify(
         _Rows(
             fields,
             batch.marks_N,
@@ -49,6 +51,7 @@ def verify_batch(batch: Batch) -> int:
             names,
         )
     )
+    return batch.num_trained
 
 
 def verify_segment(segment: Segment, episode_id: str) -> int:

@@ -63,13 +63,17 @@ class Batch:
     reference_N: NDArray[np.float32] | None = None
     """Logprobs of the reference, zero where the mask is false."""
     proximal_N: NDArray[np.float32] | None = None
-    """The trainer's logprobs before the batch's first update, zero where the mask is false."""
+    """The trainer's logprobs before the batch's first update, zero where the mask was false then:
+    what a correction rejected has one."""
     values_N: NDArray[np.float32] | None = None
     """Set by a critic: the return expected from the state before each trained token."""
     advantages_N: NDArray[np.float32] | None = None
     """Set by an advantage estimator before the update; zero where the mask is false."""
     factors_N: NDArray[np.float32] | None = None
-    """By what a correction multiplies the weights; None: by 1."""
+    """By what a correction multiplies the weights; None: by 1. Where it has, the old policy of the
+    loss is the proximal one, not that of the engine."""
+    rejected_N: NDArray[np.bool_] | None = None
+    """What a correction took out of the mask that was recorded."""
     weights_N: NDArray[np.float32] | None = None
     """Set by a normalisation before the update: what each token counts in the step's loss, which is
     one sum, divided by nothing; zero where the mask is false."""

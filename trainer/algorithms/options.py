@@ -18,7 +18,7 @@ _WRITTEN: Final = re.compile(r"((?:.*:)?[\w.-]+)\((.*)", re.DOTALL)
 """A name or a reference, whose folder may have brackets, and what stands behind its own."""
 _MOST: Final = {"discount": 1.0, "decay": 1.0, "share": 1.0}
 """The largest value of built-in options that have one."""
-_ABOVE_ZERO: Final = ("alpha", "positive", "negative", "length")
+_ABOVE_ZERO: Final = ("alpha", "positive", "negative", "length", "cap")
 
 
 def resolve_function(

@@ -16,8 +16,8 @@ _LARGEST = 20.0
 
 
 def log_ratios(logprobs_K: Tensor, tokens: TrainedTokens) -> Tensor:
-    """[K] Policy less behavior, kept within e^-20 and e^20 with the gradient that it has there."""
-    log_ratio_K = logprobs_K - tokens.behavior_K
+    """[K] Policy less old one, kept within e^-20 and e^20 with the gradient that it has there."""
+    log_ratio_K = logprobs_K - tokens.old_K
     return log_ratio_K - (log_ratio_K - log_ratio_K.clamp(-_LARGEST, _LARGEST)).detach()
 
 

@@ -21,8 +21,9 @@ from agentrl.types import Batch
 class TrainedTokens:
     """What a loss is given beside the policy's logprobs; all of it aligned with them."""
 
-    behavior_K: Tensor
-    """The logprobs that they were sampled with."""
+    old_K: Tensor
+    """The logprobs that ratios are taken to: those that they were sampled with, or, where a
+    correction has factors for the way from there, the proximal ones."""
     advantages_K: Tensor
     weights_K: Tensor
     """What each counts in the sum, by the step's normalisation and its correction."""
@@ -46,7 +47,7 @@ class TrainedTokens:
     def _pick(self, values_N: NDArray[np.float32] | None) -> Tensor | None:
         if values_N is None:
             return None
-        return torch.from_numpy(values_N[self.source_K]).to(self.behavior_K)
+        return torch.from_numpy(values_N[self.source_K]).to(self.old_K)
 
 
 Statistics = Mapping[str, float | Tensor]
@@ -63,8 +64,10 @@ def trained_tokens(batch: Batch, source_K: NDArray[np.int64], like: Tensor) -> T
     assert batch.advantages_N is not None
     assert batch.weights_N is not None
     row_K = np.searchsorted(batch.offsets_R1, source_K, side="right") - 1
+    old_N = batch.logprobs_N if batch.factors_N is None else batch.proximal_N
+    assert old_N is not None
     return TrainedTokens(
-        behavior_K=torch.from_numpy(batch.logprobs_N[source_K]).to(like),
+        old_K=torch.from_numpy(old_N[source_K]).to(like),
         advantages_K=torch.from_numpy(batch.advantages_N[source_K]).to(like),
         weights_K=torch.from_numpy(batch.weights_N[source_K]).to(like),
         row_K=torch.from_numpy(row_K).to(like.device),

@@ -134,7 +134,7 @@ def test_micro_batches_do_not_matter(
     value_sum, grads, sums = 0.0, list[float](), dict[str, float]()
     for row in range(len(rows)):
         source_K = tokens.source_K[(tokens.row_K == row).numpy()]
-        part = trained_tokens(tokens.batch, source_K, tokens.behavior_K)
+        part = trained_tokens(tokens.batch, source_K, tokens.old_K)
         one = measured(BUILT_IN[name], [new[row]], part)
         value_sum, grads = value_sum + one[0], grads + one[1]
         sums = {k: sums.get(k, 0.0) + v for k, v in one[2].items()}

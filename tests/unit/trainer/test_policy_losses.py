@@ -38,7 +38,7 @@ def of_all_rows(logprobs_K: Tensor, tokens: TrainedTokens) -> Any:
 
 def of_sequences(logprobs_K: Tensor, tokens: TrainedTokens) -> Any:
     """One ratio per row, as in GSPO."""
-    gap_K = logprobs_K - tokens.behavior_K
+    gap_K = logprobs_K - tokens.old_K
     same_KK = (tokens.row_K[:, None] == tokens.row_K).to(gap_K)
     mean_K = same_KK @ gap_K / same_KK.sum(1).clamp(min=1)
     return -(mean_K.exp() * tokens.advantages_K * tokens.weights_K).sum(), {"ratio": mean_K.sum()}

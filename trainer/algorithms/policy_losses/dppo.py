@@ -18,7 +18,7 @@ def dppo(
     0.01 to 0.05 is not, though its ratio is 5.
     """
     ratio_K = torch.exp(log_ratios(logprobs_K, tokens)).detach().clamp(max=ratio_most)
-    moved_K = torch.exp(logprobs_K.detach()) - torch.exp(tokens.behavior_K)
+    moved_K = torch.exp(logprobs_K.detach()) - torch.exp(tokens.old_K)
     outside_K = moved_K * torch.sign(tokens.advantages_K) > most
     kept_K = torch.where(outside_K, torch.zeros_like(ratio_K), ratio_K)
     total = -(tokens.weights_K * kept_K * tokens.advantages_K * logprobs_K).sum()

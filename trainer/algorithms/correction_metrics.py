@@ -1,0 +1,61 @@
+"""What a correction did to a batch, in numbers for `metrics.jsonl`.
+
+Suffixes: N tokens of all rows, K those that were trained before the correction.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from agentrl.trainer.algorithms.rollout_correction import token_ratios
+from agentrl.types import Batch
+
+_CHANGED: Final = 0.01
+"""By how much a factor is off 1 where a token counts as corrected."""
+_QUANTILES: Final = {"p1": 0.01, "p50": 0.5, "p99": 0.99}
+
+
+def correction_metrics(batch: Batch) -> dict[str, float]:
+    """Shares of what was trained before, and the ratios' quantiles by the age of the weights.
+
+    `correct/corrected`: tokens with a factor that is off 1 by more than a hundredth, the rejected
+    ones included; `correct/rejected`; `correct/effective`: the effective sample size, (sum f)^2 /
+    (n sum f^2) for factors f, 0 where rejected; `correct/rejected_episodes`;
+    `correct/late0_ratio_p50`: the median of proximal over behavior among tokens of the newest
+    version in the batch, late1 of the one before. Empty without a correction, or if nothing was
+    trained.
+    """
+    rejected_N = batch.rejected_N
+    if rejected_N is None or not (rejected_N | batch.mask_N).any():
+        return {}
+    before_N = batch.mask_N | rejected_N
+    factors_N = batch.mask_N if batch.factors_N is None else batch.factors_N
+    factors_K = factors_N[before_N].astype(np.float64)
+    squares = float(np.dot(factors_K, factors_K))
+    episode_N = np.repeat(batch.episode_R, np.diff(batch.offsets_R1))
+    num_before = len(np.unique(episode_N[before_N]))
+    found = {
+        "corrected": float((np.abs(factors_K - 1) > _CHANGED).mean()),
+        "rejected": float(rejected_N[before_N].mean()),
+        "effective": factors_K.sum() ** 2 / (len(factors_K) * squares) if squares else 0.0,
+        "rejected_episodes": 1 - len(np.unique(episode_N[batch.mask_N])) / num_before,
+    }
+    return {f"correct/{name}": float(value) for name, value in found.items()} | _quantiles(
+        replace(batch, mask_N=before_N)
+    )
+
+
+def _quantiles(batch: Batch) -> dict[str, float]:
+    """Those of the ratios of all tokens in the mask, by how many versions late they are."""
+    if batch.proximal_N is None:
+        return {}
+    ratios_K = token_ratios(batch)[batch.mask_N]
+    versions_K = batch.versions_N[batch.mask_N]
+    return {
+        f"correct/late{versions_K.max() - version}_ratio_{name}": float(
+            np.quantile(ratios_K[versions_K == version], share)
+        )
+        for version in np.unique(versions_K)
+        for name, share in _QUANTILES.items()
+    }

@@ -1,0 +1,138 @@
+"""The corrections by name, and how what one gives is checked.
+
+Suffixes: N tokens of all rows, E episodes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.errors import RunError
+from agentrl.tools import user_code
+from agentrl.trainer.algorithms.needs import needs_of
+from agentrl.trainer.algorithms.rollout_correction import (
+    decoupled,
+    icepop,
+    mis,
+    reject_k1,
+    reject_k3,
+    sequence_mis,
+    sequence_tis,
+    tis,
+)
+from agentrl.trainer.algorithms.token_arrays import weights_fault
+from agentrl.types import Batch
+
+Correction = Callable[[Batch], Batch]
+"""Gives the batch with less of its mask, with factors on the loss weights, or with both."""
+
+BUILT_IN: Final[Mapping[str, Correction]] = {
+    "decoupled": decoupled,
+    "tis": tis,
+    "mis": mis,
+    "icepop": icepop,
+    "sequence_tis": sequence_tis,
+    "sequence_mis": sequence_mis,
+    "reject_k1": reject_k1,
+    "reject_k3": reject_k3,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCorrection:
+    """A correction of which mask and factors are taken, and checked each time."""
+
+    label: str
+    function: Correction
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What it declares."""
+        return needs_of(self.function)
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The corrected batch; raises RunError if it cannot be corrected, or was not."""
+        _check_sampled(self.label, batch)
+        with user_code(self.label, fault=RunError):
+            found = cast("object", self.function(batch))
+        if not isinstance(found, Batch):
+            raise RunError(f"{self.label} gave a {type(found).__name__}, expected a batch")
+        if fault := _mask_fault(found.mask_N, batch):
+            raise RunError(f"{self.label} gave {fault}")
+        if found.factors_N is not None and (fault := weights_fault(found.factors_N, found)):
+            raise RunError(f"{self.label}: as factors it {fault}")
+        if found.factors_N is not None and batch.proximal_N is None:
+            raise RunError(
+                f"{self.label} gave factors for the way to the proximal policy, whose logprobs the "
+                'batch does not have; declare it by @needs("proximal")'
+            )
+        return replace(
+            batch,
+            mask_N=found.mask_N,
+            factors_N=found.factors_N,
+            rejected_N=batch.mask_N & ~found.mask_N,
+        )
+
+
+def leave_out_rejected(batch: Batch) -> Batch:
+    """The batch as an estimator may see it: what is rejected as a whole belongs to no group.
+
+    Such an episode has a group of its own, so that no mean, deviation or baseline counts it. One
+    that had no trained token to begin with stays in its group.
+    """
+    if batch.rejected_N is None:
+        return batch
+    episode_N = np.repeat(batch.episode_R, np.diff(batch.offsets_R1))
+    number = len(batch.rewards_E)
+    kept_E = np.bincount(episode_N[batch.mask_N], minlength=number)
+    rejected_E = np.bincount(episode_N[batch.rejected_N], minlength=number)
+    alone_E = (kept_E == 0) & (rejected_E > 0)
+    new_E = batch.group_E.max(initial=0) + np.cumsum(alone_E)
+    return replace(batch, group_E=np.where(alone_E, new_E, batch.group_E).astype(np.int32))
+
+
+def _check_sampled(label: str, batch: Batch) -> None:
+    """Refuse a batch that does not say with which probabilities it was sampled."""
+    if not batch.temperature > 0:
+        raise RunError(
+            f"{label}: the batch was sampled at temperature {batch.temperature:g}, expected above "
+            "0; greedy samples have no ratio to correct"
+        )
+    behavior, proximal_N = batch.logprobs_N[batch.mask_N], batch.proximal_N
+    if proximal_N is None:
+        return
+    wrong = np.flatnonzero(np.isnan(proximal_N))
+    if len(wrong):
+        raise RunError(
+            f"{label}: the trainer's logprob of {_token_name(batch, int(wrong[0]))} is nan; its "
+            "weights are no longer finite: go back to an earlier checkpoint and lower trainer.lr"
+        )
+    if len(behavior) and not behavior.any() and proximal_N.any():
+        raise RunError(
+            f"{label}: the engine gave a logprob of 0 for all of the {len(behavior)} tokens, so "
+            "nothing says how they were sampled; use an engine that gives logprobs"
+        )
+
+
+def _mask_fault(found_N: object, batch: Batch) -> str | None:
+    if not isinstance(found_N, np.ndarray):
+        return f"a mask of type {type(found_N).__name__}, expected a bool array"
+    mask_N = cast("NDArray[np.bool_]", found_N)
+    if mask_N.shape != batch.mask_N.shape or mask_N.dtype != np.bool_:
+        return (
+            f"a mask of {mask_N.dtype} of shape {mask_N.shape}, expected a bool array of "
+            f"{batch.num_tokens}, one for each token of the batch"
+        )
+    added = np.flatnonzero(mask_N & ~batch.mask_N)
+    if len(added):
+        return f"a mask that trains {_token_name(batch, int(added[0]))}, which was not trained"
+    return None
+
+
+def _token_name(batch: Batch, token: int) -> str:
+    row = int(np.searchsorted(batch.offsets_R1, token, side="right")) - 1
+    episode = batch.episode_ids[int(batch.episode_R[row])]
+    return f"token {token - int(batch.offsets_R1[row])} of a segment of episode {episode}"
