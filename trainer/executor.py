@@ -114,6 +114,8 @@ class RankTrainer:
 
     supervised_update = _on_ranks(Trainer.supervised_update)
     with_values = _on_ranks(Trainer.with_values)
+    with_reference = _on_ranks(Trainer.with_reference)
+    with_proximal = _on_ranks(Trainer.with_proximal)
     logprobs = _on_ranks(Trainer.logprobs)
     save = _on_ranks(Trainer.save)
     load = _on_ranks(Trainer.load)

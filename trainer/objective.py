@@ -104,7 +104,11 @@ class PolicyObjective:
         self.sums[1:] += found
         if not self._has_penalty:
             return total
-        assert tokens.reference_K is not None
+        if tokens.reference_K is None:
+            raise RunError(
+                "trainer.kl.coef is above 0, but the batch has no logprobs of the reference; let "
+                "Trainer.with_reference add them before the update"
+            )
         kl_K = PENALTIES[self._config.kl.kind](logprobs_K, tokens.reference_K)
         self.sums[0] += float(kl_K.detach().sum())
         return total + self._config.kl.coef * (tokens.weights_K * kl_K).sum()

@@ -21,7 +21,7 @@ class Trainer(Protocol):
         ...
 
     def update(self, batch: Batch) -> StepStats:
-        """One policy update of a batch with advantages.
+        """One policy update of a batch with advantages and weights.
 
         The weights stay as they are, and `skipped` says why, if nothing in the batch can be trained
         or the gradient is not finite, or with an `alarm`: the gap to the engine is far outside what
@@ -50,6 +50,17 @@ class Trainer(Protocol):
 
         Raises ConfigError without a critic.
         """
+        ...
+
+    def with_reference(self, batch: Batch) -> Batch:
+        """The batch with the reference's logprobs, for the KL penalty and whoever reads them.
+
+        Raises ConfigError without a reference.
+        """
+        ...
+
+    def with_proximal(self, batch: Batch) -> Batch:
+        """The batch with the logprobs of the weights as they are, before any update by it."""
         ...
 
     def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:

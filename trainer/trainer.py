@@ -15,8 +15,9 @@ Suffixes: N tokens of the batch, R rows.
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -162,9 +163,7 @@ class LocalTrainer:
 
     def update(self, batch: Batch) -> StepStats:
         """See `Trainer.update`."""
-        with self._updating:
-            # In a thread that is new to torch the first products would use all of the cores.
-            torch.set_num_threads(torch.get_num_threads())
+        with self._working():
             return self._update_policy(batch)
 
     def give_up(self) -> bool:
@@ -176,12 +175,18 @@ class LocalTrainer:
             self._updating.release()
         return is_whole
 
+    @contextmanager
+    def _working(self) -> Generator[None]:
+        """What `give_up` waits for, in whatever thread."""
+        with self._updating:
+            # In a thread that is new to torch the first products would use all of the cores.
+            torch.set_num_threads(torch.get_num_threads())
+            yield
+
     def _update_policy(self, batch: Batch) -> StepStats:
         self._check_saving()
         started = time.perf_counter()
         num_verified = verify_batch(batch)
-        if self._reference is not None and batch.reference_N is None:
-            batch = self.with_reference(batch)
         _check_weighed(batch)
         objective = PolicyObjective(batch, self.loss, self.config)
         result = self._accumulate(batch, objective)
@@ -228,26 +233,31 @@ class LocalTrainer:
             raise ConfigError(
                 f"trainer.algorithm is {self.config.algorithm}, which has no critic; set it to ppo"
             )
-        with memory_errors(self.config.token_budget):
+        with self._working(), memory_errors(self.config.token_budget):
             return replace(batch, values_N=self.critic.values(batch))
 
     def with_reference(self, batch: Batch) -> Batch:
-        """The batch with the logprobs of the reference; raises ConfigError without one."""
+        """See `Trainer.with_reference`."""
         if self._reference is None:
             raise ConfigError("trainer.kl.coef is 0, which keeps no reference; set it above 0")
-        reference_N = np.zeros(batch.num_tokens, dtype=np.float32)
+        with adapters_off(self._reference):
+            return replace(batch, reference_N=self._measure_logprobs(self._reference, batch))
+
+    def with_proximal(self, batch: Batch) -> Batch:
+        """See `Trainer.with_proximal`."""
+        return replace(batch, proximal_N=self._measure_logprobs(self.model, batch))
+
+    def _measure_logprobs(self, model: PreTrainedModel, batch: Batch) -> NDArray[np.float32]:
+        """[N] A model's logprobs of the trained tokens, 0 elsewhere."""
+        logprobs_N = np.zeros(batch.num_tokens, dtype=np.float32)
         rows = trained_rows(batch)
         self._check_lengths(batch, rows)
-        for packed in self._micro_batches(batch, rows):
-            with (
-                memory_errors(self.config.token_budget),
-                torch.no_grad(),
-                adapters_off(self._reference),
-            ):
-                logprobs_K = policy_logprobs(self._reference, packed, batch.temperature)
-            reference_N[packed.source_K] = logprobs_K.cpu().numpy()
-        settle(self._reference)
-        return replace(batch, reference_N=self.ranks.sum_(reference_N))
+        with self._working(), memory_errors(self.config.token_budget), torch.no_grad():
+            for packed in self._micro_batches(batch, rows):
+                logprobs_K = policy_logprobs(model, packed, batch.temperature)
+                logprobs_N[packed.source_K] = logprobs_K.cpu().numpy()
+        settle(model)
+        return self.ranks.sum_(logprobs_N)
 
     def weights(self) -> WeightSource:
         """See `Trainer.weights`."""

@@ -41,7 +41,6 @@ from agentrl.rollout.prompts import OddPrompt
 from agentrl.tools.threads import EpisodeThread
 from agentrl.trainer.algorithms.recipe import BatchRecipe
 from agentrl.trainer.stats import GapAlarm, StepStats, SupervisedStats
-from agentrl.types import Batch
 
 _WAKE_S: Final = 0.5
 """How often the loop wakes during an update; a signal just before it falls asleep is not heard."""
@@ -125,7 +124,7 @@ class Controller:
         """Update and publish, while the engine makes way."""
         training = time.perf_counter()
         async with self._device.update_turn():
-            stats = await self._train_in_thread(self._make_batch(collected), collected, number)
+            stats = await self._train_in_thread(collected, number)
             publishing = time.perf_counter()
             times["train_s"] = publishing - training
             await self._device.before_publish()
@@ -166,17 +165,18 @@ class Controller:
             self._observer.warn(f"step {number}: left out: {one_line(next(iter(new.values())))}")
             self._store.event(event, step=number, tasks=[*new.values()])
 
-    def _make_batch(self, collected: Collected) -> Batch:
+    def _prepare_and_update(self, collected: Collected) -> StepStats:
         temperature = self._parts.config.rollout.temperature
         batch = make_batch(collected.episodes, temperature=temperature, greedy=collected.greedy)
-        return self._recipe.prepare(batch, self._parts.trainer)
+        trainer = self._parts.trainer
+        return trainer.update(self._recipe.prepare(batch, trainer))
 
-    async def _train_in_thread(self, batch: Batch, collected: Collected, number: int) -> StepStats:
+    async def _train_in_thread(self, collected: Collected, number: int) -> StepStats:
         self._observer.phase("train")
         # A thread, so that the loop looks after servers and sandboxes meanwhile; a daemon, since
         # one that was given up may be inside of a long product.
         thread = EpisodeThread("agentrl-update")
-        updating = asyncio.create_task(thread.call(self._parts.trainer.update, math.inf, batch))
+        updating = asyncio.create_task(thread.call(self._prepare_and_update, math.inf, collected))
         try:
             while not updating.done():
                 await asyncio.wait([updating], timeout=_WAKE_S)

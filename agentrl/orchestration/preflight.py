@@ -80,11 +80,6 @@ def make_plan(
         normalisation = make_normalisation(config.trainer, objects.get(config.trainer.normalise))
         for function in (estimator, normalisation):
             _check_needs_are_configured(config, function.label, function.needs)
-        if "reference" in estimator.needs:
-            raise ConfigError(
-                f"{estimator.label} needs a reference, whose logprobs come after the advantages; "
-                "read tokens.reference_K in a loss instead"
-            )
         _check_loss_needs(config, objects.get(config.trainer.loss))
     names = [name for env in envs for name in _check_tasks_and_list_tools(env, config, train)]
     if train:  # now that each environment is known to have a task

@@ -31,7 +31,6 @@ from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.rollout.sampler import TaskSampler
 from agentrl.run_dir import RunDirectory
 from agentrl.terminated import Terminated
-from agentrl.trainer.algorithms.recipe import make_recipe
 
 if TYPE_CHECKING:
     from agentrl.orchestration.controller import StepResult
@@ -115,6 +114,7 @@ class PlannedRun:
         """Prepare the model, load it, and make the controller of the parts around it."""
         from agentrl.orchestration import parts, store, warm_start  # torch, only now
         from agentrl.orchestration.controller import Controller
+        from agentrl.trainer.algorithms.recipe import make_recipe
 
         runner, journal, settings = self._runner, self._journal, self.config.trainer
         for line in long_prompts(plan):

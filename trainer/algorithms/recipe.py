@@ -1,16 +1,24 @@
 """What is done to a batch between the episodes and the update.
 
-values ─▶ advantages ─▶ weights ─▶ Trainer.update
+passes of the models ─▶ correction ─▶ shaping of rewards ─▶ advantages ─▶ weights ─▶ Trainer.update
+
+A pass (the critic's values, the reference's logprobs, the policy's own) is made where something
+needs it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from agentrl.trainer.algorithms.corrections import leave_out_rejected
 from agentrl.trainer.algorithms.estimators import CheckedEstimator, make_estimator
+from agentrl.trainer.algorithms.losses import make_loss
 from agentrl.trainer.algorithms.normalisations import CheckedNormalisation, make_normalisation
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.protocol import Trainer
 from agentrl.types import Batch
+
+Step = Callable[[Batch], Batch]
+"""Gives the batch with something of it replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,14 +27,34 @@ class BatchRecipe:
 
     estimator: CheckedEstimator
     normalisation: CheckedNormalisation
-    has_critic: bool
+    correction: Step | None = None
+    """Takes tokens out of the mask, or writes `factors_N`."""
+    shapings: Sequence[Step] = ()
+    """Each replaces rewards."""
+    needs: frozenset[str]
+    """What the functions and the loss need, all together."""
 
     def prepare(self, batch: Batch, trainer: Trainer) -> Batch:
         """The batch as `Trainer.update` takes it; raises RunError for what a function got wrong."""
-        if self.has_critic:
+        batch = self._make_passes(batch, trainer)
+        if self.correction is not None:
+            batch = self.correction(batch)
+        for shape in self.shapings:
+            batch = shape(batch)
+        batch = replace(batch, advantages_N=self.estimator(leave_out_rejected(batch)))
+        weights_N = self.normalisation(batch)
+        if batch.factors_N is not None:
+            weights_N = weights_N * batch.factors_N
+        return replace(batch, weights_N=weights_N)
+
+    def _make_passes(self, batch: Batch, trainer: Trainer) -> Batch:
+        if "critic" in self.needs:
             batch = trainer.with_values(batch)
-        batch = replace(batch, advantages_N=self.estimator(batch))
-        return replace(batch, weights_N=self.normalisation(batch))
+        if "reference" in self.needs:
+            batch = trainer.with_reference(batch)
+        if "proximal" in self.needs:
+            batch = trainer.with_proximal(batch)
+        return batch
 
 
 def make_recipe(
@@ -39,8 +67,10 @@ def make_recipe(
     Raises:
         ConfigError: there is none of a name, or what one gives is not what it has to be.
     """
-    return BatchRecipe(
-        estimator=make_estimator(config, find_object(config.estimator)),
-        normalisation=make_normalisation(config, find_object(config.normalise)),
-        has_critic=config.has_critic,
-    )
+    estimator = make_estimator(config, find_object(config.estimator))
+    normalisation = make_normalisation(config, find_object(config.normalise))
+    loss = make_loss(config, find_object(config.loss))
+    needs = {*estimator.needs, *normalisation.needs, *loss.needs}
+    needs |= {"critic"} if config.has_critic else set()
+    needs |= {"reference"} if config.kl.coef else set()
+    return BatchRecipe(estimator=estimator, normalisation=normalisation, needs=frozenset(needs))

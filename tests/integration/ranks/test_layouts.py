@@ -101,6 +101,7 @@ def adapters(
     ranks: Ranks, batch: Batch, config: TrainerConfig
 ) -> tuple[float, float, dict[str, Tensor]]:
     trainer = LocalTrainer(tiny_model(), config, total_steps=3, ranks=ranks)
+    batch = trainer.with_reference(batch)
     losses = [trainer.update(batch).loss for _ in range(3)]
     kl = trainer.update(batch).kl
     return losses[-1], kl, {n: whole(t).clone() for n, t in trainer.weights().named_tensors()}

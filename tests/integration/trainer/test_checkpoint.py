@@ -46,7 +46,8 @@ def make_trainer(seed: int = 0) -> LocalTrainer:
 def train(trainer: LocalTrainer, first: int, last: int) -> None:
     for step in range(first, last):
         segments = random_segments((12, 20, 7, 31), seed=step)
-        assert trainer.update(batch_of(segments, advantages=(1, -1, 2, -2))).skipped is None
+        batch = trainer.with_reference(batch_of(segments, advantages=(1, -1, 2, -2)))
+        assert trainer.update(batch).skipped is None
 
 
 def weights(trainer: LocalTrainer) -> dict[str, torch.Tensor]:

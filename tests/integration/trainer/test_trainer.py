@@ -19,7 +19,9 @@ from agentrl.errors import ConfigError, RecordMismatch, RunError
 from agentrl.tokens import TokenRecord, seal
 from agentrl.trainer import ClipConfig, KlConfig, RatioBandConfig, StepStats, TrainerConfig
 from agentrl.trainer import trainer as module
+from agentrl.trainer.algorithms.corrections import CheckedCorrection
 from agentrl.trainer.algorithms.losses import make_loss
+from agentrl.trainer.algorithms.recipe import make_recipe
 from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import Batch, StopReason
@@ -337,12 +339,63 @@ def test_the_penalty_pulls_back_to_the_starting_weights() -> None:
         before = plain_logprobs(model, batch).detach()
         config = TrainerConfig(lr=1e-3, kl=KlConfig(coef=coef), clip=ClipConfig(high=9, low=1))
         trainer = LocalTrainer(model, config, total_steps=9)
+        if coef:
+            with pytest.raises(RunError, match="has no logprobs of the reference; let Trainer"):
+                trainer.update(batch)
+            batch = trainer.with_reference(batch)
         stats = [trainer.update(batch) for _ in range(9)]
         assert stats[0].kl == pytest.approx(0, abs=1e-6)
         assert (stats[-1].kl > 1e-4) == (coef > 0)
         return float((plain_logprobs(model, batch).detach() - before).abs().mean())
 
     assert drift(10.0) < 0.5 * drift(0.0)
+
+
+def test_proximal_logprobs_are_those_of_the_weights_as_they_are() -> None:
+    model = tiny_model()
+    trainer = LocalTrainer(model, TrainerConfig(lr=1e-2, token_budget=20), total_steps=2)
+    batch = on_policy(model, random_segments((12, 9, 15)), advantages=(1, -1, 1))
+    proximal_N = trainer.with_proximal(batch).proximal_N
+    assert proximal_N is not None
+    assert proximal_N == pytest.approx(batch.logprobs_N, abs=1e-5)
+    trainer.update(batch)
+    proximal_N = trainer.with_proximal(batch).proximal_N
+    assert proximal_N is not None
+    assert np.abs(proximal_N - batch.logprobs_N).max() > 1e-3
+    assert proximal_N == pytest.approx(plain_logprobs(model, batch).detach().numpy(), abs=1e-5)
+
+
+def test_what_a_correction_rejects_is_not_trained_and_still_verified() -> None:
+    def reject(batch: Batch) -> Batch:
+        kept_N = batch.mask_N.copy()
+        kept_N[np.flatnonzero(kept_N)[::2]] = False
+        return replace(batch, mask_N=kept_N, factors_N=kept_N * np.float32(0.5))
+
+    def reward(batch: Batch) -> Batch:
+        return replace(batch, rewards_E=batch.rewards_E + 2)
+
+    model = tiny_model()
+    config = TrainerConfig(estimator="reinforce")
+    batch = on_policy(model, random_segments((12, 9, 15)))
+    trainer = LocalTrainer(model, config, total_steps=2)
+    recipe = replace(
+        make_recipe(config),
+        correction=CheckedCorrection("correction half", reject),
+        shapings=[reward],
+        needs=frozenset({"proximal"}),
+    )
+    ready = recipe.prepare(batch, trainer)
+    assert ready.advantages_N is not None
+    assert ready.weights_N is not None
+    assert set(ready.advantages_N[ready.mask_N]) == {2.0}
+    assert ready.weights_N.sum() == pytest.approx(0.5)
+    stats = trainer.update(ready)
+    assert stats.num_trained == stats.num_verified == reject(batch).num_trained
+    assert stats.loss == pytest.approx(-1, abs=1e-4)
+    assert ready.rejected_N is not None
+    ready.rejected_N[np.flatnonzero(ready.rejected_N)[0]] = False
+    with pytest.raises(RecordMismatch, match="episode-0: token"):
+        trainer.update(ready)
 
 
 def test_gradients_are_clipped_and_the_rate_follows_the_schedule() -> None:

@@ -111,6 +111,14 @@ class LoggedTrainer:
         self.log.append("values")
         return replace(batch, values_N=np.zeros(batch.num_tokens, dtype=np.float32))
 
+    def with_reference(self, batch: Batch) -> Batch:
+        self.log.append("reference")
+        return replace(batch, reference_N=np.zeros(batch.num_tokens, dtype=np.float32))
+
+    def with_proximal(self, batch: Batch) -> Batch:
+        self.log.append("proximal")
+        return replace(batch, proximal_N=np.zeros(batch.num_tokens, dtype=np.float32))
+
     def weights(self) -> WeightSource:
         return cast("WeightSource", None)
 

@@ -167,6 +167,22 @@ async def test_one_that_needs_a_critic_gets_values(bench: Bench) -> None:
     assert bench.log[:2] == ["pause", "values"]
 
 
+async def test_passes_are_made_where_something_needs_them(bench: Bench) -> None:
+    class Towards:
+        needs = ("reference", "proximal")
+
+        def __call__(self, batch: Batch) -> NDArray[np.float32]:
+            assert batch.proximal_N is not None
+            assert batch.reference_N is not None
+            return batch.proximal_N - batch.reference_N
+
+    await bench.controller("--trainer.kl.coef", "0.1", estimator=Towards()).step(1, REFS)
+    assert bench.log[:4] == ["pause", "reference", "proximal", "update"]
+    bench.log.clear()
+    await bench.controller("--trainer.kl.coef", "0.1").step(2, REFS)
+    assert bench.log[:3] == ["pause", "reference", "update"]
+
+
 async def test_an_alarm_is_told_and_the_last_one_ends_the_run(bench: Bench) -> None:
     bench.trainer.answers = [alarm(final=False), alarm(final=True)]
     controller = bench.controller()
