@@ -85,14 +85,14 @@ class RandomAgent:
             return AssistantTurn(text=str(rng.integers(1000)))
         tool = self.tools[int(rng.integers(len(self.tools)))]
         properties = cast("Mapping[str, Mapping[str, Any]]", tool.parameters["properties"])
-        arguments = {name: _draw_value(schema, rng) for name, schema in properties.items()}
+        arguments = {name: _draw_json(schema, rng) for name, schema in properties.items()}
         return AssistantTurn(calls=(ToolCall(name=tool.name, arguments=arguments, id="call_0"),))
 
 
-def _draw_value(schema: Mapping[str, Any], rng: np.random.Generator) -> Json:
+def _draw_json(schema: Mapping[str, Any], rng: np.random.Generator) -> Json:
     """A value of the schema's type; a short one."""
     if "anyOf" in schema:
-        return _draw_value(schema["anyOf"][int(rng.integers(len(schema["anyOf"])))], rng)
+        return _draw_json(schema["anyOf"][int(rng.integers(len(schema["anyOf"])))], rng)
     if "enum" in schema:
         return cast("Json", schema["enum"][int(rng.integers(len(schema["enum"])))])
     match schema.get("type"):
@@ -105,7 +105,7 @@ def _draw_value(schema: Mapping[str, Any], rng: np.random.Generator) -> Json:
         case "string":
             return str(schema["const"]) if "const" in schema else str(rng.integers(1000))
         case "array":
-            return [_draw_value(schema.get("items", {}), rng) for _ in range(int(rng.integers(3)))]
+            return [_draw_json(schema.get("items", {}), rng) for _ in range(int(rng.integers(3)))]
         case "object":
             return {}
         case _:

@@ -42,9 +42,9 @@ class Calculator(ToolEnv):
     def make_task(cls, rng: np.random.Generator, split: str, config: Config) -> Task:
         """A pair of numbers that belongs to the split, and an operator."""
         require_split(split)
-        a, b = _draw_numbers(rng, config.digits)
+        a, b = _draw_two_numbers_of_digits(rng, config.digits)
         while split_of("calculator", *sorted((a, b))) != split:
-            a, b = _draw_numbers(rng, config.digits)
+            a, b = _draw_two_numbers_of_digits(rng, config.digits)
         symbol = config.operators[int(rng.integers(len(config.operators)))]
         return Task(
             prompt=f"What is {a} {symbol} {b}?",
@@ -73,7 +73,7 @@ class Calculator(ToolEnv):
         return _Expert()
 
 
-def _draw_numbers(rng: np.random.Generator, digits: int) -> tuple[int, int]:
+def _draw_two_numbers_of_digits(rng: np.random.Generator, digits: int) -> tuple[int, int]:
     a, b = rng.integers(10 ** (digits - 1) if digits > 1 else 0, 10**digits, size=2)
     return int(a), int(b)
 

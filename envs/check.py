@@ -120,59 +120,59 @@ def check_env_class(
     env = env_class(config, verifier=verifier, tokenizer=tokenizer)
     tasks = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
     again = [env_class.task_at(i, split=split, seed=0, config=env.config) for i in range(num_tasks)]
-    listed = sorted(env_class.listed_tasks(split, env.config) or (), key=_prompt_length)
+    listed = sorted(env_class.listed_tasks(split, env.config) or (), key=_count_prompt_characters)
     tools = ", ".join(schema.name for schema in env.tool_schemas) or "none"
     with closing(env):
         found = [
-            ("tasks", _tasks_row(tasks, again)),
-            ("splits", _splits_row(env)),
-            *run(_played_rows(env, tasks)),
-            ("prompt", _prompt_row(env, [*tasks, *listed[-_NUM_LONG:]], tokenizer, limit)),
+            ("tasks", _judge_tasks_are_repeatable(tasks, again)),
+            ("splits", _judge_tasks_of_splits(env)),
+            *run(_judge_played_episodes(env, tasks)),
+            ("prompt", _judge_prompts(env, [*tasks, *listed[-_NUM_LONG:]], tokenizer, limit)),
             ("tools", (True, tools)),
-            ("gymnasium", _gym_row(env)),
+            ("gymnasium", _judge_gymnasium_conformance(env)),
         ]
     rows = [CheckRow(name=name, ok=ok, detail=detail) for name, (ok, detail) in found]
     return CheckReport(env=env_class.__name__, rows=tuple(rows), schemas=env.tool_schemas)
 
 
-async def _played_rows(env: ToolEnv, tasks: Sequence[Task]) -> list[tuple[str, Finding]]:
+async def _judge_played_episodes(env: ToolEnv, tasks: Sequence[Task]) -> list[tuple[str, Finding]]:
     here = Path.cwd()
-    null = await _play_all(env, NullAgent(), tasks)
+    null = await _play_tasks(env, NullAgent(), tasks)
     if any(tool.isolated for tool in declaration(type(env)).tools.values()):
         # The process that isolated tools share outlives episodes: let it be there before.
         await env.services.tool_pool.call(int, timeout_s=_WORKER_S)
-    before = _count_leakable()
-    random = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
-    again = await _play_all(env, RandomAgent(1, env.tool_schemas), tasks)
-    echo = await _play_all(env, EchoAgent(), tasks)
-    own = {name: await _play_all(env, a, tasks) for name, a in type(env).agents().items()}
+    before = _count_threads_processes_files()
+    random = await _play_tasks(env, RandomAgent(1, env.tool_schemas), tasks)
+    again = await _play_tasks(env, RandomAgent(1, env.tool_schemas), tasks)
+    echo = await _play_tasks(env, EchoAgent(), tasks)
+    own = {name: await _play_tasks(env, a, tasks) for name, a in type(env).agents().items()}
     simple = {"null": null, "random": random, "echo": echo}
-    expert = await _expert_row(env, tasks, simple)
-    after = await _settled_census(before)
+    expert = await _judge_expert_against_agents(env, tasks, simple)
+    after = await _recount_until_leaks_settle(before)
     moved = [] if Path.cwd() == here else [f"the working directory is now {Path.cwd()}"]
     os.chdir(here)
     agents = (*simple.items(), *own.items())
     return [
         ("expert", expert),
-        *((f"{name} agent", _agent_row(played)) for name, played in agents),
-        ("determinism", _same_row(random, again)),
-        ("reset twice", await _reset_row(env, tasks[0])),
+        *((f"{name} agent", _judge_episodes_of_agent(played)) for name, played in agents),
+        ("determinism", _judge_episodes_are_repeatable(random, again)),
+        ("reset twice", await _judge_second_reset(env, tasks[0])),
         ("leaks", _leak_row(before, after, moved)),
-        ("time", _time_row([*null, *random, *again, *echo])),
+        ("time", _describe_reset_and_step_times([*null, *random, *again, *echo])),
     ]
 
 
-async def _play_all(env: ToolEnv, agent: Agent, tasks: Sequence[Task]) -> list[_Played]:
+async def _play_tasks(env: ToolEnv, agent: Agent, tasks: Sequence[Task]) -> list[_Played]:
     """The agent's episodes up to the first invalid one: each may have waited for a time limit."""
     played: list[_Played] = []
     for seed, task in enumerate(tasks):
-        played.append(await _play_agent(env, agent, task, seed))
+        played.append(await _play_episode(env, agent, task, seed))
         if isinstance(played[-1].outcome, Invalid):
             break
     return played
 
 
-async def _play_agent(env: ToolEnv, agent: Agent, task: Task, seed: int) -> _Played:
+async def _play_episode(env: ToolEnv, agent: Agent, task: Task, seed: int) -> _Played:
     """One episode; a fault of the environment is its outcome."""
     played = _Played((), Invalid(reason="it was not scored", blame="environment"))
     try:
@@ -200,26 +200,26 @@ async def _play_turns(env: ToolEnv, agent: Agent, task: Task, seed: int, played:
     played.outcome = await env.ascore()
 
 
-async def _expert_row(
+async def _judge_expert_against_agents(
     env: ToolEnv, tasks: Sequence[Task], simple: Mapping[str, list[_Played]]
 ) -> Finding:
     """Whether the reward tells the expert, or else anybody, from agents that know nothing."""
     agent = type(env).expert()
-    returns = {name: _mean_return(played) for name, played in simple.items()}
+    returns = {name: _average_return(played) for name, played in simple.items()}
     if agent is None:
         values = {p.value for played in simple.values() for p in played}
         if len(values) == 1 and values != {0.0}:
             detail = f"none, and every agent gets {values.pop():.3g}: the reward tells nobody apart"
             return False, detail
         return True, "none; sft needs one"
-    ok, detail = _agent_row(played := await _play_all(env, agent, tasks))
+    ok, detail = _judge_episodes_of_agent(played := await _play_tasks(env, agent, tasks))
     best = max(returns, key=lambda name: returns[name])
-    if ok and _mean_return(played) <= returns[best]:
+    if ok and _average_return(played) <= returns[best]:
         return False, f"{detail}, but the {best} agent gets {returns[best]:.3g}"
     return ok, detail
 
 
-def _splits_row(env: ToolEnv) -> Finding:
+def _judge_tasks_of_splits(env: ToolEnv) -> Finding:
     """Whether there are tasks to measure with that are not trained on."""
     cls, config = type(env), env.config
     samples: dict[str, set[str]] = {}
@@ -239,11 +239,11 @@ def _splits_row(env: ToolEnv) -> Finding:
     return ok, detail if listed else f"of {_NUM_MADE}: {detail}"
 
 
-def _prompt_length(task: Task) -> int:
+def _count_prompt_characters(task: Task) -> int:
     return sum(len(message.content) for message in task.messages())
 
 
-def _tasks_row(first: Sequence[Task], second: Sequence[Task]) -> Finding:
+def _judge_tasks_are_repeatable(first: Sequence[Task], second: Sequence[Task]) -> Finding:
     for i, (a, b) in enumerate(zip(first, second, strict=True)):
         if a.id != b.id:
             detail = f"task {i} is another the second time; make_task must draw from its rng only"
@@ -251,29 +251,29 @@ def _tasks_row(first: Sequence[Task], second: Sequence[Task]) -> Finding:
     return True, f"{len(first)}, {len({task.id for task in first})} of them different; repeatable"
 
 
-def _agent_row(played: list[_Played]) -> Finding:
+def _judge_episodes_of_agent(played: list[_Played]) -> Finding:
     invalid = [p.outcome for p in played if isinstance(p.outcome, Invalid)]
     if invalid:
         return False, f"episode {len(played)} is invalid: {invalid[0].reason}"
     turns = sum(len(p.rewards) for p in played) / len(played)
     return (
         True,
-        f"{len(played)} episodes, mean return {_mean_return(played):.3g}, {turns:.1f} turns",
+        f"{len(played)} episodes, mean return {_average_return(played):.3g}, {turns:.1f} turns",
     )
 
 
-def _mean_return(played: list[_Played]) -> float:
+def _average_return(played: list[_Played]) -> float:
     return sum(p.value for p in played) / len(played)
 
 
-def _same_row(first: list[_Played], second: list[_Played]) -> Finding:
+def _judge_episodes_are_repeatable(first: list[_Played], second: list[_Played]) -> Finding:
     for i, (a, b) in enumerate(zip(first, second, strict=False)):
         if (a.messages, a.rewards, a.outcome) != (b.messages, b.rewards, b.outcome):
             return False, f"task {i} with the same seed and turns went differently; use self.rng"
     return True, "same seed and turns, same episode"
 
 
-async def _reset_row(env: ToolEnv, task: Task) -> Finding:
+async def _judge_second_reset(env: ToolEnv, task: Task) -> Finding:
     """A reset in the middle of an episode leaves nothing of it."""
     try:
         async with aclosing(env):
@@ -287,7 +287,7 @@ async def _reset_row(env: ToolEnv, task: Task) -> Finding:
     return same, detail
 
 
-def _count_leakable() -> dict[str, int]:
+def _count_threads_processes_files() -> dict[str, int]:
     """What a process can leak."""
     process = psutil.Process(os.getpid())
     return {
@@ -298,14 +298,14 @@ def _count_leakable() -> dict[str, int]:
     }
 
 
-async def _settled_census(before: dict[str, int]) -> dict[str, int]:
+async def _recount_until_leaks_settle(before: dict[str, int]) -> dict[str, int]:
     """The census after threads and processes that are ending had a second to do so."""
-    after = _count_leakable()
+    after = _count_threads_processes_files()
     for _ in range(20):
         if all(after[kind] <= before[kind] for kind in before):
             break
         await asyncio.sleep(0.05)
-        after = _count_leakable()
+        after = _count_threads_processes_files()
     return after
 
 
@@ -315,7 +315,7 @@ def _leak_row(before: dict[str, int], after: dict[str, int], moved: list[str]) -
     return not grown, detail if grown else "none"
 
 
-def _time_row(played: list[_Played]) -> Finding:
+def _describe_reset_and_step_times(played: list[_Played]) -> Finding:
     steps = [s for p in played for s in p.step_s] or [0.0]
     resets = [p.reset_s for p in played]
     detail = (
@@ -325,7 +325,7 @@ def _time_row(played: list[_Played]) -> Finding:
     return True, detail
 
 
-def _prompt_row(
+def _judge_prompts(
     env: ToolEnv, tasks: Sequence[Task], tokenizer: Tokenizer | None, limit: int | None
 ) -> Finding:
     try:
@@ -344,7 +344,7 @@ def _prompt_row(
     return True, f"at most {size} tokens"
 
 
-def _gym_row(env: ToolEnv) -> Finding:
+def _judge_gymnasium_conformance(env: ToolEnv) -> Finding:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:

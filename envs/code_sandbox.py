@@ -44,7 +44,7 @@ class CodeSandbox(BashTool, WriteFileTool, SandboxEnv):
         @functools.cached_property
         def tasks_by_split(self) -> Mapping[str, Sequence[Task]]:
             """Those of the file, read once for all that is played with these parameters."""
-            return _read_splits(Path(self.tasks))
+            return _read_tasks_by_split(Path(self.tasks))
 
     hook_timeout_s = 120.0
     """More than `grading_s` may be: what the policy's code does is scored."""
@@ -89,7 +89,7 @@ class CodeSandbox(BashTool, WriteFileTool, SandboxEnv):
         return _Expert()
 
 
-def _read_splits(file: Path) -> dict[str, list[Task]]:
+def _read_tasks_by_split(file: Path) -> dict[str, list[Task]]:
     """The tasks of a file by the splits that they belong to by their content."""
     found: dict[str, list[Task]] = {split: [] for split in SPLITS}
     for task in read_tasks(file):

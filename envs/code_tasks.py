@@ -48,40 +48,40 @@ class Family:
     numbers: tuple[int, ...]
 
 
-def _ints(rng: Generator, k: int) -> list[int]:
+def _draw_int_list(rng: Generator, k: int) -> list[int]:
     size = int(rng.integers(0, 12))
     found = [int(n) for n in rng.integers(-50, 50, size=size)]
     near = [int(n) for n in rng.integers(k - 3, k + 4, size=size)]
     return [a if rng.random() < 0.7 else b for a, b in zip(found, near, strict=True)]
 
 
-def _draw_number(rng: Generator, k: int) -> int:
+def _draw_number_below_60(rng: Generator, k: int) -> int:
     return int(rng.integers(0, 60))
 
 
-def _draw_word(rng: Generator, k: int) -> str:
+def _draw_spaced_letters(rng: Generator, k: int) -> str:
     letters = rng.choice(list("aabbcdeino   "), size=int(rng.integers(0, 20)))
     return " ".join("".join(letters).split())
 
 
 FAMILIES: Final = (
     Family("returns the sum of the integers in list x that are divisible by {k}",
-           "return sum(n for n in x if n % {k} == 0)", _ints, (2, 3, 4, 5, 6, 7)),
+           "return sum(n for n in x if n % {k} == 0)", _draw_int_list, (2, 3, 4, 5, 6, 7)),
     Family("returns list x without its elements that are smaller than {k}, in the same order",
-           "return [n for n in x if n >= {k}]", _ints, (-20, -10, 0, 5, 10, 20)),
+           "return [n for n in x if n >= {k}]", _draw_int_list, (-20, -10, 0, 5, 10, 20)),
     Family("returns the {k} largest integers of list x, largest first, or fewer if x is shorter",
-           "return sorted(x, reverse=True)[:{k}]", _ints, (1, 2, 3, 4, 5)),
+           "return sorted(x, reverse=True)[:{k}]", _draw_int_list, (1, 2, 3, 4, 5)),
     Family("returns list x rotated to the left by {k} places",
-           "k = {k} % len(x) if x else 0\nreturn x[k:] + x[:k]", _ints, (1, 2, 3, 4, 5)),
+           "k = {k} % len(x) if x else 0\nreturn x[k:] + x[:k]", _draw_int_list, (1, 2, 3, 4, 5)),
     Family("returns the sum of the digits of x, where x is an integer, times {k}",
-           "return sum(int(d) for d in str(x)) * {k}", _draw_number, (1, 2, 3, 4, 5)),
+           "return sum(int(d) for d in str(x)) * {k}", _draw_number_below_60, (1, 2, 3, 4, 5)),
     Family("returns the Fibonacci number of index x (0, 1, 1, 2, ...) modulo {k}",
            "a, b = 0, 1\nfor _ in range(x):\n    a, b = b, a + b\nreturn a % {k}",
-           _draw_number, (7, 10, 13, 97, 100)),
+           _draw_number_below_60, (7, 10, 13, 97, 100)),
     Family("returns the words of string x that have at least {k} letters, as a list",
-           "return [w for w in x.split() if len(w) >= {k}]", _draw_word, (1, 2, 3, 4)),
+           "return [w for w in x.split() if len(w) >= {k}]", _draw_spaced_letters, (1, 2, 3, 4)),
     Family("returns string x with every letter repeated {k} times and spaces removed",
-           "return ''.join(c * {k} for c in x if c != ' ')", _draw_word, (2, 3, 4)),
+           "return ''.join(c * {k} for c in x if c != ' ')", _draw_spaced_letters, (2, 3, 4)),
 )  # fmt: skip
 
 _FUNCTION: Final = (
@@ -148,9 +148,9 @@ def choose_arguments(rng: Generator, family: Family, k: int) -> list[Any]:
     """
     pool = list({repr(a): a for a in (family.argument(rng, k) for _ in range(_POOL))}.values())
     solve = compiled(solution_of(family, k))
-    right = [_result_of(solve, argument) for argument in pool]
+    right = [_run_program_as_json(solve, argument) for argument in pool]
     fooled = [
-        {i for i, argument in enumerate(pool) if _result_of(wrong, argument) == right[i]}
+        {i for i, argument in enumerate(pool) if _run_program_as_json(wrong, argument) == right[i]}
         for wrong in wrong_programs(family, k)
     ]
     chosen: list[int] = []
@@ -173,10 +173,10 @@ def wrong_programs(family: Family, k: int) -> Sequence[Program]:
     around = f"def right(x):\n{right.partition(chr(10))[2]}\ndef solve(x):\n    "
     texts += [f"{around}return right({argument})\n" for argument in _ARGUMENTS]
     texts += [f"{around}y = right(x)\n    return {result}\n" for result in _RESULTS]
-    return [compiled(text) for text in dict.fromkeys([*texts, *_with_bugs(right)])]
+    return [compiled(text) for text in dict.fromkeys([*texts, *_make_buggy_programs(right)])]
 
 
-def _with_bugs(text: str) -> Iterator[str]:
+def _make_buggy_programs(text: str) -> Iterator[str]:
     source = PackageSource(text.encode())
     for node in source.nodes():
         for operator in OPERATORS.values():
@@ -189,7 +189,7 @@ def _with_bugs(text: str) -> Iterator[str]:
                 yield broken
 
 
-def _result_of(solve: Program, argument: Any) -> str:
+def _run_program_as_json(solve: Program, argument: Any) -> str:
     """What a program gives, as text; how it fails does not matter."""
     try:
         return json.dumps(solve(argument))

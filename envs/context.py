@@ -144,11 +144,11 @@ class Summarise:
         at = view.threshold(self.at)
         if not view.exceeds(at - view.seed % (at // 4 + 1)):
             return None
-        then = partial(_after_summary, view.first)
+        then = partial(_append_summary_message, view.first)
         return Ask(request=self.request, then=then, trained=self.trained)
 
 
-def _after_summary(first: Sequence[Message], text: str) -> tuple[Message, ...]:
+def _append_summary_message(first: Sequence[Message], text: str) -> tuple[Message, ...]:
     return followed_by(first, f"{SUMMARY} {text.strip()}")
 
 

@@ -50,7 +50,7 @@ def declaration(cls: "type[ToolEnv]") -> Declaration:
     """
     found: object = vars(cls).get("_declaration")
     if not isinstance(found, Declaration):
-        found = _read_class(cls)
+        found = _read_declaration_of_class(cls)
         type.__setattr__(cls, "_declaration", found)
     return found
 
@@ -63,33 +63,33 @@ def refresh_declaration(cls: "type[ToolEnv]") -> None:
     """
     found = declaration(cls)
     if isinstance(cls.verifier, str):
-        verifier = _own_verifier(cls)
-        found = replace(found, verifier=verifier, success_at=_success_at(cls, verifier))
+        verifier = _resolve_verifier(cls)
+        found = replace(found, verifier=verifier, success_at=_resolve_success_at(cls, verifier))
         type.__setattr__(cls, "_declaration", found)
 
 
-def _own_verifier(cls: "type[ToolEnv]") -> Verifier | None:
-    return None if cls.verifier is None else resolve_verifier(cls.verifier, _folder_of(cls))
+def _resolve_verifier(cls: "type[ToolEnv]") -> Verifier | None:
+    return None if cls.verifier is None else resolve_verifier(cls.verifier, _find_class_folder(cls))
 
 
-def _read_class(cls: "type[ToolEnv]") -> Declaration:
-    _check_init(cls)
+def _read_declaration_of_class(cls: "type[ToolEnv]") -> Declaration:
+    _check_init_signature(cls)
     rules_of(cls)
     if not callable(cls.context):
         raise ConfigError(f"{cls.__name__}.context is {cls.context!r}, expected a context policy")
-    verifier = _own_verifier(cls)
+    verifier = _resolve_verifier(cls)
     return Declaration(
         verifier=verifier,
-        success_at=_success_at(cls, verifier),
-        tools={spec.name: spec for spec in _all_tools(cls)},
-        source=_find_source(cls),
+        success_at=_resolve_success_at(cls, verifier),
+        tools={spec.name: spec for spec in _list_tools_of_class(cls)},
+        source=_make_task_source_of_class(cls),
         hooks=frozenset(
             h for h in ("setup", "reply", "score", "state_key", "teardown") if _defines_hook(cls, h)
         ),
     )
 
 
-def _success_at(cls: "type[ToolEnv]", verifier: Verifier | None) -> float | None:
+def _resolve_success_at(cls: "type[ToolEnv]", verifier: Verifier | None) -> float | None:
     """What the class says of its own scoring, else what its verifier says."""
     declared = cast("object", cls.success_at)
     if declared is None:
@@ -99,7 +99,7 @@ def _success_at(cls: "type[ToolEnv]", verifier: Verifier | None) -> float | None
     return check_success_at(declared, scores, cls.__name__)
 
 
-def _check_init(cls: "type[ToolEnv]") -> None:
+def _check_init_signature(cls: "type[ToolEnv]") -> None:
     """An instance is made by the loop, with the arguments of `ToolEnv`."""
     signature = inspect.signature(cls.__init__)
     try:
@@ -131,8 +131,8 @@ def task_source(cls: "type[ToolEnv]", config: Config) -> TaskSource:
     return declaration(cls).source(config)
 
 
-def _find_source(cls: "type[ToolEnv]") -> Callable[[Config], TaskSource]:
-    folder = _folder_of(cls)
+def _make_task_source_of_class(cls: "type[ToolEnv]") -> Callable[[Config], TaskSource]:
+    folder = _find_class_folder(cls)
     found = ["tasks"] * (cls.tasks is not None)
     found += [name for name in ("make_task", "list_tasks") if hasattr(cls, name)]
     match found:
@@ -143,7 +143,7 @@ def _find_source(cls: "type[ToolEnv]") -> Callable[[Config], TaskSource]:
             list_tasks = cast("Callable[[Config], Tasks]", getattr(cls, "list_tasks"))  # noqa: B009
             return lambda config: listed_tasks(_call_list_tasks(list_tasks, config), folder)
         case ["make_task"]:
-            make_task = _make_task(cls)
+            make_task = _adapt_make_task_signature(cls)
             return lambda config: GeneratedTasks(lambda rng, split: make_task(rng, split, config))
         case _:
             both = f"both {' and '.join(found)}" if found else "no tasks"
@@ -179,7 +179,7 @@ def make_config(cls: "type[ToolEnv]", config: Config | Mapping[str, Any] | None)
         ) from error
 
 
-def _make_task(
+def _adapt_make_task_signature(
     cls: "type[ToolEnv]",
 ) -> Callable[[np.random.Generator, str, Config], Task]:
     """The class's `make_task` in its longer form, with the config."""
@@ -199,7 +199,7 @@ def _make_task(
             )
 
 
-def _all_tools(cls: "type[ToolEnv]") -> tuple[ToolSpec, ...]:
+def _list_tools_of_class(cls: "type[ToolEnv]") -> tuple[ToolSpec, ...]:
     """Methods first, then the functions in `tools`."""
     specs = list(tools_of(cls))
     for function in cls.tools:
@@ -216,7 +216,7 @@ def _defines_hook(cls: "type[ToolEnv]", hook: str) -> bool:
     return definer.__module__ != "agentrl.envs.toolenv"
 
 
-def _folder_of(cls: type) -> Path:
+def _find_class_folder(cls: type) -> Path:
     """Where the class is written, else the current directory."""
     try:
         return Path(inspect.getfile(cls)).resolve().parent

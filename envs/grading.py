@@ -57,7 +57,7 @@ os._exit(0)
 def check_tests(tests: object, where: str) -> None:
     """Raise a ConfigError unless these are tests that a right program can pass."""
     found = cast("list[object]", tests) if isinstance(tests, list) else []
-    kinds = {_keys(test) for test in found}
+    kinds = {_sort_keys_of_test(test) for test in found}
     if len(kinds) != 1 or not kinds <= _KINDS.keys():
         raise ConfigError(
             f"{where} has no tests as its answer, expected a list of objects that all have the "
@@ -65,16 +65,16 @@ def check_tests(tests: object, where: str) -> None:
         )
     for number, test in enumerate(cast("list[dict[str, object]]", found), start=1):
         for key, value in test.items():
-            said = _fault(key, value)
+            said = _describe_fault_in_test(key, value)
             if said:
                 raise ConfigError(f"{where}: {key} of its test {number} {said}")
 
 
-def _keys(test: object) -> tuple[str, ...]:
+def _sort_keys_of_test(test: object) -> tuple[str, ...]:
     return tuple(sorted(cast("dict[str, object]", test))) if isinstance(test, dict) else ()
 
 
-def _fault(key: str, value: object) -> str:
+def _describe_fault_in_test(key: str, value: object) -> str:
     """What is wrong with a part of a test; "" if nothing is."""
     kind = type(value)
     if key == "args" and kind is not list:
@@ -109,21 +109,21 @@ async def share_passed(
     await sandbox.write_file(SOLUTION, code)
     calls = "args" in tests[0]
     spec = {"inputs": [t["args" if calls else "stdin"] for t in tests], "timeout_s": timeout_s}
-    expected = [test[_KINDS[_keys(test)][1]] for test in tests]
+    expected = [test[_KINDS[_sort_keys_of_test(test)][1]] for test in tests]
     done = await sandbox.exec(
         ["python3", "-I", "-c", _HEAD + (_CALLS if calls else _PROGRAMS) + _TAIL],
         stdin=json.dumps(spec).encode(),
         timeout_s=all_s,
         max_output=sandbox.limits.output_bytes + _ROOM * len(json.dumps(expected)),
     )
-    results = _results(done.stdout) if done.ok and not done.stdout_truncated else []
+    results = _parse_sandbox_results(done.stdout) if done.ok and not done.stdout_truncated else []
     if len(results) != len(tests):
         return 0.0
     pairs = zip(results, tests, strict=True)
-    return sum(_passes(result, test) for result, test in pairs) / len(tests)
+    return sum(_is_test_passed(result, test) for result, test in pairs) / len(tests)
 
 
-def _results(data: bytes) -> list[object]:
+def _parse_sandbox_results(data: bytes) -> list[object]:
     """What the sandbox says of each test; nothing where it says nothing that can be read."""
     try:
         value: object = json.loads(data)
@@ -132,10 +132,10 @@ def _results(data: bytes) -> list[object]:
     return cast("list[object]", value) if isinstance(value, list) else []
 
 
-def _passes(result: object, test: Mapping[str, Any]) -> bool:
+def _is_test_passed(result: object, test: Mapping[str, Any]) -> bool:
     match result:
         case [str(text)]:
-            found, wanted = _KINDS[_keys(test)]
+            found, wanted = _KINDS[_sort_keys_of_test(test)]
             return found(text, test[wanted])
         case _:
             return False

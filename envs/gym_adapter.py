@@ -114,9 +114,9 @@ class GymSide(gymnasium.Env[str, str]):
 
     def seed_rng(self, seed: int | None) -> None:
         """Seed `np_random` as Gymnasium does; None leaves the generator as it is."""
-        super().reset(seed=None if self._takes_later(seed) else seed)
+        super().reset(seed=None if self._defer_seeding_of_np_random(seed) else seed)
 
-    def _takes_later(self, seed: int | None) -> bool:
+    def _defer_seeding_of_np_random(self, seed: int | None) -> bool:
         """Keep a sound seed for `np_random`: to make a generator costs more than most resets."""
         sound = isinstance(seed, int) and seed >= 0
         if sound:

@@ -44,18 +44,18 @@ class Resources:
     def enter_context(self, manager: AbstractContextManager[T]) -> T:
         """Enter and keep; returns what `with` would bind."""
         value = manager.__enter__()
-        self._add_close(lambda: manager.__exit__(None, None, None))
+        self._register_close_callback(lambda: manager.__exit__(None, None, None))
         return value
 
     async def enter_async_context(self, manager: AbstractAsyncContextManager[T]) -> T:
         """Enter and keep; returns what `async with` would bind."""
         value = await manager.__aenter__()
-        self._add_close(lambda: manager.__aexit__(None, None, None))
+        self._register_close_callback(lambda: manager.__aexit__(None, None, None))
         return value
 
     def push(self, manager: AbstractContextManager[object]) -> None:
         """Keep something that is entered already; only its exit is left to do."""
-        self._add_close(lambda: manager.__exit__(None, None, None))
+        self._register_close_callback(lambda: manager.__exit__(None, None, None))
 
     def callback(
         self,
@@ -64,13 +64,13 @@ class Resources:
         **kwargs: P.kwargs,
     ) -> None:
         """Call the function at the end; it may be async."""
-        self._add_close(lambda: function(*args, **kwargs))
+        self._register_close_callback(lambda: function(*args, **kwargs))
 
     def pop(self) -> Exit | None:
         """Take away what is to be closed next."""
         return self._exits.pop() if self._exits else None
 
-    def _add_close(self, close: Callable[[], object | Awaitable[object]]) -> None:
+    def _register_close_callback(self, close: Callable[[], object | Awaitable[object]]) -> None:
         self._exits.append(Exit(close, threading.get_ident()))
 
 
@@ -114,13 +114,13 @@ class World:
                 return hook()
 
         if inspect.iscoroutinefunction(hook):
-            return await self._in_loop(what, hook)
+            return await self._run_hook_in_event_loop(what, hook)
         try:
             result = await self.call_sync(what, guarded, self._rules.hook_timeout_s)
         except TimeoutError:
-            raise self._late_fault(what) from None
+            raise self._make_hook_timeout_fault(what) from None
         if inspect.isawaitable(result):
-            return await self._in_loop(what, lambda: result)
+            return await self._run_hook_in_event_loop(what, lambda: result)
         return result
 
     async def settle(self) -> bool:
@@ -134,7 +134,7 @@ class World:
         thread = self._thread
         if thread is None or await thread.wait_idle(self._rules.grace_s):
             return True
-        if not thread.abandon(self._on_return):
+        if not thread.abandon(self._close_after_abandoned_call):
             return True
         self.abandoned = True
         self._census.abandon(self._doing)
@@ -149,13 +149,13 @@ class World:
         if not await self.settle():
             return
         faults: list[EpisodeError] = []
-        while step := self._next_step():
+        while step := self._pop_next_cleanup():
             what, close, on_thread = step
             try:
                 if on_thread:
                     await self.call_hook(what, close)
                 else:
-                    await self._in_loop(what, close)
+                    await self._run_hook_in_event_loop(what, close)
             except EpisodeError as fault:
                 faults.append(fault)
                 if not await self.settle():
@@ -166,16 +166,16 @@ class World:
         if faults:
             raise faults[0]
 
-    async def _in_loop(self, what: str, hook: Hook) -> object:
+    async def _run_hook_in_event_loop(self, what: str, hook: Hook) -> object:
         try:
-            return await within(self._rules.hook_timeout_s, _run_here(what, hook))
+            return await within(self._rules.hook_timeout_s, _run_hook_here(what, hook))
         except OutOfTime:
-            raise self._late_fault(what) from None
+            raise self._make_hook_timeout_fault(what) from None
 
-    def _late_fault(self, what: str) -> EnvironmentFault:
+    def _make_hook_timeout_fault(self, what: str) -> EnvironmentFault:
         return EnvironmentFault(f"{what} did not end within {self._rules.hook_timeout_s:g} s")
 
-    def _next_step(self) -> tuple[str, Hook, bool] | None:
+    def _pop_next_cleanup(self) -> tuple[str, Hook, bool] | None:
         """What is to be closed next, and whether that is the episode thread's to do."""
         if self._teardown is not None:
             what, hook = self._teardown
@@ -187,20 +187,20 @@ class World:
         on_thread = self._thread is not None and found.thread == self._thread.ident
         return "closing a resource", found.close, on_thread
 
-    def _on_return(self) -> None:
+    def _close_after_abandoned_call(self) -> None:
         """On the abandoned thread, after its call came back."""
-        asyncio.run(self._close_here())
+        asyncio.run(self._run_remaining_cleanups())
         self._census.come_back(self._doing)
 
-    async def _close_here(self) -> None:
-        while step := self._next_step():
+    async def _run_remaining_cleanups(self) -> None:
+        while step := self._pop_next_cleanup():
             try:
-                await _run_here(step[0], step[1])
+                await _run_hook_here(step[0], step[1])
             except EpisodeError as fault:
                 _log.warning("%s, after it hung: %s", self._doing, fault)
 
 
-async def _run_here(what: str, hook: Hook) -> object:
+async def _run_hook_here(what: str, hook: Hook) -> object:
     """Run on this thread."""
     with user_code(what):
         result = hook()

@@ -65,9 +65,9 @@ class LongHaul(ToolEnv):
     def make_task(cls, rng: np.random.Generator, split: str, config: Config) -> Task:
         """A key that belongs to the split, and the pages."""
         require_split(split)
-        key = _draw_key(rng)
+        key = _draw_digit_noun_and_quality(rng)
         while split_of("long_haul", key) != split:
-            key = _draw_key(rng)
+            key = _draw_digit_noun_and_quality(rng)
         drawn: list[list[int]] = rng.integers(
             len(_OTHERS), size=(config.pages, _SENTENCES)
         ).tolist()
@@ -107,7 +107,7 @@ class LongHaul(ToolEnv):
         return _Expert()
 
 
-def _draw_key(rng: np.random.Generator) -> str:
+def _draw_digit_noun_and_quality(rng: np.random.Generator) -> str:
     digit, noun, quality = rng.integers(10, size=3).tolist()
     return f"{digit} {_NOUNS[noun]} {_QUALITIES[quality]}"
 

@@ -38,9 +38,9 @@ class NumberGuess(ToolEnv):
     def make_task(cls, rng: np.random.Generator, split: str, config: Config) -> Task:
         """A range and a secret number in it that belong to the split."""
         require_split(split)
-        low, secret = _draw(rng, config)
+        low, secret = _draw_low_and_secret(rng, config)
         while split_of("number_guess", low, secret) != split:
-            low, secret = _draw(rng, config)
+            low, secret = _draw_low_and_secret(rng, config)
         high = low + config.width - 1
         return Task(
             prompt=f"My number is between {low} and {high}.",
@@ -77,7 +77,7 @@ class NumberGuess(ToolEnv):
         return _Expert()
 
 
-def _draw(rng: np.random.Generator, config: NumberGuess.Config) -> tuple[int, int]:
+def _draw_low_and_secret(rng: np.random.Generator, config: NumberGuess.Config) -> tuple[int, int]:
     low = int(rng.integers(config.min_low, config.max_low + 1))
     return low, int(rng.integers(low, low + config.width))
 

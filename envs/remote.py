@@ -141,12 +141,12 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 def serve(address: str, birth: EnvSpec) -> None:
     """What the process runs: the environment, until the other side hangs up."""
-    asyncio.run(_serve_requests(address, birth))
+    asyncio.run(_serve_env_over_socket(address, birth))
 
 
-async def _serve_requests(address: str, birth: EnvSpec) -> None:
+async def _serve_env_over_socket(address: str, birth: EnvSpec) -> None:
     own_score = "score" in declaration(birth.env_class).hooks
-    verifier = None if own_score else _scored_outside
+    verifier = None if own_score else _return_zero_score
     env = birth.env_class(birth.config, verifier=verifier)
     for name, value in birth.rules:
         setattr(env, name, value)
@@ -156,10 +156,10 @@ async def _serve_requests(address: str, birth: EnvSpec) -> None:
             method, args, kwargs = cast("tuple[str, Any, Any]", await _receive_frame(reader))
         except EOFError:
             return
-        await _send_frame(writer, await _answer_request(env, method, args, kwargs))
+        await _send_frame(writer, await _call_env_method(env, method, args, kwargs))
 
 
-async def _answer_request(env: "ToolEnv", method: str, args: Any, kwargs: Any) -> Reply:
+async def _call_env_method(env: "ToolEnv", method: str, args: Any, kwargs: Any) -> Reply:
     value, error = None, None
     try:
         value = await getattr(env, method)(*args, **kwargs)
@@ -168,7 +168,7 @@ async def _answer_request(env: "ToolEnv", method: str, args: Any, kwargs: Any) -
     return Reply(value, env.view() if env.conversation else None, error)
 
 
-def _scored_outside(task: Task, answer: Any) -> float:
+def _return_zero_score(task: Task, answer: Any) -> float:
     return 0.0
 
 
@@ -234,7 +234,7 @@ class RemotePlay:
         """Start the process and begin the episode there."""
         limit_s = self._rules.hook_timeout_s
         self._process = await EnvProcess.start(self._birth, self._pool, limit_s)
-        await self._call_remote("areset", limit_s, seed=seed, options={"task": self.task})
+        await self._call_in_process("areset", limit_s, seed=seed, options={"task": self.task})
 
     async def advance(self, turn: AssistantTurn) -> Transition:
         """Play one turn there; a process that does not answer in time is killed."""
@@ -242,20 +242,20 @@ class RemotePlay:
         known = len(self.messages)
         limit_s = len(turn.calls) * self._tool_s + self._turn_s
         try:
-            transition: Transition = await self._call_remote("advance", limit_s, turn)
+            transition: Transition = await self._call_in_process("advance", limit_s, turn)
         except TimeoutError:
-            return await self._give_up(EpisodeStop.TOOL_TIMEOUT, turn)
+            return await self._end_stuck_episode(EpisodeStop.TOOL_TIMEOUT, turn)
         return replace(transition, messages=self.messages[known + 1 :])
 
     async def truncate(self, stop: EpisodeStop, turn: AssistantTurn | None) -> Transition:
         """End the episode by a budget; a process that is still busy is killed."""
         new = None if turn is self._last_turn else turn
         try:
-            transition: Transition = await self._call_remote(
+            transition: Transition = await self._call_in_process(
                 "truncate", self._rules.grace_s, stop, new
             )
         except TimeoutError:
-            return await self._give_up(stop, turn)
+            return await self._end_stuck_episode(stop, turn)
         return transition
 
     async def score(self) -> Outcome:
@@ -264,7 +264,7 @@ class RemotePlay:
             return Invalid(reason="the environment's process died", blame="environment")
         if self._process is None:
             return Score(value=0.0)
-        outcome: Outcome = await self._call_remote("ascore", self._rules.hook_timeout_s)
+        outcome: Outcome = await self._call_in_process("ascore", self._rules.hook_timeout_s)
         return outcome
 
     async def close(self) -> None:
@@ -272,13 +272,13 @@ class RemotePlay:
         if self._process is None:
             return
         try:
-            await self._call_remote("aclose", 2 * self._rules.hook_timeout_s)
+            await self._call_in_process("aclose", 2 * self._rules.hook_timeout_s)
         except TimeoutError:
             raise EnvironmentFault("teardown did not end in time; its process is gone") from None
         finally:
-            await self._kill_process()
+            await self._kill_env_process()
 
-    async def _call_remote(
+    async def _call_in_process(
         self, method: str, limit_s: float, *args: object, **kwargs: object
     ) -> Any:
         """The value of a method there; the view comes back with it."""
@@ -287,32 +287,32 @@ class RemotePlay:
         try:
             reply = await self._process.ask(method, limit_s + _SLACK_S, *args, **kwargs)
         except ProcessDied:
-            await self._kill_process()
+            await self._kill_env_process()
             self._view = replace(self._view, stop=EpisodeStop.INVALID)
             raise
         if reply.view is not None:
             known = self.messages
-            new = tuple(self._cut_message(message) for message in reply.view.messages[len(known) :])
+            new = tuple(self._cut_result(message) for message in reply.view.messages[len(known) :])
             self._view = replace(reply.view, messages=(*known, *new))
         if reply.error is not None:
             raise reply.error
         return reply.value
 
-    def _cut_message(self, message: Message) -> Message:
+    def _cut_result(self, message: Message) -> Message:
         if message.role != "tool":
             return message
         text = truncate_middle(message.content, self._rules.max_tool_tokens, self._tokenizer)
         return replace(message, content=text)
 
-    async def _give_up(self, stop: EpisodeStop, turn: AssistantTurn | None) -> Transition:
+    async def _end_stuck_episode(self, stop: EpisodeStop, turn: AssistantTurn | None) -> Transition:
         """The process is stuck in a turn: that ends the episode."""
-        await self._kill_process()
+        await self._kill_env_process()
         new = () if turn is None else (turn.message(),)
         answer = None if turn is None else turn.text
         self._view = replace(self._view, messages=(*self.messages, *new), answer=answer, stop=stop)
         return Transition(stop=stop, num_calls=0 if turn is None else len(turn.calls))
 
-    async def _kill_process(self) -> None:
+    async def _kill_env_process(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             await process.kill()

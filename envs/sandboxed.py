@@ -34,7 +34,7 @@ class SandboxEnv(UsesSandbox, ToolEnv):
     @asynccontextmanager
     async def admission(self, task: Task) -> AsyncGenerator[object]:
         """Wait for a free sandbox."""
-        async with self._lease(task) as sandbox:
+        async with self._lease_sandbox(task) as sandbox:
             self._lent = sandbox
             yield sandbox
         self._lent = None
@@ -43,13 +43,13 @@ class SandboxEnv(UsesSandbox, ToolEnv):
         """Take the sandbox; without the agent loop, wait for one here."""
         sandbox = self._lent
         if sandbox is None:
-            sandbox = await self.resources.enter_async_context(self._lease(self.task))
+            sandbox = await self.resources.enter_async_context(self._lease_sandbox(self.task))
         self.use_sandbox(sandbox)
 
     def sandbox_for(self, task: Task) -> SandboxOptions:
         """The sandbox that a task needs; default: the same for all."""
         return self.config.sandbox
 
-    def _lease(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:
+    def _lease_sandbox(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:
         options = self.sandbox_for(task)
         return self.services.sandboxes.acquire(options, queue_timeout_s=_QUEUE_S)

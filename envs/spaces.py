@@ -78,14 +78,14 @@ class TokenSpace(Space[tuple[int, ...]]):
         if isinstance(x, np.ndarray):
             array = cast("NDArray[np.generic]", x)
             integers = np.issubdtype(array.dtype, np.integer)
-            return array.ndim == 1 and integers and self._in_range(array)
+            return array.ndim == 1 and integers and self._are_ids_in_vocabulary(array)
         if not isinstance(x, Sequence) or isinstance(x, str | bytes):
             return False
         ids = cast("Sequence[object]", x)
         integers = all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids)
-        return integers and self._in_range(ids)
+        return integers and self._are_ids_in_vocabulary(ids)
 
-    def _in_range(self, ids: Any) -> bool:
+    def _are_ids_in_vocabulary(self, ids: Any) -> bool:
         return all(0 <= i < self.vocab_size for i in ids)
 
     def to_jsonable(self, sample_n: Iterable[tuple[int, ...]]) -> list[list[int]]:

@@ -105,11 +105,11 @@ class SweSandbox(
             "place": config.image_root,
             "skip_bad": config.skip_bad,
         }
-        found = _fetch(stamp_of(Path(place["file"])), **place)
-        _build_images(found, build=config.build_images)
+        found = _fetch_tasks(stamp_of(Path(place["file"])), **place)
+        _build_missing_docker_images(found, build=config.build_images)
         if config.skip_bad or config.guarded_only:
-            found = _worth_having(found, config)
-        _warn_of_unguarded(found)
+            found = _drop_bad_tasks(found, config)
+        _warn_of_tasks_without_decoys(found)
         tasks = {
             split: tuple(
                 Task(id=repair.id, prompt=repair.issue, data=place)
@@ -158,7 +158,7 @@ class SweSandbox(
             await fill(self.sandbox, trees.whole, commit=False)
 
         grading = self._guarded
-        return _score(
+        return _make_score_from_verdict(
             await grade(self.sandbox, grading, patch, fresh),
             (len(grading.fail_to_pass), len(grading.pass_to_pass)),
         )
@@ -175,7 +175,7 @@ class SweSandbox(
 
 
 @functools.lru_cache(maxsize=8)
-def _fetch(_: Stamp, file: str, repos: str, place: str, skip_bad: bool) -> Sequence[Repair]:
+def _fetch_tasks(_: Stamp, file: str, repos: str, place: str, skip_bad: bool) -> Sequence[Repair]:
     """The tasks of a file, once all archives and test tools that they need are in the cache."""
     known_repairs.cache_clear()  # of the file as it was
     found, problems = known_repairs(file, repos, place, skip_bad)
@@ -189,7 +189,7 @@ def _fetch(_: Stamp, file: str, repos: str, place: str, skip_bad: bool) -> Seque
     return tuple(found.values())
 
 
-def _build_images(repairs: Sequence[Repair], *, build: bool) -> None:
+def _build_missing_docker_images(repairs: Sequence[Repair], *, build: bool) -> None:
     for repair in repairs:
         if not isinstance(repair, PublicRepair) or not repair.dockerfile:
             continue
@@ -203,7 +203,7 @@ def _build_images(repairs: Sequence[Repair], *, build: bool) -> None:
             engine().build_image(repair.dockerfile, repair.image)
 
 
-def _warn_of_unguarded(found: Sequence[Repair]) -> None:
+def _warn_of_tasks_without_decoys(found: Sequence[Repair]) -> None:
     records = [repair for repair in found if isinstance(repair, BuiltRepair)]
     bare = sum(not repair.task.deciding for repair in records)
     if bare:
@@ -215,7 +215,7 @@ def _warn_of_unguarded(found: Sequence[Repair]) -> None:
         )
 
 
-def _worth_having(found: Sequence[Repair], config: SweSandbox.Config) -> Sequence[Repair]:
+def _drop_bad_tasks(found: Sequence[Repair], config: SweSandbox.Config) -> Sequence[Repair]:
     """The tasks without those that the configuration leaves out, each with a warning."""
     kept: list[Repair] = []
     for task in run_sync(survey(found, config.sandbox)):
@@ -228,7 +228,7 @@ def _worth_having(found: Sequence[Repair], config: SweSandbox.Config) -> Sequenc
     return kept
 
 
-def _score(verdict: Verdict, counts: tuple[int, int]) -> Score:
+def _make_score_from_verdict(verdict: Verdict, counts: tuple[int, int]) -> Score:
     passed = (verdict.fail_to_pass, verdict.pass_to_pass)
     shares = [n / most if most else 1.0 for n, most in zip(passed, counts, strict=True)]
     return Score(

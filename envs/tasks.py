@@ -88,7 +88,7 @@ def listed_tasks(tasks: Tasks, folder: Path) -> ListedTasks:
     """
     splits = tasks if isinstance(tasks, Mapping) else {"train": tasks}
     return ListedTasks(
-        {split: _read_list(split, listed, folder) for split, listed in splits.items()}
+        {split: _read_task_list_of_split(split, listed, folder) for split, listed in splits.items()}
     )
 
 
@@ -121,11 +121,11 @@ def stamp_of(file: Path) -> Stamp:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _read_list(split: str, tasks: TaskList, folder: Path) -> tuple[Task, ...]:
+def _read_task_list_of_split(split: str, tasks: TaskList, folder: Path) -> tuple[Task, ...]:
     if isinstance(tasks, str | Path):
         found = read_tasks(folder / tasks)
     else:
-        found = tuple(_to_task(item, f"task {i} of {split}") for i, item in enumerate(tasks))
+        found = tuple(_parse_task(item, f"task {i} of {split}") for i, item in enumerate(tasks))
     if not found:
         raise ConfigError(f"there are no tasks in the split {split}; give at least one")
     return found
@@ -142,26 +142,26 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the tasks in {path} cannot be read: {error}") from error
     lines = enumerate(text.split("\n"), start=1)
-    return tuple(_parse_line(line, f"{path}, line {n}") for n, line in lines if line.strip())
+    return tuple(_parse_task_line(line, f"{path}, line {n}") for n, line in lines if line.strip())
 
 
-def _parse_line(line: str, where: str) -> Task:
+def _parse_task_line(line: str, where: str) -> Task:
     try:
-        item: object = json.loads(line, parse_constant=_refuse_number, parse_float=_refuse_constant)
+        item: object = json.loads(line, parse_constant=_refuse_nan, parse_float=_parse_finite_float)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is no JSON: {error}") from error
-    return _to_task(item, where)
+    return _parse_task(item, where)
 
 
-def _refuse_number(text: str) -> float:
+def _refuse_nan(text: str) -> float:
     raise ValueError(f"{text} is no number that JSON has")
 
 
-def _refuse_constant(text: str) -> float:
-    return number if math.isfinite(number := float(text)) else _refuse_number(text)
+def _parse_finite_float(text: str) -> float:
+    return number if math.isfinite(number := float(text)) else _refuse_nan(text)
 
 
-def _to_task(item: object, where: str) -> Task:
+def _parse_task(item: object, where: str) -> Task:
     if isinstance(item, Task):
         return item
     if not isinstance(item, Mapping):
@@ -176,7 +176,7 @@ def _to_task(item: object, where: str) -> Task:
         raise ConfigError(f"{where} has data of type {type(data).__name__}, expected an object")
     try:
         return Task(
-            prompt=_read_prompt(fields["prompt"], where),
+            prompt=_parse_prompt_or_messages(fields["prompt"], where),
             answer=fields.get("answer"),
             data=cast("Mapping[str, Any]", data or {}),
             id=str(fields.get("id") or ""),
@@ -185,12 +185,12 @@ def _to_task(item: object, where: str) -> Task:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _read_prompt(prompt: object, where: str) -> str | tuple[Message, ...]:
+def _parse_prompt_or_messages(prompt: object, where: str) -> str | tuple[Message, ...]:
     """Text, or messages in their usual JSON form."""
     if isinstance(prompt, str):
         return prompt
     messages = cast("list[object]", prompt) if isinstance(prompt, list) else []
-    found = tuple(m for item in messages if (m := _read_message(item)) is not None)
+    found = tuple(m for item in messages if (m := _parse_message_or_none(item)) is not None)
     if not found or len(found) != len(messages):
         raise ConfigError(
             f'{where} has a prompt that is neither text nor a list of {{"role", "content"}} objects'
@@ -198,7 +198,7 @@ def _read_prompt(prompt: object, where: str) -> str | tuple[Message, ...]:
     return found
 
 
-def _read_message(item: object) -> Message | None:
+def _parse_message_or_none(item: object) -> Message | None:
     if not isinstance(item, dict):
         return None
     fields = cast("dict[str, object]", item)

@@ -49,13 +49,13 @@ class TokenEnv(gymnasium.Env[Ids, Ids]):
 
     async def astep(self, action: Sequence[int]) -> tuple[Ids, float, bool, bool, Info]:
         """Parse a completion and play it; after the last turn the observation is empty."""
-        turn = self._parse_turn([int(i) for i in action])
+        turn = self._parse_turn_from_ids([int(i) for i in action])
         _, reward, terminated, truncated, info = await self.env.astep(turn)
         going_on = not (terminated or truncated)
         seen = tuple(self._renderer.observation(info["messages"])) if going_on else ()
         return seen, reward, terminated, truncated, info
 
-    def _parse_turn(self, ids: list[int]) -> AssistantTurn:
+    def _parse_turn_from_ids(self, ids: list[int]) -> AssistantTurn:
         stops = self._renderer.stop_ids
         if not ids or ids[-1] not in stops:
             # The parser takes the last id of a turn for the stop token.

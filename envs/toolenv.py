@@ -160,16 +160,16 @@ class ToolEnv(DeclaredRules, GymSide):
     @property
     def resources(self) -> Resources:
         """What is entered here is closed at the end, in reverse order, on every path."""
-        return self._episode_here().world.resources
+        return self._require_episode_in_this_process().world.resources
 
     def finish(self, answer: Any = None) -> str:
         """End the episode with this answer: `return self.finish(answer)` in a tool."""
-        self._episode_here().finish(answer)
+        self._require_episode_in_this_process().finish(answer)
         return "Finished."
 
     def reward(self, value: float, part: str = "") -> None:
         """Add to the reward of the running turn; `part` is the name it is logged under."""
-        self._episode_here().reward(value, part)
+        self._require_episode_in_this_process().reward(value, part)
 
     # Tasks belong to the class.
 
@@ -256,7 +256,7 @@ class ToolEnv(DeclaredRules, GymSide):
         """
         await self.aclose()
         self.seed_rng(seed)
-        task = self._chosen_task(options or {})
+        task = self._choose_task_from_reset_options(options or {})
         messages = self.first_messages(task)
         rules = rules_of(self)
         self._outcome = None
@@ -270,7 +270,7 @@ class ToolEnv(DeclaredRules, GymSide):
             done = True
         finally:
             if not done:
-                await self._close_quietly()
+                await self._close_and_log_errors()
         return text_of(messages), {"messages": messages, "task_id": task.id}
 
     async def advance(self, turn: AssistantTurn) -> Transition:
@@ -280,15 +280,15 @@ class ToolEnv(DeclaredRules, GymSide):
             EpisodeError: The world failed: the episode is Invalid.
             BreakerTripped: Too many sync tools hang.
         """
-        return await self._open_episode().advance(turn)
+        return await self._require_open_episode().advance(turn)
 
     async def truncate(self, stop: EpisodeStop, turn: AssistantTurn | None = None) -> Transition:
         """End the episode by a budget of the loop; a turn not yet played is recorded, not run."""
-        return await self._open_episode().truncate(stop, turn)
+        return await self._require_open_episode().truncate(stop, turn)
 
     async def ascore(self) -> Outcome:
         """Score the stopped episode; a second call gives the same outcome."""
-        play = self._open_episode()
+        play = self._require_open_episode()
         view = play.view()
         if view.stop is None:
             raise RuntimeError("the episode has not stopped; score it after its last turn")
@@ -312,7 +312,7 @@ class ToolEnv(DeclaredRules, GymSide):
 
     # Inside.
 
-    def _chosen_task(self, options: Mapping[str, Any]) -> Task:
+    def _choose_task_from_reset_options(self, options: Mapping[str, Any]) -> Task:
         unknown = set(options) - {"task", "split", "index"}
         if unknown:
             raise ConfigError(f"reset got the option {unknown.pop()}, expected task, split, index")
@@ -327,21 +327,21 @@ class ToolEnv(DeclaredRules, GymSide):
             index = int(self.np_random.integers(count or 1 << 31))
         return self.task_at(index, split=split, seed=0, config=self.config)
 
-    async def _close_quietly(self) -> None:
+    async def _close_and_log_errors(self) -> None:
         """Close after a failure whose error is the one to be seen."""
         try:
             await self.aclose()
         except EpisodeError as error:
             _log.warning("%s, after its setup failed: %s", type(self).__name__, error)
 
-    def _open_episode(self) -> Play | RemotePlay:
+    def _require_open_episode(self) -> Play | RemotePlay:
         if self._play is None or not self.is_open:
             raise ResetNeeded("there is no episode; call reset first")
         return self._play
 
-    def _episode_here(self) -> Play:
+    def _require_episode_in_this_process(self) -> Play:
         """The episode, for what only its own code may do."""
-        play = self._open_episode()
+        play = self._require_open_episode()
         if not isinstance(play, Play):
             raise ResetNeeded("the episode is in a process of its own, out of reach from here")
         return play

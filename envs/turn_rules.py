@@ -112,11 +112,11 @@ class Play:
 
     def finish(self, answer: Any) -> None:
         """The environment ends the episode after the running call."""
-        self._open_tally("finish").finish = (answer,)
+        self._require_open_tally("finish").finish = (answer,)
 
     def reward(self, value: float, part: str) -> None:
         """Add to the reward of the running turn."""
-        tally = self._open_tally("reward")
+        tally = self._require_open_tally("reward")
         require_utf8(part, "the name of a reward's part")
         if not math.isfinite(tally.reward + value):
             raise ValueError(
@@ -136,12 +136,12 @@ class Play:
             raise ResetNeeded(f"the episode has stopped ({self.stop}); call reset first")
         tally = self._tally or _Tally()
         if turn is not None and turn is not self._last_turn:
-            self._record_turn(turn)
+            self._append_turn_to_messages(turn)
             tally.num_calls = len(turn.calls)
             tally.errors += [
                 call.reason if isinstance(call, CallError) else CUT_OFF for call in turn.calls
             ]
-        return self._end_turn(tally, stop)
+        return self._end_turn_with_transition(tally, stop)
 
     async def score(self) -> Outcome:
         """The environment's own score of its final state."""
@@ -162,15 +162,15 @@ class Play:
         # Until the turn has come to its end: what cuts it off leaves an episode that cannot go on.
         self.stop = EpisodeStop.INVALID
         self._tally = tally = _Tally(num_calls=len(turn.calls))
-        self._record_turn(turn)
+        self._append_turn_to_messages(turn)
         try:
-            stop = await self._play_turn(turn, tally)
+            stop = await self._run_calls_or_reply(turn, tally)
         except EpisodeError:
             self._tally = None
             raise
-        return self._end_turn(tally, stop)
+        return self._end_turn_with_transition(tally, stop)
 
-    async def _play_turn(self, turn: AssistantTurn, tally: _Tally) -> EpisodeStop | None:
+    async def _run_calls_or_reply(self, turn: AssistantTurn, tally: _Tally) -> EpisodeStop | None:
         if "state_key" in self._declared.hooks:
             key = await self.world.call_hook("state_key", self._env.state_key)
             if not isinstance(key, str | None):
@@ -179,22 +179,24 @@ class Play:
                 )
             check_text("state_key's text", key or "")
             tally.state_key = key
-        stop = await (self._run_calls(turn.calls) if turn.calls else self._run_reply(turn.text))
+        stop = await (
+            self._run_tool_calls(turn.calls) if turn.calls else self._run_reply(turn.text)
+        )
         left = self._rules.max_turns - self._num_turns
         if stop is None and left <= 0:
             return EpisodeStop.MAX_TURNS
         if stop is None and left <= self._rules.warn_turns:
-            self._warn_of_end(tally, left)
+            self._append_turns_left_to_result(tally, left)
         return stop
 
-    def _warn_of_end(self, tally: _Tally, left: int) -> None:
+    def _append_turns_left_to_result(self, tally: _Tally, left: int) -> None:
         """Let the last tool result say that the turns are running out."""
         last = tally.messages[-1]
         if last.role == "tool":
             turns = "turn is" if left == 1 else "turns are"
             tally.messages[-1] = replace(last, content=f"{last.content}\n[{left} {turns} left.]")
 
-    def _end_turn(self, tally: _Tally, stop: EpisodeStop | None) -> Transition:
+    def _end_turn_with_transition(self, tally: _Tally, stop: EpisodeStop | None) -> Transition:
         """Close the turn's books."""
         self._tally = None
         self.stop = stop
@@ -210,12 +212,12 @@ class Play:
             call_errors=tuple(tally.errors),
         )
 
-    def _record_turn(self, turn: AssistantTurn) -> None:
+    def _append_turn_to_messages(self, turn: AssistantTurn) -> None:
         self._num_turns += 1
         self.messages.append(turn.message())
         self._last_turn = turn
 
-    def _open_tally(self, what: str) -> _Tally:
+    def _require_open_tally(self, what: str) -> _Tally:
         if self._tally is None:
             raise RuntimeError(
                 f"{what} was called outside of a turn; it belongs in a tool or reply"
@@ -227,45 +229,45 @@ class Play:
         reply: object = None
         if "reply" in self._declared.hooks:
             reply = await self.world.call_hook("reply", partial(self._env.reply, text))
-        if self._is_finished():
+        if self._has_env_called_finish():
             return EpisodeStop.FINISHED
         if reply is None:
             return EpisodeStop.ANSWERED
         if not isinstance(reply, str):
             raise EnvironmentFault(f"reply returned a {type(reply).__name__}, expected str or None")
         check_text("reply's text", reply)
-        self._open_tally("reply").messages.append(Message(role="user", content=reply))
+        self._require_open_tally("reply").messages.append(Message(role="user", content=reply))
         return None
 
-    async def _run_calls(self, calls: tuple[ToolCall | CallError, ...]) -> EpisodeStop | None:
+    async def _run_tool_calls(self, calls: tuple[ToolCall | CallError, ...]) -> EpisodeStop | None:
         """The calls of a turn in order, until one ends the episode."""
         for call in calls:
             if isinstance(call, CallError):
-                self._answer_call(call, f"Error: {call.message}", error=call.reason)
-            elif (stop := await self._run_call(call)) is not None:
+                self._append_cut_tool_result(call, f"Error: {call.message}", error=call.reason)
+            elif (stop := await self._run_tool_call_and_record_result(call)) is not None:
                 return stop
         return None
 
-    async def _run_call(self, call: ToolCall) -> EpisodeStop | None:
+    async def _run_tool_call_and_record_result(self, call: ToolCall) -> EpisodeStop | None:
         try:
-            text = await self._run_tool_call(call)
+            text = await self._execute_tool_call(call)
         except ToolHangs:
-            self._answer_call(call, "Error: timed out", error="tool_timeout")
+            self._append_cut_tool_result(call, "Error: timed out", error="tool_timeout")
             await self.world.settle()
             return EpisodeStop.TOOL_TIMEOUT
         except ToolTimeout as error:
-            self._answer_call(call, f"Error: {error}", error="tool_timeout")
+            self._append_cut_tool_result(call, f"Error: {error}", error="tool_timeout")
         except _CannotRun as error:
-            self._answer_call(call, f"Error: {error}", error=error.reason)
+            self._append_cut_tool_result(call, f"Error: {error}", error=error.reason)
         except ToolError as error:
-            self._answer_call(call, f"Error: {error}", error="tool_error")
+            self._append_cut_tool_result(call, f"Error: {error}", error="tool_error")
         else:
-            self._answer_call(call, text)
-            return EpisodeStop.FINISHED if self._is_finished() else None
-        self._open_tally("finish").finish = None
+            self._append_cut_tool_result(call, text)
+            return EpisodeStop.FINISHED if self._has_env_called_finish() else None
+        self._require_open_tally("finish").finish = None
         return None
 
-    async def _run_tool_call(self, call: ToolCall) -> str:
+    async def _execute_tool_call(self, call: ToolCall) -> str:
         tools = self._declared.tools
         spec = tools.get(call.name)
         if spec is None:
@@ -288,19 +290,19 @@ class Play:
         )
         return result_text(call.name, value)
 
-    def _answer_call(
+    def _append_cut_tool_result(
         self, call: ToolCall | CallError, text: str, *, error: str | None = None
     ) -> None:
         """The tool message of one call, within the limit of tokens."""
-        tally = self._open_tally("a tool")
+        tally = self._require_open_tally("a tool")
         if error is not None:
             tally.errors.append(error)
         text = truncate_middle(text, self._rules.max_tool_tokens, self._tokenizer)
         message = Message(role="tool", content=text, tool_call_id=call.id, name=call.name or "")
         tally.messages.append(message)
 
-    def _is_finished(self) -> bool:
-        self._finished = self._open_tally("finish").finish
+    def _has_env_called_finish(self) -> bool:
+        self._finished = self._require_open_tally("finish").finish
         return self._finished is not None
 
 
