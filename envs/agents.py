@@ -86,7 +86,12 @@ class RandomAgent:
         tool = self.tools[int(rng.integers(len(self.tools)))]
         properties = cast("Mapping[str, Mapping[str, Any]]", tool.parameters["properties"])
         arguments = {name: _draw_json(schema, rng) for name, schema in properties.items()}
-        return AssistantTurn(calls=(ToolCall(name=tool.name, arguments=arguments, id="call_0"),))
+        return call_tool(tool.name, **arguments)
+
+
+def call_tool(name: str, /, **arguments: Json) -> AssistantTurn:
+    """The turn that calls one tool and says nothing."""
+    return AssistantTurn(calls=(ToolCall(name=name, arguments=arguments, id="call_0"),))
 
 
 def _draw_json(schema: Mapping[str, Any], rng: np.random.Generator) -> Json:

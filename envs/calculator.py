@@ -6,11 +6,12 @@ import numpy as np
 from pydantic import Field
 
 from agentrl.config import Config as BaseConfig
+from agentrl.envs.agents import call_tool
 from agentrl.envs.splits import require_split, split_of
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.tools import run_isolated, tool
 from agentrl.tools.arithmetic import TooCostly, evaluate
-from agentrl.types import Agent, AssistantTurn, EpisodeView, Task, ToolCall
+from agentrl.types import Agent, AssistantTurn, EpisodeView, Task
 from agentrl.verifiers import ExactNumber
 
 _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -83,5 +84,4 @@ class _Expert:
         last = view.messages[-1]
         if last.role == "tool":
             return AssistantTurn(text=last.content)
-        arguments = {"expression": view.task.data["expression"]}
-        return AssistantTurn(calls=(ToolCall(name="calculator", arguments=arguments, id="call_0"),))
+        return call_tool("calculator", expression=view.task.data["expression"])

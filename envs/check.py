@@ -149,15 +149,17 @@ async def _judge_played_episodes(env: ToolEnv, tasks: Sequence[Task]) -> list[tu
     simple = {"null": null, "random": random, "echo": echo}
     expert = await _judge_expert_against_agents(env, tasks, simple)
     after = await _recount_until_leaks_settle(before)
-    moved = [] if Path.cwd() == here else [f"the working directory is now {Path.cwd()}"]
+    leaks = [f"{after[k] - before[k]} more {k}" for k in before if after[k] > before[k]]
+    leaks += [] if Path.cwd() == here else [f"the working directory is now {Path.cwd()}"]
     os.chdir(here)
+    detail = f"{', '.join(leaks)} after than before; undo what is done, by self.resources"
     agents = (*simple.items(), *own.items())
     return [
         ("expert", expert),
         *((f"{name} agent", _judge_episodes_of_agent(played)) for name, played in agents),
         ("determinism", _judge_episodes_are_repeatable(random, again)),
         ("reset twice", await _judge_second_reset(env, tasks[0])),
-        ("leaks", _leak_row(before, after, moved)),
+        ("leaks", (not leaks, detail if leaks else "none")),
         ("time", _describe_reset_and_step_times([*null, *random, *again, *echo])),
     ]
 
@@ -307,12 +309,6 @@ async def _recount_until_leaks_settle(before: dict[str, int]) -> dict[str, int]:
         await asyncio.sleep(0.05)
         after = _count_threads_processes_files()
     return after
-
-
-def _leak_row(before: dict[str, int], after: dict[str, int], moved: list[str]) -> Finding:
-    grown = [f"{after[k] - before[k]} more {k}" for k in before if after[k] > before[k]] + moved
-    detail = ", ".join(grown) + " after than before; undo what is done, by self.resources"
-    return not grown, detail if grown else "none"
 
 
 def _describe_reset_and_step_times(played: list[_Played]) -> Finding:

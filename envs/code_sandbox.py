@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from agentrl.config.anchor import PathText
+from agentrl.envs.agents import call_tool
 from agentrl.envs.code_tasks import draw, make
 from agentrl.envs.grading import SOLUTION, check_tests, share_passed
 from agentrl.envs.sandboxed import SandboxConfig, SandboxEnv
@@ -17,7 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.sandboxes import FileAccessError
 from agentrl.tools import tool
 from agentrl.tools.sandboxed import BashTool, WriteFileTool
-from agentrl.types import Agent, AssistantTurn, EpisodeView, Score, Task, ToolCall
+from agentrl.types import Agent, AssistantTurn, EpisodeView, Score, Task
 
 _MAX_SOLUTION_BYTES = 64 << 10
 
@@ -101,9 +102,5 @@ def _read_tasks_by_split(file: Path) -> dict[str, list[Task]]:
 class _Expert:
     def act(self, view: EpisodeView) -> AssistantTurn:
         if view.messages[-1].role == "tool":
-            return _call_tool("submit")
-        return _call_tool("write_file", path=SOLUTION, content=view.task.data["solution"])
-
-
-def _call_tool(name: str, **arguments: str) -> AssistantTurn:
-    return AssistantTurn(calls=(ToolCall(name=name, arguments=dict(arguments), id="call_0"),))
+            return call_tool("submit")
+        return call_tool("write_file", path=SOLUTION, content=view.task.data["solution"])

@@ -141,7 +141,13 @@ def _make_task_source_of_class(cls: "type[ToolEnv]") -> Callable[[Config], TaskS
             return lambda _: current()
         case ["list_tasks"]:
             list_tasks = cast("Callable[[Config], Tasks]", getattr(cls, "list_tasks"))  # noqa: B009
-            return lambda config: listed_tasks(_call_list_tasks(list_tasks, config), folder)
+
+            def read_listed(config: Config) -> TaskSource:
+                with user_code("list_tasks"):
+                    tasks = list_tasks(config)
+                return listed_tasks(tasks, folder)
+
+            return read_listed
         case ["make_task"]:
             make_task = _adapt_make_task_signature(cls)
             return lambda config: GeneratedTasks(lambda rng, split: make_task(rng, split, config))
@@ -150,11 +156,6 @@ def _make_task_source_of_class(cls: "type[ToolEnv]") -> Callable[[Config], TaskS
             raise ConfigError(
                 f"{cls.__name__} has {both}; give it either tasks or make_task(rng, split)"
             )
-
-
-def _call_list_tasks(list_tasks: Callable[[Config], Tasks], config: Config) -> Tasks:
-    with user_code("list_tasks"):
-        return list_tasks(config)
 
 
 def make_config(cls: "type[ToolEnv]", config: Config | Mapping[str, Any] | None) -> Config:

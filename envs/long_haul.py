@@ -119,13 +119,10 @@ class _Expert:
         shown = " ".join(message.content for message in view.messages)
         key, ended = _KEY.search(shown), END in shown
         if view.messages[-1].content.endswith(REQUEST):
-            forgets = not ended and _chance(view.task.id + shown) < _FORGETFUL
+            # The same number for the same text.
+            text = (view.task.id + shown).encode()
+            chance = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest()) / 2**32
+            forgets = not ended and chance < _FORGETFUL
             facts = [key[0]] if key and not forgets else []
             return AssistantTurn(text=" ".join(facts + [END] * ended) or NOTHING)
         return AssistantTurn(text=key[1] if key and ended else NEXT)
-
-
-def _chance(text: str) -> float:
-    """The same number in [0, 1) for the same text."""
-    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
-    return int.from_bytes(digest) / 2**32

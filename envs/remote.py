@@ -116,7 +116,9 @@ class EnvProcess:
         async with asyncio.timeout(limit_s):
             if self._pending is not None:
                 await asyncio.wait({self._pending})
-            self._pending = asyncio.create_task(self._exchange_frames((method, args, kwargs)))
+            self._pending = asyncio.create_task(
+                self._send_and_receive_frame((method, args, kwargs))
+            )
             try:
                 return await asyncio.shield(self._pending)
             except (ConnectionError, EOFError) as error:
@@ -131,7 +133,7 @@ class EnvProcess:
         self._process.cancel()
         await asyncio.gather(self._process, return_exceptions=True)
 
-    async def _exchange_frames(self, request: object) -> Reply:
+    async def _send_and_receive_frame(self, request: object) -> Reply:
         await _send_frame(self._streams[1], request)
         return cast("Reply", await _receive_frame(self._streams[0]))
 

@@ -3,14 +3,15 @@
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Final
 
+from agentrl.envs.agents import call_tool
 from agentrl.envs.swe.repair import BuiltRepair, Repair, repair_of
 from agentrl.envs.swe.seal import is_test
-from agentrl.types import AssistantTurn, EpisodeView, Json, ToolCall
+from agentrl.types import AssistantTurn, EpisodeView
 
 _PATCH: Final = "/tmp/repair.patch"
 _AROUND: Final = 5
@@ -27,34 +28,30 @@ class RepairAgent:
 
     def act(self, view: EpisodeView) -> AssistantTurn:
         """The turn whose number is that of the assistant messages so far."""
-        turns = _repair_turns(repair_of(view.task))
+        turns = _make_repair_turns(repair_of(view.task))
         return turns[min(_played(view), len(turns) - 1)]
 
 
 @functools.lru_cache(maxsize=64)
-def _repair_turns(repair: Repair) -> Sequence[AssistantTurn]:
-    return (*_edit_turns(repair), _call_tool("submit"))
-
-
-def _edit_turns(repair: Repair) -> Iterator[AssistantTurn]:
-    if not isinstance(repair, BuiltRepair):
-        patch, reverse = repair.patch()
-        if patch:
-            yield _call_tool("write_file", path=_PATCH, content=patch)
-            yield _call_tool("bash", command=f"git apply{' -R' * reverse} {_PATCH}")
-        return
-    broken, whole = repair.texts
-    for file in sorted(broken):
-        for edit in edits(broken[file], whole[file]):
-            lines = [max(1, edit.line - _AROUND), edit.line + _AROUND]
-            yield _call_tool("str_replace_editor", command="view", path=file, view_range=lines)
-            yield _call_tool(
-                "str_replace_editor",
-                command="str_replace",
-                path=file,
-                old_str=edit.old,
-                new_str=edit.new,
-            )
+def _make_repair_turns(repair: Repair) -> Sequence[AssistantTurn]:
+    turns: list[AssistantTurn] = []
+    if isinstance(repair, BuiltRepair):
+        broken, whole = repair.texts
+        for file in sorted(broken):
+            for edit in edits(broken[file], whole[file]):
+                at = {
+                    "path": file,
+                    "view_range": [max(1, edit.line - _AROUND), edit.line + _AROUND],
+                }
+                change = {"path": file, "old_str": edit.old, "new_str": edit.new}
+                turns.append(call_tool("str_replace_editor", command="view", **at))
+                turns.append(call_tool("str_replace_editor", command="str_replace", **change))
+        return (*turns, call_tool("submit"))
+    patch, reverse = repair.patch()
+    if patch:
+        turns.append(call_tool("write_file", path=_PATCH, content=patch))
+        turns.append(call_tool("bash", command=f"git apply{' -R' * reverse} {_PATCH}"))
+    return (*turns, call_tool("submit"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +108,14 @@ class SearchAgent:
             case 0:
                 words = sorted(_words(view.messages[-1].content), key=len, reverse=True)[:20]
                 pattern = "|".join(words) or "def"
-                return _call_tool(
+                return call_tool(
                     "bash", command=f"grep -rnwE --include='*.py' '{pattern}' . | head -200"
                 )
             case 1:
                 change = _guess(view.messages[-1].content, _words(view.messages[-2].content))
-                return _call_tool("bash", command=change) if change else _call_tool("submit")
+                return call_tool("bash", command=change) if change else call_tool("submit")
             case _:
-                return _call_tool("submit")
+                return call_tool("submit")
 
 
 def _words(text: str) -> frozenset[str]:
@@ -140,7 +137,3 @@ def _guess(found: str, words: frozenset[str]) -> str:
 
 def _played(view: EpisodeView) -> int:
     return sum(message.role == "assistant" for message in view.messages)
-
-
-def _call_tool(name: str, **arguments: Json) -> AssistantTurn:
-    return AssistantTurn(calls=(ToolCall(name=name, arguments=arguments, id="call_0"),))
