@@ -29,7 +29,7 @@ class RepairAgent:
     def act(self, view: EpisodeView) -> AssistantTurn:
         """The turn whose number is that of the assistant messages so far."""
         turns = _make_repair_turns(repair_of(view.task))
-        return turns[min(_played(view), len(turns) - 1)]
+        return turns[min(_count_assistant_turns(view), len(turns) - 1)]
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,36 +104,38 @@ class SearchAgent:
 
     def act(self, view: EpisodeView) -> AssistantTurn:
         """Search, change, submit."""
-        match _played(view):
+        match _count_assistant_turns(view):
             case 0:
-                words = sorted(_words(view.messages[-1].content), key=len, reverse=True)[:20]
+                words = sorted(_find_words(view.messages[-1].content), key=len, reverse=True)[:20]
                 pattern = "|".join(words) or "def"
                 return call_tool(
                     "bash", command=f"grep -rnwE --include='*.py' '{pattern}' . | head -200"
                 )
             case 1:
-                change = _guess(view.messages[-1].content, _words(view.messages[-2].content))
+                change = _guess_sed_fix(
+                    view.messages[-1].content, _find_words(view.messages[-2].content)
+                )
                 return call_tool("bash", command=change) if change else call_tool("submit")
             case _:
                 return call_tool("submit")
 
 
-def _words(text: str) -> frozenset[str]:
+def _find_words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"[A-Za-z_]\w{2,}", text))
 
 
-def _guess(found: str, words: frozenset[str]) -> str:
+def _guess_sed_fix(found: str, words: frozenset[str]) -> str:
     """A sed line that swaps an operator in the line that has most of the words."""
     counts: Counter[tuple[str, str, str, str]] = Counter()
     for path, number, text in re.findall(r"^(?:\./)?([^:\n]+):(\d+):(.*)$", found, re.MULTILINE):
         swap = next((s for s in _SWAPS if s[0] in text), None)
         if swap and not is_test(path):
-            counts[(path, number, *swap)] = len(words & _words(text))
+            counts[(path, number, *swap)] = len(words & _find_words(text))
     if not counts:
         return ""
     path, number, old, new = counts.most_common(1)[0][0]
     return f"sed -i '{number}s/{old}/{new}/' '{path}'"
 
 
-def _played(view: EpisodeView) -> int:
+def _count_assistant_turns(view: EpisodeView) -> int:
     return sum(message.role == "assistant" for message in view.messages)

@@ -54,16 +54,16 @@ class Decoy(Config):
 
 def is_guarded(bugs: Sequence[Sequence[Decoy]]) -> bool:
     """True if the decoys that decide about each bug leave nothing to guessing."""
-    return bool(bugs) and _rule_out_guesses(disjoint(_ranked(bugs)), bugs)
+    return bool(bugs) and _is_guessing_ruled_out(disjoint(_rank_decoys_across_bugs(bugs)), bugs)
 
 
-def _ranked(bugs: Sequence[Sequence[Decoy]]) -> list[Decoy]:
+def _rank_decoys_across_bugs(bugs: Sequence[Sequence[Decoy]]) -> list[Decoy]:
     """What is hard to guess first, and of each bug one before the second of any."""
     ranked = [sorted(found, key=lambda decoy: -decoy.secret) for found in bugs]
     return [decoy for turn in itertools.zip_longest(*ranked) for decoy in turn if decoy]
 
 
-def _rule_out_guesses(chosen: Sequence[Decoy], bugs: Sequence[Sequence[Decoy]]) -> bool:
+def _is_guessing_ruled_out(chosen: Sequence[Decoy], bugs: Sequence[Sequence[Decoy]]) -> bool:
     places = {(decoy.file, decoy.place) for decoy in chosen}
     return all(
         sum(max(d.secret, 1) for d in found if (d.file, d.place) in places) >= _DECISIONS
@@ -93,10 +93,10 @@ def draw_runs(
         others: all of them, those of tests too that have to go on passing.
         rng: draws.
     """
-    ranked, rest = _ranked(bugs), rng.sample([*others], len(others))
+    ranked, rest = _rank_decoys_across_bugs(bugs), rng.sample([*others], len(others))
     # Any of a test's comparisons may have its decoy, where it need not be the best.
     chosen = disjoint(rng.sample(ranked, len(ranked)))
-    if not _rule_out_guesses(chosen, bugs):
+    if not _is_guessing_ruled_out(chosen, bugs):
         chosen = disjoint(ranked)
     first = [d for d in disjoint([*chosen, *rest]) if d.secret or rng.random() < _HALF]
     return [first, disjoint([*first, *rest])[len(first) :]]

@@ -255,10 +255,10 @@ async def run_tests(
             f"the runner of the tests did not begin in the sandbox ({lines[-1]}); it needs a "
             "Python of at least 3.7, and in an image pytest"
         )
-    return _name_tests(_report_of(grading, done, key), grading)
+    return _rename_tests_as_instance_does(_parse_suite_report(grading, done, key), grading)
 
 
-def _name_tests(report: SuiteReport, grading: Grading) -> SuiteReport:
+def _rename_tests_as_instance_does(report: SuiteReport, grading: Grading) -> SuiteReport:
     """With the names that the instance has for its tests; two with one name both have to pass."""
     outcomes: dict[str, Outcome] = {}
     for test, outcome in report.outcomes.items():
@@ -306,20 +306,24 @@ async def put_tests(sandbox: Sandbox, grading: Grading, decoys: Sequence[Decoy] 
         said = await apply_patch(sandbox, grading.root, grading.test_patch)
         if said:
             raise VerifierError(f"the instance's own test patch does not apply: {said}")
-    await _write_texts(sandbox, grading, grading.test_files)
+    await _write_sandbox_texts(sandbox, grading, grading.test_files)
     paths = {posixpath.join(grading.root, file): file for file in grading.rewritten}
     found = await sandbox.read_files(paths.keys()) if paths else {}
     texts = {paths[path]: data.decode(errors="replace") for path, data in found.items()}
-    await _write_texts(sandbox, grading, rewrite_files(texts, decoys, by_log=grading.by_log))
+    await _write_sandbox_texts(
+        sandbox, grading, rewrite_files(texts, decoys, by_log=grading.by_log)
+    )
 
 
-async def _write_texts(sandbox: Sandbox, grading: Grading, texts: Mapping[str, str]) -> None:
+async def _write_sandbox_texts(
+    sandbox: Sandbox, grading: Grading, texts: Mapping[str, str]
+) -> None:
     files = {posixpath.join(grading.root, name): text.encode() for name, text in texts.items()}
     if files:
         await sandbox.write_files(files)
 
 
-def _report_of(grading: Grading, done: ExecResult, key: bytes) -> SuiteReport:
+def _parse_suite_report(grading: Grading, done: ExecResult, key: bytes) -> SuiteReport:
     if not grading.by_log:
         return read_report(done.stdout, key)
     log = (done.stdout + b"\n" + done.stderr).decode(errors="replace")

@@ -64,7 +64,7 @@ async def find_bad_ids(sandbox: Sandbox, repair: PublicRepair, grading: Grading)
     await put_tests(sandbox, grading)
     patch, is_bug = repair.patch()
     mended = bool(patch) and not await apply_patch(sandbox, grading.root, patch, reverse=is_bug)
-    said = await _collect(sandbox, grading)
+    said = await _collect_test_ids(sandbox, grading)
     await sandbox.reset()
     if said is None:
         return ()
@@ -75,7 +75,7 @@ async def find_bad_ids(sandbox: Sandbox, repair: PublicRepair, grading: Grading)
     return bad
 
 
-async def _collect(sandbox: Sandbox, grading: Grading) -> Mapping[str, Any] | None:
+async def _collect_test_ids(sandbox: Sandbox, grading: Grading) -> Mapping[str, Any] | None:
     """What the script says; None if it came to no end."""
     command, reports = grading.command, grading.command.reads == "report"
     # Behind `python -m pytest` stand its options.

@@ -75,9 +75,9 @@ def read_instances(
     """
     found: dict[str, Instance] = {}
     problems: list[str] = []
-    for where, row in _read_rows(path):
+    for where, row in _read_rows_of_task_file(path):
         try:
-            instance = _instance(row)
+            instance = _parse_instance_row(row)
             if instance.id in found:
                 raise _Unreadable(f"the id {instance.id} stands for another one too")
             found[instance.id] = instance
@@ -91,7 +91,7 @@ def read_instances(
     return tuple(found.values()), tuple(problems)
 
 
-def _read_rows(path: Path) -> Iterator[tuple[str, object]]:
+def _read_rows_of_task_file(path: Path) -> Iterator[tuple[str, object]]:
     try:
         if path.suffix == ".parquet":
             import pyarrow.parquet as pq
@@ -108,7 +108,7 @@ def _read_rows(path: Path) -> Iterator[tuple[str, object]]:
             yield f"line {number}", line
 
 
-def _instance(row: object) -> Instance:
+def _parse_instance_row(row: object) -> Instance:
     if isinstance(row, bytes):
         try:
             row = json.loads(row)
@@ -117,29 +117,29 @@ def _instance(row: object) -> Instance:
     if not isinstance(row, dict):
         raise _Unreadable(f"it is a {type(row).__name__}, expected an object")
     fields = cast("dict[str, object]", row)
-    r2e = _get(fields, "expected") is not None
-    repo = _text_field(fields, "repo", needed=True)
+    r2e = _find_field_by_aliases(fields, "expected") is not None
+    repo = _read_text_field(fields, "repo", needed=True)
     common = Instance(
-        id=_text_field(fields, "id", needed=not r2e),
+        id=_read_text_field(fields, "id", needed=not r2e),
         repo=repo,
-        problem=_text_field(fields, "problem", needed=True),
+        problem=_read_text_field(fields, "problem", needed=True),
         fail_to_pass=(),
         pass_to_pass=(),
         command=R2E if r2e else COMMANDS.get(repo, RUNNER_IN_IMAGE),
-        commit=_text_field(fields, "commit"),
-        image=_text_field(fields, "image"),
-        dockerfile=_text_field(fields, "dockerfile"),
-        patch=_text_field(fields, "patch"),
-        test_patch=_text_field(fields, "test_patch"),
+        commit=_read_text_field(fields, "commit"),
+        image=_read_text_field(fields, "image"),
+        dockerfile=_read_text_field(fields, "dockerfile"),
+        patch=_read_text_field(fields, "patch"),
+        test_patch=_read_text_field(fields, "test_patch"),
     )
-    return _require_ids(_r2e(fields, common) if r2e else _swe(fields, common))
+    return _check_ids(_fill_r2e_fields(fields, common) if r2e else _fill_swe_fields(fields, common))
 
 
-def _swe(fields: Mapping[str, object], common: Instance) -> Instance:
-    fail_to_pass = _tests(fields, "fail_to_pass")
+def _fill_swe_fields(fields: Mapping[str, object], common: Instance) -> Instance:
+    fail_to_pass = _read_test_ids_field(fields, "fail_to_pass")
     if not fail_to_pass:
         raise _Unreadable("FAIL_TO_PASS is empty, so no test could show that it is solved")
-    both = set(fail_to_pass) & set(pass_to_pass := _tests(fields, "pass_to_pass"))
+    both = set(fail_to_pass) & set(pass_to_pass := _read_test_ids_field(fields, "pass_to_pass"))
     if both:
         raise _Unreadable(f"{min(both)} is in FAIL_TO_PASS and in PASS_TO_PASS")
     return replace(
@@ -151,10 +151,10 @@ def _swe(fields: Mapping[str, object], common: Instance) -> Instance:
     )
 
 
-def _r2e(fields: Mapping[str, object], common: Instance) -> Instance:
+def _fill_r2e_fields(fields: Mapping[str, object], common: Instance) -> Instance:
     """R2E: the expected outcome of every test, and the tests' text beside the old log."""
-    expected = _mapping_field(fields, "expected")
-    executed = _mapping_field(fields, "executed")
+    expected = _read_mapping_field(fields, "expected")
+    executed = _read_mapping_field(fields, "executed")
     passing = [test for test, outcome in expected.items() if outcome == "PASSED"]
     log = parse_pytest(str(executed.get("old_commit_res_stdout", "")))
     old = {tail(test) for test, outcome in log.items() if outcome == "passed"}
@@ -171,14 +171,14 @@ def _r2e(fields: Mapping[str, object], common: Instance) -> Instance:
         common,
         id=common.id or f"{common.repo}__{common.commit[:12]}",
         commit="",  # the image is at the commit before it
-        patch=common.patch or _change(_mapping_field(fields, "change")),
+        patch=common.patch or _make_patch_from_r2e_commit(_read_mapping_field(fields, "change")),
         fail_to_pass=fail_to_pass,
         pass_to_pass=tuple(test for test in passing if test in old),
         test_files={f"r2e_tests/{name}": str(code) for name, code in files},
     )
 
 
-def _change(commit: Mapping[str, object]) -> str:
+def _make_patch_from_r2e_commit(commit: Mapping[str, object]) -> str:
     """R2E: what the commit did to Python files; "" if that is not told."""
     before: dict[str, str] = {}
     after: dict[str, str] = {}
@@ -202,12 +202,12 @@ def tail(test: str) -> str:
     return ".".join(rest.split("::")) if rest else file
 
 
-def _get(fields: Mapping[str, object], name: str) -> object:
+def _find_field_by_aliases(fields: Mapping[str, object], name: str) -> object:
     return next((fields[key] for key in _ALIASES[name] if fields.get(key) is not None), None)
 
 
-def _text_field(fields: Mapping[str, object], name: str, *, needed: bool = False) -> str:
-    value = _get(fields, name)
+def _read_text_field(fields: Mapping[str, object], name: str, *, needed: bool = False) -> str:
+    value = _find_field_by_aliases(fields, name)
     if value is None and not needed:
         return ""
     if not isinstance(value, str) or (needed and not value.strip()):
@@ -216,11 +216,11 @@ def _text_field(fields: Mapping[str, object], name: str, *, needed: bool = False
     return value
 
 
-def _tests(fields: Mapping[str, object], name: str) -> tuple[str, ...]:
+def _read_test_ids_field(fields: Mapping[str, object], name: str) -> tuple[str, ...]:
     """A list of test ids, which may be packed in text as JSON or as Python writes it."""
-    value = _get(fields, name)
+    value = _find_field_by_aliases(fields, name)
     if isinstance(value, str):
-        value = _unpacked(value, _ALIASES[name][0])
+        value = _parse_json_or_python_literal(value, _ALIASES[name][0])
     if value is None:
         return ()
     if not isinstance(value, list) or not all(
@@ -230,15 +230,15 @@ def _tests(fields: Mapping[str, object], name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cast("Sequence[str]", value)))
 
 
-def _require_ids(instance: Instance) -> Instance:
+def _check_ids(instance: Instance) -> Instance:
     """Refuse what no runner calls a test: half of an id, or a word of a log."""
     for test in (*instance.fail_to_pass, *instance.pass_to_pass):
-        if not _may_be_id(test, instance.command):
+        if not _is_possible_test_id(test, instance.command):
             raise _Unreadable(f"{test!r} is no id of a test; it may have been cut at a blank")
     return instance
 
 
-def _may_be_id(test: str, command: TestCommand) -> bool:
+def _is_possible_test_id(test: str, command: TestCommand) -> bool:
     if _NO_ID.fullmatch(test) or command.reads == "unittest":
         return not _NO_ID.fullmatch(test)
     file, _, name = test.partition("::") if command.names == "full" else ("-", "", test)
@@ -246,16 +246,16 @@ def _may_be_id(test: str, command: TestCommand) -> bool:
     return bool(file and base.strip()) and (name.endswith("]") if bracket else "]" not in base)
 
 
-def _mapping_field(fields: Mapping[str, object], name: str) -> dict[str, object]:
-    value = _get(fields, name)
+def _read_mapping_field(fields: Mapping[str, object], name: str) -> dict[str, object]:
+    value = _find_field_by_aliases(fields, name)
     if isinstance(value, str):
-        value = _unpacked(value, _ALIASES[name][0])
+        value = _parse_json_or_python_literal(value, _ALIASES[name][0])
     if value is not None and not isinstance(value, dict):
         raise _Unreadable(f"{_ALIASES[name][0]} is no object")
     return cast("dict[str, object]", value or {})
 
 
-def _unpacked(text: str, key: str) -> object:
+def _parse_json_or_python_literal(text: str, key: str) -> object:
     if not text.strip():
         return None
     try:

@@ -56,20 +56,20 @@ _TOLD: Final = re.compile(rf"^{SAW} (.+)$", re.MULTILINE)
 
 def parse_pytest(log: str) -> dict[str, Outcome]:
     """`-rA`'s summary lines and `-v`'s progress lines; ids keep their blanks and parameters."""
-    return _gathered(_pytest_lines(_plain(log)))
+    return _merge_outcomes_by_test(_parse_pytest_outcomes(_remove_terminal_escapes(log)))
 
 
-def _pytest_lines(log: str) -> Iterator[tuple[str, Outcome]]:
+def _parse_pytest_outcomes(log: str) -> Iterator[tuple[str, Outcome]]:
     for line in log.split("\n"):
         summary = _SUMMARY.fullmatch(line.rstrip())
         verbose = _VERBOSE.fullmatch(line.rstrip())
         if summary and "::" in summary[3]:
-            yield _id(summary[3], _PYTEST[summary[1]]), _PYTEST[summary[1]]
+            yield _strip_message_from_test_id(summary[3], _PYTEST[summary[1]]), _PYTEST[summary[1]]
         elif verbose:
             yield verbose[1], _PYTEST[verbose[2]]
 
 
-def _id(text: str, outcome: Outcome) -> str:
+def _strip_message_from_test_id(text: str, outcome: Outcome) -> str:
     """A summary line's id without the message that follows a failure."""
     if outcome == "passed":
         return text
@@ -88,10 +88,10 @@ def parse_unittest(log: str) -> dict[str, Outcome]:
     A test is named `module.Class.name`, in the way of Python before and after 3.11 alike; and by
     the first line of its docstring too.
     """
-    return _gathered(_unittest_lines(_plain(log)))
+    return _merge_outcomes_by_test(_parse_unittest_outcomes(_remove_terminal_escapes(log)))
 
 
-def _unittest_lines(log: str) -> Iterator[tuple[str, Outcome]]:
+def _parse_unittest_outcomes(log: str) -> Iterator[tuple[str, Outcome]]:
     current = ""
     for line in log.split("\n"):
         named = _UNITTEST_NAME.match(line)
@@ -125,10 +125,10 @@ def parse_tap(log: str) -> dict[str, Outcome]:
     A name that stands for two tests has failed if one of them did; a plan with more tests than
     there are lines leaves the missing ones out, and what is left out has not passed.
     """
-    return _gathered(_tap_lines(_plain(log)))
+    return _merge_outcomes_by_test(_parse_tap_outcomes(_remove_terminal_escapes(log)))
 
 
-def _tap_lines(log: str) -> Iterator[tuple[str, Outcome]]:
+def _parse_tap_outcomes(log: str) -> Iterator[tuple[str, Outcome]]:
     number = 0
     for line in log.split("\n"):
         if line.startswith("Bail out!"):
@@ -158,11 +158,11 @@ def read_saws(log: str) -> dict[str, Saw]:
     return {test: saw_of(told) for test, told in once.items() if told}
 
 
-def _plain(log: str) -> str:
+def _remove_terminal_escapes(log: str) -> str:
     return _ESCAPE.sub("", log)
 
 
-def _gathered(found: Iterable[tuple[str, Outcome]]) -> dict[str, Outcome]:
+def _merge_outcomes_by_test(found: Iterable[tuple[str, Outcome]]) -> dict[str, Outcome]:
     """One outcome for each test; of two different ones the worse."""
     outcomes: dict[str, Outcome] = {}
     for test, outcome in found:

@@ -18,10 +18,10 @@ _ESCAPED: Final = dict(zip(b"abtnvfr", b"\a\b\t\n\v\f\r", strict=True))
 
 def make_patch(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """The diff between two sets of files, by name; one that is empty in a set is not in it."""
-    return "".join(_diff(name, before[name], after[name]) for name in sorted(before))
+    return "".join(_make_git_diff(name, before[name], after[name]) for name in sorted(before))
 
 
-def _diff(name: str, before: str, after: str) -> str:
+def _make_git_diff(name: str, before: str, after: str) -> str:
     # `splitlines` would take form feeds and the like for line ends.
     old, new = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (before, after))
     sides = (f"a/{name}" if before else "/dev/null", f"b/{name}" if after else "/dev/null")
@@ -47,33 +47,33 @@ def names_in(part: str) -> frozenset[str]:
     names: set[str] = set()
     for match in _NAMED.finditer(header):
         if match["both"]:
-            names.update(_parse_pair(match["both"]))
+            names.update(_parse_names_of_diff_header(match["both"]))
         else:
-            names.add(_parse_name(match["side"] or match["moved"]))
+            names.add(_unquote_git_file_name(match["side"] or match["moved"]))
     return frozenset(names - {"/dev/null", "dev/null", ""})
 
 
-def _parse_pair(both: str) -> tuple[str, ...]:
+def _parse_names_of_diff_header(both: str) -> tuple[str, ...]:
     """The names in `a/X b/X`, or in a new or deleted file's `a/X a/X`."""
     half = len(both) // 2  # a name may hold blanks
-    name = _parse_name(both[:half])
-    if name == _parse_name(both[half + 1 :]):
+    name = _unquote_git_file_name(both[:half])
+    if name == _unquote_git_file_name(both[half + 1 :]):
         return (name,)
     if both.startswith('"'):
         left, _, right = both[1:].partition('" ')
-        return _parse_name(f'"{left}"'), _parse_name(right)
+        return _unquote_git_file_name(f'"{left}"'), _unquote_git_file_name(right)
     left, _, right = both.partition(" b/")
-    return _parse_name(left), right
+    return _unquote_git_file_name(left), right
 
 
-def _parse_name(name: str) -> str:
+def _unquote_git_file_name(name: str) -> str:
     """Without git's prefix and quotes; escapes of quoted names are undone."""
     if name.startswith('"'):
         data = name[1:].removesuffix('"').encode("utf-8", "surrogateescape")
-        name = _ESCAPE.sub(_undo_escape, data).decode("utf-8", "surrogateescape")
+        name = _ESCAPE.sub(_decode_git_name_escape, data).decode("utf-8", "surrogateescape")
     return re.sub(r"^[ab]/", "", name)
 
 
-def _undo_escape(match: re.Match[bytes]) -> bytes:
+def _decode_git_name_escape(match: re.Match[bytes]) -> bytes:
     text = match[1]
     return bytes([int(text, 8) if len(text) == 3 else _ESCAPED.get(text[0], text[0])])

@@ -84,7 +84,9 @@ class BuiltRepair:
         """The archive's files with the bugs planted."""
         root, broken = self.root(), self.texts[0]
         tests = frozenset(self.package.tests)
-        return Trees(agent=_packed(root, broken, tests), whole=_packed(root, broken, frozenset()))
+        return Trees(
+            agent=_pack_folder(root, broken, tests), whole=_pack_folder(root, broken, frozenset())
+        )
 
     def grading(self, root: str, tools: str) -> Grading:
         """Every test of the package."""
@@ -145,14 +147,14 @@ class PublicRepair:
         named = (file_of(test) for test in tests if "::" in test)
         hidden = frozenset[str]() if self.instance.test_patch else frozenset(named)
         if self.folder is None:
-            return self._in_image(hidden)
+            return self._make_trees_in_image(hidden)
         with tempfile.TemporaryDirectory() as scratch:
             root = Path(scratch)
-            _at_commit(self.folder, self.instance, root)
-            agent = _packed(root, {}, hidden)
-            return Trees(agent=agent, whole=_packed(root, {}, frozenset()))
+            _check_out_with_bug(self.folder, self.instance, root)
+            agent = _pack_folder(root, {}, hidden)
+            return Trees(agent=agent, whole=_pack_folder(root, {}, frozenset()))
 
-    def _in_image(self, hidden: Collection[str]) -> Trees:
+    def _make_trees_in_image(self, hidden: Collection[str]) -> Trees:
         # One by one: the workspace itself belongs to somebody else, and keeps its mode and times.
         each = f"find {shlex.quote(self.place)} -mindepth 1 -maxdepth 1 ! -name .git"
         script, stdin = f"{each} -exec cp -a -t . -- {{}} +", b""
@@ -201,12 +203,12 @@ def read_repairs(file: str, repos: str, place: str, skip_bad: bool) -> Repairs:
         ConfigError: The file cannot be read, or a line of it.
     """
     path = Path(file)
-    if _holds_records(path):
+    if _is_file_of_built_tasks(path):
         packages, tasks, problems = read_records(path, skip_bad=skip_bad)
         built = (BuiltRepair(task=task, package=packages[task.package]) for task in tasks)
         return {repair.id: repair for repair in built}, problems
     instances, problems = read_instances(path, skip_bad=skip_bad)
-    return {i.id: _public(i, repos, place) for i in instances}, problems
+    return {i.id: _make_public_repair(i, repos, place) for i in instances}, problems
 
 
 def repair_of(task: Task) -> Repair:
@@ -220,7 +222,7 @@ def known_repairs(file: str, repos: str, place: str, skip_bad: bool) -> Repairs:
     return read_repairs(file, repos, place, skip_bad)
 
 
-def _holds_records(path: Path) -> bool:
+def _is_file_of_built_tasks(path: Path) -> bool:
     if path.suffix == ".parquet":
         return False
     try:
@@ -230,7 +232,7 @@ def _holds_records(path: Path) -> bool:
         raise ConfigError(f"the tasks in {path} cannot be read: {error}") from error
 
 
-def _public(instance: Instance, repos: str, place: str) -> Repair:
+def _make_public_repair(instance: Instance, repos: str, place: str) -> Repair:
     folder = Path(repos) / instance.repo.replace("/", "__") if repos else None
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"{instance.id}: there is no folder {folder} of the repository")
@@ -242,11 +244,11 @@ def _public(instance: Instance, repos: str, place: str) -> Repair:
     return PublicRepair(instance=instance, folder=folder, place=place)
 
 
-def _packed(root: Path, changed: Mapping[str, str], left_out: frozenset[str]) -> WorkTree:
+def _pack_folder(root: Path, changed: Mapping[str, str], left_out: frozenset[str]) -> WorkTree:
     """A folder's files as a tree."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for path in _list_files(root):
+        for path in _list_source_files(root):
             name = path.relative_to(root).as_posix()
             if name in left_out:
                 continue
@@ -261,29 +263,29 @@ def _packed(root: Path, changed: Mapping[str, str], left_out: frozenset[str]) ->
     return WorkTree(script="tar -xf - --no-same-owner", stdin=buffer.getvalue())
 
 
-def _list_files(folder: Path) -> Iterator[Path]:
+def _list_source_files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if path.name not in _NO_SOURCES:
             yield path
             if path.is_dir() and not path.is_symlink():
-                yield from _list_files(path)
+                yield from _list_source_files(path)
 
 
-def _at_commit(folder: Path, instance: Instance, target: Path) -> None:
+def _check_out_with_bug(folder: Path, instance: Instance, target: Path) -> None:
     """Fill an empty folder with an instance's repository, its bug included."""
     if (folder / ".git").exists():
         archive = ("archive", "--format=tar", instance.commit or "HEAD")
-        data = _git(folder, *archive, failed=f"{folder} has no commit {instance.commit}")
+        data = _run_git(folder, *archive, failed=f"{folder} has no commit {instance.commit}")
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             tar.extractall(target, filter="data")
     else:
         shutil.copytree(folder, target, symlinks=True, dirs_exist_ok=True)
     if instance.patch_is_bug:
         failed = f"{instance.id}: its patch does not apply"
-        _git(target, "apply", "-", stdin=instance.patch.encode(), failed=failed)
+        _run_git(target, "apply", "-", stdin=instance.patch.encode(), failed=failed)
 
 
-def _git(folder: Path, *arguments: str, failed: str, stdin: bytes = b"") -> bytes:
+def _run_git(folder: Path, *arguments: str, failed: str, stdin: bytes = b"") -> bytes:
     done = subprocess.run(
         ["git", *arguments],
         cwd=folder,

@@ -87,7 +87,7 @@ def read_report(data: bytes, key: bytes) -> SuiteReport:
     if lines.pop():
         raise BadReport("the report ends in the middle of a line")
     for number, line in enumerate(lines):
-        event = _authentic(line, number, key)
+        event = _parse_signed_report_line(line, number, key)
         kind, test = event.get("event"), str(event.get("id"))
         if kind == "end":
             status = event.get("status")
@@ -106,13 +106,13 @@ def read_report(data: bytes, key: bytes) -> SuiteReport:
         elif test in outcomes:
             raise BadReport(f"the test {test} is reported twice")
         else:
-            outcomes[test] = _read_outcome(event)
+            outcomes[test] = _read_outcome_of_event(event)
             if event.get("saw"):
                 saws[test] = saw_of(event["saw"])
     raise BadReport("the run did not come to its end")
 
 
-def _authentic(line: bytes, number: int, key: bytes) -> dict[str, object]:
+def _parse_signed_report_line(line: bytes, number: int, key: bytes) -> dict[str, object]:
     mac, _, text = line.partition(b" ")
     wanted = hashlib.blake2b(b"%d:%s" % (number, text), key=key, digest_size=16).hexdigest()
     if not hmac.compare_digest(mac, wanted.encode()):
@@ -139,7 +139,7 @@ def saw_of(told: object) -> Saw:
             raise BadReport(f"the report tells of the comparison {told!r:.80}")
 
 
-def _read_outcome(event: Mapping[str, object]) -> Outcome:
+def _read_outcome_of_event(event: Mapping[str, object]) -> Outcome:
     outcome = event.get("outcome")
     if outcome not in get_args(Outcome):
         raise BadReport(f"the test {event.get('id')} has the unknown outcome {outcome}")

@@ -120,31 +120,31 @@ class _Rewriter(ast.NodeTransformer):
                 self.num_changed += 1
                 return ast.parse(changed, mode="eval").body
         if isinstance(node, ast.stmt):
-            _tell_comparisons(node, begins=self._ends)
+            _wrap_sides_of_comparisons(node, begins=self._ends)
         if self._ends and node in self._feeds and isinstance(node, ast.Assign):
-            node.value = _told_at(self._feeds[node], node.value)
+            node.value = _wrap_value_in_site_call(self._feeds[node], node.value)
         if isinstance(node, ast.Assert):
             node.msg = None
         if isinstance(node, ast.Call):
-            _drop_words(node)
+            _drop_messages_and_ids(node)
         if self._by_log:
-            _tell_subtest(node)
-        return self._visit_parts(node)
+            _add_failure_teller_to_subtest(node)
+        return self._rewrite_node_and_children(node)
 
-    def _visit_parts(self, node: ast.AST) -> ast.AST:
+    def _rewrite_node_and_children(self, node: ast.AST) -> ast.AST:
         # A function within a test is what a test asks about, and its docstring may be.
         is_function = isinstance(node, Function)
         if self._functions == 0 and (is_function or isinstance(node, ast.Module | ast.ClassDef)):
             _drop_docstring(node)
             if self._by_log and isinstance(node, Function) and node.name.startswith("test"):
                 case = [ast.Name(a.arg, ast.Load()) for a in node.args.args[:1]]
-                node.body = [ast.With([_teller(case)], node.body)]
+                node.body = [ast.With([_make_failure_teller(case)], node.body)]
         before = self._ends, self._feeds
         if isinstance(node, Function):
             self._ends = self._functions == 0 and node.name.startswith("test")
-            self._feeds = _feeding(node)
+            self._feeds = _map_assignments_to_comparisons(node)
         elif isinstance(node, _GOES_ON):
-            self._ends = self._ends and _tells_only(node)
+            self._ends = self._ends and _is_subtest_or_own_context(node)
         self._functions += is_function
         self.generic_visit(node)
         self._functions -= is_function
@@ -152,7 +152,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
 
-def _feeding(function: Function) -> dict[ast.stmt, str]:
+def _map_assignments_to_comparisons(function: Function) -> dict[ast.stmt, str]:
     """The assignments of what a call gives, each with the next comparison that names it."""
     found: dict[ast.stmt, str] = {}
     bound: dict[str, ast.stmt] = {}
@@ -160,22 +160,22 @@ def _feeding(function: Function) -> dict[ast.stmt, str]:
     statements = (n for n in ast.walk(function) if isinstance(n, ast.stmt) and hasattr(n, "lineno"))
     for statement in sorted(statements, key=lambda node: (node.lineno, node.col_offset)):
         for comparison, _ in comparisons(statement):
-            for name in _names_in(comparison):
+            for name in _list_variable_names(comparison):
                 if name in bound:
                     found.setdefault(bound[name], site_of(comparison))
         if isinstance(statement, ast.Assign):
             calls = any(isinstance(node, ast.Call) for node in ast.walk(statement.value))
-            for name in itertools.chain.from_iterable(map(_names_in, statement.targets)):
+            for name in itertools.chain.from_iterable(map(_list_variable_names, statement.targets)):
                 bound.pop(name, None)
                 bound.update({name: statement} if calls else {})
     return found
 
 
-def _names_in(node: ast.AST) -> set[str]:
+def _list_variable_names(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
-def _tells_only(node: ast.AST) -> bool:
+def _is_subtest_or_own_context(node: ast.AST) -> bool:
     """True for the contexts of subtests, and our own."""
     calls = [item.context_expr for item in getattr(node, "items", ())]
     names = [getattr(call, "func", None) for call in calls]
@@ -183,26 +183,28 @@ def _tells_only(node: ast.AST) -> bool:
     return bool(told) and {"subTest", _TELL}.issuperset(told)
 
 
-def _told_at(site: str, value: ast.expr) -> ast.expr:
+def _wrap_value_in_site_call(site: str, value: ast.expr) -> ast.expr:
     begun = ast.Call(ast.Name(_AT, ast.Load()), args=[ast.Constant(site)], keywords=[])
     return ast.Call(begun, args=[value], keywords=[])
 
 
-def _teller(case: Sequence[ast.expr], *more: ast.keyword) -> ast.withitem:
+def _make_failure_teller(case: Sequence[ast.expr], *more: ast.keyword) -> ast.withitem:
     """What tells of a failure inside."""
     return ast.withitem(ast.Call(ast.Name(_TELL, ast.Load()), args=[*case], keywords=[*more]))
 
 
-def _tell_subtest(node: ast.AST) -> None:
+def _add_failure_teller_to_subtest(node: ast.AST) -> None:
     """What fails within a subtest goes no further than that."""
     match node:
         case ast.With(items=[ast.withitem(ast.Call(ast.Attribute(case, "subTest"))), *_]):
-            node.items.append(_teller([case], ast.keyword("inside", ast.Constant(value=True))))
+            node.items.append(
+                _make_failure_teller([case], ast.keyword("inside", ast.Constant(value=True)))
+            )
         case _:
             pass
 
 
-def _tell_comparisons(statement: ast.stmt, *, begins: bool) -> None:
+def _wrap_sides_of_comparisons(statement: ast.stmt, *, begins: bool) -> None:
     ends: dict[ast.expr, ast.expr] = {}
     for node, sides in comparisons(statement):
         told: list[ast.expr] = []
@@ -216,7 +218,7 @@ def _tell_comparisons(statement: ast.stmt, *, begins: bool) -> None:
             node.keywords = [k for k in node.keywords if k.arg in _NO_SIDES]
         is_none = ast.Compare(node, [ast.Is()], [ast.Constant(None)])
         held = node if isinstance(node, ast.Compare) else is_none
-        ends[node] = _told_at(site_of(node) if begins else "", held)
+        ends[node] = _wrap_value_in_site_call(site_of(node) if begins else "", held)
     match statement:
         case ast.Assert(test=ast.BoolOp(values=parts)):
             parts[:] = [ends.get(part, part) for part in parts]
@@ -228,7 +230,7 @@ def _tell_comparisons(statement: ast.stmt, *, begins: bool) -> None:
             pass
 
 
-def _drop_words(call: ast.Call) -> None:
+def _drop_messages_and_ids(call: ast.Call) -> None:
     """Messages, and ids that a value or a hand has made; their number stays."""
     name = str(getattr(call.func, "attr", None) or getattr(call.func, "id", ""))
     is_equality = _EQUALITY.fullmatch(name)
@@ -240,10 +242,10 @@ def _drop_words(call: ast.Call) -> None:
         call.keywords.append(ast.keyword(arg="ids", value=_IDS))
         del call.args[3:]
     elif name == "fixture":
-        _number_params(call)
+        _number_ids_of_fixture_params(call)
 
 
-def _number_params(call: ast.Call) -> None:
+def _number_ids_of_fixture_params(call: ast.Call) -> None:
     """Fixtures take all ids at once, so that there have to be as many as parameters."""
     named = {keyword.arg: keyword.value for keyword in call.keywords}
     params = named.get("params")

@@ -102,7 +102,7 @@ class Comparisons:
         texts: list[str] = []
         for side in sides:
             try:
-                text = literal(_as_compared(str(site), side, sides))
+                text = literal(_normalise_compared_side(str(site), side, sides))
             except Exception:  # whatever the repr of a value of the patch raises
                 text = UNKNOWN
             texts.append(text if len(text) <= MOST_TEXT else UNKNOWN)
@@ -110,7 +110,7 @@ class Comparisons:
         return [site, self._count + (not sides), *[*texts, UNKNOWN, UNKNOWN][:2]]
 
 
-def _as_compared(site: str, side: object, sides: Sequence[object]) -> object:
+def _normalise_compared_side(site: str, side: object, sides: Sequence[object]) -> object:
     """A side of a comparison without what makes no difference there."""
     if site.endswith(SEQUENCE) and isinstance(side, Sequence):
         return list(cast("Sequence[object]", side))
@@ -140,18 +140,18 @@ def literal(value: object) -> str:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return ascii(bytes(cast("bytes", value)))
     if isinstance(value, (Mapping, Set, Sequence)) and not isinstance(value, range):
-        return _container_literal(cast("Mapping[object, object] | Set[object]", value))
+        return _render_container(cast("Mapping[object, object] | Set[object]", value))
     if isinstance(value, (datetime.datetime, datetime.time, datetime.timedelta)):
-        return _time_literal(value)
+        return _render_time(value)
     if isinstance(value, os.PathLike):
         return f"Path({os.fspath(cast('os.PathLike[str]', value))!a})"
     if hasattr(value, "as_integer_ratio"):
         top, bottom = cast("Fraction", value).as_integer_ratio()
         return literal(top if bottom == 1 else top / bottom)
-    return _other_literal(value)
+    return _render_other_value(value)
 
 
-def _container_literal(value: Mapping[object, object] | Set[object] | Sequence[object]) -> str:
+def _render_container(value: Mapping[object, object] | Set[object] | Sequence[object]) -> str:
     if isinstance(value, Mapping):
         pairs = sorted(f"{literal(key)}: {literal(item)}" for key, item in value.items())
         return f"{{{', '.join(pairs)}}}"
@@ -163,7 +163,7 @@ def _container_literal(value: Mapping[object, object] | Set[object] | Sequence[o
     return f"[{', '.join(items)}]"
 
 
-def _time_literal(value: datetime.datetime | datetime.time | datetime.timedelta) -> str:
+def _render_time(value: datetime.datetime | datetime.time | datetime.timedelta) -> str:
     """A time of any class; one with a zone as it is in UTC."""
     if isinstance(value, datetime.timedelta):
         return f"timedelta({value.days}, {value.seconds}, {value.microseconds})"
@@ -175,7 +175,7 @@ def _time_literal(value: datetime.datetime | datetime.time | datetime.timedelta)
     return f"{kind}({datetime.datetime.isoformat(bare - (offset or datetime.timedelta()))}{zone})"
 
 
-def _other_literal(value: object) -> str:
+def _render_other_value(value: object) -> str:
     if isinstance(value, range):
         return f"range{(len(value), *value[:2])}"
     if isinstance(value, complex) and not value.imag:

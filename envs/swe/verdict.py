@@ -93,8 +93,8 @@ def verdict_of(
     reasons = [
         f"{len(tests)} {what}: {', '.join(tests[:_MOST_TOLD])}"
         for what, tests in (
-            ("still failing", _tell_tests(fail_to_pass, last.wrong)),
-            ("now failing", _tell_tests(pass_to_pass, last.wrong)),
+            ("still failing", _list_failed_tests_with_reasons(fail_to_pass, last.wrong)),
+            ("now failing", _list_failed_tests_with_reasons(pass_to_pass, last.wrong)),
         )
         if tests
     ]
@@ -118,5 +118,5 @@ def verdict_of(
     )
 
 
-def _tell_tests(tests: Sequence[str], wrong: Mapping[str, str]) -> list[str]:
+def _list_failed_tests_with_reasons(tests: Sequence[str], wrong: Mapping[str, str]) -> list[str]:
     return [f"{test} ({wrong[test]})" for test in tests if test in wrong]
