@@ -109,13 +109,11 @@ def rewrite_files(
     changes: dict[str, dict[Place, str]] = defaultdict(dict)
     for decoy in decoys:
         changes[decoy.file][decoy.place] = decoy.to
-    made = {f: _replaced(text, changes[f]) for f, text in texts.items() if not f.endswith(".py")}
-    tests = {f: text for f, text in texts.items() if f not in made}
-    return made | {f: rewrite_tests(t, changes[f], by_log=by_log) for f, t in tests.items()}
-
-
-def _replaced(text: str, changes: Mapping[Place, str]) -> str:
-    """A file of data with other values; the columns of their places count from its beginning."""
-    for place in sorted(changes, reverse=True):
-        text = text[: place[1]] + changes[place] + text[place[3] :]
-    return text
+    made = dict(texts)
+    for file, text in texts.items():
+        if file.endswith(".py"):
+            made[file] = rewrite_tests(text, changes[file], by_log=by_log)
+            continue
+        for place in sorted(changes[file], reverse=True):  # columns count from the file's beginning
+            made[file] = made[file][: place[1]] + changes[file][place] + made[file][place[3] :]
+    return made

@@ -186,7 +186,9 @@ async def grade(
         VerifierError: Our own tests cannot be put in place, or do not begin.
     """
     kept, left_out = without_sealed(patch, grading.seal)
-    note = f"; left out of the patch: {_listed(left_out)}" if left_out else ""
+    more = [f"and {len(left_out) - _MOST_NAMES} more"] * (len(left_out) > _MOST_NAMES)
+    names = ", ".join([*left_out[:_MOST_NAMES], *more])
+    note = f"; left out of the patch: {names}" if left_out else ""
     if not kept.strip():
         return Verdict(resolved=False, reason=f"the patch changes nothing that counts{note}")
     runs: list[list[Decoy]] = [[]]
@@ -266,11 +268,6 @@ def _rename_tests_as_instance_does(report: SuiteReport, grading: Grading) -> Sui
             outcomes[grading.name_of(test)] = outcome
     saws = {grading.name_of(test): saw for test, saw in report.saws.items()}
     return replace(report, outcomes=outcomes, saws=saws)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = [f"and {len(names) - _MOST_NAMES} more"] * (len(names) > _MOST_NAMES)
-    return ", ".join([*names[:_MOST_NAMES], *more])
 
 
 async def apply_patch(sandbox: Sandbox, root: str, patch: str, *, reverse: bool = False) -> str:

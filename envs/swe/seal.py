@@ -20,6 +20,8 @@ _RUNNER_FILES: Final = frozenset(
     | {"setup.cfg", "pyproject.toml", ".coveragerc"}
 )  # fmt: skip
 _CODE: Final = frozenset({".py", ".pyi", ".pyx", ".pxd", ".c", ".h", ".cc", ".cpp", ".rs"})
+_OUTSIDE: Final = re.compile(r"\A/|(?:\A|/)(?:\.\.|\.git)(?:/|\Z)", re.IGNORECASE)
+"""Names that lead out of the repository, or into git's own folder."""
 _ROOT: Final = PurePosixPath()
 
 
@@ -51,7 +53,12 @@ class Seal:
         self._sources = frozenset(sources) - self._tests
         self._repaired = {p for file in self._sources for p in PurePosixPath(file).parents}
         self._above = {p for file in self._tests for p in PurePosixPath(file).parents} | {_ROOT}
-        folders = {_folder_of(PurePosixPath(file)) for file in self._tests}
+        folders: set[PurePosixPath] = set()
+        for file in self._tests:
+            # So far the folder of a test reaches: by its name, else as far up as there is one.
+            above = [f for f in PurePosixPath(file).parents if f != _ROOT]
+            named = (folder for folder in above if folder.name in _TEST_FOLDERS)
+            folders.add(next(named, above[-1] if above else _ROOT))
         self._whole = {f for f in folders if f.name in _TEST_FOLDERS or self._sources}
         self._whole -= self._repaired | {_ROOT}
         self._beside = {PurePosixPath(file).parent for file in self._tests}
@@ -71,13 +78,6 @@ class Seal:
         return path.parent in self._beside or bool((self._beside - {_ROOT}) & folders)
 
 
-def _folder_of(test: PurePosixPath) -> PurePosixPath:
-    """How far the folder of a test reaches: by its name, else as far up as there is one."""
-    above = [folder for folder in test.parents if folder != _ROOT]
-    named = (folder for folder in above if folder.name in _TEST_FOLDERS)
-    return next(named, above[-1] if above else _ROOT)
-
-
 def without_sealed(patch: str, seal: Seal) -> tuple[str, tuple[str, ...]]:
     """A patch in git's format without the files that are sealed, and the names of those.
 
@@ -87,15 +87,10 @@ def without_sealed(patch: str, seal: Seal) -> tuple[str, tuple[str, ...]]:
     left_out: list[str] = []
     for part in parts_of(patch):
         names = names_in(part)
-        bad = sorted(name for name in names if seal.holds(name) or _leaves(name))
+        bad = sorted(name for name in names if seal.holds(name) or _OUTSIDE.search(name))
         # A link could lead to a test, and its target is no name that a rule can judge.
         if bad or re.search(r"^(?:new file )?(?:new )?mode 1[26]0000$", part, re.MULTILINE):
             left_out += bad or sorted(names)
         elif names and part.startswith("diff --git "):
             kept.append(part)
     return "".join(kept), tuple(left_out)
-
-
-def _leaves(name: str) -> bool:
-    folders = name.lower().split("/")
-    return name.startswith("/") or ".." in folders or ".git" in folders
