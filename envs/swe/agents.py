@@ -39,13 +39,10 @@ def _make_repair_turns(repair: Repair) -> Sequence[AssistantTurn]:
         broken, whole = repair.texts
         for file in sorted(broken):
             for edit in edits(broken[file], whole[file]):
-                at = {
-                    "path": file,
-                    "view_range": [max(1, edit.line - _AROUND), edit.line + _AROUND],
-                }
-                change = {"path": file, "old_str": edit.old, "new_str": edit.new}
-                turns.append(call_tool("str_replace_editor", command="view", **at))
-                turns.append(call_tool("str_replace_editor", command="str_replace", **change))
+                use = functools.partial(call_tool, "str_replace_editor", path=file)
+                around = [max(1, edit.line - _AROUND), edit.line + _AROUND]
+                turns.append(use(command="view", view_range=around))
+                turns.append(use(command="str_replace", old_str=edit.old, new_str=edit.new))
         return (*turns, call_tool("submit"))
     patch, reverse = repair.patch()
     if patch:
