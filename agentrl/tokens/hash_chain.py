@@ -141,10 +141,10 @@ def unpack(packed: Packed, channels: Mapping[str, NDArray[np.generic]]) -> Field
 
 def marks(packed: Packed) -> NDArray[np.uint32]:
     """The fingerprint of each token."""
-    mixed_N = _mix(packed.tokens, _WORD_FACTORS)
+    mixed_N = _hash_byte_rows(packed.tokens, _WORD_FACTORS)
     if packed.channels.shape[1]:
         num_words = -(-packed.channels.shape[1] // 4)
-        mixed_N += _mix(packed.channels, _factors(num_words))
+        mixed_N += _hash_byte_rows(packed.channels, _make_odd_hash_factors(num_words))
     mixed_N ^= mixed_N >> np.uint64(32)
     mixed_N *= _WORD_FACTORS[0]
     return (mixed_N >> np.uint64(32)).astype(np.uint32)
@@ -214,7 +214,7 @@ def channel_bytes(channels: Mapping[str, NDArray[np.generic]], rows: int) -> NDA
     return np.ascontiguousarray(np.concatenate(columns, axis=1))
 
 
-def _mix(bytes_NW: NDArray[np.uint8], factors: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _hash_byte_rows(bytes_NW: NDArray[np.uint8], factors: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A 64-bit sum per row of its 32-bit words times one odd factor each."""
     padding = -bytes_NW.shape[1] % 4
     if padding:
@@ -224,7 +224,7 @@ def _mix(bytes_NW: NDArray[np.uint8], factors: NDArray[np.uint64]) -> NDArray[np
     return mixed_N
 
 
-def _factors(count: int) -> NDArray[np.uint64]:
+def _make_odd_hash_factors(count: int) -> NDArray[np.uint64]:
     """The first odd constants of a fixed sequence, as many as there are channel words."""
     steps = np.arange(1, count + 1, dtype=np.uint64) * _WORD_FACTORS[1]
     steps ^= steps >> np.uint64(29)
@@ -247,18 +247,18 @@ def seal(
     missing, not finite or positive, or nothing was sampled although the engine was not aborted.
     """
     channels = channels or {}
-    _check_lengths(len(ids), len(logprobs), len(versions), channels)
+    _check_one_value_per_token(len(ids), len(logprobs), len(versions), channels)
     if not len(ids) and stop_reason is not StopReason.ABORT:
         raise EngineError(
             f"completion has no tokens but stop reason {stop_reason}; "
             "the stop token that was sampled must be its last id"
         )
-    ids_T = _check_integers(ids, "token ids")
-    versions_T = _check_integers(versions, "policy versions")
-    logprobs_T = _check_logprobs(logprobs)
-    frozen = {name: _frozen(np.array(values)) for name, values in channels.items()}
+    ids_T = _to_checked_int32_array(ids, "token ids")
+    versions_T = _to_checked_int32_array(versions, "policy versions")
+    logprobs_T = _to_checked_logprob_array(logprobs)
+    frozen = {name: _make_array_read_only(np.array(values)) for name, values in channels.items()}
     given = prompt_channels or {}
-    prompt = {name: _frozen(np.array(values)) for name, values in given.items()}
+    prompt = {name: _make_array_read_only(np.array(values)) for name, values in given.items()}
     content = completion_content(ids_T, logprobs_T, versions_T, frozen, prompt)
     return Completion(
         ids_T=ids_T,
@@ -273,7 +273,7 @@ def seal(
     )
 
 
-def _check_lengths(
+def _check_one_value_per_token(
     num_ids: int, num_logprobs: int, num_versions: int, channels: Mapping[str, NDArray[np.generic]]
 ) -> None:
     if num_logprobs != num_ids:
@@ -294,7 +294,7 @@ def _check_lengths(
             )
 
 
-def _check_integers(values: Integers, what: str) -> NDArray[np.int32]:
+def _to_checked_int32_array(values: Integers, what: str) -> NDArray[np.int32]:
     array = np.asarray(values) if len(values) else np.empty(0, dtype=np.int32)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise EngineError(
@@ -308,10 +308,10 @@ def _check_integers(values: Integers, what: str) -> NDArray[np.int32]:
             f"completion's {what} run from {array.min()} to {array.max()}; "
             "expected integers from 0 that fit 32 bits"
         )
-    return _frozen(array.astype(np.int32))
+    return _make_array_read_only(array.astype(np.int32))
 
 
-def _check_logprobs(values: Floats) -> NDArray[np.float32]:
+def _to_checked_logprob_array(values: Floats) -> NDArray[np.float32]:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
         raise EngineError(
@@ -330,9 +330,9 @@ def _check_logprobs(values: Floats) -> NDArray[np.float32]:
             f"completion's logprob of token {first} is {array[first]:g}; "
             "expected a finite natural logarithm of a probability, at most 0"
         )
-    return _frozen(array.astype(np.float32))
+    return _make_array_read_only(array.astype(np.float32))
 
 
-def _frozen(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
+def _make_array_read_only(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
     array.setflags(write=False)
     return array

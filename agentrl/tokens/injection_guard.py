@@ -44,19 +44,19 @@ class ContentGuard:
         self._meant = {form: text for secret, text in secrets.items() for form in _forms(secret)}
         self._secret_pattern = re.compile(f"({'|'.join(map(re.escape, self._meant))})")
         self._control_ids = frozenset(tokenizer.controls.values())
-        self._begins = _begins(controls, template.tested)
+        self._begins = _compile_cut_pattern(controls, template.tested)
         self._longest = max(map(len, controls), default=0)
         self._controls = controls
-        self._joins = any(map(self._ends_open, template.literals))
+        self._joins = any(map(self._ends_with_partial_control, template.literals))
         self._scaffold = re.compile(f"({tokenizer.control_pattern.pattern})")
-        self._between_kept = lru_cache(maxsize=_TEXTS_KEPT)(self._between)
-        self.stitches = any(map(self._ends_open, template.inserted))
+        self._between_kept = lru_cache(maxsize=_TEXTS_KEPT)(self._encode_text_between)
+        self.stitches = any(map(self._ends_with_partial_control, template.inserted))
         """Whether the template may put a part of a control token into the midst of content."""
 
     def mark(self, content: str) -> str:
         """The content to render in place of `content`; the same object if it is harmless."""
-        content = _encodable(content)
-        marked = self._begins.sub(self._marked, content)
+        content = _replace_lone_surrogates(content)
+        marked = self._begins.sub(self._break_matched_control_token, content)
         start = content.lstrip() if self._joins else ""
         if start and self._continues(start):
             at = len(content) - len(start)
@@ -65,7 +65,7 @@ class ContentGuard:
 
     def mark_everywhere(self, content: str) -> str:
         """The content with cuts between all its characters."""
-        return self._cut.join(self._stand_ins.get(c, c) for c in _encodable(content))
+        return self._cut.join(self._stand_ins.get(c, c) for c in _replace_lone_surrogates(content))
 
     def neutral(self, content: str) -> str:
         """Harmless text in the content's place, for counting the control tokens of the scaffold."""
@@ -74,12 +74,12 @@ class ContentGuard:
     def encode(self, rendered: str) -> list[int]:
         """Ids of rendered text; control tokens are recognised in the scaffold only."""
         if not any(secret in rendered for secret in self._meant):
-            ids = self._by_pieces(rendered)
+            ids = self._encode_rendered_in_pieces(rendered)
             if ids is not None:
                 return ids
-        return self._tokenizer.encode_pieces(list(self._pieces(rendered)))
+        return self._tokenizer.encode_pieces(list(self._split_into_control_ids_and_text(rendered)))
 
-    def _by_pieces(self, rendered: str) -> list[int] | None:
+    def _encode_rendered_in_pieces(self, rendered: str) -> list[int] | None:
         """The ids, from those of each text between control tokens; None if there are others.
 
         No token reaches across a control token, and most of the texts are the template's own.
@@ -87,7 +87,7 @@ class ContentGuard:
         ids: list[int] = []
         before, *rest = "", *self._scaffold.split(rendered), ""
         for text, after in zip(rest[::2], rest[1::2], strict=True):
-            between = self._between_kept if len(text) <= _KEPT_CHARS else self._between
+            between = self._between_kept if len(text) <= _KEPT_CHARS else self._encode_text_between
             found = between(before, text, after)
             if found is None:
                 return None
@@ -95,7 +95,7 @@ class ContentGuard:
             before = after
         return ids
 
-    def _between(self, before: str, text: str, after: str) -> list[int] | None:
+    def _encode_text_between(self, before: str, text: str, after: str) -> list[int] | None:
         """The ids of the text and of the control token behind it; None if more of it became one."""
         ids = self._tokenizer.encode(before + text + after, specials=True)
         flanks = [self._tokenizer.controls[flank] for flank in (before, after) if flank]
@@ -111,25 +111,27 @@ class ContentGuard:
         """Rendered text as a reader sees it."""
         return self._secret_pattern.sub(lambda match: self._meant[match[0]], rendered)
 
-    def _marked(self, begin: re.Match[str]) -> str:
+    def _break_matched_control_token(self, begin: re.Match[str]) -> str:
         return self._stand_ins.get(begin[0]) or begin[0] + self._cut
 
-    def _ends_open(self, text: str) -> bool:
+    def _ends_with_partial_control(self, text: str) -> bool:
         """Whether the text ends with the beginning of a control token."""
         heads = self._tokenizer.control_heads
         return any(text[-k:] in heads for k in range(1, min(len(text) + 1, self._longest)))
 
     def _continues(self, start: str) -> bool:
         """Whether scaffold before and behind it might make a control token of this content."""
-        if any(start[:k] in self._rests for k in range(1, min(len(start) + 1, self._longest))):
+        if any(
+            start[:k] in self._control_tails for k in range(1, min(len(start) + 1, self._longest))
+        ):
             return True
         return len(start) < self._longest and any(start.rstrip() in c for c in self._controls)
 
     @cached_property
-    def _rests(self) -> frozenset[str]:
+    def _control_tails(self) -> frozenset[str]:
         return frozenset(c[k:] for c in self._controls for k in range(1, len(c)))
 
-    def _pieces(self, rendered: str) -> Iterator[str | int]:
+    def _split_into_control_ids_and_text(self, rendered: str) -> Iterator[str | int]:
         """Control ids of the scaffold, and the text between them without cuts."""
         controls = self._tokenizer.controls
         for part in self._secret_pattern.split(rendered):
@@ -149,7 +151,7 @@ def _forms(secret: str) -> tuple[str, str, str]:
     return secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]
 
 
-def _encodable(content: str) -> str:
+def _replace_lone_surrogates(content: str) -> str:
     """The content with U+FFFD for halves of surrogate pairs, which no encoding of text holds."""
     try:
         content.encode()
@@ -169,7 +171,7 @@ def mark_json(value: Json, mark: Mark) -> Json:
     return value
 
 
-def _begins(controls: Sequence[str], tested: frozenset[str]) -> re.Pattern[str]:
+def _compile_cut_pattern(controls: Sequence[str], tested: frozenset[str]) -> re.Pattern[str]:
     """Finds the characters that a cut goes behind."""
     firsts = {text[0] for text in controls}
     longer = (text for text in tested if len(text) > 1 and text[0] not in firsts)

@@ -34,7 +34,7 @@ class ChatTemplate:
         """
         self.source = source
         self._special_tokens = dict(special_tokens)
-        environment = _environment()
+        environment = _make_jinja_environment()
         try:
             self._tree = environment.parse(source)
             self._template = environment.from_string(source)
@@ -86,34 +86,38 @@ class ChatTemplate:
 
         White space and plain words are left out: they belong to ordinary text.
         """
-        return frozenset(text for text in self._tested() if re.search(r"[^\w\s]\w|\w[^\w\s]", text))
+        return frozenset(
+            text for text in self._find_tested_texts() if re.search(r"[^\w\s]\w|\w[^\w\s]", text)
+        )
 
     @cached_property
     def verbatim(self) -> bool:
         """Whether the template writes contents as they are, unless one of `tested` is in them."""
-        searched = frozenset(self._tested()) - self.tested
+        searched = frozenset(self._find_tested_texts()) - self.tested
         return not any(text.strip() for text in searched) and plain_uses(self._tree)
 
     @cached_property
     def inserted(self) -> frozenset[str]:
         """Texts that the template puts between parts of a message, by `replace` or `join`."""
         texts: set[str] = set()
-        for name, subject, arguments in self._operations():
+        for name, subject, arguments in self._list_filter_calls():
             if name in ("replace", "join"):
-                texts.update(text for argument in arguments for text in _strings(argument))
+                texts.update(
+                    text for argument in arguments for text in _find_constant_texts(argument)
+                )
             if name == "join":
-                texts.update(_strings(subject))
+                texts.update(_find_constant_texts(subject))
         return frozenset(texts)
 
-    def _tested(self) -> Iterator[str]:
+    def _find_tested_texts(self) -> Iterator[str]:
         for compare in self._tree.find_all(nodes.Compare):
             if any(operand.op in ("in", "notin") for operand in compare.ops):
-                yield from _strings(compare.expr)
-        for name, _, arguments in self._operations():
+                yield from _find_constant_texts(compare.expr)
+        for name, _, arguments in self._list_filter_calls():
             if name in LOOKS and arguments:
-                yield from _strings(arguments[0])
+                yield from _find_constant_texts(arguments[0])
 
-    def _operations(self) -> Iterator[tuple[str, nodes.Node | None, list[nodes.Expr]]]:
+    def _list_filter_calls(self) -> Iterator[tuple[str, nodes.Node | None, list[nodes.Expr]]]:
         """Filters and methods: their name, what they are applied to, and their arguments."""
         for node in self._tree.find_all(nodes.Filter):
             yield node.name, node.node, [*node.args, *(k.value for k in node.kwargs)]
@@ -123,7 +127,7 @@ class ChatTemplate:
                 yield call.node.attr, call.node.node, arguments
 
 
-def _strings(node: nodes.Node | None) -> Iterator[str]:
+def _find_constant_texts(node: nodes.Node | None) -> Iterator[str]:
     """The constant texts in an expression."""
     if node is None:
         return
@@ -142,26 +146,28 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _make_jinja_environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     # Jinja declares these tables by what it puts there itself.
     filters = cast("dict[str, Callable[..., object]]", environment.filters)
-    filters |= {"tojson": _tojson, "dictsort": _dictsort}
+    filters |= {"tojson": _write_json_for_template, "dictsort": _sort_dict_without_cuts}
     names = cast("dict[str, Callable[..., object]]", environment.globals)
-    names |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    names |= {"raise_exception": _raise_template_error, "strftime_now": _format_local_time_now}
     return environment
 
 
-def _dictsort(value: Mapping[str, object], *how: object, **named: object) -> list[object]:
+def _sort_dict_without_cuts(
+    value: Mapping[str, object], *how: object, **named: object
+) -> list[object]:
     """Jinja's own, with keys in the order of what they mean: a cut in one does not move it."""
     pairs = {_SECRET.sub("", str(key)): (key, item) for key, item in value.items()}
     order = do_dictsort({key: item for key, (_, item) in pairs.items()}, *how, **named)  # type: ignore[arg-type]
     return [pairs[key] for key, _ in order]
 
 
-def _tojson(
+def _write_json_for_template(
     value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -178,9 +184,9 @@ def _tojson(
     )
 
 
-def _raise_exception(message: str) -> None:
+def _raise_template_error(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(pattern: str) -> str:
+def _format_local_time_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)  # noqa: DTZ005 - templates mean local time

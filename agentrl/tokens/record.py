@@ -73,16 +73,16 @@ class TokenRecord:
 
     def append_prompt(self, ids: Sequence[int]) -> None:
         """Begin the record. Raises ValueError if it has begun, or for ids out of range."""
-        self._check_order(Source.PROMPT, allowed=not self._sources)
-        self._append_given(ids, Source.PROMPT, turn=self._turn)
+        self._check_order_of_appends(Source.PROMPT, allowed=not self._sources)
+        self._append_tokens_not_sampled(ids, Source.PROMPT, turn=self._turn)
 
     def append_environment(self, ids: Sequence[int]) -> None:
         """Add what the environment answered; it belongs to the turn that it answers.
 
         Raises ValueError if nothing was sampled before, or for ids out of range.
         """
-        self._check_order(Source.ENVIRONMENT, allowed=self._turn > self._first_turn)
-        self._append_given(ids, Source.ENVIRONMENT, turn=self._turn - 1)
+        self._check_order_of_appends(Source.ENVIRONMENT, allowed=self._turn > self._first_turn)
+        self._append_tokens_not_sampled(ids, Source.ENVIRONMENT, turn=self._turn - 1)
 
     def append_sampled(self, completion: Completion, trained: bool = True) -> None:
         """Add a completion, all of it, exactly as sampled; untrained ones get mask false.
@@ -92,8 +92,8 @@ class TokenRecord:
         ValueError after another completion.
         """
         last = self._sources[-1] if self._sources else Source.MODEL
-        self._check_order(Source.MODEL, allowed=last is not Source.MODEL)
-        self._check_completion(completion)
+        self._check_order_of_appends(Source.MODEL, allowed=last is not Source.MODEL)
+        self._check_completion_before_append(completion)
         ids, channels = completion.ids_T, completion.channels
         block = pack_append(
             ids,
@@ -103,7 +103,7 @@ class TokenRecord:
             logprobs=completion.logprobs_T if trained else None,
             versions=completion.versions_T,
         )
-        self._append(ids.tolist(), Source.MODEL, block, self._with_given(completion))
+        self._append_block(ids.tolist(), Source.MODEL, block, self._add_prompt_channels(completion))
         self._channels = {name: values[:0] for name, values in channels.items()}
         self._turn += 1
 
@@ -112,7 +112,7 @@ class TokenRecord:
         if not self._sources:
             raise ValueError("the record is empty; append a prompt before closing it")
         self._closed = True
-        channels = self._joined_channels()
+        channels = self._concatenate_side_channels()
         packed = joined(self._blocks, channels)
         fields = unpack(packed, channels)
         return Segment(
@@ -128,7 +128,7 @@ class TokenRecord:
             digest=self._digest,
         )
 
-    def _check_order(self, source: Source, allowed: bool) -> None:
+    def _check_order_of_appends(self, source: Source, allowed: bool) -> None:
         if self._closed:
             raise ValueError("the record is closed; begin a new one for further tokens")
         if not allowed:
@@ -138,12 +138,13 @@ class TokenRecord:
                 "prompt, then completions with environment tokens between them"
             )
 
-    def _check_completion(self, completion: Completion) -> None:
-        content = _content(completion)
+    def _check_completion_before_append(self, completion: Completion) -> None:
+        content = _pack_completion_content(completion)
         if completion_digest(content, completion.stop_reason) != completion.digest:
             raise RecordMismatch(
-                f"{_first_change(completion)} of the completion of turn {self._turn} is not what "
-                "the engine's adapter sealed; append completions unchanged, as `seal` made them"
+                f"{_describe_first_change(completion)} of the completion of turn {self._turn} is "
+                "not what the engine's adapter sealed; append completions unchanged, as `seal` "
+                "made them"
             )
         if not len(completion.ids_T):
             raise EngineError(f"the completion of turn {self._turn} is empty; nothing to record")
@@ -170,7 +171,7 @@ class TokenRecord:
                     "for each, and those of what it sampled"
                 )
 
-    def _with_given(self, completion: Completion) -> Channels:
+    def _add_prompt_channels(self, completion: Completion) -> Channels:
         """The side channels of what was given since the last completion, and of this one."""
         if not completion.channels:
             return {}
@@ -183,7 +184,7 @@ class TokenRecord:
             result[name] = np.concatenate([given[len(given) - num :], values])
         return result
 
-    def _append_given(self, ids: Sequence[int], source: Source, turn: int) -> None:
+    def _append_tokens_not_sampled(self, ids: Sequence[int], source: Source, turn: int) -> None:
         if not len(ids):
             raise ValueError(f"no {source.name.lower()} tokens were given; expected at least one")
         if min(ids) < 0 or max(ids) >= self._vocab_size:
@@ -191,9 +192,11 @@ class TokenRecord:
                 f"{source.name.lower()} ids run from {min(ids)} to {max(ids)}, expected 0 to "
                 f"{self._vocab_size - 1}; check that tokenizer and engine are of one model"
             )
-        self._append(ids, source, pack_append(ids, source, turn), {})
+        self._append_block(ids, source, pack_append(ids, source, turn), {})
 
-    def _append(self, ids: Sequence[int], source: Source, block: bytes, channels: Channels) -> None:
+    def _append_block(
+        self, ids: Sequence[int], source: Source, block: bytes, channels: Channels
+    ) -> None:
         extra = b""
         if channels:
             num = len(next(iter(channels.values())))
@@ -205,7 +208,7 @@ class TokenRecord:
         self._sources.append(source)
         self._ids.extend(ids)
 
-    def _joined_channels(self) -> Channels:
+    def _concatenate_side_channels(self) -> Channels:
         """All rows of each side channel: zero where the engine gave none."""
         num = self.num_tokens - self._num_covered
         return {
@@ -219,7 +222,7 @@ class TokenRecord:
         }
 
 
-def _content(completion: Completion) -> bytes:
+def _pack_completion_content(completion: Completion) -> bytes:
     return completion_content(
         completion.ids_T,
         completion.logprobs_T,
@@ -229,9 +232,9 @@ def _content(completion: Completion) -> bytes:
     )
 
 
-def _first_change(completion: Completion) -> str:
+def _describe_first_change(completion: Completion) -> str:
     """What differs in a completion from what was sealed."""
-    num, content = len(completion.ids_T), _content(completion)
+    num, content = len(completion.ids_T), _pack_completion_content(completion)
     if len(content) != len(completion.sealed):
         return f"the number of tokens ({num})"
     was, now = (np.frombuffer(b, dtype=np.uint8) for b in (completion.sealed, content))

@@ -85,7 +85,7 @@ class Renderer:
         return probe(self._tokenizer)
 
     @property
-    def _usable(self) -> TemplateProfile:
+    def _usable_profile(self) -> TemplateProfile:
         if self.profile.fault:
             raise ConfigError(self.profile.fault)
         return self.profile
@@ -96,14 +96,14 @@ class Renderer:
         Begins with exactly one BOS if the template or the tokenizer has one. Raises ConfigError if
         the template refuses the roles, or alters what a user or a tool said.
         """
-        rendered = self._render(messages, self._tools, generate=True)
-        self._require_contents([m for m in messages if m.role in ("user", "tool")], rendered)
-        return self._with_bos(self._guard.encode(rendered))
+        rendered = self._render_marked_chat(messages, self._tools, generate=True)
+        self._check_contents_kept([m for m in messages if m.role in ("user", "tool")], rendered)
+        return self._prepend_missing_bos_id(self._guard.encode(rendered))
 
     def conversation(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation that has come to its end, for a model that judges it."""
-        rendered = self._render(messages, self._tools, generate=False)
-        return self._with_bos(self._guard.encode(rendered))
+        rendered = self._render_marked_chat(messages, self._tools, generate=False)
+        return self._prepend_missing_bos_id(self._guard.encode(rendered))
 
     def observation(self, messages: Sequence[Message], after: int | None = None) -> list[int]:
         """Ids to append behind a sampled turn for new tool or user messages.
@@ -115,8 +115,8 @@ class Renderer:
         """
         if not messages:
             raise ValueError("no messages to observe were given; expected at least one")
-        ending = self._ending_before(messages)
-        suffix = self._suffix(messages, self._later_tools)
+        ending = self._choose_ending_before_messages(messages)
+        suffix = self._render_suffix(messages, self._choose_later_tools)
         if ending.is_next_role and after is not None and after != ending.stop.id:
             return self._guard.encode(ending.stop.text + suffix)
         # A stop token may swallow white space behind it.
@@ -128,8 +128,8 @@ class Renderer:
         Calls that could not be parsed are left out.
         """
         message = turn.message()
-        ending = self._choose_ending(message)
-        ids = self._guard.encode(self._render_turn(message, ending) + ending.stop.text)
+        ending = self._choose_ending_of_message(message)
+        ids = self._guard.encode(self._render_assistant_turn(message, ending) + ending.stop.text)
         if not ending.stop.text:
             ids.append(ending.stop.id)
         return ids[:-1] if turn.stop_reason is StopReason.LENGTH else ids
@@ -150,28 +150,28 @@ class Renderer:
         if prompt[: len(ids)] == list(ids):
             return Continuation(ids=prompt[len(ids) :], forks=False)
         # The same text may have other ids where the model split its words in its own way.
-        end = self._end_of_control(prompt, self._num_controls(ids))
+        end = self._end_of_control(prompt, self._count_control_tokens(ids))
         decode = self._tokenizer.decode
-        if ids[-1] in self._control_ids and decode(prompt[:end]) == decode(ids):
+        if ids[-1] in self._ids_of_control_tokens and decode(prompt[:end]) == decode(ids):
             return Continuation(ids=prompt[end:], forks=False)
         return Continuation(ids=prompt, forks=True)
 
     @cached_property
-    def _control_ids(self) -> frozenset[int]:
+    def _ids_of_control_tokens(self) -> frozenset[int]:
         return frozenset(self._tokenizer.controls.values())
 
-    def _num_controls(self, ids: Sequence[int]) -> int:
-        return sum(map(self._control_ids.__contains__, ids))
+    def _count_control_tokens(self, ids: Sequence[int]) -> int:
+        return sum(map(self._ids_of_control_tokens.__contains__, ids))
 
     def _end_of_control(self, ids: Sequence[int], number: int) -> int:
         """The place behind the `number`-th control token of `ids`."""
-        places = (i for i, token in enumerate(ids, 1) if token in self._control_ids)
+        places = (i for i, token in enumerate(ids, 1) if token in self._ids_of_control_tokens)
         return next(islice(places, number - 1, None), 0) if number else 0
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
         """What ends an assistant's turn: the template's tokens, and the end-of-text token."""
-        endings = (self._usable.after_text, self._usable.after_calls)
+        endings = (self._usable_profile.after_text, self._usable_profile.after_calls)
         eos = self._tokenizer.eos_token
         return frozenset({e.stop.id for e in endings} | ({eos.id} if eos else set()))
 
@@ -228,7 +228,7 @@ class Renderer:
 
     def num_controls(self, messages: Sequence[Message]) -> int:
         """How many control tokens the ids of a conversation hold."""
-        return self._num_controls(self.prompt(messages))
+        return self._count_control_tokens(self.prompt(messages))
 
     def name_of(self, number: int) -> str:
         """An id for readers."""
@@ -236,47 +236,49 @@ class Renderer:
 
     def text(self, messages: Sequence[Message], *, generate: bool = True) -> str:
         """The conversation as the template writes it, for readers."""
-        return self._guard.plain(self._render(messages, self._tools, generate=generate))
+        return self._guard.plain(self._render_marked_chat(messages, self._tools, generate=generate))
 
     def spoken(self, message: Message) -> str:
         """What a model samples for the assistant's message, with its stop token, for readers."""
-        ending = self._choose_ending(message)
-        return self._guard.plain(self._render_turn(message, ending)) + ending.stop.text
+        ending = self._choose_ending_of_message(message)
+        return self._guard.plain(self._render_assistant_turn(message, ending)) + ending.stop.text
 
     def suffix(self, messages: Sequence[Message]) -> str:
         """What the template writes for messages behind a stop token, for readers."""
-        return self._guard.plain(self._whole_suffix(messages, self._later_tools))
+        return self._guard.plain(self._render_chat_suffix(messages, self._choose_later_tools))
 
-    def _suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+    def _render_suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         """The marked text of an observation, from a frame around its contents if there is one."""
         contents = [message.content for message in messages]
         plain = all(content.strip() and self._mark(content) is content for content in contents)
         if not plain or len(messages) > _FRAMED:
-            return self._faithful_suffix(messages, tools)
+            return self._render_checked_suffix(messages, tools)
         shape = tuple((m.role, m.name, m.tool_call_id) for m in messages)
         frame = self._frames.get(shape)
         if frame is None:
-            whole = partial(self._whole_suffix, tools=tools)
+            whole = partial(self._render_chat_suffix, tools=tools)
             frame = find_frame(whole, messages, self._tokenizer.template.verbatim)
             if len(self._frames) < _FRAMES_KEPT:
                 self._frames[shape] = frame
-        return frame.around(contents) or self._faithful_suffix(messages, tools)
+        return frame.around(contents) or self._render_checked_suffix(messages, tools)
 
-    def _faithful_suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        text = self._whole_suffix(messages, tools)
-        self._require_contents(messages, text)
+    def _render_checked_suffix(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> str:
+        text = self._render_chat_suffix(messages, tools)
+        self._check_contents_kept(messages, text)
         return text
 
-    def _whole_suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        chat = [*self._synthetic(messages), *messages]
-        text = self._render(chat, tools, generate=True)
+    def _render_chat_suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        chat = [*self._make_chat_before_messages(messages), *messages]
+        text = self._render_marked_chat(chat, tools, generate=True)
         at = text.find(self._probe) + len(self._probe)
-        trailer = self._ending_before(messages).trailer
+        trailer = self._choose_ending_before_messages(messages).trailer
         if at < len(self._probe) or not text.startswith(trailer, at):
             raise ConfigError(not_preserving(chat, trailer, text[max(at, 0) :]))
         return text[at + len(trailer) :]
 
-    def _require_contents(self, messages: Sequence[Message], rendered: str) -> None:
+    def _check_contents_kept(self, messages: Sequence[Message], rendered: str) -> None:
         """Raise ConfigError unless the text holds every content, as it is or as JSON."""
         shown = self._guard.plain(rendered)
         for message in messages:
@@ -289,13 +291,13 @@ class Renderer:
                 )
 
     @cached_property
-    def _later_tools(self) -> Sequence[ToolSchema]:
+    def _choose_later_tools(self) -> Sequence[ToolSchema]:
         """A stand-in for the tools, except where the template repeats them later."""
         if not self.tools_in_template:
             return ()
         for message in (USER, Message(role="tool", content="1", name="f", tool_call_id="c")):
             try:
-                if self._whole_suffix([message], (_TINY_TOOL,)) != self._whole_suffix(
+                if self._render_chat_suffix([message], (_TINY_TOOL,)) != self._render_chat_suffix(
                     [message], self._tools
                 ):
                     return self._tools
@@ -303,7 +305,7 @@ class Renderer:
                 return self._tools
         return (_TINY_TOOL,) if self._tools else ()
 
-    def _synthetic(self, messages: Sequence[Message]) -> list[Message]:
+    def _make_chat_before_messages(self, messages: Sequence[Message]) -> list[Message]:
         """A conversation that `messages` may follow: its assistant makes the calls they answer."""
         results = [message for message in messages if message.role == "tool"]
         if not results or not self.calls_in_template:
@@ -317,77 +319,82 @@ class Renderer:
         calls[-1] = replace(calls[-1], arguments={"x": self._probe})
         return [USER, Message(role="assistant", tool_calls=tuple(calls))]
 
-    def _ending_before(self, messages: Sequence[Message]) -> Ending:
+    def _choose_ending_before_messages(self, messages: Sequence[Message]) -> Ending:
         answers = self.calls_in_template and any(m.role == "tool" for m in messages)
-        return self._usable.after_calls if answers else self._usable.after_text
+        return self._usable_profile.after_calls if answers else self._usable_profile.after_text
 
-    def _choose_ending(self, message: Message) -> Ending:
+    def _choose_ending_of_message(self, message: Message) -> Ending:
         calls = self.calls_in_template and message.tool_calls
-        return self._usable.after_calls if calls else self._usable.after_text
+        return self._usable_profile.after_calls if calls else self._usable_profile.after_text
 
-    def _render_turn(self, message: Message, ending: Ending) -> str:
+    def _render_assistant_turn(self, message: Message, ending: Ending) -> str:
         """What a model writes for the message behind the generation prompt, without stop token.
 
         It is what the next prompt shows of it, except that reasoning is never left out.
         """
         for shown in (message, replace(message, reasoning="")):
-            for body in (self._in_history(shown, ending), self._at_the_end(shown, ending)):
+            for body in (
+                self._render_past_turn(shown, ending),
+                self._render_last_turn(shown, ending),
+            ):
                 if body is not None and self._mark(shown.reasoning).strip() in body:
                     left_out = "" if shown is message else message.reasoning
                     return self._thinking(left_out) + body if left_out else body
         raise ConfigError(not_preserving([USER, message], self.text([USER]), self.text([USER])))
 
-    def _in_history(self, message: Message, ending: Ending) -> str | None:
+    def _render_past_turn(self, message: Message, ending: Ending) -> str | None:
         """The message's text in a conversation that goes on; None if it is not to be found."""
         following = [
             Message(role="tool", content="1", name=call.name, tool_call_id=call.id)
             for call in message.tool_calls
         ] or [USER]
         try:
-            text = self._render([USER, message, *following], self._later_tools, generate=True)
-            suffix = ending.closing + self._whole_suffix(following, self._later_tools)
+            text = self._render_marked_chat(
+                [USER, message, *following], self._choose_later_tools, generate=True
+            )
+            suffix = ending.closing + self._render_chat_suffix(following, self._choose_later_tools)
         except ConfigError:
             return None
-        return self._spoken(text.removesuffix(suffix)) if text.endswith(suffix) else None
+        return self._cut_off_prompt(text.removesuffix(suffix)) if text.endswith(suffix) else None
 
-    def _at_the_end(self, message: Message, ending: Ending) -> str | None:
-        text = self._render([USER, message], self._later_tools)
-        begin = len(self._before_assistant)
+    def _render_last_turn(self, message: Message, ending: Ending) -> str | None:
+        text = self._render_marked_chat([USER, message], self._choose_later_tools)
+        begin = len(self._render_text_before_assistant)
         cut = text.rfind(ending.stop.text, begin) if ending.stop.text else len(text)
         if cut < 0 and ending.is_next_role:
             cut = len(text)  # no role is next
-        return self._spoken(text[:cut]) if cut >= 0 else None
+        return self._cut_off_prompt(text[:cut]) if cut >= 0 else None
 
-    def _spoken(self, text: str) -> str | None:
+    def _cut_off_prompt(self, text: str) -> str | None:
         """What follows the generation prompt in a conversation of the user and the assistant."""
-        opening, before = self._opening, self._before_assistant
+        opening, before = self._render_opening_of_assistant, self._render_text_before_assistant
         if not text.startswith(before):
             return None
         body = text[len(before) :]
         if body.startswith(opening):
             return body[len(opening) :]
-        closing = self._closing_thinking
+        closing = self._make_end_mark_of_thinking
         # History may show an empty block whose opening mark is the generation prompt's own.
         if not self.opens_thinking or body.startswith(closing.strip()):
             return body
         return closing + body
 
     @cached_property
-    def _before_assistant(self) -> str:
+    def _render_text_before_assistant(self) -> str:
         """What stands before an assistant's text both in history and when it is to speak."""
-        head = self._render([USER], self._later_tools, generate=True)
+        head = self._render_marked_chat([USER], self._choose_later_tools, generate=True)
         said = Message(role="assistant", content=self._probe)
-        history = self._render([USER, said, USER], self._later_tools)
+        history = self._render_marked_chat([USER, said, USER], self._choose_later_tools)
         return head[: first_difference(head, history)]
 
     @cached_property
-    def _opening(self) -> str:
+    def _render_opening_of_assistant(self) -> str:
         """What the generation prompt has beyond that."""
-        head = self._render([USER], self._later_tools, generate=True)
-        return head[len(self._before_assistant) :]
+        head = self._render_marked_chat([USER], self._choose_later_tools, generate=True)
+        return head[len(self._render_text_before_assistant) :]
 
     @property
-    def _closing_thinking(self) -> str:
+    def _make_end_mark_of_thinking(self) -> str:
         opened = self.profile.opened_thinking.strip()
         others = {"[THINK]": "[/THINK]", "<|START_THINKING|>": "<|END_THINKING|>"}
         return f"\n{others.get(opened, opened.replace('<', '</', 1))}\n\n"
@@ -397,7 +404,7 @@ class Renderer:
         said = self._mark(reasoning)
         return said if self.opens_thinking else self._format.render_reasoning(said)
 
-    def _with_bos(self, ids: list[int]) -> list[int]:
+    def _prepend_missing_bos_id(self, ids: list[int]) -> list[int]:
         bos = self._tokenizer.bos_token
         # A template may write something short, such as a line break, in front of its own.
         if bos and self._tokenizer.adds_bos and bos.id not in ids[:_BOS_WITHIN]:
@@ -407,19 +414,19 @@ class Renderer:
     def _mark(self, content: str) -> str:
         return self._guard.mark(content)
 
-    def _render(
+    def _render_marked_chat(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool = False
     ) -> str:
         """The conversation with the content marked."""
         guard = self._guard
-        text = self._rendered(messages, tools, generate, guard.mark)
+        text = self._render_chat_by_mark(messages, tools, generate, guard.mark)
         if guard.stitches:
-            harmless = self._rendered(messages, tools, generate, guard.neutral)
+            harmless = self._render_chat_by_mark(messages, tools, generate, guard.neutral)
             if guard.num_controls(text) != guard.num_controls(harmless):
-                return self._rendered(messages, tools, generate, guard.mark_everywhere)
+                return self._render_chat_by_mark(messages, tools, generate, guard.mark_everywhere)
         return text
 
-    def _rendered(
+    def _render_chat_by_mark(
         self,
         messages: Sequence[Message],
         tools: Sequence[ToolSchema],

@@ -28,7 +28,7 @@ def check_round_trip(definition: Mapping[str, Any], tokenizer: tokenizers.Tokeni
             "gets other ids each time; set it to null"
         )
     steps = (definition.get("normalizer"), definition.get("pre_tokenizer"))
-    said = "".join([_PROBE, *chain.from_iterable(map(_replaced, steps)), "  "])
+    said = "".join([_PROBE, *chain.from_iterable(map(_find_texts_a_step_replaces, steps)), "  "])
     ids = tokenizer.encode(said, add_special_tokens=False).ids
     if ids != tokenizer.encode(said, add_special_tokens=False).ids:
         raise ConfigError(
@@ -37,14 +37,14 @@ def check_round_trip(definition: Mapping[str, Any], tokenizer: tokenizers.Tokeni
         )
     heard = tokenizer.decode(ids, skip_special_tokens=False)
     if heard not in (said, f" {said}", said[1:]):
-        before, after = _difference(said, heard)
+        before, after = _excerpt_around_first_difference(said, heard)
         raise ConfigError(
             f"tokenizer.json: the text {before!a} comes back as {after!a}, so what a model is told "
             "is lost or rewritten; put the model's own tokenizer there"
         )
 
 
-def _replaced(found: object) -> Iterator[str]:
+def _find_texts_a_step_replaces(found: object) -> Iterator[str]:
     """The texts that a step puts others in the place of, or the words of an expression for them."""
     if isinstance(found, dict):
         step = cast("dict[str, Any]", found)
@@ -55,10 +55,10 @@ def _replaced(found: object) -> Iterator[str]:
             yield str(written.get("String", ""))
             yield _SYNTAX.sub(" ", str(written.get("Regex", "")))
         for inner in (*(step.get("normalizers") or ()), *(step.get("pretokenizers") or ())):
-            yield from _replaced(inner)
+            yield from _find_texts_a_step_replaces(inner)
 
 
-def _difference(said: str, heard: str) -> tuple[str, str]:
+def _excerpt_around_first_difference(said: str, heard: str) -> tuple[str, str]:
     """Both texts around the first character that is another one."""
     pairs = enumerate(zip_longest(said, heard))
     at = next(place for place, (one, other) in pairs if one != other)

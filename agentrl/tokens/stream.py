@@ -24,33 +24,33 @@ class TextStream:
 
     def feed(self, ids: Sequence[int]) -> str:
         """The text that is certain after `ids`."""
-        return "".join(self._feed_one(number) for number in ids)
+        return "".join(self._feed_token_id(number) for number in ids)
 
     def finish(self) -> str:
         """The rest; half a character is U+FFFD."""
-        return self._show_tokens(len(self._held))
+        return self._take_text_of_held_tokens(len(self._held))
 
-    def _feed_one(self, number: int) -> str:
+    def _feed_token_id(self, number: int) -> str:
         self._held.append(number)
-        if not self._decode_held(len(self._held)).endswith(_HALF):
-            return self._show_tokens(len(self._held))
+        if not self._decode_held_tokens(len(self._held)).endswith(_HALF):
+            return self._take_text_of_held_tokens(len(self._held))
         if len(self._held) <= 2 * _LONGEST:
             return ""
         # Bytes that are no text: some cut leaves both sides as they are together.
-        whole = self._decode_held(len(self._held))
+        whole = self._decode_held_tokens(len(self._held))
         for cut in range(1, _LONGEST + 1):
             rest = self._tokenizer.decode(self._held[cut:])
-            if self._decode_held(cut) + rest == whole:
-                return self._show_tokens(cut)
+            if self._decode_held_tokens(cut) + rest == whole:
+                return self._take_text_of_held_tokens(cut)
         return ""
 
-    def _decode_held(self, count: int) -> str:
+    def _decode_held_tokens(self, count: int) -> str:
         """The text of the first `count` held ids."""
         before = self._tokenizer.decode(self._shown)
         return self._tokenizer.decode([*self._shown, *self._held[:count]])[len(before) :]
 
-    def _show_tokens(self, count: int) -> str:
-        text = self._decode_held(count)
+    def _take_text_of_held_tokens(self, count: int) -> str:
+        text = self._decode_held_tokens(count)
         self._shown = self._held[:count] or self._shown
         self._held = self._held[count:]
         return text

@@ -58,14 +58,14 @@ def find_frame(suffix: Suffix, messages: Sequence[Message], verbatim: bool) -> F
     `suffix` renders messages; `verbatim` says that the template's source looks for nothing in them.
     """
     try:
-        return _found(suffix, messages) if verbatim else Frame()
+        return _derive_frame_of_suffix(suffix, messages) if verbatim else Frame()
     except ConfigError:
         return Frame()
 
 
-def _found(suffix: Suffix, messages: Sequence[Message]) -> Frame:
+def _derive_frame_of_suffix(suffix: Suffix, messages: Sequence[Message]) -> Frame:
     words = [f"{secrets.token_hex(8)}x" for _ in messages]
-    text = suffix(_with(messages, words))
+    text = suffix(_replace_contents(messages, words))
     parts: list[str] = []
     for word in words:
         part, found, text = text.partition(word)
@@ -86,8 +86,8 @@ def _holds(
     trial: str,
 ) -> bool:
     contents = [trial] * len(messages)
-    return suffix(_with(messages, contents)) == frame.around(contents)
+    return suffix(_replace_contents(messages, contents)) == frame.around(contents)
 
 
-def _with(messages: Sequence[Message], contents: Sequence[str]) -> list[Message]:
+def _replace_contents(messages: Sequence[Message], contents: Sequence[str]) -> list[Message]:
     return [replace(m, content=content) for m, content in zip(messages, contents, strict=True)]

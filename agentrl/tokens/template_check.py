@@ -68,30 +68,33 @@ def examine(renderer: Renderer, *, with_tools: bool) -> TemplateReport:
     ]
     if not renderer.profile.parallel_calls and renderer.calls_in_template:
         chats = [chat for chat in chats if all(len(message.tool_calls) < 2 for message in chat)]
-    rows = [_tried(renderer, chat) for chat in chats]
+    rows = [_make_row_of_tried_chat(renderer, chat) for chat in chats]
     report = TemplateReport(rows=tuple(rows))
     if report.verdict == "refused":
         return report
-    rows += _spellings(renderer, with_tools)
+    rows += _make_rows_of_unusual_spellings(renderer, with_tools)
     shown = [chat[-1].role != "assistant" for chat in chats]
     later = [row for row, goes_on in zip(rows, shown, strict=False) if goes_on]
-    facts = (*_facts(renderer, rows, later), *_check_values(renderer, with_tools))
+    facts = (
+        *_list_template_facts(renderer, rows, later),
+        *_make_rows_of_value_spelling(renderer, with_tools),
+    )
     return TemplateReport(rows=(*facts, *rows))
 
 
-def _facts(
+def _list_template_facts(
     renderer: Renderer, rows: Sequence[TemplateRow], later: Sequence[TemplateRow]
 ) -> Iterator[TemplateRow]:
     profile, name = renderer.profile, renderer.name_of
-    yield TemplateRow(name="prefix-preserving", detail=_preserving(renderer, rows, later))
+    yield TemplateRow(name="prefix-preserving", detail=_describe_preserving(renderer, rows, later))
     stops = ", ".join(sorted(map(name, renderer.stop_ids)))
     by_role = "; the marker of the next role" if profile.after_text.is_next_role else ""
     yield TemplateRow(name="stop tokens", detail=f"{stops}{by_role}")
     yield TemplateRow(
         name="stop tokens are", detail="sampled by the model, and never added to its turn"
     )
-    yield _shown(renderer, "separator", [_ASK], _separator)
-    yield _bos(renderer)
+    yield _make_row_of_suffix(renderer, "separator", [_ASK], _describe_separator_of_suffix)
+    yield _make_row_of_bos_count(renderer)
     opened = "opened by the prompt" if renderer.opens_thinking else "not opened by the prompt"
     shown = "shown" if profile.shows_reasoning else "not shown"
     yield TemplateRow(name="thinking", detail=f"{opened}, {shown} in the last message")
@@ -104,7 +107,7 @@ def _facts(
     yield TemplateRow(name="roles", detail=f"system {system}, developer {developer}")
 
 
-def _shown(
+def _make_row_of_suffix(
     renderer: Renderer, name: str, said: Sequence[Message], show: Callable[[str], str]
 ) -> TemplateRow:
     """What is appended when this is said; a template that only forks may have no such text."""
@@ -114,11 +117,11 @@ def _shown(
         return TemplateRow(name=name, detail=str(error), action="fork")
 
 
-def _separator(suffix: str) -> str:
+def _describe_separator_of_suffix(suffix: str) -> str:
     return f"{suffix.partition(_ASK.content)[0]!r} (given by the environment)"
 
 
-def _preserving(
+def _describe_preserving(
     renderer: Renderer, rows: Sequence[TemplateRow], later: Sequence[TemplateRow]
 ) -> str:
     """Whether the template shows `later` what was sampled; thinking counts where it knows any."""
@@ -129,7 +132,7 @@ def _preserving(
     return "yes" + ", for turns as it writes them; others are kept as sampled" * others
 
 
-def _bos(renderer: Renderer) -> TemplateRow:
+def _make_row_of_bos_count(renderer: Renderer) -> TemplateRow:
     text, count = renderer.bos
     if count <= 1:
         return TemplateRow(name="BOS", detail=f"{text}, once" if count else "none")
@@ -144,12 +147,12 @@ def _by(template: bool) -> str:
     return "yes" if template else "no, described by us"
 
 
-def _check_values(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
+def _make_rows_of_value_spelling(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
     """How values of all kinds come out, and whether content can pose as scaffold."""
     if with_tools:
         arguments: dict[str, Json] = {"yes": True, "no": None, "text": "ü😀"}
         call = ToolCall(name="lookup", arguments=arguments, id="call_0")
-        chat = (_ASK, Message(role="assistant", tool_calls=(call,)), _make_result("ü😀"))
+        chat = (_ASK, Message(role="assistant", tool_calls=(call,)), _make_tool_result("ü😀"))
         text = renderer.text(chat).partition(_ASK.content)[2]
         forms = {"JSON": ("true", "null"), "Python": ("True", "None")}
         manner = [name for name, words in forms.items() if all(word in text for word in words)]
@@ -158,13 +161,13 @@ def _check_values(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]
         )
         kept = text.count("ü😀") == 2
         yield TemplateRow(name="unicode", detail="kept" if kept else "escaped")
-    answer = [_make_result("")] if with_tools else [_user("")]
-    yield _shown(renderer, "empty content", answer, lambda suffix: repr(suffix)[:70])
-    yield _check_answers(renderer, with_tools)
-    yield _injection(renderer)
+    answer = [_make_tool_result("")] if with_tools else [_say_as_user("")]
+    yield _make_row_of_suffix(renderer, "empty content", answer, lambda suffix: repr(suffix)[:70])
+    yield _make_row_of_unchanged_answers(renderer, with_tools)
+    yield _make_row_of_marker_injection(renderer)
 
 
-def _check_answers(renderer: Renderer, with_tools: bool) -> TemplateRow:
+def _make_row_of_unchanged_answers(renderer: Renderer, with_tools: bool) -> TemplateRow:
     """Whether what answers a turn comes out once and unchanged, except at its ends."""
     what = "tool result" if with_tools else "user message"
     several = renderer.profile.parallel_calls or not renderer.calls_in_template
@@ -172,12 +175,14 @@ def _check_answers(renderer: Renderer, with_tools: bool) -> TemplateRow:
     if with_tools and several:
         tried.append(["Result one.", "Result two."])
     for said in tried:
-        answers = [_make_result(t, i) if with_tools else _user(t) for i, t in enumerate(said)]
+        answers = [
+            _make_tool_result(t, i) if with_tools else _say_as_user(t) for i, t in enumerate(said)
+        ]
         try:
             text = renderer.suffix(answers)
         except ConfigError as error:
             return TemplateRow(name=what, detail=str(error), action="fork")
-        places = [_place(content, text) for content in said]
+        places = [_find_only_place_of_content(content, text) for content in said]
         for content, place in zip(said, places, strict=True):
             if place < 0 or places != sorted(places):
                 shown = text if len(text) <= 160 else f"{text[:80]} ... {text[-80:]}"
@@ -190,7 +195,7 @@ def _check_answers(renderer: Renderer, with_tools: bool) -> TemplateRow:
     return TemplateRow(name=what, detail="written once, unchanged")
 
 
-def _place(content: str, text: str) -> int:
+def _find_only_place_of_content(content: str, text: str) -> int:
     """Where the content stands in the text, as it is or in JSON; -1 unless once."""
     plain = content.strip()
     escaped = [json.dumps(plain, ensure_ascii=ascii)[1:-1] for ascii in (False, True)]
@@ -198,9 +203,9 @@ def _place(content: str, text: str) -> int:
     return max(places, default=-1)
 
 
-def _injection(renderer: Renderer) -> TemplateRow:
+def _make_row_of_marker_injection(renderer: Renderer) -> TemplateRow:
     evil = "x" + "".join(renderer.markers) + "x"
-    chats = [(_user(t), _assistant(t), _user(t)) for t in (evil, "x")]
+    chats = [(_say_as_user(t), _make_assistant_message(t), _say_as_user(t)) for t in (evil, "x")]
     hostile, harmless = (renderer.num_controls(chat) for chat in chats)
     if hostile == harmless:
         return TemplateRow(name="injection", detail=f"{len(renderer.markers)} markers stay text")
@@ -208,11 +213,11 @@ def _injection(renderer: Renderer) -> TemplateRow:
     return TemplateRow(name="injection", detail=detail, action="refuse")
 
 
-def _user(text: str) -> Message:
+def _say_as_user(text: str) -> Message:
     return Message(role="user", content=text)
 
 
-def _assistant(text: str = "", calls: int = 0, reasoning: str = "") -> Message:
+def _make_assistant_message(text: str = "", calls: int = 0, reasoning: str = "") -> Message:
     made = tuple(
         ToolCall(name="lookup", arguments={f"key{i}": f"value{i}"}, id=f"call_{i}")
         for i in range(calls)
@@ -220,14 +225,18 @@ def _assistant(text: str = "", calls: int = 0, reasoning: str = "") -> Message:
     return Message(role="assistant", content=text, tool_calls=made, reasoning=reasoning)
 
 
-def _make_result(text: str, number: int = 0) -> Message:
+def _make_tool_result(text: str, number: int = 0) -> Message:
     return Message(role="tool", content=text, name="lookup", tool_call_id=f"call_{number}")
 
 
-_ASK, _MORE, _LAST = _user("First ask."), _user("Second ask."), _user("Third ask.")
-_SAY, _CALL = _assistant("Some answer."), _assistant(calls=1)
+_ASK, _MORE, _LAST = (
+    _say_as_user("First ask."),
+    _say_as_user("Second ask."),
+    _say_as_user("Third ask."),
+)
+_SAY, _CALL = _make_assistant_message("Some answer."), _make_assistant_message(calls=1)
 _THOUGHT, _THOUGHT_CALL = (replace(turn, reasoning="Some thought.") for turn in (_SAY, _CALL))
-_RESULT = _make_result("Result one.")
+_RESULT = _make_tool_result("Result one.")
 _SYSTEM = Message(role="system", content="Some rule.")
 _TRIALS = (
     "".join(f"{i}. A line  of text\n\twith another.\n\n" for i in range(9)),
@@ -245,18 +254,18 @@ CHATS: tuple[tuple[Message, ...], ...] = (
     (_ASK, _THOUGHT, _MORE),
     (_ASK, _CALL),
     (_ASK, _THOUGHT_CALL, _RESULT),
-    (_ASK, _assistant("Some words.", calls=1), _RESULT),
-    (_ASK, _assistant(calls=2), _RESULT, _make_result("Result two.", 1)),
+    (_ASK, _make_assistant_message("Some words.", calls=1), _RESULT),
+    (_ASK, _make_assistant_message(calls=2), _RESULT, _make_tool_result("Result two.", 1)),
     (_ASK, _CALL, _RESULT, _MORE),
     (_ASK, _THOUGHT_CALL, _RESULT, _THOUGHT, _MORE),
-    (_ASK, _SAY, _MORE, _assistant("More words."), _LAST),
+    (_ASK, _SAY, _MORE, _make_assistant_message("More words."), _LAST),
     (_ASK, _CALL, _RESULT, _SAY, _MORE),
-    (_ASK, _CALL, _RESULT, _assistant(calls=1), _make_result("Result two.")),
-    (_ASK, _CALL, _RESULT, _SAY, _MORE, _CALL, _make_result("Result three.")),
+    (_ASK, _CALL, _RESULT, _make_assistant_message(calls=1), _make_tool_result("Result two.")),
+    (_ASK, _CALL, _RESULT, _SAY, _MORE, _CALL, _make_tool_result("Result three.")),
 )
 
 
-def _tried(renderer: Renderer, chat: Sequence[Message]) -> TemplateRow:
+def _make_row_of_tried_chat(renderer: Renderer, chat: Sequence[Message]) -> TemplateRow:
     rewritten, record = "", ""
     places = [i for i, message in enumerate(chat) if message.role == "assistant"]
     for begin, end in zip(places, [*places[1:], len(chat)], strict=True):
@@ -265,65 +274,69 @@ def _tried(renderer: Renderer, chat: Sequence[Message]) -> TemplateRow:
             before = renderer.text(chat[:begin])
             whole = renderer.text(so_far, generate=bool(answers))
         except ConfigError as error:
-            return TemplateRow(name=_name(chat), detail=str(error), action="refuse")
-        if lost := _lost(so_far, whole):
+            return TemplateRow(name=_name_chat(chat), detail=str(error), action="refuse")
+        if lost := _find_said_word_not_in_text(so_far, whole):
             detail = (
                 "the chat template changes earlier text when messages are added: for "
                 f"{roles(so_far)}, it drops or alters {lost!r}; use a template that only appends"
             )
-            return TemplateRow(name=_name(chat), detail=detail, action="refuse")
-        if answers and (fault := _fault(renderer, so_far, begin, whole)):
-            return TemplateRow(name=_name(chat), detail=fault, action="fork")
+            return TemplateRow(name=_name_chat(chat), detail=detail, action="refuse")
+        if answers and (fault := _explain_lost_answer(renderer, so_far, begin, whole)):
+            return TemplateRow(name=_name_chat(chat), detail=fault, action="fork")
         try:
             record = (record or before) + renderer.spoken(chat[begin])
             record += renderer.suffix(answers) if answers else ""
         except ConfigError as error:
-            return TemplateRow(name=_name(chat), detail=str(error), action="keep")
-        rewritten = rewritten or _rewriting(so_far, record, whole)
+            return TemplateRow(name=_name_chat(chat), detail=str(error), action="keep")
+        rewritten = rewritten or _describe_rewriting_of_record(so_far, record, whole)
     return TemplateRow(
-        name=_name(chat), detail=rewritten or "kept", action="keep" if rewritten else ""
+        name=_name_chat(chat), detail=rewritten or "kept", action="keep" if rewritten else ""
     )
 
 
-def _name(chat: Sequence[Message]) -> str:
+def _name_chat(chat: Sequence[Message]) -> str:
     """Its roles, and where words stand beside a call, that too: no two of `CHATS` share one."""
     words = any(message.tool_calls and message.content for message in chat)
     return roles(chat) + ", with words beside the call" * words
 
 
-def _rewriting(chat: Sequence[Message], record: str, whole: str) -> str:
+def _describe_rewriting_of_record(chat: Sequence[Message], record: str, whole: str) -> str:
     """What the template shows in place of what the record keeps; empty if they agree."""
     is_last = chat[-1].role == "assistant"  # then a line break may follow, or the stop be left out
     if whole == record or (is_last and (whole.startswith(record) or record.startswith(whole))):
         return ""
     at = first_difference(record, whole)
     return (
-        f"for {roles(chat)}, the record keeps {_excerpt(record, at)!r}; a server that renders the "
-        f"plain chat template would show {_excerpt(whole, at)!r}"
+        f"for {roles(chat)}, the record keeps {_excerpt_word_at(record, at)!r}; a server "
+        f"that renders the plain chat template would show {_excerpt_word_at(whole, at)!r}"
     )
 
 
-def _excerpt(text: str, at: int) -> str:
+def _excerpt_word_at(text: str, at: int) -> str:
     """The text from the word on in which it differs."""
     begin = max(text.rfind(end, max(at - 12, 0), at) for end in " \n<")
     return text[at if begin < 0 else begin + (text[begin] != "<") :][:60]
 
 
-def _spellings(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
+def _make_rows_of_unusual_spellings(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
     """Turns that a model may write and a template cannot, since messages do not say how."""
     answer, words, stop = _SAY.content, "Some words.", renderer.profile.after_text.stop.text
     blank = f" \n{answer}\n "
-    chat = (_ASK, _assistant(blank), _MORE)
-    yield from _spelt(renderer, "blanks around an answer", chat, {answer: blank})
+    chat = (_ASK, _make_assistant_message(blank), _MORE)
+    yield from _try_spelling(renderer, "blanks around an answer", chat, {answer: blank})
     if with_tools:
         stop = renderer.profile.after_calls.stop.text if renderer.calls_in_template else stop
-        chat = (_ASK, _assistant(words, calls=1), _RESULT)
-        yield from _spelt(renderer, "words behind a call", chat, {words: "", stop: words + stop})
+        chat = (_ASK, _make_assistant_message(words, calls=1), _RESULT)
+        yield from _try_spelling(
+            renderer, "words behind a call", chat, {words: "", stop: words + stop}
+        )
         chat = (_ASK, _CALL, _RESULT)
-        yield from _spelt(renderer, "arguments without blanks", chat, {'"key0": ': '"key0":'})
+        yield from _try_spelling(
+            renderer, "arguments without blanks", chat, {'"key0": ': '"key0":'}
+        )
 
 
-def _spelt(
+def _try_spelling(
     renderer: Renderer, name: str, chat: Sequence[Message], edits: Mapping[str, str]
 ) -> Iterator[TemplateRow]:
     """The row of a chat whose turn the model writes with `edits` of the template's writing."""
@@ -334,7 +347,7 @@ def _spelt(
         for old, new in edits.items():
             spoken = new.join(spoken.rsplit(old, 1)) if old else spoken + new
         record = renderer.text([ask]) + spoken + renderer.suffix([answer])
-        rewritten = _rewriting(chat, record, renderer.text(chat))
+        rewritten = _describe_rewriting_of_record(chat, record, renderer.text(chat))
     except ConfigError as error:
         rewritten = str(error)
     else:
@@ -343,7 +356,9 @@ def _spelt(
     yield TemplateRow(name=name, detail=rewritten or "kept", action="keep" if rewritten else "")
 
 
-def _fault(renderer: Renderer, chat: Sequence[Message], begin: int, whole: str) -> str:
+def _explain_lost_answer(
+    renderer: Renderer, chat: Sequence[Message], begin: int, whole: str
+) -> str:
     """Why the answer to the turn at `begin` cannot be appended; empty if it can."""
     turn, answer = chat[begin], chat[begin + 1 :]
     try:
@@ -358,7 +373,7 @@ def _fault(renderer: Renderer, chat: Sequence[Message], begin: int, whole: str) 
     return "" if moved else not_preserving(chat, suffix, whole[-len(suffix) :])
 
 
-def _lost(chat: Sequence[Message], text: str) -> str:
+def _find_said_word_not_in_text(chat: Sequence[Message], text: str) -> str:
     """Something said that is not in the text; the words beside a call may be left out."""
     for message in chat:
         words = [] if message.tool_calls else [message.content]

@@ -41,7 +41,10 @@ class Dialect:
 
 def to_wire(messages: Sequence[Message], dialect: Dialect) -> list[Wire]:
     """The messages as the template reads them."""
-    return [_entry(message, dialect) for message in _placed(messages, dialect)]
+    return [
+        _message_to_template_dict(message, dialect)
+        for message in _arrange_roles_for_template(messages, dialect)
+    ]
 
 
 def marked(message: Message, mark: Mark) -> Message:
@@ -52,7 +55,7 @@ def marked(message: Message, mark: Mark) -> Message:
         tool_calls=tuple(
             ToolCall(
                 name=mark(call.name),
-                arguments=_marked(call.arguments, mark),
+                arguments=_mark_mapping(call.arguments, mark),
                 id=mark(call.id),
             )
             for call in message.tool_calls
@@ -71,13 +74,13 @@ def marked_tool(tool: ToolSchema, mark: Mark) -> ToolSchema:
     return ToolSchema(
         name=mark(tool.name),
         description=mark(tool.description),
-        parameters=_marked(tool.parameters, lambda s: s if s in _SCHEMA_WORDS else mark(s)),
+        parameters=_mark_mapping(tool.parameters, lambda s: s if s in _SCHEMA_WORDS else mark(s)),
     )
 
 
 def calls_as_text(messages: Sequence[Message], form: ToolFormat, *, results: bool) -> list[Message]:
     """The messages with calls written into their contents, and each result between markers."""
-    told = [_textual(message, form) for message in messages]
+    told = [_write_calls_into_content(message, form) for message in messages]
     if not results:
         return told
     return [
@@ -106,12 +109,12 @@ def with_instructions(messages: Sequence[Message], instructions: str) -> list[Me
     return [Message(role="system", content=instructions), *messages]
 
 
-def _entry(message: Message, dialect: Dialect) -> Wire:
+def _message_to_template_dict(message: Message, dialect: Dialect) -> Wire:
     entry: Wire = {"role": message.role, "content": message.content}
     if dialect.content_as_parts:
         entry["content"] = [{"type": "text", "text": message.content}]
     if message.tool_calls:
-        entry["tool_calls"] = [_call_to_wire(call, dialect) for call in message.tool_calls]
+        entry["tool_calls"] = [_call_to_template_dict(call, dialect) for call in message.tool_calls]
         if dialect.silent_as_none:
             entry["content"] = None
     if message.reasoning:
@@ -123,7 +126,7 @@ def _entry(message: Message, dialect: Dialect) -> Wire:
     return entry
 
 
-def _call_to_wire(call: ToolCall, dialect: Dialect) -> Wire:
+def _call_to_template_dict(call: ToolCall, dialect: Dialect) -> Wire:
     arguments: object = call.arguments
     if dialect.arguments_as_text:
         arguments = json.dumps(arguments, ensure_ascii=False)
@@ -131,7 +134,7 @@ def _call_to_wire(call: ToolCall, dialect: Dialect) -> Wire:
     return {"type": "function", "id": call.id, "function": function}
 
 
-def _placed(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
+def _arrange_roles_for_template(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
     """The messages under roles, and in an order of roles, that the template accepts."""
     placed: list[Message] = []
     front: list[str] = []
@@ -155,7 +158,7 @@ def _placed(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
     return placed
 
 
-def _textual(message: Message, form: ToolFormat) -> Message:
+def _write_calls_into_content(message: Message, form: ToolFormat) -> Message:
     if not message.tool_calls:
         return message
     calls = form.render_calls(message.tool_calls)
@@ -163,5 +166,5 @@ def _textual(message: Message, form: ToolFormat) -> Message:
     return replace(message, content=content, tool_calls=())
 
 
-def _marked(value: Mapping[str, Json], mark: Mark) -> dict[str, Json]:
+def _mark_mapping(value: Mapping[str, Json], mark: Mark) -> dict[str, Json]:
     return {mark(key): mark_json(item, mark) for key, item in value.items()}

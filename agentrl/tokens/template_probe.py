@@ -90,8 +90,8 @@ class _Probe:
             description=word["about"],
             parameters={"type": "object", "properties": {word["key"]: {"type": "string"}}},
         )
-        self._one = (self._make_call("key", "value", 0),)
-        self._two = (*self._one, self._make_call("key2", "value2", 1))
+        self._one = (self._make_probe_call("key", "value", 0),)
+        self._two = (*self._one, self._make_probe_call("key2", "value2", 1))
         self._results = (
             Message(role="tool", content=word["result"], name=word["tool"], tool_call_id="call_0"),
             Message(
@@ -100,20 +100,20 @@ class _Probe:
         )
 
     def profile(self) -> TemplateProfile:
-        fault = self._find_dialect()
-        without, full = self._render([USER]), self._render([USER], generate=True)
+        fault = self._choose_dialect_of_text()
+        without, full = self._render_or_empty([USER]), self._render_or_empty([USER], generate=True)
         generation = full[first_difference(without, full) :]
         opened = _THINKING.search(generation)
-        call_fault = self._find_call_dialect()
+        call_fault = self._choose_dialect_of_calls()
         after_text = Ending(stop=SpecialToken("", -1), trailer="", closing="")
         after_calls = after_text
         try:
-            after_text = after_calls = self._after_text()
+            after_text = after_calls = self._find_ending_after_text()
             if not call_fault:
-                after_calls = self._after_calls(after_text)
+                after_calls = self._find_ending_after_calls(after_text)
         except ConfigError as error:
             fault = fault or str(error)
-        told = self._render([USER], tools=True, generate=True)
+        told = self._render_or_empty([USER], tools=True, generate=True)
         return TemplateProfile(
             dialect=self._dialect,
             fault=fault,
@@ -121,14 +121,14 @@ class _Probe:
             after_calls=after_calls,
             shows_tools=all(self._words[word] in told for word in ("tool", "about", "key")),
             shows_calls=not call_fault,
-            results_fault=self._results_fault() if call_fault else "",
-            parallel_calls=not call_fault and self._parallel(),
+            results_fault=self._explain_lost_tool_result() if call_fault else "",
+            parallel_calls=not call_fault and self._renders_parallel_calls(),
             generation=generation,
             opened_thinking=opened[0] if opened else "",
-            shows_reasoning=self._find_reasoning_key(),
+            shows_reasoning=self._choose_reasoning_key(),
         )
 
-    def _render(
+    def _render_or_empty(
         self,
         messages: Sequence[Message],
         *,
@@ -145,7 +145,7 @@ class _Probe:
         except ConfigError:
             return ""
 
-    def _refusal(self, messages: Sequence[Message]) -> str:
+    def _explain_refusal_to_render(self, messages: Sequence[Message]) -> str:
         """Why the template does not render them; empty if it does."""
         try:
             self._tokenizer.template.render(
@@ -155,46 +155,46 @@ class _Probe:
             return str(error)
         return ""
 
-    def _find_dialect(self) -> str:
+    def _choose_dialect_of_text(self) -> str:
         """Choose how text is passed; returns why the text of an assistant is lost, or nothing."""
         fault = ""
         for parts in (False, True):
             self._dialect = Dialect(content_as_parts=parts)
-            if self._words["said"] in self._render([USER, self._said]):
+            if self._words["said"] in self._render_or_empty([USER, self._said]):
                 break
         else:
             self._dialect = Dialect()
-            fault = self._refusal([USER, self._said]) or (
+            fault = self._explain_refusal_to_render([USER, self._said]) or (
                 "the chat template changes earlier text when messages are added: for user, "
                 "assistant, it drops what the assistant said; use a template that only appends"
             )
-        if not self._has("system"):
+        if not self._renders_first_message_of_role("system"):
             self._dialect = replace(self._dialect, has_system=False)
-        if not self._has("developer"):
+        if not self._renders_first_message_of_role("developer"):
             self._dialect = replace(self._dialect, has_developer=False)
-        if not self._render([USER, USER]):
+        if not self._render_or_empty([USER, USER]):
             self._dialect = replace(self._dialect, alternates=True)
         return fault
 
-    def _has(self, role: Role) -> bool:
+    def _renders_first_message_of_role(self, role: Role) -> bool:
         """Whether the template writes a first message of this role."""
         said = self._words["said"]
-        return said in self._render([Message(role=role, content=said), USER])
+        return said in self._render_or_empty([Message(role=role, content=said), USER])
 
-    def _find_call_dialect(self) -> str:
+    def _choose_dialect_of_calls(self) -> str:
         """Choose how calls are passed; returns why no way keeps them, or nothing."""
         chat = [USER, Message(role="assistant", tool_calls=self._one), self._results[0]]
         faults: list[str] = []
         for silent, text in product((False, True), repeat=2):
             before = self._dialect
             self._dialect = replace(before, arguments_as_text=text, silent_as_none=silent)
-            faults.append(self._call_fault(chat))
+            faults.append(self._explain_lost_call(chat))
             if not faults[-1]:
                 return ""
             self._dialect = before
         return faults[0]
 
-    def _call_fault(self, chat: Sequence[Message]) -> str:
+    def _explain_lost_call(self, chat: Sequence[Message]) -> str:
         try:
             text = self._tokenizer.template.render(
                 to_wire(chat, self._dialect),
@@ -212,7 +212,7 @@ class _Probe:
             return "it alters the arguments of a call: they are not the JSON that was given"
         return ""
 
-    def _results_fault(self) -> str:
+    def _explain_lost_tool_result(self) -> str:
         """Why a result is lost whose call is text of the assistant's message."""
         try:
             text = self._tokenizer.template.render(
@@ -225,57 +225,65 @@ class _Probe:
             return ""
         return "it drops the result of a call: nothing of it is written for user, assistant, tool"
 
-    def _parallel(self) -> bool:
+    def _renders_parallel_calls(self) -> bool:
         chat = [USER, Message(role="assistant", tool_calls=self._two), *self._results]
-        text = self._render(chat, tools=True, generate=True)
+        text = self._render_or_empty(chat, tools=True, generate=True)
         words = [self._words[w] for w in ("key", "value", "key2", "value2", "result")]
         return all(word in text for word in (*words, self._second_result))
 
-    def _find_reasoning_key(self) -> bool:
+    def _choose_reasoning_key(self) -> bool:
         message = Message(role="assistant", content="Hi.", reasoning=self._words["said"])
         for key in _REASONING_KEYS:
             before = self._dialect
             self._dialect = replace(before, reasoning_key=key)
-            if self._words["said"] in self._render([USER, message]):
+            if self._words["said"] in self._render_or_empty([USER, message]):
                 return True
             self._dialect = before
         return False
 
-    def _after_text(self) -> Ending:
-        alone = self._after(self._render([USER, self._said]), "said")
-        whole = self._render([USER, self._said, self._asked], generate=True)
+    def _find_ending_after_text(self) -> Ending:
+        alone = self._cut_behind_word(self._render_or_empty([USER, self._said]), "said")
+        whole = self._render_or_empty([USER, self._said, self._asked], generate=True)
         if not all(self._words[word] in whole for word in ("said", "result")):
             raise ConfigError(
                 "the chat template changes earlier text when messages are added: for user, "
                 "assistant, user, it drops what was said; use a template that only appends"
             )
-        going_on = self._after(whole, "said")
-        ending = self._find_ending(alone, going_on, frozenset(), calls=False)
-        before = self._render([self._asked]).partition(self._words["result"])[0]
-        return replace(ending, is_next_role=ending.stop.text in self._split(before)[-2:-1])
+        going_on = self._cut_behind_word(whole, "said")
+        ending = self._derive_ending(alone, going_on, frozenset(), calls=False)
+        before = self._render_or_empty([self._asked]).partition(self._words["result"])[0]
+        return replace(
+            ending, is_next_role=ending.stop.text in self._split_at_controls(before)[-2:-1]
+        )
 
-    def _after_calls(self, after_text: Ending) -> Ending:
+    def _find_ending_after_calls(self, after_text: Ending) -> Ending:
         calls = Message(role="assistant", tool_calls=self._one)
-        alone = self._after(self._render([USER, calls], tools=True), "value")
-        full = self._render([USER, calls, self._results[0]], tools=True, generate=True)
-        two = self._render([USER, Message(role="assistant", tool_calls=self._two)], tools=True)
+        alone = self._cut_behind_word(self._render_or_empty([USER, calls], tools=True), "value")
+        full = self._render_or_empty([USER, calls, self._results[0]], tools=True, generate=True)
+        two = self._render_or_empty(
+            [USER, Message(role="assistant", tool_calls=self._two)], tools=True
+        )
         between, found, _ = two.rpartition(self._words["key2"])
-        between = self._after(between, "value") if found else ""
+        between = self._cut_behind_word(between, "value") if found else ""
         inner = frozenset(self._tokenizer.control_pattern.findall(between))
-        ending = self._find_ending(alone, self._after(full, "value"), inner, calls=True)
+        ending = self._derive_ending(alone, self._cut_behind_word(full, "value"), inner, calls=True)
         # A marker that a result brings without a call, or each result anew, is the result's.
-        alone = self._after(self._render([USER, self._said, self._results[0]]), "said")
+        alone = self._cut_behind_word(
+            self._render_or_empty([USER, self._said, self._results[0]]), "said"
+        )
         alone = alone.partition(self._words["result"])[0]
-        several = self._render([USER, replace(calls, tool_calls=self._two), *self._results])
-        several = self._after(several.partition(self._second_result)[0], "result")
-        by_result = ending.stop.text in self._split(alone + several)[1::2]
+        several = self._render_or_empty(
+            [USER, replace(calls, tool_calls=self._two), *self._results]
+        )
+        several = self._cut_behind_word(several.partition(self._second_result)[0], "result")
+        by_result = ending.stop.text in self._split_at_controls(alone + several)[1::2]
         by_result = by_result and ending.stop != after_text.stop
         return replace(ending, is_next_role=ending.is_next_role or by_result)
 
-    def _after(self, text: str, word: str) -> str:
+    def _cut_behind_word(self, text: str, word: str) -> str:
         return text.rpartition(self._words[word])[2]
 
-    def _find_ending(
+    def _derive_ending(
         self, alone: str, going_on: str, inner: frozenset[str], *, calls: bool
     ) -> Ending:
         """From what stands behind the content at the end, and in the midst of a conversation.
@@ -283,27 +291,27 @@ class _Probe:
         `inner` are control tokens that stand between two calls, so they end no message. What
         follows `calls` in history only belongs to their result.
         """
-        last, history = self._split(alone), self._split(going_on)
+        last, history = self._split_at_controls(alone), self._split_at_controls(going_on)
         common = 0
         while common < min(len(last), len(history)) and last[common] == history[common]:
             common += 1
         ends = [i for i in range(1, common, 2) if last[i] not in inner]
         if ends:
             trailer = "".join(history[: ends[-1] + 1])
-            stop = self._special(last[ends[-1]])
+            stop = self._make_special_token(last[ends[-1]])
             return Ending(stop=stop, trailer=trailer, closing=stop.text)
         at = common | 1  # the next control token: texts stand at even places
         if at >= len(history):
-            return self._by_eos(alone, going_on)
+            return self._make_ending_by_eos_token(alone, going_on)
         trailer, closing = "".join(history[: at + 1]), history[at]
         by_role = calls or at >= len(last)
-        stop = self._special(closing if by_role else last[at])
+        stop = self._make_special_token(closing if by_role else last[at])
         return Ending(stop=stop, trailer=trailer, closing=closing, is_next_role=by_role)
 
-    def _special(self, text: str) -> SpecialToken:
+    def _make_special_token(self, text: str) -> SpecialToken:
         return SpecialToken(text, self._tokenizer.controls[text])
 
-    def _by_eos(self, alone: str, going_on: str) -> Ending:
+    def _make_ending_by_eos_token(self, alone: str, going_on: str) -> Ending:
         eos = self._tokenizer.eos_token
         if not going_on.startswith(alone):
             raise ConfigError(
@@ -317,11 +325,11 @@ class _Probe:
             )
         return Ending(stop=SpecialToken("", eos.id), trailer=alone, closing="")
 
-    def _split(self, text: str) -> list[str]:
+    def _split_at_controls(self, text: str) -> list[str]:
         """Text and control tokens in turn, beginning and ending with text."""
         return re.split(f"({self._tokenizer.control_pattern.pattern})", text)
 
-    def _make_call(self, key: str, value: str, number: int) -> ToolCall:
+    def _make_probe_call(self, key: str, value: str, number: int) -> ToolCall:
         words = self._words
         return ToolCall(
             name=words["tool"], arguments={words[key]: words[value]}, id=f"call_{number}"

@@ -37,41 +37,41 @@ def plain_uses(tree: nodes.Template) -> bool:
     if any(True for _ in tree.find_all((nodes.CallBlock, nodes.FilterBlock))):
         return False
     macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
-    names = _names(tree, macros)
-    return all(_is_plain(node, names, macros) for node in tree.find_all(nodes.Node))
+    names = _collect_content_names(tree, macros)
+    return all(_keeps_content_plain(node, names, macros) for node in tree.find_all(nodes.Node))
 
 
-def _names(tree: nodes.Template, macros: Macros) -> frozenset[str]:
+def _collect_content_names(tree: nodes.Template, macros: Macros) -> frozenset[str]:
     """Names of variables, attributes and macros that may hold a content."""
     names = frozenset({"content"})
     while True:
         more = names.union(
-            *(_find_names(node, macros, names) for node in tree.find_all(nodes.Node))
+            *(_find_content_names(node, macros, names) for node in tree.find_all(nodes.Node))
         )
         if more == names:
             return names
         names = more
 
 
-def _find_names(node: nodes.Node, macros: Macros, names: frozenset[str]) -> Iterator[str]:
+def _find_content_names(node: nodes.Node, macros: Macros, names: frozenset[str]) -> Iterator[str]:
     """Names that this node gives to a content."""
-    assigned = isinstance(node, nodes.Assign) and _holds(node.node, names)
-    if assigned or (isinstance(node, nodes.AssignBlock) and _within(node, names)):
+    assigned = isinstance(node, nodes.Assign) and _holds_content(node.node, names)
+    if assigned or (isinstance(node, nodes.AssignBlock) and _holds_any_content(node, names)):
         yield from (target.attr for target in node.find_all(nodes.NSRef))
         yield from (target.name for target in node.find_all(nodes.Name) if target.ctx == "store")
-    elif isinstance(node, nodes.Macro) and _within(node, names):
+    elif isinstance(node, nodes.Macro) and _holds_any_content(node, names):
         yield node.name
     elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Name):
         macro = macros.get(node.node.name)
-        if macro and any(_holds(given, names) for given in node.iter_child_nodes(["node"])):
+        if macro and any(_holds_content(given, names) for given in node.iter_child_nodes(["node"])):
             yield from (argument.name for argument in macro.args)
 
 
-def _within(node: nodes.Node, names: frozenset[str]) -> bool:
-    return any(_holds(found, names) for found in node.find_all(nodes.Expr))
+def _holds_any_content(node: nodes.Node, names: frozenset[str]) -> bool:
+    return any(_holds_content(found, names) for found in node.find_all(nodes.Expr))
 
 
-def _holds(node: nodes.Node, names: frozenset[str]) -> bool:
+def _holds_content(node: nodes.Node, names: frozenset[str]) -> bool:
     """Whether the value of an expression may be made of a content."""
     match node:
         case nodes.Name():
@@ -86,17 +86,17 @@ def _holds(node: nodes.Node, names: frozenset[str]) -> bool:
             return False
         case nodes.CondExpr():
             branches = [node.expr1, node.expr2]
-            return any(_holds(branch, names) for branch in branches if branch is not None)
+            return any(_holds_content(branch, names) for branch in branches if branch is not None)
         case _:
-            return any(_holds(child, names) for child in node.iter_child_nodes())
+            return any(_holds_content(child, names) for child in node.iter_child_nodes())
 
 
-def _is_plain(node: nodes.Node, names: frozenset[str], macros: Macros) -> bool:
+def _keeps_content_plain(node: nodes.Node, names: frozenset[str], macros: Macros) -> bool:
     """Whether the node does nothing but plain things to the contents right under it."""
     parts = [
         child
         for child in node.iter_child_nodes()
-        if isinstance(child, nodes.Expr | nodes.Helper) and _holds(child, names)
+        if isinstance(child, nodes.Expr | nodes.Helper) and _holds_content(child, names)
     ]
     if not parts or isinstance(node, _PLAIN):
         return True
@@ -104,17 +104,17 @@ def _is_plain(node: nodes.Node, names: frozenset[str], macros: Macros) -> bool:
         case nodes.Test():
             return node.name in _TYPES
         case nodes.Filter():
-            return node.name in {"string", "tojson"} or _is_search(node.name, node.args)
+            return node.name in {"string", "tojson"} or _is_search_or_trim(node.name, node.args)
         case nodes.Compare(expr=nodes.Const(value=str(text))):
             return bool(text.strip()) and all(o.op in ("in", "notin") for o in node.ops)
         case nodes.Call(node=nodes.Getattr(attr=name)):
-            return name == "get" or _is_search(name, node.args)
+            return name == "get" or _is_search_or_trim(name, node.args)
         case nodes.Call(node=nodes.Name(name=name)):
             return name in macros
         case nodes.Getattr():
             return node.attr in LOOKS | _TRIMS
         case nodes.Getitem(arg=nodes.Const() | nodes.Neg()):
-            return not _holds(node.node, names) or _splits(node.node)
+            return not _holds_content(node.node, names) or _splits(node.node)
         case _:
             return False
 
@@ -124,7 +124,7 @@ def _splits(node: nodes.Expr) -> bool:
     return isinstance(of, nodes.Getattr) and of.attr in ("split", "rsplit")
 
 
-def _is_search(name: str, arguments: list[nodes.Expr]) -> bool:
+def _is_search_or_trim(name: str, arguments: list[nodes.Expr]) -> bool:
     """Whether a method or filter only looks for given texts or trims white space."""
     texts = [a.value if isinstance(a, nodes.Const) else None for a in arguments]
     if name in _TRIMS:

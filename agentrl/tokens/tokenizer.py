@@ -95,7 +95,7 @@ class Tokenizer:
         begins with the BOS even where the template writes none.
         """
         self._definition = definition
-        self._full = _parse_definition(definition)
+        self._full = _parse_tokenizer_json(definition)
         self._full.no_truncation()
         self._full.no_padding()
         self._pieces = pieces_of(self._full)
@@ -111,13 +111,13 @@ class Tokenizer:
             {text: number for text, number in self.added_tokens.items() if text.strip()}
         )
         self.vocab_size = max(self._full.get_vocab().values()) + 1
-        self.bos_token = self._special(special_tokens.get("bos_token"))
-        self.eos_token = self._special(special_tokens.get("eos_token"))
+        self.bos_token = self._find_special_token(special_tokens.get("bos_token"))
+        self.eos_token = self._find_special_token(special_tokens.get("eos_token"))
         first = self._full.encode("a", add_special_tokens=True).ids[:1]
         bos = self.bos_token
         self.adds_bos = bos is not None and (adds_bos or first == [bos.id])
         self._single_words = {token.content for token in added.values() if token.single_word}
-        self._refuse_single_words()
+        self._check_template_avoids_single_words()
 
     @classmethod
     def load(cls, folder: Path | str, *, template: str | None = None) -> "Tokenizer":
@@ -135,16 +135,16 @@ class Tokenizer:
                 f"model folder {folder} has no tokenizer.json; save its tokenizer in the "
                 "fast format, with save_pretrained"
             )
-        content = _read_json(definition)
+        content = _read_json_object_or_empty(definition)
         if not content.get("model"):
             raise ConfigError(f"{definition} has no model; save the tokenizer again")
-        config = _read_json(folder / "tokenizer_config.json")
-        special = _read_json(folder / "special_tokens_map.json") | config
-        found = _templates(folder, config) if template is None else {"default": template}
+        config = _read_json_object_or_empty(folder / "tokenizer_config.json")
+        special = _read_json_object_or_empty(folder / "special_tokens_map.json") | config
+        found = _read_chat_templates(folder, config) if template is None else {"default": template}
         tokenizer = cls(
             definition.read_text(encoding="utf-8"),
             found["default"],
-            special_tokens=_special_texts(special),
+            special_tokens=_collect_special_token_texts(special),
             adds_bos=config.get("add_bos_token") is True,
         )
         check_round_trip(content, tokenizer._full)
@@ -154,11 +154,15 @@ class Tokenizer:
 
     def with_template(self, template: str) -> "Tokenizer":
         """The same tokenizer with another chat template, without loading anything again."""
-        _ = self._textual, self.control_pattern, self.control_heads  # made once for all of them
+        _ = (
+            self._make_textual_twin,
+            self.control_pattern,
+            self.control_heads,
+        )  # made once for all of them
         other = copy(self)
         other.template = ChatTemplate(template, self._special_tokens)
         other.for_tools = other
-        other._refuse_single_words()
+        other._check_template_avoids_single_words()
         return other
 
     def with_markers(self, template: str) -> "Tokenizer":
@@ -181,7 +185,7 @@ class Tokenizer:
 
         Equal to encoding the joined text where no string holds a control token's text.
         """
-        return self._textual.encode(pieces)
+        return self._make_textual_twin.encode(pieces)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """The text of `ids` with control tokens kept; incomplete UTF-8 gives U+FFFD.
@@ -204,10 +208,10 @@ class Tokenizer:
         return frozenset(text[:k] for text in self.controls for k in range(1, len(text)))
 
     @cached_property
-    def _textual(self) -> "_TextualTwin":
+    def _make_textual_twin(self) -> "_TextualTwin":
         return _TextualTwin(self._definition, self.controls)
 
-    def _refuse_single_words(self) -> None:
+    def _check_template_avoids_single_words(self) -> None:
         """Raise ConfigError if the template is made of tokens that count only between spaces."""
         written = "".join(self.template.literals)
         for text in sorted(self._single_words & self.controls.keys()):
@@ -217,7 +221,7 @@ class Tokenizer:
                     'it is plain text, and the chat template writes it; set "single_word" to false'
                 )
 
-    def _special(self, text: str | None) -> SpecialToken | None:
+    def _find_special_token(self, text: str | None) -> SpecialToken | None:
         number = self._full.token_to_id(text) if text else None
         return None if text is None or number is None else SpecialToken(text, number)
 
@@ -233,7 +237,7 @@ class _TextualTwin:
         nonce = private_text()
         names = {text: nonce + chr(_PRIVATE_USE + k) for k, text in enumerate(controls)}
         self._name_of = {number: names[text] for text, number in controls.items()}
-        renamed = json.dumps(_renamed(json.loads(definition), names))
+        renamed = json.dumps(_rename_control_tokens(json.loads(definition), names))
         self._tokenizer = tokenizers.Tokenizer.from_str(renamed)
         for text, number in controls.items():
             if self._tokenizer.token_to_id(names[text]) != number:
@@ -252,7 +256,7 @@ def private_text() -> str:
     return "".join(chr(_PRIVATE_USE + secrets.randbelow(0xFFF0)) for _ in range(8))
 
 
-def _renamed(definition: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _rename_control_tokens(definition: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """The definition with control tokens under other names, in added tokens and in the model."""
     for token in definition["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])
@@ -274,7 +278,7 @@ def _makes(merge: str | list[str], names: Mapping[str, str]) -> bool:
     return left + right in names or left in names or right in names
 
 
-def _parse_definition(definition: str) -> tokenizers.Tokenizer:
+def _parse_tokenizer_json(definition: str) -> tokenizers.Tokenizer:
     """The library's tokenizer; raises ConfigError if it cannot be made or knows no text."""
     try:
         parsed = tokenizers.Tokenizer.from_str(definition)
@@ -290,7 +294,7 @@ def _parse_definition(definition: str) -> tokenizers.Tokenizer:
     return parsed
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json_object_or_empty(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
@@ -310,15 +314,15 @@ def read_template(path: Path) -> str:
         ) from error
 
 
-def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def _read_chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The folder's chat templates by name, at least "default"; files win over the settings."""
     if (path := folder / "chat_template.jinja").is_file():
         others = (folder / "additional_chat_templates").glob("*.jinja")
         return {other.stem: read_template(other) for other in others} | {
             "default": read_template(path)
         }
-    of_processor = _read_json(folder / "chat_template.json")
-    named = _name_templates(config.get("chat_template") or of_processor.get("chat_template"))
+    of_processor = _read_json_object_or_empty(folder / "chat_template.json")
+    named = _map_templates_by_name(config.get("chat_template") or of_processor.get("chat_template"))
     if named and "default" not in named:
         raise ConfigError(
             f"model folder {folder} has chat templates named {sorted(named)} and none named "
@@ -332,7 +336,7 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return named
 
 
-def _name_templates(templates: object) -> dict[str, str]:
+def _map_templates_by_name(templates: object) -> dict[str, str]:
     """`[{"name": "default", "template": ...}, ...]` as a mapping; one text is the default."""
     if isinstance(templates, str):
         return {"default": templates}
@@ -342,7 +346,7 @@ def _name_templates(templates: object) -> dict[str, str]:
     return {n: text for n, text in pairs if isinstance(n, str) and isinstance(text, str)}
 
 
-def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:
+def _collect_special_token_texts(config: Mapping[str, Any]) -> dict[str, str]:
     """`{"bos_token": "<s>", ...}`: a token stands as text or as an object with its content."""
     texts: dict[str, str] = {}
     for key, value in config.items():

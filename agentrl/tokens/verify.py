@@ -40,7 +40,7 @@ def verify_batch(batch: Batch) -> int:
         versions=batch.versions_N,
         channels=batch.channels,
     )
-    _verify(
+    _verify_rows_and_count_trained(
         _Rows(
             fields,
             batch.marks_N,
@@ -65,7 +65,7 @@ def verify_segment(segment: Segment, episode_id: str) -> int:
         versions=segment.versions_T,
         channels=segment.channels,
     )
-    return _verify(
+    return _verify_rows_and_count_trained(
         _Rows(
             fields,
             segment.marks_T,
@@ -98,16 +98,16 @@ class _Rows:
         return f"episode {self.names_R[row]}: token {position} (turn {turn})"
 
 
-def _verify(rows: _Rows) -> int:
-    _check_shapes(rows)
+def _verify_rows_and_count_trained(rows: _Rows) -> int:
+    _check_column_shapes_and_types(rows)
     packed = pack(rows.fields)
-    _check_marks(rows, packed)
-    _check_digests(rows, packed)
-    _check_structure(rows)
+    _check_token_marks_unchanged(rows, packed)
+    _check_row_digests_unchanged(rows, packed)
+    _check_order_of_sources_and_turns(rows)
     return int(rows.fields.mask.sum())
 
 
-def _check_shapes(rows: _Rows) -> None:
+def _check_column_shapes_and_types(rows: _Rows) -> None:
     num = len(rows.fields.ids)
     columns = {name: getattr(rows.fields, name) for name in _DTYPES} | {"marks": rows.marks_N}
     for name, column in columns.items():
@@ -123,8 +123,8 @@ def _check_shapes(rows: _Rows) -> None:
                 f"side channel {name!r} has {len(values)} rows for {num} tokens; "
                 "slice channels with their tokens"
             )
-    _check_offsets("row", rows.offsets_R1, num, len(rows.names_R))
-    _check_offsets("append", rows.append_offsets_R1, len(rows.appends_A), len(rows.names_R))
+    _check_row_offsets("row", rows.offsets_R1, num, len(rows.names_R))
+    _check_row_offsets("append", rows.append_offsets_R1, len(rows.appends_A), len(rows.names_R))
     if len(rows.digests_R) != len(rows.names_R):
         raise RecordMismatch(
             f"there are {len(rows.digests_R)} digests for {len(rows.names_R)} rows; "
@@ -132,7 +132,7 @@ def _check_shapes(rows: _Rows) -> None:
         )
 
 
-def _check_offsets(what: str, offsets: NDArray[np.int64], total: int, num_rows: int) -> None:
+def _check_row_offsets(what: str, offsets: NDArray[np.int64], total: int, num_rows: int) -> None:
     sound = len(offsets) == num_rows + 1 and offsets[0] == 0 and offsets[-1] == total
     if not sound or (np.diff(offsets) <= 0).any():
         raise RecordMismatch(
@@ -141,7 +141,7 @@ def _check_offsets(what: str, offsets: NDArray[np.int64], total: int, num_rows: 
         )
 
 
-def _check_marks(rows: _Rows, packed: Packed) -> None:
+def _check_token_marks_unchanged(rows: _Rows, packed: Packed) -> None:
     differing = np.flatnonzero(marks(packed) != rows.marks_N)
     if len(differing):
         raise RecordMismatch(
@@ -151,7 +151,7 @@ def _check_marks(rows: _Rows, packed: Packed) -> None:
         )
 
 
-def _check_digests(rows: _Rows, packed: Packed) -> None:
+def _check_row_digests_unchanged(rows: _Rows, packed: Packed) -> None:
     appends = rows.appends_A.tolist()
     starts, cuts = rows.offsets_R1.tolist(), rows.append_offsets_R1.tolist()
     for row, (first, last) in enumerate(pairwise(cuts)):
@@ -164,11 +164,11 @@ def _check_digests(rows: _Rows, packed: Packed) -> None:
             )
         if chain_digest(packed, lengths, starts[row]) != rows.digests_R[row]:
             raise RecordMismatch(
-                f"episode {rows.names_R[row]}: {_suspect(rows, starts[row], lengths)}"
+                f"episode {rows.names_R[row]}: {_explain_bad_digest(rows, starts[row], lengths)}"
             )
 
 
-def _suspect(rows: _Rows, start: int, lengths: list[int]) -> str:
+def _explain_bad_digest(rows: _Rows, start: int, lengths: list[int]) -> str:
     """What can be said when every mark agrees and the digest does not."""
     for number, length in enumerate(lengths):
         sources = rows.fields.sources[start : start + length]
@@ -182,7 +182,7 @@ def _suspect(rows: _Rows, start: int, lengths: list[int]) -> str:
     )
 
 
-def _check_structure(rows: _Rows) -> None:
+def _check_order_of_sources_and_turns(rows: _Rows) -> None:
     """What `TokenRecord` guarantees by construction, for records that were made elsewhere."""
     fields = rows.fields
     first_A = np.cumsum(rows.appends_A) - rows.appends_A
@@ -196,19 +196,19 @@ def _check_structure(rows: _Rows) -> None:
     after_prompt_A = np.zeros_like(begins_A)
     after_prompt_A[1:] = begins_A[:-1] & ~begins_A[1:] & ~sampled_A[1:]
     disorder_A = (begins_A != (source_A == Source.PROMPT)) | again_A | after_prompt_A
-    _refuse_rows(rows, np.repeat(disorder_A, rows.appends_A), "is out of order")
+    _refuse_tokens(rows, np.repeat(disorder_A, rows.appends_A), "is out of order")
 
     first_R = fields.turns[rows.offsets_R1[:-1]].astype(np.int64)  # earlier segments had turns too
     turn_A = _number_turns(sampled_A, begins_A) + first_R[np.cumsum(begins_A) - 1]
     wrong_turn = (fields.turns < 0) | (fields.turns != np.repeat(turn_A, rows.appends_A))
-    _refuse_rows(rows, wrong_turn, "has the wrong turn")
+    _refuse_tokens(rows, wrong_turn, "has the wrong turn")
     wrong_source = fields.sources != np.repeat(source_A, rows.appends_A)
-    _refuse_rows(rows, wrong_source, "is not of its append's source")
+    _refuse_tokens(rows, wrong_source, "is not of its append's source")
 
     sampled = fields.sources == Source.MODEL
-    _refuse_rows(rows, fields.mask & ~sampled, "is trained but the policy did not sample it")
-    _refuse_rows(rows, (fields.logprobs != 0) & ~fields.mask, "has a logprob but is not trained")
-    _refuse_rows(
+    _refuse_tokens(rows, fields.mask & ~sampled, "is trained but the policy did not sample it")
+    _refuse_tokens(rows, (fields.logprobs != 0) & ~fields.mask, "has a logprob but is not trained")
+    _refuse_tokens(
         rows, (fields.versions >= 0) != sampled, "has a version that does not fit its source"
     )
     stop_A = np.where(sampled_A, first_A + rows.appends_A, 0)
@@ -216,7 +216,7 @@ def _check_structure(rows: _Rows) -> None:
     after_N = np.arange(len(sampled)) >= np.repeat(stop_R, np.diff(rows.offsets_R1))
     for name, values in fields.channels.items():
         filled = np.reshape(values != np.zeros((), values.dtype), (len(values), -1)).any(axis=1)
-        _refuse_rows(
+        _refuse_tokens(
             rows, filled & after_N, f"has side channel {name!r} but nothing was sampled after"
         )
 
@@ -231,7 +231,7 @@ def _number_turns(sampled_A: NDArray[np.bool_], begins_A: NDArray[np.bool_]) -> 
     return turn_A
 
 
-def _refuse_rows(rows: _Rows, wrong_N: NDArray[np.bool_], what: str) -> None:
+def _refuse_tokens(rows: _Rows, wrong_N: NDArray[np.bool_], what: str) -> None:
     if wrong_N.any():
         raise RecordMismatch(
             f"{rows.where(int(np.flatnonzero(wrong_N)[0]))} {what}; "

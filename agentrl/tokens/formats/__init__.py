@@ -70,7 +70,7 @@ def choose_format(
     if override is not None:
         return resolve_format(override)(tokenizer)
     source = tokenizer.for_tools.template.source
-    found = _candidates(source)
+    found = _find_formats_by_template_signs(source)
     if len(found) > 1:
         raise ConfigError(
             f"the chat template may write tool calls in the formats {', '.join(found)}; "
@@ -84,7 +84,7 @@ def choose_format(
     return FORMATS[found[0] if found else "hermes"](tokenizer)
 
 
-def _candidates(source: str) -> list[str]:
+def _find_formats_by_template_signs(source: str) -> list[str]:
     """Formats with a sign in the template, without those whose sign is part of another's."""
     signs = {
         name: set(sign)

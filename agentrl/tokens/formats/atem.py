@@ -43,15 +43,15 @@ class Atem(Harmony):
         reader.expect(CALLS, "in a message to a tool")
         reader.skip_space()
         while not reader.take(CALLS_END):
-            if self._at_stop(reader):
+            if self._is_at_marker_or_end(reader):
                 raise Lost("malformed", f"expected {CALLS_END} behind the calls")
             found = TAGS.attempt(reader, INVOKE, (CALLS_END, *self.ends, *self.starts))
-            if not found and self._at_stop(reader):
+            if not found and self._is_at_marker_or_end(reader):
                 return
             reader.skip_space()
         self.expect_stop(reader)
 
-    def _at_stop(self, reader: Reader) -> bool:
+    def _is_at_marker_or_end(self, reader: Reader) -> bool:
         return reader.at_end or any(map(reader.at, (*self.ends, *self.starts)))
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:

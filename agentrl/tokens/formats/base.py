@@ -73,7 +73,7 @@ class ToolFormat:
         self._tokenizer = tokenizer
 
     @cached_property
-    def _single(self) -> Mapping[int, str]:
+    def _map_single_token_markers(self) -> Mapping[int, str]:
         """The markers that are tokens of their own, by their ids."""
         added: Mapping[str, int] = self._tokenizer.added_tokens if self._tokenizer else {}
         return {added[marker]: marker for marker in self.markers if marker in added}
@@ -81,10 +81,10 @@ class ToolFormat:
     @property
     def markers(self) -> tuple[str, ...]:
         """All of them."""
-        return (*self._between, *self.ends, *self.parts, *self.inner, *self.think)
+        return (*self._call_markers, *self.ends, *self.parts, *self.inner, *self.think)
 
     @property
-    def _between(self) -> tuple[str, ...]:
+    def _call_markers(self) -> tuple[str, ...]:
         return (*self.starts, *self.noise, *self.opens, *self.closes)
 
     def parse(
@@ -100,9 +100,9 @@ class ToolFormat:
             raise ValueError("a format needs a tokenizer to parse ids; use parse_text for text")
         spoken = ids
         if ids and stop_reason is StopReason.STOP:
-            spoken = ids if ids[-1] in self._single else ids[:-1]
-        marked = MarkedText.from_ids(spoken, self._tokenizer, self._single)
-        return self._parse_turn(marked, stop_reason, tools, thinking)
+            spoken = ids if ids[-1] in self._map_single_token_markers else ids[:-1]
+        marked = MarkedText.from_ids(spoken, self._tokenizer, self._map_single_token_markers)
+        return self._parse_assistant_turn(marked, stop_reason, tools, thinking)
 
     def parse_text(
         self,
@@ -113,7 +113,7 @@ class ToolFormat:
         thinking: bool = False,
     ) -> AssistantTurn:
         """The turn in a text without stop token; every marker written out counts."""
-        return self._parse_turn(MarkedText(text), stop_reason, tools, thinking)
+        return self._parse_assistant_turn(MarkedText(text), stop_reason, tools, thinking)
 
     def read_call(self, reader: Reader) -> None:
         """Read the call, or the calls, whose marker is just behind.
@@ -126,14 +126,14 @@ class ToolFormat:
         """Where the next calls begin that no marker announces; the text's length without any."""
         return len(text)
 
-    def _parse_turn(
+    def _parse_assistant_turn(
         self,
         marked: MarkedText,
         stop_reason: StopReason,
         tools: Sequence[ToolSchema],
         thinking: bool,
     ) -> AssistantTurn:
-        reader = Reader(marked, tools, self._between)
+        reader = Reader(marked, tools, self._call_markers)
         with contextlib.suppress(Full):
             self.read(reader, thinking)
         return reader.turn(stop_reason)
@@ -144,15 +144,17 @@ class ToolFormat:
         if thinking:
             reader.skip_space()
             reader.take(self.think[0])
-            self._read_thinking(reader)
+            self._read_thinking_block(reader)
         while not reader.at_end:
-            self._read_next(reader, bare)
+            self._read_text_and_what_marker_begins(reader, bare)
         if reader.section == len(reader.calls):
-            self._read_calls(reader, bare, partial(_refuse_text, "", ""))
+            self._run_call_reader_with_recovery(
+                reader, bare, partial(_raise_text_instead_of_call, "", "")
+            )
 
-    def _read_next(self, reader: Reader, bare: Finder | None) -> None:
+    def _read_text_and_what_marker_begins(self, reader: Reader, bare: Finder | None) -> None:
         """Read the text up to the next marker, and what that begins."""
-        outside = (*self._between, *self.ends, *self.parts, *self.think)
+        outside = (*self._call_markers, *self.ends, *self.parts, *self.think)
         begin, marker = reader.next(outside, bare)
         text = reader.text[reader.position : begin]
         reader.texts.append(text)
@@ -161,20 +163,24 @@ class ToolFormat:
         misplaced = reader.section is not None or marker in (*self.ends, *self.closes)
         is_empty = reader.section == len(reader.calls) and marker in around
         if is_empty or (text.strip() and misplaced and marker not in self.parts):
-            self._read_calls(reader, bare, partial(_refuse_text, text, marker))
+            self._run_call_reader_with_recovery(
+                reader, bare, partial(_raise_text_instead_of_call, text, marker)
+            )
         if marker in around:
             reader.section = len(reader.calls) if marker in self.opens else None
         elif marker == self.think[0]:
-            self._read_thinking(reader)
+            self._read_thinking_block(reader)
         elif marker == self.think[1]:
             reader.all_was_thinking(begin)
         elif marker in self.parts:
             again = (marker,) if marker in self.once else ()
-            self._read_calls(reader, bare, partial(_lose_part, marker), again)
+            self._run_call_reader_with_recovery(
+                reader, bare, partial(_raise_part_outside_of_call, marker), again
+            )
         elif marker not in (*self.noise, *self.ends) and begin < len(reader.text):
-            self._read_calls(reader, bare, partial(self.read_call, reader))
+            self._run_call_reader_with_recovery(reader, bare, partial(self.read_call, reader))
 
-    def _read_calls(
+    def _run_call_reader_with_recovery(
         self,
         reader: Reader,
         bare: Finder | None,
@@ -182,13 +188,13 @@ class ToolFormat:
         again: Sequence[str] = (),
     ) -> None:
         with contextlib.suppress(Full):
-            reader.attempt(step, ends=self.ends, starts=(*self._between, *again), bare=bare)
+            reader.attempt(step, ends=self.ends, starts=(*self._call_markers, *again), bare=bare)
         if reader.lost is not None:
             # Thinking that ends inside a call was thinking all along.
             think_end = reader.marked.find(self.think[1], reader.lost)
             reader.position, reader.lost = min(reader.position, think_end), None
 
-    def _read_thinking(self, reader: Reader) -> None:
+    def _read_thinking_block(self, reader: Reader) -> None:
         end, marker = reader.next(self.think[1:])
         reader.thoughts.append(reader.text[reader.position : end].removeprefix(self.title))
         reader.position = end + len(marker)
@@ -218,14 +224,14 @@ class ToolFormat:
         return "\n".join(f"<tool_response>\n{r}\n</tool_response>" for r in results)
 
 
-def _refuse_text(text: str, marker: str) -> NoReturn:
+def _raise_text_instead_of_call(text: str, marker: str) -> NoReturn:
     reason = CallErrorReason.MALFORMED if marker else CallErrorReason.UNCLOSED
     where = f"before {marker}" if marker else "at the end"
     got = f"the text {text.strip()[:60]!r}" if text.strip() else "none"
     raise Refused(reason, f"expected a call {where}, got {got}")
 
 
-def _lose_part(marker: str) -> NoReturn:
+def _raise_part_outside_of_call(marker: str) -> NoReturn:
     raise Lost("malformed", f"{marker} stands outside of a call")
 
 

@@ -49,7 +49,7 @@ class Gemma(ToolFormat):
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""
-        return "".join(f"{CALL}call:{c.name}{_written(c.arguments)}{CALL_END}" for c in calls)
+        return "".join(f"{CALL}call:{c.name}{_render_value(c.arguments)}{CALL_END}" for c in calls)
 
 
 @dataclass(slots=True)
@@ -70,10 +70,10 @@ class _Values:
             raise Lost("too_large", f"nested deeper than {MAX_DEPTH} levels")
         reader.skip_space()
         if reader.take("{"):
-            return self._read_mapping(depth)
+            return self._read_gemma_mapping(depth)
         if reader.take("["):
-            return self._items(depth)
-        text = self._string()
+            return self._read_list_items(depth)
+        text = self._read_quoted_string()
         if text is not None:
             return text
         word = reader.take_match(_WORD, "a value").strip()
@@ -83,26 +83,26 @@ class _Values:
             message = f"the value {word[:40]!r} is no number and no string"
             raise Lost("malformed", message) from error
 
-    def _read_mapping(self, depth: int) -> Json:
+    def _read_gemma_mapping(self, depth: int) -> Json:
         found: dict[str, Json] = {}
-        while not self._closed("}"):
-            key = self._string()
+        while not self._take_closing_bracket("}"):
+            key = self._read_quoted_string()
             key = self.reader.take_match(_KEY, "a key").strip() if key is None else key
             self.reader.skip_space()
             self.reader.expect(":", "behind a key")
             self.twice = key if key in found else self.twice
             found[key] = self.read(depth + 1)
-            self._comma("}")
+            self._expect_comma_or_bracket("}")
         return found
 
-    def _items(self, depth: int) -> Json:
+    def _read_list_items(self, depth: int) -> Json:
         items: list[Json] = []
-        while not self._closed("]"):
+        while not self._take_closing_bracket("]"):
             items.append(self.read(depth + 1))
-            self._comma("]")
+            self._expect_comma_or_bracket("]")
         return items
 
-    def _string(self) -> str | None:
+    def _read_quoted_string(self) -> str | None:
         reader = self.reader
         quote = next(filter(reader.take, _QUOTES), None)
         if quote is None:
@@ -113,22 +113,22 @@ class _Values:
         reader.position = end + len(quote)
         return reader.text[begin:end]
 
-    def _closed(self, bracket: str) -> bool:
+    def _take_closing_bracket(self, bracket: str) -> bool:
         self.reader.skip_space()
         return self.reader.take(bracket)
 
-    def _comma(self, bracket: str) -> None:
+    def _expect_comma_or_bracket(self, bracket: str) -> None:
         self.reader.skip_space()
         if not self.reader.take(",") and not self.reader.at(bracket):
             raise Lost("malformed", f"expected , or {bracket} behind a value")
 
 
-def _written(value: Json) -> str:
+def _render_value(value: Json) -> str:
     """A value as the chat template writes it."""
     if isinstance(value, str):
         return f"{_QUOTES[0]}{value}{_QUOTES[0]}"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{_written(item)}' for key, item in value.items())}}}"
+        return f"{{{','.join(f'{key}:{_render_value(item)}' for key, item in value.items())}}}"
     if isinstance(value, Sequence):
-        return f"[{','.join(map(_written, value))}]"
+        return f"[{','.join(map(_render_value, value))}]"
     return to_json(value)

@@ -37,24 +37,24 @@ class Harmony(ToolFormat):
         """See `ToolFormat.read`."""
         if thinking:
             reader.take(self.think[0])
-            reader.thoughts.append(self._read_message_body(reader)[0])
+            reader.thoughts.append(self._take_message_body(reader)[0])
         while not reader.at_end:
             reader.take(START)
-            self._read_next_message(reader)
+            self._read_next_harmony_message(reader)
 
-    def _read_next_message(self, reader: Reader) -> None:
+    def _read_next_harmony_message(self, reader: Reader) -> None:
         begin = reader.position
         end, marker = reader.next((MESSAGE, *self.ends, *self.starts))
         head, reader.position = reader.text[begin:end], end + len(marker)
         name = self.recipient(head)
         if marker != MESSAGE:
-            self._read_head(reader, head, marker)
+            self._read_message_without_body(reader, head, marker)
         elif name is None:
-            self._read_body(reader, head)
+            self._read_message_without_recipient(reader, head)
         else:
-            self._attempt_call(reader, head, partial(self.read_message, reader, name))
+            self._attempt_call_in_message(reader, head, partial(self.read_message, reader, name))
 
-    def _read_head(self, reader: Reader, head: str, marker: str) -> None:
+    def _read_message_without_body(self, reader: Reader, head: str, marker: str) -> None:
         """Read a message of which nothing but the head is there, which ends with `marker`."""
         begin = reader.position - len(marker) - len(head)
         end = begin + len(head)
@@ -63,25 +63,25 @@ class Harmony(ToolFormat):
         addressed = self.recipient(head) is not None and (is_head or _ADDRESSED.match(head))
         if addressed or self.is_call(said, marker):
             reader.position = end
-            step = partial(_lose, f"expected {MESSAGE} behind the head of the message")
-            self._attempt_call(reader, head, step)
+            step = partial(_raise_lost_call, f"expected {MESSAGE} behind the head of the message")
+            self._attempt_call_in_message(reader, head, step)
         else:
             reasoning = is_head and self.is_reasoning(head)
             (reader.thoughts if reasoning else reader.texts).append(said)
 
-    def _attempt_call(self, reader: Reader, head: str, step: Callable[[], None]) -> None:
+    def _attempt_call_in_message(self, reader: Reader, head: str, step: Callable[[], None]) -> None:
         """Read the call in a message; each recipient beyond the first is an error."""
         for name in _RECIPIENT.findall(head)[1:]:
             said = f"a message has one recipient, this one has to={name[:60]} too"
-            reader.attempt(partial(_refuse_message, said))
+            reader.attempt(partial(_raise_message_refused, said))
         reader.attempt(step, ends=self.ends, starts=self.starts)
 
-    def _read_body(self, reader: Reader, head: str) -> None:
+    def _read_message_without_recipient(self, reader: Reader, head: str) -> None:
         """Read a message to nobody."""
-        body, marker = self._read_message_body(reader)
+        body, marker = self._take_message_body(reader)
         if self.is_call(body, marker):
             step = partial(
-                _refuse_message, "a call names its tool in the head of the message: to=NAME"
+                _raise_message_refused, "a call names its tool in the head of the message: to=NAME"
             )
             reader.attempt(step)
         else:
@@ -118,7 +118,7 @@ class Harmony(ToolFormat):
         if not reader.at_end and not any(map(reader.take, (*self.ends, *self.starts))):
             raise Lost("malformed", f"expected {self.ends[0]} after the arguments")
 
-    def _read_message_body(self, reader: Reader) -> tuple[str, str]:
+    def _take_message_body(self, reader: Reader) -> tuple[str, str]:
         begin, (end, marker) = reader.position, reader.next((*self.ends, *self.starts))
         reader.position = end + len(marker)
         return reader.text[begin:end], marker
@@ -136,9 +136,9 @@ class Harmony(ToolFormat):
         )
 
 
-def _lose(message: str) -> NoReturn:
+def _raise_lost_call(message: str) -> NoReturn:
     raise Lost("malformed", message)
 
 
-def _refuse_message(message: str) -> NoReturn:
+def _raise_message_refused(message: str) -> NoReturn:
     raise Refused(CallErrorReason.MALFORMED, message)

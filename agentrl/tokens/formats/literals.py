@@ -34,16 +34,16 @@ def find_close(text: str, start: int) -> Extent:
     while found := _STRUCTURE.search(text, position, limit):
         position = found.end()
         if found[0] in "\"'":
-            position = _skip_string(text, found.start(), limit)
+            position = _find_end_of_quoted_string(text, found.start(), limit)
             if position < 0:
                 break
         depth += (found[0] in "([{") - (found[0] in ")]}")
         if depth == 0:
             return Extent(position)
-    return _ran_out(text, limit)
+    return _make_extent_of_cut_off_text(text, limit)
 
 
-def _ran_out(text: str, limit: int) -> Extent:
+def _make_extent_of_cut_off_text(text: str, limit: int) -> Extent:
     if len(text) > limit:
         return Extent(limit, "too_large", f"longer than {MAX_CHARS} characters")
     return Extent(len(text), "unclosed", "the output ended inside the call")
@@ -66,15 +66,15 @@ def find_item_end(text: str, start: int, until: str, is_marker: Callable[[int], 
                 return inside
             position = inside.end
         elif character in "\"'":
-            position = _skip_string(text, found.start(), limit)
+            position = _find_end_of_quoted_string(text, found.start(), limit)
             if position < 0:
                 break
-    return _ran_out(text, limit)
+    return _make_extent_of_cut_off_text(text, limit)
 
 
-def _skip_string(text: str, start: int, limit: int) -> int:
+def _find_end_of_quoted_string(text: str, start: int, limit: int) -> int:
     """The place behind the string that begins at `start`; -1 if it does not end."""
-    quote = _opening_quote(text, start)
+    quote = _match_opening_quote(text, start)
     pattern = re.compile(rf"{quote}|\\")
     position = start + len(quote)
     while found := pattern.search(text, position, limit):
@@ -84,7 +84,7 @@ def _skip_string(text: str, start: int, limit: int) -> int:
     return -1
 
 
-def _opening_quote(text: str, start: int) -> str:
+def _match_opening_quote(text: str, start: int) -> str:
     match = _QUOTE.match(text, start)
     return match[0] if match else ""
 
@@ -104,13 +104,13 @@ class _Literals:
     ) -> dict[str, Json]:
         """Keys and values up to `close`, or to the end of the text."""
         found: dict[str, Json] = {}
-        while not self._ends(close):
+        while not self._take_closing_bracket_or_end(close):
             name = key(self)
-            self._expect(between)
+            self._expect_character(between)
             if name in found:
                 raise BadJson(f"the key {name[:60]!r} is given twice")
             found[name] = self.value(depth + 1)
-            self._comma(close)
+            self._skip_comma_between_items(close)
         return found
 
     def name(self) -> str:
@@ -123,41 +123,41 @@ class _Literals:
 
     def value(self, depth: int) -> Json:
         """The literal that begins here."""
-        self._space()
+        self._skip_white_space()
         if depth > MAX_DEPTH:
             raise BadJson(f"nested deeper than {MAX_DEPTH} levels", "too_large")
         opening = self.text[self.position : self.position + 1]
         if opening and opening in "[(":
             self.position += 1
-            return self._items("]" if opening == "[" else ")", depth)
+            return self._read_items_until_bracket("]" if opening == "[" else ")", depth)
         if opening == "{":
             self.position += 1
-            return self.pairs("}", ":", _Literals._string, depth)
+            return self.pairs("}", ":", _Literals._read_string_literal, depth)
         if opening and opening in "\"'":
-            return self._string()
-        return self._read_word()
+            return self._read_string_literal()
+        return self._read_number_or_constant()
 
-    def _items(self, close: str, depth: int) -> Json:
+    def _read_items_until_bracket(self, close: str, depth: int) -> Json:
         items: list[Json] = []
-        while not self._ends(close):
+        while not self._take_closing_bracket_or_end(close):
             items.append(self.value(depth + 1))
-            self._comma(close)
+            self._skip_comma_between_items(close)
         return items
 
-    def _string(self) -> str:
-        begin, quote = self.position, _opening_quote(self.text, self.position)
-        end = _skip_string(self.text, begin, len(self.text)) if quote else -1
+    def _read_string_literal(self) -> str:
+        begin, quote = self.position, _match_opening_quote(self.text, self.position)
+        end = _find_end_of_quoted_string(self.text, begin, len(self.text)) if quote else -1
         if end < 0:
             raise BadJson("expected a string in quotes")
         self.position = end
         inside = self.text[begin + len(quote) : end - len(quote)]
-        text = _ESCAPE.sub(_unescaped, inside) if "\\" in inside else inside
+        text = _ESCAPE.sub(_decode_python_escape, inside) if "\\" in inside else inside
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError as error:
             raise BadJson("a string holds half of a surrogate pair") from error
 
-    def _read_word(self) -> Json:
+    def _read_number_or_constant(self) -> Json:
         match = _WORD.match(self.text, self.position)
         word = match[0] if match else ""
         self.position += len(word)
@@ -168,9 +168,9 @@ class _Literals:
             raise BadJson(f"{shown!r} is no literal; write a number, a string in quotes, a list")
         return read(JsonText(word))
 
-    def _ends(self, close: str) -> bool:
+    def _take_closing_bracket_or_end(self, close: str) -> bool:
         """True, behind it, if `close` is here; without it, at the end of the text."""
-        self._space()
+        self._skip_white_space()
         if self.position >= len(self.text):
             if close:
                 raise BadJson(f"expected {close}")
@@ -179,26 +179,26 @@ class _Literals:
         self.position += here
         return here
 
-    def _comma(self, close: str) -> None:
-        self._space()
+    def _skip_comma_between_items(self, close: str) -> None:
+        self._skip_white_space()
         at = self.text[self.position : self.position + 1]
         if at == ",":
             self.position += 1
         elif at != close:
             raise BadJson(f"expected , or {close or 'the end'}, got {at!r}")
 
-    def _expect(self, character: str) -> None:
-        self._space()
+    def _expect_character(self, character: str) -> None:
+        self._skip_white_space()
         if self.text[self.position : self.position + 1] != character:
             raise BadJson(f"expected {character}; write each argument as name=value")
         self.position += 1
 
-    def _space(self) -> None:
+    def _skip_white_space(self) -> None:
         match = _SPACE.match(self.text, self.position)
         self.position = match.end() if match else self.position
 
 
-def _unescaped(match: re.Match[str]) -> str:
+def _decode_python_escape(match: re.Match[str]) -> str:
     """One escape; one that Python does not know stays as it is written."""
     code = match[1] or match[2] or match[3]
     if code or match[4]:

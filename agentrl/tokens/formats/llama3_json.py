@@ -34,7 +34,7 @@ class Llama3Json(ToolFormat):
     def find_bare(self, text: str, start: int) -> int:
         """See `ToolFormat.find_bare`."""
         for found in _BEGIN.finditer(text, start):
-            if _holds_calls(text, found.start(1)):
+            if _holds_keys_of_json_calls(text, found.start(1)):
                 return found.start(1)
         return len(text)
 
@@ -44,19 +44,19 @@ class Llama3Json(ToolFormat):
         while going_on:
             reader.skip_space()
             if not tagged and reader.at("["):
-                reader.attempt_list(partial(_read_object, reader))
-                going_on = _goes_on(reader, tagged)
+                reader.attempt_list(partial(_read_json_call_object, reader))
+                going_on = _take_separator_of_next_call(reader, tagged)
             else:
-                step = partial(_read_one, reader)
+                step = partial(_read_llama3_call, reader)
                 found = reader.attempt(step, starts=reader.stops, bare=self.find_bare)
-                going_on = found and _goes_on(reader, tagged)
+                going_on = found and _take_separator_of_next_call(reader, tagged)
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""
         return "; ".join(to_json({"name": c.name, "parameters": c.arguments}) for c in calls)
 
 
-def _holds_calls(text: str, begin: int) -> bool:
+def _holds_keys_of_json_calls(text: str, begin: int) -> bool:
     seen: dict[int, set[str | None]] = {}
     for bracket, place, _ in find_elements(text, begin):
         key = _KEY.match(text, place) if text[bracket] == "{" else None
@@ -69,7 +69,7 @@ def _holds_calls(text: str, begin: int) -> bool:
     return False
 
 
-def _goes_on(reader: Reader, tagged: bool) -> bool:
+def _take_separator_of_next_call(reader: Reader, tagged: bool) -> bool:
     reader.skip_space()
     if reader.take(";"):
         return not reader.at_stop
@@ -80,13 +80,13 @@ def _goes_on(reader: Reader, tagged: bool) -> bool:
     return True
 
 
-def _read_one(reader: Reader) -> None:
+def _read_llama3_call(reader: Reader) -> None:
     if reader.at("{"):
-        _read_object(reader)
+        _read_json_call_object(reader)
     else:
         read_python_call(reader, until=";", method=".call")
 
 
-def _read_object(reader: Reader) -> None:
+def _read_json_call_object(reader: Reader) -> None:
     found = reader.take_listed()
     reader.add_object(found, arguments_keys=("parameters", "arguments"), ignored=("type",))

@@ -25,7 +25,7 @@ class Mistral(ToolFormat):
         """See `ToolFormat.read_call`."""
         reader.skip_space()
         if reader.at("[") and not reader.at_stop:
-            reader.attempt_list(partial(_read_one, reader))
+            reader.attempt_list(partial(_read_mistral_call, reader))
             return
         begin, head = reader.position, reader.take_until(ARGS, "the tool's name")
         name = head.partition(CALL_ID)[0].strip()
@@ -40,5 +40,5 @@ class Mistral(ToolFormat):
         return "".join(f"{CALLS}{c.name}{ARGS}{to_json(c.arguments)}" for c in calls)
 
 
-def _read_one(reader: Reader) -> None:
+def _read_mistral_call(reader: Reader) -> None:
     reader.add_object(reader.take_listed(), ignored=("id",))

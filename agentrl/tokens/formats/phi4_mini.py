@@ -31,7 +31,7 @@ class Phi4Mini(ToolFormat):
         while going_on:
             reader.take(FUNCTOOLS)
             reader.skip_space()
-            reader.attempt_list(partial(_read_one, reader))
+            reader.attempt_list(partial(_read_phi4_mini_call, reader))
             reader.skip_space()
             going_on = reader.at(f"{FUNCTOOLS}[")
 
@@ -41,5 +41,5 @@ class Phi4Mini(ToolFormat):
         return f"{CALLS}[{', '.join(bodies)}]{CALLS_END}"
 
 
-def _read_one(reader: Reader) -> None:
+def _read_phi4_mini_call(reader: Reader) -> None:
     reader.add_object(reader.take_listed(), ignored=("type", "id"))

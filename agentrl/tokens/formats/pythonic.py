@@ -66,7 +66,7 @@ class Pythonic(ToolFormat):
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""
-        return f"[{', '.join(map(_written, calls))}]"
+        return f"[{', '.join(map(_render_python_call, calls))}]"
 
 
 def read_python_call(reader: Reader, *, until: str, method: str = "") -> None:
@@ -91,6 +91,6 @@ def _is_call(text: str, begin: int, end: int) -> bool:
     return is_whole and _SURE_CALL.match(text, begin) is not None
 
 
-def _written(call: ToolCall) -> str:
+def _render_python_call(call: ToolCall) -> str:
     arguments = (f"{key}={plain(value)!r}" for key, value in call.arguments.items())
     return f"{call.name}({', '.join(arguments)})"

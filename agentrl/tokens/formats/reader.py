@@ -154,17 +154,17 @@ class Reader:
         """The JSON object that begins here, not yet read. Raises Lost."""
         if not self.text.startswith("{", self.position):
             raise Lost("malformed", "expected a JSON object after the marker")
-        return self._take_extent(find_end(self.text, self.position))
+        return self._take_json_of_extent(find_end(self.text, self.position))
 
     def take_listed(self) -> JsonText:
         """The same for an element of a list. Raises Refused for one whose end is known."""
         begin = self.position
-        found = self._take_extent(find_listed_end(self.text, begin, self._is_stop))
+        found = self._take_json_of_extent(find_listed_end(self.text, begin, self._is_stop_at))
         if not found.text.startswith("{"):
             self.refuse_element(begin, "a JSON object")
         return found
 
-    def _take_extent(self, extent: Extent) -> JsonText:
+    def _take_json_of_extent(self, extent: Extent) -> JsonText:
         begin, self.position = self.position, extent.end
         if extent.fault and extent.closed:
             raise Refused(CallErrorReason(extent.fault), extent.reason)
@@ -174,8 +174,11 @@ class Reader:
 
     def refuse_item(self, until: str) -> NoReturn:
         """Move behind what is no call, up to one of `until`. Raises Refused, or Lost."""
-        begin, extent = self.position, find_item_end(self.text, self.position, until, self._is_stop)
-        self._take_extent(extent)
+        begin, extent = (
+            self.position,
+            find_item_end(self.text, self.position, until, self._is_stop_at),
+        )
+        self._take_json_of_extent(extent)
         self.position = max(self.position, begin + 1)
         self.refuse_element(begin, "name(key=value)")
 
@@ -187,9 +190,9 @@ class Reader:
     @property
     def at_stop(self) -> bool:
         """True at the end of the text, and at a marker that stands between calls."""
-        return self.at_end or self._is_stop(self.position)
+        return self.at_end or self._is_stop_at(self.position)
 
-    def _is_stop(self, place: int) -> bool:
+    def _is_stop_at(self, place: int) -> bool:
         return any(
             self.text.startswith(marker, place) and self.marked.find(marker, place) == place
             for marker in self.stops
@@ -210,7 +213,7 @@ class Reader:
         """
         if max(len(self.calls), self._losses) >= MAX_CALLS:
             message = f"more than {MAX_CALLS} calls in one turn; the rest was not read"
-            self._refuse_call(CallErrorReason.TOO_MANY, message)
+            self._add_call_error(CallErrorReason.TOO_MANY, message)
             self.lost, self.position = self.position, len(self.text)
             raise Full
         begin, num_calls = self.position, len(self.calls)
@@ -221,9 +224,11 @@ class Reader:
                 reason = CallErrorReason.UNCLOSED if is_cut else _MALFORMED
                 raise Refused(reason, "expected a call here, got none")
         except BadJson as error:
-            self._refuse_call(CallErrorReason(error.fault), f"the call is not valid JSON: {error}")
+            self._add_call_error(
+                CallErrorReason(error.fault), f"the call is not valid JSON: {error}"
+            )
         except Refused as refused:
-            self._refuse_call(refused.reason, str(refused), refused.name)
+            self._add_call_error(refused.reason, str(refused), refused.name)
         except Lost as lost:
             end, marker = self.next(ends)
             start, _ = self.next(starts, bare)
@@ -235,7 +240,7 @@ class Reader:
                 if lost.fault == "malformed" and (ends or self.at_end):
                     reason = CallErrorReason.UNCLOSED
                     message = f"the call has no {ends[0]}" if ends else message
-            self._refuse_call(reason, message)
+            self._add_call_error(reason, message)
             self.lost, self._losses = begin, self._losses + 1
             return False
         return True
@@ -263,8 +268,8 @@ class Reader:
         """
         found, refused = take(), Refused(_MALFORMED, f"several calls stand before one {ends[0]}")
         alone = True
-        while self._more(begin):
-            self.attempt(partial(_raise, refused))
+        while self._skip_to_next_call_in_list(begin):
+            self.attempt(partial(_raise_refusal, refused))
             found, alone = take(), False
         self.skip_space()
         if not any(map(self.take, ends)):
@@ -273,7 +278,7 @@ class Reader:
             raise refused
         return found
 
-    def _more(self, begin: str) -> bool:
+    def _skip_to_next_call_in_list(self, begin: str) -> bool:
         """True, at it, if `begin` is next, with a comma or none."""
         match = _MORE.match(self.text, self.position)
         place = match.end() if match else self.position
@@ -287,15 +292,17 @@ class Reader:
         self.position = match.end() if match else self.position
         return match is not None
 
-    def _refuse_call(self, reason: CallErrorReason, message: str, name: str | None = None) -> None:
+    def _add_call_error(
+        self, reason: CallErrorReason, message: str, name: str | None = None
+    ) -> None:
         number = f"call_{len(self.calls)}"
         self.calls.append(CallError(reason=reason, message=message, name=name, id=number))
 
     def add(self, name: str, arguments: Json) -> None:
         """A call of `name` with `arguments` as the model wrote them. Raises Refused."""
-        schema = self._schema(name)
+        schema = self._require_schema_of_tool(name)
         if isinstance(arguments, str):
-            arguments = _arguments_in_string(arguments, name)
+            arguments = _parse_arguments_in_string(arguments, name)
         if not isinstance(arguments, Mapping):
             message = f'{name}: "arguments" is {type_name(arguments)}, expected a JSON object'
             raise Refused(_MALFORMED, message, name)
@@ -310,7 +317,7 @@ class Reader:
     def add_texts(self, name: str, texts: Mapping[str, str]) -> None:
         """The same where each argument is a text, read by its type in the schema."""
         try:
-            arguments = from_text(texts, self._schema(name).parameters)
+            arguments = from_text(texts, self._require_schema_of_tool(name).parameters)
         except SchemaMismatch as mismatch:
             message = f"{name}: {mismatch}"
             raise Refused(CallErrorReason.BAD_ARGUMENTS, message, name) from mismatch
@@ -342,18 +349,18 @@ class Reader:
             raise Refused(_MALFORMED, message, name)
         self.add(name, value[used[0]] if used else {})
 
-    def _schema(self, name: str) -> ToolSchema:
+    def _require_schema_of_tool(self, name: str) -> ToolSchema:
         for tool in self.tools:
             if tool.name == name:
                 return tool
-        raise Refused(CallErrorReason.UNKNOWN_TOOL, _unknown_tool(name, self.tools), name)
+        raise Refused(CallErrorReason.UNKNOWN_TOOL, _explain_unknown_tool(name, self.tools), name)
 
 
-def _raise(error: Refused) -> NoReturn:
+def _raise_refusal(error: Refused) -> NoReturn:
     raise error
 
 
-def _arguments_in_string(text: str, name: str) -> Json:
+def _parse_arguments_in_string(text: str, name: str) -> Json:
     text = text.strip()
     extent = find_end(text, 0)
     if not text.startswith("{") or extent.fault or extent.end != len(text):
@@ -365,7 +372,7 @@ def _arguments_in_string(text: str, name: str) -> Json:
         raise Refused(_MALFORMED, message, name) from error
 
 
-def _unknown_tool(name: str, tools: Sequence[ToolSchema]) -> str:
+def _explain_unknown_tool(name: str, tools: Sequence[ToolSchema]) -> str:
     names = [tool.name for tool in tools]
     near = difflib.get_close_matches(name[:100], names, n=1)
     hint = f", did you mean {near[0]!r}?" if near else ""

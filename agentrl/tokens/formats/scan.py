@@ -62,7 +62,7 @@ def find_end(text: str, start: int) -> Extent:
     JSON; they end the scan, so that a value that was never closed does not swallow the calls after
     it.
     """
-    if plain := _plain(text, start):
+    if plain := _read_faultless_json_value(text, start):
         return plain
     depth, deepest, position, limit = 0, 0, start, start + MAX_CHARS
     while found := _STRUCTURE.search(text, position, limit):
@@ -71,7 +71,7 @@ def find_end(text: str, start: int) -> Extent:
         if character[0] in "<;" or len(character) > 1:
             return Extent(found.start(), "malformed", "the JSON is not complete")
         if character == '"':
-            closed = _skip_string(text, position, limit, _IN_STRING)
+            closed = _find_string_end(text, position, limit, _IN_STRING)
             if closed.fault:
                 return closed
             position = closed.end
@@ -81,7 +81,7 @@ def find_end(text: str, start: int) -> Extent:
             return Extent(position, "too_large", _TOO_DEEP)
         if depth == 0:
             return Extent(position)
-    return _ran_out(text, limit)
+    return _make_extent_of_cut_off_json(text, limit)
 
 
 def find_listed_end(text: str, start: int, is_marker: Callable[[int], bool]) -> Extent:
@@ -92,8 +92,8 @@ def find_listed_end(text: str, start: int, is_marker: Callable[[int], bool]) -> 
     the one around it; a bracket that the element did not open, or a marker, ends the element.
     """
     if text[start] not in _OPEN:
-        return _find_word_end(text, start)
-    if plain := _plain(text, start):
+        return _find_end_of_string_or_word(text, start)
+    if plain := _read_faultless_json_value(text, start):
         return plain
     opened, position, limit = _Brackets(), start, start + MAX_CHARS
     while found := _LISTED.search(text, position, limit):
@@ -101,7 +101,7 @@ def find_listed_end(text: str, start: int, is_marker: Callable[[int], bool]) -> 
         if character in "<[" and is_marker(found.start()):
             return Extent(found.start(), "malformed", "the JSON is not complete")
         if character == '"':
-            closed = _skip_string(text, position, limit, _IN_LISTED_STRING)
+            closed = _find_string_end(text, position, limit, _IN_LISTED_STRING)
             if closed.fault:
                 return closed
             position = closed.end
@@ -110,12 +110,12 @@ def find_listed_end(text: str, start: int, is_marker: Callable[[int], bool]) -> 
         if not opened.open:
             deep = opened.deepest > MAX_DEPTH
             return Extent(position, "too_large", _TOO_DEEP, True) if deep else Extent(position)
-    return _ran_out(text, limit)
+    return _make_extent_of_cut_off_json(text, limit)
 
 
-def _find_word_end(text: str, start: int) -> Extent:
+def _find_end_of_string_or_word(text: str, start: int) -> Extent:
     if text[start] == '"':
-        return _skip_string(text, start + 1, start + MAX_CHARS, _IN_LISTED_STRING)
+        return _find_string_end(text, start + 1, start + MAX_CHARS, _IN_LISTED_STRING)
     word = _WORD.match(text, start)
     return Extent(word.end() if word else start)
 
@@ -147,7 +147,7 @@ class _Brackets:
         self.counts[opener] -= 1
 
 
-def _plain(text: str, start: int) -> Extent | None:
+def _read_faultless_json_value(text: str, start: int) -> Extent | None:
     """A value without any fault, read by the JSON reader itself; None for others."""
     try:
         value, end = _STRICT.raw_decode(text, start)
@@ -159,7 +159,7 @@ def _plain(text: str, start: int) -> Extent | None:
     return Extent(end, value=value)
 
 
-def _skip_string(text: str, position: int, limit: int, pattern: re.Pattern[str]) -> Extent:
+def _find_string_end(text: str, position: int, limit: int, pattern: re.Pattern[str]) -> Extent:
     """The end of the string whose first quote is just before `position`."""
     while found := pattern.search(text, position, limit):
         if found[0] == '"':
@@ -167,10 +167,10 @@ def _skip_string(text: str, position: int, limit: int, pattern: re.Pattern[str])
         if found[0] != "\\":
             return Extent(found.start(), "malformed", "a string holds a raw control character")
         position = found.end() + 1
-    return _ran_out(text, limit)
+    return _make_extent_of_cut_off_json(text, limit)
 
 
-def _ran_out(text: str, limit: int) -> Extent:
+def _make_extent_of_cut_off_json(text: str, limit: int) -> Extent:
     if len(text) > limit:
         return Extent(limit, "too_large", f"longer than {MAX_CHARS} characters")
     return Extent(len(text), "unclosed", "the output ended inside the JSON")
@@ -208,18 +208,18 @@ def read_value(text: str) -> Json:
     return read(JsonText(text))
 
 
-def _unique(pairs: Sequence[tuple[str, Json]]) -> dict[str, Json]:
+def _build_unique_dict(pairs: Sequence[tuple[str, Json]]) -> dict[str, Json]:
     value = dict(pairs)
     if len(value) != len(pairs):
         raise ValueError("a key is given twice")
     return value
 
 
-def _refuse_constant(name: str) -> Json:
+def _raise_for_nan_or_infinity(name: str) -> Json:
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(digits: str) -> float:
+def _parse_finite_float(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
         raise ValueError("a number is too large")
@@ -227,5 +227,7 @@ def _finite(digits: str) -> float:
 
 
 _STRICT = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
+    object_pairs_hook=_build_unique_dict,
+    parse_constant=_raise_for_nan_or_infinity,
+    parse_float=_parse_finite_float,
 )

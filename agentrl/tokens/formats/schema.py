@@ -27,20 +27,22 @@ class SchemaMismatch(ValueError):
 
 def fit(value: Json, schema: Schema, path: str = "") -> Json:
     """The value as the schema wants it. Raises SchemaMismatch."""
-    value = _fit_type(value, schema, path)
-    if "enum" in schema and value not in (allowed := _list(schema["enum"])):
-        raise SchemaMismatch(f"{_at(path)} is {_show_value(value)}, expected one of {allowed}")
+    value = _fit_value_to_schema_type(value, schema, path)
+    if "enum" in schema and value not in (allowed := _wrap_in_list(schema["enum"])):
+        raise SchemaMismatch(
+            f"{_quote_path(path)} is {_show_value(value)}, expected one of {allowed}"
+        )
     if "const" in schema and value != schema["const"]:
         raise SchemaMismatch(
-            f"{_at(path)} is {_show_value(value)}, expected {_show_value(schema['const'])}"
+            f"{_quote_path(path)} is {_show_value(value)}, expected {_show_value(schema['const'])}"
         )
     for keyword in ("anyOf", "oneOf"):
         if keyword in schema:
-            value = _fit_any(value, _list(schema[keyword]), path)
+            value = _fit_value_to_any_option(value, _wrap_in_list(schema[keyword]), path)
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        return _fit_object(value, schema, path)
+        return _fit_object_to_properties(value, schema, path)
     if isinstance(value, Sequence):
         items = schema.get("items")
         if isinstance(items, Mapping):
@@ -56,11 +58,11 @@ def from_text(texts: Mapping[str, str], schema: Schema) -> dict[str, Json]:
     """
     known = schema.get("properties")
     properties: Schema = known if isinstance(known, Mapping) else {}
-    return {key: _typed(text, properties.get(key), key) for key, text in texts.items()}
+    return {key: _parse_by_schema(text, properties.get(key), key) for key, text in texts.items()}
 
 
-def _typed(text: str, schema: Json, path: str) -> Json:
-    types = _types(schema)
+def _parse_by_schema(text: str, schema: Json, path: str) -> Json:
+    types = _collect_types(schema)
     word = text.strip()
     if word in _PYTHON and type_name(_PYTHON[word]) in types:
         return _PYTHON[word]
@@ -72,7 +74,7 @@ def _typed(text: str, schema: Json, path: str) -> Json:
         if "string" in types or not types:
             return text
         wanted = " or ".join(sorted(types))
-        message = f"{_at(path)} is the text {_shorten_text(text)!r}, expected {wanted}"
+        message = f"{_quote_path(path)} is the text {_shorten_text(text)!r}, expected {wanted}"
         raise SchemaMismatch(message) from None
     name = type_name(value)
     fits = name in types or (name == "integer" and "number" in types)
@@ -81,16 +83,20 @@ def _typed(text: str, schema: Json, path: str) -> Json:
     return text if "string" in types and not fits else value
 
 
-def _types(schema: Json) -> set[str]:
+def _collect_types(schema: Json) -> set[str]:
     """The types that a value may have; empty if the schema does not say."""
     if not isinstance(schema, Mapping):
         return set()
     if "type" in schema:
-        return set(_type_names(schema))
+        return set(_list_type_names_of_schema(schema))
     for keyword in ("enum", "const"):
         if keyword in schema:
-            return {type_name(value) for value in _list(schema[keyword])}
-    options = [_types(o) for keyword in ("anyOf", "oneOf") for o in _list(schema.get(keyword, []))]
+            return {type_name(value) for value in _wrap_in_list(schema[keyword])}
+    options = [
+        _collect_types(o)
+        for keyword in ("anyOf", "oneOf")
+        for o in _wrap_in_list(schema.get(keyword, []))
+    ]
     return set[str]().union(*options) if all(options) else set()
 
 
@@ -125,24 +131,26 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def _fit_type(value: Json, schema: Schema, path: str) -> Json:
+def _fit_value_to_schema_type(value: Json, schema: Schema, path: str) -> Json:
     if schema.get("type") is None:
         return value
-    names = _type_names(schema)
+    names = _list_type_names_of_schema(schema)
     actual = type_name(value)
     if actual in names or (actual == "integer" and "number" in names):
         return value
     if "integer" in names and isinstance(value, float) and value.is_integer():
         return int(value)
-    raise SchemaMismatch(f"{_at(path)} is {_show_value(value)}, expected {' or '.join(names)}")
+    raise SchemaMismatch(
+        f"{_quote_path(path)} is {_show_value(value)}, expected {' or '.join(names)}"
+    )
 
 
-def _type_names(schema: Schema) -> list[str]:
+def _list_type_names_of_schema(schema: Schema) -> list[str]:
     nullable = ["null"] if schema.get("nullable") is True else []
-    return [str(name) for name in _list(schema["type"])] + nullable
+    return [str(name) for name in _wrap_in_list(schema["type"])] + nullable
 
 
-def _fit_any(value: Json, options: Sequence[Json], path: str) -> Json:
+def _fit_value_to_any_option(value: Json, options: Sequence[Json], path: str) -> Json:
     reasons: list[str] = []
     for option in options:
         if not isinstance(option, Mapping):
@@ -151,16 +159,20 @@ def _fit_any(value: Json, options: Sequence[Json], path: str) -> Json:
             return fit(value, option, path)
         except SchemaMismatch as mismatch:
             reasons.append(str(mismatch))
-    raise SchemaMismatch("; or ".join(dict.fromkeys(reasons)) or f"{_at(path)} fits nothing")
+    raise SchemaMismatch(
+        "; or ".join(dict.fromkeys(reasons)) or f"{_quote_path(path)} fits nothing"
+    )
 
 
-def _fit_object(value: Mapping[str, Json], schema: Schema, path: str) -> Json:
+def _fit_object_to_properties(value: Mapping[str, Json], schema: Schema, path: str) -> Json:
     known = schema.get("properties", {})
     properties: Mapping[str, Json] = known if isinstance(known, Mapping) else {}
     rest = schema.get("additionalProperties", True)
-    for key in _list(schema.get("required", [])):
+    for key in _wrap_in_list(schema.get("required", [])):
         if key not in value:
-            raise SchemaMismatch(f"{_at(_join(path, str(key)))} is missing, it is required")
+            raise SchemaMismatch(
+                f"{_quote_path(_join_path(path, str(key)))} is missing, it is required"
+            )
     fitted: dict[str, Json] = {}
     for key, item in value.items():
         inner = properties.get(key, rest)
@@ -168,20 +180,24 @@ def _fit_object(value: Mapping[str, Json], schema: Schema, path: str) -> Json:
             near = difflib.get_close_matches(key[:100], list(properties), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {list(properties)}"
             mark = "," if near else ";"
-            raise SchemaMismatch(f"{_at(_join(path, key))} is not expected{mark} {hint}")
-        fitted[key] = fit(item, inner, _join(path, key)) if isinstance(inner, Mapping) else item
+            raise SchemaMismatch(
+                f"{_quote_path(_join_path(path, key))} is not expected{mark} {hint}"
+            )
+        fitted[key] = (
+            fit(item, inner, _join_path(path, key)) if isinstance(inner, Mapping) else item
+        )
     return fitted
 
 
-def _list(value: Json) -> Sequence[Json]:
+def _wrap_in_list(value: Json) -> Sequence[Json]:
     return [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
 
 
-def _join(path: str, key: str) -> str:
+def _join_path(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _at(path: str) -> str:
+def _quote_path(path: str) -> str:
     return f"argument {_shorten_text(path)!r}" if path else "the arguments object"
 
 

@@ -51,9 +51,9 @@ class Tags:
         twice: str | None = None
         reader.skip_space()
         while not reader.take(self.call_end):
-            key = self._read_key(reader)
+            key = self._read_argument_name(reader)
             twice = key if key in texts else twice
-            texts[key] = self._read_value(reader)
+            texts[key] = self._read_argument_value(reader)
             reader.skip_space()
         if twice is not None:
             message = f"{name}: the argument {twice[:60]!r} is given twice"
@@ -62,15 +62,15 @@ class Tags:
 
     def attempt(self, reader: Reader, begin: str, stops: Sequence[str]) -> bool:
         """Read one of several calls, which `begin` and its name announce; as `Reader.attempt`."""
-        step = partial(self._read_one, reader, begin)
+        step = partial(self._read_call_in_tags, reader, begin)
         return reader.attempt(step, ends=(self.call_end,), starts=(begin, *stops))
 
-    def _read_one(self, reader: Reader, begin: str) -> None:
+    def _read_call_in_tags(self, reader: Reader, begin: str) -> None:
         reader.expect(begin, "at the begin of a call")
         name = name_before(reader, '">')
         reader.add_texts(name, self.read(reader, name))
 
-    def _read_key(self, reader: Reader) -> str:
+    def _read_argument_name(self, reader: Reader) -> str:
         before, behind, *rest = self.argument
         if not reader.take(before):
             message = f"expected {before} or {self.call_end}"
@@ -81,7 +81,7 @@ class Tags:
             reader.expect(tag, "behind the argument's name")
         return key
 
-    def _read_value(self, reader: Reader) -> str:
+    def _read_argument_value(self, reader: Reader) -> str:
         begin, opened = reader.position, 1
         tags = (self.argument[0], self.argument_end)
         place, tag = reader.next(tags)
@@ -90,7 +90,7 @@ class Tags:
                 break
             reader.position = place + len(tag)
             opened += 1 if tag == self.argument[0] else -1
-            if opened <= 0 and self._follows(reader):
+            if opened <= 0 and self._skip_space_if_argument_ended(reader):
                 return reader.text[begin:place].removeprefix(self.line).removesuffix(self.line)
             place, tag = reader.next(tags)
         reader.position = begin
@@ -99,7 +99,7 @@ class Tags:
         message = f"an argument is longer than {MAX_CHARS} characters or quotes {MAX_TAGS} tags"
         raise Lost("too_large", message)
 
-    def _follows(self, reader: Reader) -> bool:
+    def _skip_space_if_argument_ended(self, reader: Reader) -> bool:
         """True, behind the space, if the next argument or the end of a call or list is here."""
         position = reader.position
         reader.skip_space()

@@ -38,8 +38,8 @@ def check_format(kind: object, label: str) -> type[ToolFormat]:
         made = kind()
         text = made.render_calls(CALLS)
     for written, calls in ((text, CALLS), (made.render_calls(CALLS[:1]), CALLS[:1])):
-        found = _parse(made, written, label).calls
-        if [_key(call) for call in found] != [_key(call) for call in calls]:
+        found = _parse_trial_text(made, written, label).calls
+        if [_key_of_call(call) for call in found] != [_key_of_call(call) for call in calls]:
             errors = [call.message for call in found if isinstance(call, CallError)]
             said = f"{len(found) - len(errors)} calls" + (f" ({errors[0]})" if errors else "")
             raise ConfigError(
@@ -47,14 +47,14 @@ def check_format(kind: object, label: str) -> type[ToolFormat]:
                 "read_call has to read what render_calls writes"
             )
     for end in range(len(text)):
-        _parse(made, text[:end], label)
+        _parse_trial_text(made, text[:end], label)
     return kind
 
 
-def _parse(made: ToolFormat, text: str, label: str) -> AssistantTurn:
+def _parse_trial_text(made: ToolFormat, text: str, label: str) -> AssistantTurn:
     with user_code(f"{label}: reading {text[-40:]!r}", fault=ConfigError):
         return made.parse_text(text, [TOOL])
 
 
-def _key(call: ToolCall | CallError) -> object:
+def _key_of_call(call: ToolCall | CallError) -> object:
     return (call.name, call.arguments) if isinstance(call, ToolCall) else None
