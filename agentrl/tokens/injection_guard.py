@@ -41,7 +41,12 @@ class ContentGuard:
         self._cut = private_text()
         self._stand_ins = {text: private_text() for text in controls if len(text) == 1}
         secrets = {self._cut: ""} | {secret: text for text, secret in self._stand_ins.items()}
-        self._meant = {form: text for secret, text in secrets.items() for form in _forms(secret)}
+        # Each as it is, in JSON with ASCII escapes, and in Python's own form of a list.
+        self._meant = {
+            form: text
+            for secret, text in secrets.items()
+            for form in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1])
+        }
         self._secret_pattern = re.compile(f"({'|'.join(map(re.escape, self._meant))})")
         self._control_ids = frozenset(tokenizer.controls.values())
         self._begins = _compile_cut_pattern(controls, template.tested)
@@ -58,7 +63,10 @@ class ContentGuard:
         content = _replace_lone_surrogates(content)
         marked = self._begins.sub(self._break_matched_control_token, content)
         start = content.lstrip() if self._joins else ""
-        if start and self._continues(start):
+        # Scaffold before and behind it might make a control token of this content.
+        heads = (start[:k] for k in range(1, min(len(start) + 1, self._longest)))
+        inside = len(start) < self._longest and any(start.rstrip() in c for c in self._controls)
+        if start and (inside or not self._control_tails.isdisjoint(heads)):
             at = len(content) - len(start)
             marked = content[:at] + self._cut + marked[at:]
         return marked
@@ -119,14 +127,6 @@ class ContentGuard:
         heads = self._tokenizer.control_heads
         return any(text[-k:] in heads for k in range(1, min(len(text) + 1, self._longest)))
 
-    def _continues(self, start: str) -> bool:
-        """Whether scaffold before and behind it might make a control token of this content."""
-        if any(
-            start[:k] in self._control_tails for k in range(1, min(len(start) + 1, self._longest))
-        ):
-            return True
-        return len(start) < self._longest and any(start.rstrip() in c for c in self._controls)
-
     @cached_property
     def _control_tails(self) -> frozenset[str]:
         return frozenset(c[k:] for c in self._controls for k in range(1, len(c)))
@@ -144,11 +144,6 @@ class ContentGuard:
                 yield controls[match[0]]
                 end = match.end()
             yield part[end:]
-
-
-def _forms(secret: str) -> tuple[str, str, str]:
-    """As it is, in JSON with ASCII escapes, and as in Python's own form of a list."""
-    return secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]
 
 
 def _replace_lone_surrogates(content: str) -> str:

@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice
 from typing import Literal
 
 from agentrl.errors import ConfigError
@@ -116,7 +115,7 @@ class Renderer:
         if not messages:
             raise ValueError("no messages to observe were given; expected at least one")
         ending = self._choose_ending_before_messages(messages)
-        suffix = self._render_suffix(messages, self._choose_later_tools)
+        suffix = self._render_suffix(messages, self._later_turn_tools)
         if ending.is_next_role and after is not None and after != ending.stop.id:
             return self._guard.encode(ending.stop.text + suffix)
         # A stop token may swallow white space behind it.
@@ -150,7 +149,9 @@ class Renderer:
         if prompt[: len(ids)] == list(ids):
             return Continuation(ids=prompt[len(ids) :], forks=False)
         # The same text may have other ids where the model split its words in its own way.
-        end = self._end_of_control(prompt, self._count_control_tokens(ids))
+        ends = [i for i, token in enumerate(prompt, 1) if token in self._ids_of_control_tokens]
+        num = self._count_control_tokens(ids)
+        end = ends[num - 1] if 0 < num <= len(ends) else 0
         decode = self._tokenizer.decode
         if ids[-1] in self._ids_of_control_tokens and decode(prompt[:end]) == decode(ids):
             return Continuation(ids=prompt[end:], forks=False)
@@ -162,11 +163,6 @@ class Renderer:
 
     def _count_control_tokens(self, ids: Sequence[int]) -> int:
         return sum(map(self._ids_of_control_tokens.__contains__, ids))
-
-    def _end_of_control(self, ids: Sequence[int], number: int) -> int:
-        """The place behind the `number`-th control token of `ids`."""
-        places = (i for i, token in enumerate(ids, 1) if token in self._ids_of_control_tokens)
-        return next(islice(places, number - 1, None), 0) if number else 0
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
@@ -245,12 +241,14 @@ class Renderer:
 
     def suffix(self, messages: Sequence[Message]) -> str:
         """What the template writes for messages behind a stop token, for readers."""
-        return self._guard.plain(self._render_chat_suffix(messages, self._choose_later_tools))
+        return self._guard.plain(self._render_chat_suffix(messages, self._later_turn_tools))
 
     def _render_suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         """The marked text of an observation, from a frame around its contents if there is one."""
         contents = [message.content for message in messages]
-        plain = all(content.strip() and self._mark(content) is content for content in contents)
+        plain = all(
+            content.strip() and self._guard.mark(content) is content for content in contents
+        )
         if not plain or len(messages) > _FRAMED:
             return self._render_checked_suffix(messages, tools)
         shape = tuple((m.role, m.name, m.tool_call_id) for m in messages)
@@ -282,7 +280,7 @@ class Renderer:
         """Raise ConfigError unless the text holds every content, as it is or as JSON."""
         shown = self._guard.plain(rendered)
         for message in messages:
-            content = self._guard.plain(self._mark(message.content)).strip()
+            content = self._guard.plain(self._guard.mark(message.content)).strip()
             quoted = (json.dumps(content, ensure_ascii=ascii_)[1:-1] for ascii_ in (False, True))
             if content not in shown and not any(form in shown for form in quoted):
                 raise ConfigError(
@@ -291,7 +289,7 @@ class Renderer:
                 )
 
     @cached_property
-    def _choose_later_tools(self) -> Sequence[ToolSchema]:
+    def _later_turn_tools(self) -> Sequence[ToolSchema]:
         """A stand-in for the tools, except where the template repeats them later."""
         if not self.tools_in_template:
             return ()
@@ -337,9 +335,11 @@ class Renderer:
                 self._render_past_turn(shown, ending),
                 self._render_last_turn(shown, ending),
             ):
-                if body is not None and self._mark(shown.reasoning).strip() in body:
-                    left_out = "" if shown is message else message.reasoning
-                    return self._thinking(left_out) + body if left_out else body
+                if body is not None and self._guard.mark(shown.reasoning).strip() in body:
+                    left_out = "" if shown is message else self._guard.mark(message.reasoning)
+                    if left_out and not self.opens_thinking:
+                        left_out = self._format.render_reasoning(left_out)
+                    return left_out + body
         raise ConfigError(not_preserving([USER, message], self.text([USER]), self.text([USER])))
 
     def _render_past_turn(self, message: Message, ending: Ending) -> str | None:
@@ -350,16 +350,16 @@ class Renderer:
         ] or [USER]
         try:
             text = self._render_marked_chat(
-                [USER, message, *following], self._choose_later_tools, generate=True
+                [USER, message, *following], self._later_turn_tools, generate=True
             )
-            suffix = ending.closing + self._render_chat_suffix(following, self._choose_later_tools)
+            suffix = ending.closing + self._render_chat_suffix(following, self._later_turn_tools)
         except ConfigError:
             return None
         return self._cut_off_prompt(text.removesuffix(suffix)) if text.endswith(suffix) else None
 
     def _render_last_turn(self, message: Message, ending: Ending) -> str | None:
-        text = self._render_marked_chat([USER, message], self._choose_later_tools)
-        begin = len(self._render_text_before_assistant)
+        text = self._render_marked_chat([USER, message], self._later_turn_tools)
+        begin = len(self._text_before_assistant)
         cut = text.rfind(ending.stop.text, begin) if ending.stop.text else len(text)
         if cut < 0 and ending.is_next_role:
             cut = len(text)  # no role is next
@@ -367,42 +367,37 @@ class Renderer:
 
     def _cut_off_prompt(self, text: str) -> str | None:
         """What follows the generation prompt in a conversation of the user and the assistant."""
-        opening, before = self._render_opening_of_assistant, self._render_text_before_assistant
+        opening, before = self._opening_of_assistant, self._text_before_assistant
         if not text.startswith(before):
             return None
         body = text[len(before) :]
         if body.startswith(opening):
             return body[len(opening) :]
-        closing = self._make_end_mark_of_thinking
+        closing = self._end_mark_of_thinking
         # History may show an empty block whose opening mark is the generation prompt's own.
         if not self.opens_thinking or body.startswith(closing.strip()):
             return body
         return closing + body
 
     @cached_property
-    def _render_text_before_assistant(self) -> str:
+    def _text_before_assistant(self) -> str:
         """What stands before an assistant's text both in history and when it is to speak."""
-        head = self._render_marked_chat([USER], self._choose_later_tools, generate=True)
+        head = self._render_marked_chat([USER], self._later_turn_tools, generate=True)
         said = Message(role="assistant", content=self._probe)
-        history = self._render_marked_chat([USER, said, USER], self._choose_later_tools)
+        history = self._render_marked_chat([USER, said, USER], self._later_turn_tools)
         return head[: first_difference(head, history)]
 
     @cached_property
-    def _render_opening_of_assistant(self) -> str:
+    def _opening_of_assistant(self) -> str:
         """What the generation prompt has beyond that."""
-        head = self._render_marked_chat([USER], self._choose_later_tools, generate=True)
-        return head[len(self._render_text_before_assistant) :]
+        head = self._render_marked_chat([USER], self._later_turn_tools, generate=True)
+        return head[len(self._text_before_assistant) :]
 
     @property
-    def _make_end_mark_of_thinking(self) -> str:
+    def _end_mark_of_thinking(self) -> str:
         opened = self.profile.opened_thinking.strip()
         others = {"[THINK]": "[/THINK]", "<|START_THINKING|>": "<|END_THINKING|>"}
         return f"\n{others.get(opened, opened.replace('<', '</', 1))}\n\n"
-
-    def _thinking(self, reasoning: str) -> str:
-        """Reasoning that the template leaves out, as a model writes it before the rest."""
-        said = self._mark(reasoning)
-        return said if self.opens_thinking else self._format.render_reasoning(said)
 
     def _prepend_missing_bos_id(self, ids: list[int]) -> list[int]:
         bos = self._tokenizer.bos_token
@@ -410,9 +405,6 @@ class Renderer:
         if bos and self._tokenizer.adds_bos and bos.id not in ids[:_BOS_WITHIN]:
             return [bos.id, *ids]
         return ids
-
-    def _mark(self, content: str) -> str:
-        return self._guard.mark(content)
 
     def _render_marked_chat(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, generate: bool = False

@@ -74,19 +74,10 @@ def _derive_frame_of_suffix(suffix: Suffix, messages: Sequence[Message]) -> Fram
         parts.append(part)
     for trims in (False, True):
         frame = Frame((*parts, text), trims)
-        if all(_holds(frame, suffix, messages, trial) for trial in _TRIALS):
+        tried = [[trial] * len(messages) for trial in _TRIALS]
+        if all(suffix(_replace_contents(messages, said)) == frame.around(said) for said in tried):
             return frame
     return Frame()
-
-
-def _holds(
-    frame: Frame,
-    suffix: Suffix,
-    messages: Sequence[Message],
-    trial: str,
-) -> bool:
-    contents = [trial] * len(messages)
-    return suffix(_replace_contents(messages, contents)) == frame.around(contents)
 
 
 def _replace_contents(messages: Sequence[Message], contents: Sequence[str]) -> list[Message]:

@@ -19,6 +19,7 @@ from agentrl.types import Json, Message, ToolCall
 
 Verdict = Literal["exact", "forked", "refused"]
 Action = Literal["", "keep", "fork", "refuse"]
+_DESCRIBED = {True: "yes", False: "no, described by us"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +99,8 @@ def _list_template_facts(
     opened = "opened by the prompt" if renderer.opens_thinking else "not opened by the prompt"
     shown = "shown" if profile.shows_reasoning else "not shown"
     yield TemplateRow(name="thinking", detail=f"{opened}, {shown} in the last message")
-    yield TemplateRow(name="tools in the template", detail=_by(renderer.tools_in_template))
-    yield TemplateRow(name="calls in the template", detail=_by(renderer.calls_in_template))
+    yield TemplateRow(name="tools in the template", detail=_DESCRIBED[renderer.tools_in_template])
+    yield TemplateRow(name="calls in the template", detail=_DESCRIBED[renderer.calls_in_template])
     several = profile.parallel_calls or not renderer.calls_in_template
     yield TemplateRow(name="calls of one turn", detail="several" if several else "one")
     system = "own" if profile.dialect.has_system else "in front of the first user message"
@@ -141,10 +142,6 @@ def _make_row_of_bos_count(renderer: Renderer) -> TemplateRow:
         "use a template that writes it once, or set no bos_token"
     )
     return TemplateRow(name="BOS", detail=detail, action="refuse")
-
-
-def _by(template: bool) -> str:
-    return "yes" if template else "no, described by us"
 
 
 def _make_rows_of_value_spelling(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:

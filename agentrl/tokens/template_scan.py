@@ -114,14 +114,11 @@ def _keeps_content_plain(node: nodes.Node, names: frozenset[str], macros: Macros
         case nodes.Getattr():
             return node.attr in LOOKS | _TRIMS
         case nodes.Getitem(arg=nodes.Const() | nodes.Neg()):
-            return not _holds_content(node.node, names) or _splits(node.node)
+            of = node.node.node if isinstance(node.node, nodes.Call) else None
+            splits = isinstance(of, nodes.Getattr) and of.attr in ("split", "rsplit")
+            return splits or not _holds_content(node.node, names)
         case _:
             return False
-
-
-def _splits(node: nodes.Expr) -> bool:
-    of = node.node if isinstance(node, nodes.Call) else None
-    return isinstance(of, nodes.Getattr) and of.attr in ("split", "rsplit")
 
 
 def _is_search_or_trim(name: str, arguments: list[nodes.Expr]) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -56,14 +57,10 @@ def pieces_of(tokenizer: tokenizers.Tokenizer) -> Pieces | None:
     return Pieces(tokenizer) if isinstance(decoder, decoders.ByteLevel) else None
 
 
-def _alphabet() -> dict[str, int]:
-    """The character of each byte: its own if it can be seen, else the next one from U+0100."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(256) if byte not in seen)
-    return {chr(b): b for b in seen} | {chr(0x100 + n): b for n, b in enumerate(others)}
-
-
-_BYTES = _alphabet()
+_SEEN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = sorted(set(range(256)).difference(_SEEN))
+_BYTES = {chr(b): b for b in _SEEN} | {chr(0x100 + n): b for n, b in enumerate(_OTHERS)}
+"""The character of each byte: its own if it can be seen, else the next one from U+0100."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +152,7 @@ class Tokenizer:
     def with_template(self, template: str) -> "Tokenizer":
         """The same tokenizer with another chat template, without loading anything again."""
         _ = (
-            self._make_textual_twin,
+            self._twin_for_plain_text,
             self.control_pattern,
             self.control_heads,
         )  # made once for all of them
@@ -185,7 +182,7 @@ class Tokenizer:
 
         Equal to encoding the joined text where no string holds a control token's text.
         """
-        return self._make_textual_twin.encode(pieces)
+        return self._twin_for_plain_text.encode(pieces)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """The text of `ids` with control tokens kept; incomplete UTF-8 gives U+FFFD.
@@ -208,7 +205,7 @@ class Tokenizer:
         return frozenset(text[:k] for text in self.controls for k in range(1, len(text)))
 
     @cached_property
-    def _make_textual_twin(self) -> "_TextualTwin":
+    def _twin_for_plain_text(self) -> "_TextualTwin":
         return _TextualTwin(self._definition, self.controls)
 
     def _check_template_avoids_single_words(self) -> None:
@@ -269,13 +266,11 @@ def _rename_control_tokens(definition: dict[str, Any], names: Mapping[str, str])
     if model.get("unk_token") is not None:
         model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
     if "merges" in model:
-        model["merges"] = [m for m in model["merges"] if not _makes(m, names)]
+        merges: list[str | list[str]] = model["merges"]
+        pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges]
+        kept = [not names.keys() & {*pair, "".join(pair)} for pair in pairs]
+        model["merges"] = list(compress(merges, kept))
     return definition
-
-
-def _makes(merge: str | list[str], names: Mapping[str, str]) -> bool:
-    left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
-    return left + right in names or left in names or right in names
 
 
 def _parse_tokenizer_json(definition: str) -> tokenizers.Tokenizer:

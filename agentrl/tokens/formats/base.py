@@ -73,7 +73,7 @@ class ToolFormat:
         self._tokenizer = tokenizer
 
     @cached_property
-    def _map_single_token_markers(self) -> Mapping[int, str]:
+    def _single_token_markers(self) -> Mapping[int, str]:
         """The markers that are tokens of their own, by their ids."""
         added: Mapping[str, int] = self._tokenizer.added_tokens if self._tokenizer else {}
         return {added[marker]: marker for marker in self.markers if marker in added}
@@ -100,8 +100,8 @@ class ToolFormat:
             raise ValueError("a format needs a tokenizer to parse ids; use parse_text for text")
         spoken = ids
         if ids and stop_reason is StopReason.STOP:
-            spoken = ids if ids[-1] in self._map_single_token_markers else ids[:-1]
-        marked = MarkedText.from_ids(spoken, self._tokenizer, self._map_single_token_markers)
+            spoken = ids if ids[-1] in self._single_token_markers else ids[:-1]
+        marked = MarkedText.from_ids(spoken, self._tokenizer, self._single_token_markers)
         return self._parse_assistant_turn(marked, stop_reason, tools, thinking)
 
     def parse_text(

@@ -46,9 +46,14 @@ class Pythonic(ToolFormat):
     def find_bare(self, text: str, start: int) -> int:
         """See `ToolFormat.find_bare`."""
         for found in _BEGIN.finditer(text, start) if self._guesses else ():
-            if found[2] or any(
-                _is_call(text, *at) for _, *at in find_elements(text, found.start(1))
-            ):
+            elements = find_elements(text, found.start(1)) if not found[2] else ()
+            # One call, which may have been cut off, and not words with one.
+            whole = (
+                begin
+                for _, begin, end in elements
+                if end == len(text) or text[begin:end].rstrip().endswith(")")
+            )
+            if found[2] or any(_SURE_CALL.match(text, begin) for begin in whole):
                 return found.start(1)
         return len(text)
 
@@ -83,12 +88,6 @@ def read_python_call(reader: Reader, *, until: str, method: str = "") -> None:
     if extent.fault:
         raise Lost(extent.fault, extent.reason)
     reader.add(name, read_keywords(reader.text[begin + 1 : extent.end - 1]))
-
-
-def _is_call(text: str, begin: int, end: int) -> bool:
-    """True if the element is one call, which may have been cut off, and not words with one."""
-    is_whole = end == len(text) or text[begin:end].rstrip().endswith(")")
-    return is_whole and _SURE_CALL.match(text, begin) is not None
 
 
 def _render_python_call(call: ToolCall) -> str:

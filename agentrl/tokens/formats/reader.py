@@ -252,7 +252,13 @@ class Reader:
         """
         self.expect("[", "before the calls")
         self.skip_space()
-        while not self.take("]") or self._goes_on():
+        while True:
+            if self.take("]"):
+                # Another element may follow, where the list was closed too early.
+                match = _NEXT_ELEMENT.match(self.text, self.position)
+                if match is None:
+                    return
+                self.position = match.end()
             if self.at_stop:
                 raise Lost("unclosed" if self.at_end else "malformed", "the list has no ]")
             if not self.attempt(read_one, starts=self.stops):
@@ -285,12 +291,6 @@ class Reader:
         here = self.text.startswith(begin, place)
         self.position = place if here else self.position
         return here
-
-    def _goes_on(self) -> bool:
-        """True, at the next element, if the list was closed too early or another one follows."""
-        match = _NEXT_ELEMENT.match(self.text, self.position)
-        self.position = match.end() if match else self.position
-        return match is not None
 
     def _add_call_error(
         self, reason: CallErrorReason, message: str, name: str | None = None

@@ -135,16 +135,14 @@ class _Brackets:
             self.counts[character] += 1
             self.deepest = max(self.deepest, len(self.open))
         elif character in _CLOSE:
-            if not self.counts[_OPENER[character]]:
+            opener = _OPENER[character]
+            if not self.counts[opener]:
                 return False
-            self._close(_OPENER[character])
+            # It closes the innermost of its kind, and what is open inside it.
+            while (inner := self.open.pop()) != opener:
+                self.counts[inner] -= 1
+            self.counts[opener] -= 1
         return True
-
-    def _close(self, opener: str) -> None:
-        """Close the innermost of its kind, and what is open inside it."""
-        while (inner := self.open.pop()) != opener:
-            self.counts[inner] -= 1
-        self.counts[opener] -= 1
 
 
 def _read_faultless_json_value(text: str, start: int) -> Extent | None:
