@@ -69,14 +69,14 @@ class ScriptedEngine:
         self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
     ) -> Completion:
         """The agent's next turn, given the session's view of the conversation."""
-        self._check_session(session)
+        self._check_session_has_view(session)
         if self._latency_s or not self._going.is_set():
-            aborted = await self._wait_for_turn(session)
-            self._check_session(session)
+            aborted = await self._wait_until_due_or_aborted(session)
+            self._check_session_has_view(session)
             if aborted:
                 return seal([], [], [], StopReason.ABORT)
         limit = min(sampling.max_new_tokens, self.context_length - len(ids))
-        return self._make_completion(session, sampling.stop_ids, limit)
+        return self._make_scripted_completion(session, sampling.stop_ids, limit)
 
     async def end_session(self, session: EpisodeSession) -> None:
         """Nothing is kept for sessions."""
@@ -126,7 +126,7 @@ class ScriptedEngine:
         for stop in self._stops.values():
             stop.set()
 
-    async def _wait_for_turn(self, session: EpisodeSession) -> bool:
+    async def _wait_until_due_or_aborted(self, session: EpisodeSession) -> bool:
         """Wait for the latency and while paused; true if aborted meanwhile."""
         stop = self._stops.setdefault(session.key, asyncio.Event())
         try:
@@ -139,7 +139,7 @@ class ScriptedEngine:
             self._stops.pop(session.key, None)
         return stop.is_set()
 
-    def _check_session(self, session: EpisodeSession) -> None:
+    def _check_session_has_view(self, session: EpisodeSession) -> None:
         if self._closed:
             raise EngineError("the engine was closed")
         if session.view is None:
@@ -148,7 +148,7 @@ class ScriptedEngine:
                 "conversation; give Session(view=...)"
             )
 
-    def _make_completion(
+    def _make_scripted_completion(
         self, session: EpisodeSession, stop_ids: frozenset[int], limit: int
     ) -> Completion:
         assert session.view is not None

@@ -76,17 +76,17 @@ class DecodePlan:
         for flat, new in ((cached.flat_keys, key), (cached.flat_values, value)):
             flat.index_copy_(0, self.index, new.transpose(1, 2).reshape(-1, new.shape[-1]))
         if window not in self._masks:
-            self._masks[window] = self._make_masks(window)
+            self._masks[window] = self._make_attention_masks(window)
         masks = self._masks[window]
         parts: list[Tensor] = []
         if len(self.lengths_D):
-            parts.append(self._decode(query, cached, masks[0], scale, sinks))
+            parts.append(self._attend_decoding_rows(query, cached, masks[0], scale, sinks))
         for piece, mask in zip(self.pieces, masks[1:], strict=True):
             assert mask is not None
-            parts.append(_prefill(piece, query, cached, mask, scale, sinks))
+            parts.append(_attend_prompt_piece(piece, query, cached, mask, scale, sinks))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _make_masks(self, window: int | None) -> list[Tensor | None]:
+    def _make_attention_masks(self, window: int | None) -> list[Tensor | None]:
         dtype, device = self.cache.keys.dtype, self.cache.keys.device
         group = self.cache.heads.group
         return [
@@ -97,7 +97,7 @@ class DecodePlan:
             ),
         ]
 
-    def _decode(
+    def _attend_decoding_rows(
         self,
         query: Tensor,
         cached: LayerCache,
@@ -110,7 +110,7 @@ class DecodePlan:
         # The query heads that share a key head become its query positions: no repeated keys.
         grouped = query.transpose(1, 2).reshape(num, cached.keys.shape[1], -1, dim)
         keys, values = cached.keys[:rows, :, :length], cached.values[:rows, :, :length]
-        out = _attention(grouped[:rows], keys, values, mask, scale, sinks)
+        out = _attend_grouped_heads(grouped[:rows], keys, values, mask, scale, sinks)
         return out.reshape(1, rows, -1, values.shape[-1])
 
 
@@ -160,7 +160,7 @@ def lay_out(
     return FlatPass(plan, owners_N, np.concatenate(positions), writes_N)
 
 
-def _prefill(
+def _attend_prompt_piece(
     piece: CachedPiece,
     query: Tensor,
     cached: LayerCache,
@@ -172,11 +172,11 @@ def _prefill(
     rows = slice(piece.row, piece.row + 1)
     grouped = query[:, :, piece.start : piece.stop].reshape(1, cached.keys.shape[1], -1, dim)
     keys, values = cached.keys[rows, :, : piece.length], cached.values[rows, :, : piece.length]
-    out = _attention(grouped, keys, values, mask, scale, sinks)
+    out = _attend_grouped_heads(grouped, keys, values, mask, scale, sinks)
     return out.reshape(1, -1, num, values.shape[-1]).transpose(1, 2)
 
 
-def _attention(
+def _attend_grouped_heads(
     grouped: Tensor,
     keys: Tensor,
     values: Tensor,

@@ -64,24 +64,24 @@ class _Passes:
         odd_R = np.arange(len(self._rows)) % 2 == 1
         half_R = self._lengths_R // 2
         half_R[1] = 0
-        self._compute(half_R)
+        self._compute_next_tokens(half_R)
         # Row 1 begins with what row 0 has computed.
         shared = min(SHARED, int(self._filled_R[0]))
         self._cache.copy(0, 1, shared)
         self._filled_R[1] = shared
         self._found[1] = [logits[:shared] for logits in self._found[0]]
         left_R = self._lengths_R - self._filled_R
-        self._compute(np.where(odd_R, left_R - 1, np.minimum(left_R, 1)))
-        self._compute(self._lengths_R - self._filled_R)
+        self._compute_next_tokens(np.where(odd_R, left_R - 1, np.minimum(left_R, 1)))
+        self._compute_next_tokens(self._lengths_R - self._filled_R)
         return [torch.cat(found) for found in self._found]
 
-    def _compute(self, num_R: NDArray[np.int64]) -> None:
+    def _compute_next_tokens(self, num_R: NDArray[np.int64]) -> None:
         """One pass over the next tokens of each row."""
         if not num_R.any():
             return
         spans = [(row, num) for row, num in enumerate(num_R.tolist()) if num > 1]
         flat = lay_out(self._cache, self._filled_R, np.flatnonzero(num_R == 1), spans)
-        logits_NV = self._forward(flat)
+        logits_NV = self._forward_flat_pass(flat)
         if sorted(flat.plan.calls) != list(range(self._cache.heads.num_layers)):
             raise ConfigError(
                 f"{type(self._model).__name__} called the engine's attention in layers "
@@ -93,7 +93,7 @@ class _Passes:
             self._found[row].append(logits_NV[torch.from_numpy(mine_N)])
         self._filled_R += num_R
 
-    def _forward(self, flat: FlatPass) -> Tensor:
+    def _forward_flat_pass(self, flat: FlatPass) -> Tensor:
         places: list[tuple[int, int]] = list(
             zip(flat.owners_N.tolist(), flat.positions_N.tolist(), strict=True)
         )

@@ -88,7 +88,7 @@ def measure_heads(model: PreTrainedModel, longest: int) -> Heads:
     """
     name, num_layers = type(model).__name__, int(text_config(model).num_hidden_layers)
     asked = _Asked()
-    with _run_noted(model, asked), foreign_code(model), torch.no_grad():
+    with _noting_attention_demands(model, asked), foreign_code(model), torch.no_grad():
         ids = torch.arange(_TOKENS, device=model.device)[None]
         model(input_ids=ids, position_ids=ids, use_cache=False, noted=True)
     if asked.calls != num_layers or len(asked.shapes) != num_layers:
@@ -191,7 +191,7 @@ def foreign_code(model: PreTrainedModel) -> Generator[None]:
 
 
 @contextmanager
-def _run_noted(model: PreTrainedModel, asked: _Asked) -> Generator[None]:
+def _noting_attention_demands(model: PreTrainedModel, asked: _Asked) -> Generator[None]:
     token = _asked.set(asked)
     try:
         with quiet(), attending(model, _NAME):
@@ -227,7 +227,7 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
         ) from error
 
 
-def _note_layer(
+def _note_attention_layer(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -267,7 +267,7 @@ def _note_layer(
     return query.new_zeros(*query.shape[:-1], value.shape[-1]).transpose(1, 2), None
 
 
-def _note_mask(
+def _measure_mask_window(
     *, mask_function: Any, q_length: int, kv_length: int, device: Any, **_: Any
 ) -> Tensor:
     """In the place of a mask: how long a row may be before the mask hides some of it."""
@@ -283,5 +283,5 @@ def _note_mask(
     return torch.full((1, 1, q_length, kv_length), whole, device=device)
 
 
-AttentionInterface.register(_NAME, _note_layer)
-AttentionMaskInterface.register(_NAME, _note_mask)
+AttentionInterface.register(_NAME, _note_attention_layer)
+AttentionMaskInterface.register(_NAME, _measure_mask_window)

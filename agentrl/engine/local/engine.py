@@ -57,8 +57,8 @@ class LocalEngine:
             ConfigError: the engine would not compute what the model's own code does.
         """
         config = config or EngineConfig()
-        self.dtype = _inference_dtype(config, model)
-        self.shares_weights = _shares(config, model.dtype, self.dtype)
+        self.dtype = _choose_inference_dtype(config, model)
+        self.shares_weights = _decide_sharing_weights(config, model.dtype, self.dtype)
         embeddings = model.get_input_embeddings().weight
         assert isinstance(embeddings, Tensor)
         self.vocab_size = embeddings.shape[0]
@@ -81,7 +81,10 @@ class LocalEngine:
         self._paused = False
         self._dead: EngineError | None = None
         self._thread = threading.Thread(
-            target=self._run_steps, args=(config.threads,), name="agentrl-engine", daemon=True
+            target=self._run_engine_thread,
+            args=(config.threads,),
+            name="agentrl-engine",
+            daemon=True,
         )
         self._thread.start()
 
@@ -102,8 +105,8 @@ class LocalEngine:
     ) -> Completion:
         """Sample one completion of `ids`; sessions share prefixes under one `cache_key`."""
         waiter: _Waiter = asyncio.get_running_loop().create_future()
-        request = self._make_request(ids, sampling, session, waiter, cache_key)
-        self._post(lambda: self._stepper.submit(request))
+        request = self._make_slot_request(ids, sampling, session, waiter, cache_key)
+        self._post_to_engine_thread(lambda: self._stepper.submit(request))
         try:
             async with asyncio.timeout(self._timeout_s):
                 await waiter
@@ -116,17 +119,17 @@ class LocalEngine:
         except asyncio.CancelledError:
             self._inbox.put(lambda: self._stepper.cancel(request))
             raise
-        return _completion(request)
+        return _seal_finished_request(request)
 
     async def end_session(self, session: EpisodeSession) -> None:
         """Forget what is kept for the session."""
         if self._dead is None:
-            self._post(lambda: self._stepper.end_session(session.key))
+            self._post_to_engine_thread(lambda: self._stepper.end_session(session.key))
 
     def leave(self, session: EpisodeSession) -> None:
         """End a session, but let others begin with what is kept of it while there is room."""
         if self._dead is None:
-            self._post(lambda: self._stepper.leave(session.key))
+            self._post_to_engine_thread(lambda: self._stepper.leave(session.key))
 
     async def update_weights(self, weights: WeightSource, version: int) -> None:
         """Take new weights between two steps; all keys and values of the old ones are forgotten.
@@ -137,7 +140,7 @@ class LocalEngine:
         if isinstance(weights, SlicedSource) and not isinstance(weights, Iterable):
             check_version(version, self._stepper.version)
             await self._slices.receive(weights, self._timeout_s)
-            await self.between_steps(lambda _: self._changed(self._slices.change, version))
+            await self.between_steps(lambda _: self._change_weights(self._slices.change, version))
             return
         # Here, not on the engine's thread: what the source raises is its caller's. One that can be
         # gone through again makes its tensors one by one, so all of them are never there.
@@ -147,7 +150,9 @@ class LocalEngine:
             else list(weights.named_tensors())
         )
         model = self._stepper.model
-        await self.between_steps(lambda _: self._changed(lambda: update(model, tensors), version))
+        await self.between_steps(
+            lambda _: self._change_weights(lambda: update(model, tensors), version)
+        )
 
     async def pause(self) -> None:
         """Stop sampling: when this returns, no step runs and the weights may be written to."""
@@ -163,11 +168,11 @@ class LocalEngine:
 
         Raises EngineError if the engine is not paused, or has not what is to be released.
         """
-        await self.between_steps(lambda stepper: self._release(stepper, tags))
+        await self.between_steps(lambda stepper: self._release_tagged_memory(stepper, tags))
 
     async def resume_memory(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> None:
         """Make room for weights, which have no values yet; the cache grows as it is needed."""
-        await self.between_steps(lambda stepper: self._take_back(stepper, tags))
+        await self.between_steps(lambda stepper: self._resume_tagged_memory(stepper, tags))
 
     async def abort(self, session: EpisodeSession) -> None:
         """End the session's running request; it returns with what it has."""
@@ -191,7 +196,7 @@ class LocalEngine:
             self._outbox.append((waiter, error))
 
         self._calls.add(waiter)
-        self._post(run)
+        self._post_to_engine_thread(run)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await waiter
@@ -214,10 +219,10 @@ class LocalEngine:
 
     async def aclose(self) -> None:
         """Stop; running requests raise EngineError."""
-        self._inbox.put(lambda: self._die(EngineError("the engine was closed")))
+        self._inbox.put(lambda: self._fail_all_requests(EngineError("the engine was closed")))
         await asyncio.to_thread(self._thread.join)
 
-    def _make_request(
+    def _make_slot_request(
         self,
         ids: Sequence[int],
         sampling: Sampling,
@@ -239,14 +244,14 @@ class LocalEngine:
             cache_key=cache_key,
         )
 
-    def _changed(self, change: Callable[[], None], version: int) -> None:
+    def _change_weights(self, change: Callable[[], None], version: int) -> None:
         check_version(version, self._stepper.version)
         change()
         self._memory.loaded()
         self._stepper.invalidate()
         self._stepper.version = version
 
-    def _release(self, stepper: Stepper, tags: Sequence[MemoryTag]) -> None:
+    def _release_tagged_memory(self, stepper: Stepper, tags: Sequence[MemoryTag]) -> None:
         if not self._paused:
             raise EngineError("memory of an engine that samples cannot be released; pause it first")
         self._memory.release(tags)
@@ -255,7 +260,7 @@ class LocalEngine:
         if "weights" in tags and not self.shares_weights:
             self._slices.release()
 
-    def _take_back(self, stepper: Stepper, tags: Sequence[MemoryTag]) -> None:
+    def _resume_tagged_memory(self, stepper: Stepper, tags: Sequence[MemoryTag]) -> None:
         self._memory.resume(tags)
         if "kv_cache" in tags:
             stepper.allocate_cache()
@@ -265,23 +270,25 @@ class LocalEngine:
     def _set_paused(self, paused: bool) -> None:
         self._paused = paused
 
-    def _post(self, function: Callable[[], None]) -> None:
+    def _post_to_engine_thread(self, function: Callable[[], None]) -> None:
         if self._dead is not None:
             raise EngineError(str(self._dead)) from self._dead
         self._inbox.put(function)
 
-    def _run_steps(self, threads: int) -> None:
+    def _run_engine_thread(self, threads: int) -> None:
         if threads:
             torch.set_num_threads(threads)
         try:
             while self._dead is None:
-                self._take_step()
+                self._run_inbox_and_step()
         # A thread's border: whatever ended it is the failure of every request it served.
         except Exception as e:
-            self._die(EngineError(f"the engine's thread died: {type(e).__name__}: {e}"), e)
-            self._deliver()
+            self._fail_all_requests(
+                EngineError(f"the engine's thread died: {type(e).__name__}: {e}"), e
+            )
+            self._deliver_settled_requests()
 
-    def _take_step(self) -> None:
+    def _run_inbox_and_step(self) -> None:
         idle = self._paused or not (self._stepper.running or self._stepper.waiting)
         if idle:
             self._inbox.get()()
@@ -289,9 +296,9 @@ class LocalEngine:
             self._inbox.get()()
         if self._dead is None and not self._paused:
             self._stepper.step()
-        self._deliver()
+        self._deliver_settled_requests()
 
-    def _die(self, error: EngineError, cause: Exception | None = None) -> None:
+    def _fail_all_requests(self, error: EngineError, cause: Exception | None = None) -> None:
         error.__cause__ = cause
         self._dead = error
         self._stepper.fail(error)
@@ -301,7 +308,7 @@ class LocalEngine:
         self._outbox += [(waiter, error) for waiter in self._calls]
         self._calls.clear()
 
-    def _deliver(self) -> None:
+    def _deliver_settled_requests(self) -> None:
         """Wake each event loop once for all its futures that are settled."""
         if not self._outbox:
             return
@@ -310,10 +317,10 @@ class LocalEngine:
         for loop in loops:
             mine = [pair for pair in settled if pair[0].get_loop() is loop]
             if not loop.is_closed():
-                loop.call_soon_threadsafe(_settle, mine)
+                loop.call_soon_threadsafe(_settle_futures, mine)
 
 
-def _settle(settled: list[tuple[_Waiter, BaseException | None]]) -> None:
+def _settle_futures(settled: list[tuple[_Waiter, BaseException | None]]) -> None:
     for waiter, error in settled:
         if waiter.done():
             continue
@@ -323,7 +330,7 @@ def _settle(settled: list[tuple[_Waiter, BaseException | None]]) -> None:
             waiter.set_exception(error)
 
 
-def _inference_dtype(config: EngineConfig, model: PreTrainedModel) -> torch.dtype:
+def _choose_inference_dtype(config: EngineConfig, model: PreTrainedModel) -> torch.dtype:
     """The model's own where it runs well: a CPU without bfloat16 products takes float32."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
@@ -333,7 +340,7 @@ def _inference_dtype(config: EngineConfig, model: PreTrainedModel) -> torch.dtyp
     return torch.float32 if found and not any(found) else model.dtype
 
 
-def _shares(config: EngineConfig, theirs: torch.dtype, ours: torch.dtype) -> bool:
+def _decide_sharing_weights(config: EngineConfig, theirs: torch.dtype, ours: torch.dtype) -> bool:
     if config.share_weights == "auto":
         return theirs == ours
     if config.share_weights and theirs != ours:
@@ -344,7 +351,7 @@ def _shares(config: EngineConfig, theirs: torch.dtype, ours: torch.dtype) -> boo
     return config.share_weights
 
 
-def _completion(request: SlotRequest) -> Completion:
+def _seal_finished_request(request: SlotRequest) -> Completion:
     assert request.stop_reason is not None
     experts = ExpertChannels()
     if request.experts is not None:

@@ -31,15 +31,15 @@ def check_outline(model: PreTrainedModel, longest: int) -> None:
         longest: most tokens of a row.
     """
     with foreign_code(model):
-        _stand_in(model)
+        _replace_parameters_by_views(model)
     for block in mixtures(model).values():
         for experts in experts_of(model, block):
-            experts.forward = _give_back
+            experts.forward = _return_states_unchanged
     with _NoProducts(), routed(model):
         measure_heads(model, context_length(model, longest))
 
 
-def _stand_in(model: nn.Module) -> None:
+def _replace_parameters_by_views(model: nn.Module) -> None:
     """Put a view of one number in the place of each parameter; code may write into buffers."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -49,7 +49,7 @@ def _stand_in(model: nn.Module) -> None:
             setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
 
 
-def _give_back(states: Tensor, *_: Any, **__: Any) -> Tensor:
+def _return_states_unchanged(states: Tensor, *_: Any, **__: Any) -> Tensor:
     return states
 
 

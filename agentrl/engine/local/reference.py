@@ -81,9 +81,11 @@ def reference_rows(model: PreTrainedModel, longest: int) -> list[ReferenceRow]:
     was_training = model.training
     model.train(False)
     with torch.no_grad(), attending(model, "eager"), foreign_code(model):
-        rows = [_compute_row(model, *row) for row in _choose_rows(model, longest)]
+        rows = [
+            _compute_reference_row(model, *row) for row in _choose_reference_prompts(model, longest)
+        ]
         if rows[0].experts:
-            rows[1] = _with_shared_experts(model, rows[0], rows[1])
+            rows[1] = _rerun_with_shared_experts(model, rows[0], rows[1])
     model.train(was_training)
     # One row may begin with a token whose own weights are no numbers; that fails its requests only.
     if all(row.logits_TV.isnan().all() for row in rows):
@@ -107,29 +109,29 @@ def refuse_difference(
         ConfigError: they differ, with the size, the place, and the context in which they would not.
     """
     with foreign_code(model):
-        gap = _largest_gap(rows, compute, low_precision)
+        gap = _measure_largest_gap(rows, compute, low_precision)
     if gap.small:
         return
     first, last = gap.row.positions_T[[0, -1]].tolist()
     raise ConfigError(
         f"{what} computes {type(model).__name__} otherwise than the model's own code does, by "
         f"{gap.nats:.2g} nats in the row at positions {first} to {last} of a batch of {len(rows)}; "
-        f"{_advise(model, rows, compute, low_precision)}"
+        f"{_advise_context_length(model, rows, compute, low_precision)}"
     )
 
 
-def _advise(
+def _advise_context_length(
     model: PreTrainedModel, rows: Sequence[ReferenceRow], compute: Compute, low_precision: bool
 ) -> str:
     """The longest context in which nothing differs, if there is one."""
-    for border in sorted(_borders(model), reverse=True):
+    for border in sorted(_collect_context_borders(model), reverse=True):
         below = [row for row in rows if row.positions_T[-1] < border]
-        if 1 < len(below) < len(rows) and _largest_gap(below, compute, low_precision).small:
+        if 1 < len(below) < len(rows) and _measure_largest_gap(below, compute, low_precision).small:
             return f"set engine.context_length to at most {border}"
     return "choose another model"
 
 
-def _with_shared_experts(
+def _rerun_with_shared_experts(
     model: PreTrainedModel, first: ReferenceRow, second: ReferenceRow
 ) -> ReferenceRow:
     """The second row with the first one's choice of experts where they are alike."""
@@ -137,10 +139,10 @@ def _with_shared_experts(
         torch.cat([ours[:SHARED], theirs[SHARED:]])
         for ours, theirs in zip(first.experts, second.experts, strict=True)
     ]
-    return _compute_row(model, second.ids_T, 0, experts)
+    return _compute_reference_row(model, second.ids_T, 0, experts)
 
 
-def _compute_row(
+def _compute_reference_row(
     model: PreTrainedModel,
     ids: NDArray[np.int64],
     first: int,
@@ -161,7 +163,9 @@ def _compute_row(
     )
 
 
-def _choose_rows(model: PreTrainedModel, longest: int) -> Iterator[tuple[NDArray[np.int64], int]]:
+def _choose_reference_prompts(
+    model: PreTrainedModel, longest: int
+) -> Iterator[tuple[NDArray[np.int64], int]]:
     """Ids and first positions."""
     rng = np.random.default_rng(0)
     embeddings: Any = model.get_input_embeddings()
@@ -174,7 +178,7 @@ def _choose_rows(model: PreTrainedModel, longest: int) -> Iterator[tuple[NDArray
         ids[num // 3] = pad
     yield ids, 0
     yield np.concatenate([ids[:SHARED], rng.integers(vocab, size=num - len(ids[:SHARED]))]), 0
-    borders = _borders(model)
+    borders = _collect_context_borders(model)
     firsts = {border - num // 2 for border in borders} | {longest - num}
     for first in sorted(f for f in firsts if 0 < f <= longest - num)[-_MOST_BORDERS:]:
         yield rng.integers(vocab, size=num), first
@@ -183,21 +187,23 @@ def _choose_rows(model: PreTrainedModel, longest: int) -> Iterator[tuple[NDArray
         yield rng.integers(vocab, size=min(max(near) + num // 2, longest)), 0
 
 
-def _borders(model: PreTrainedModel) -> set[int]:
+def _collect_context_borders(model: PreTrainedModel) -> set[int]:
     config: Any = text_config(model)
     settings: Any = config.to_dict()
-    return set(_find_borders(settings))
+    return set(_find_borders_in_settings(settings))
 
 
-def _find_borders(settings: dict[str, Any]) -> Iterator[int]:
+def _find_borders_in_settings(settings: dict[str, Any]) -> Iterator[int]:
     for key, value in settings.items():
         if isinstance(value, dict):
-            yield from _find_borders(cast("dict[str, Any]", value))
+            yield from _find_borders_in_settings(cast("dict[str, Any]", value))
         elif type(value) in (int, float) and value >= 2 and any(part in key for part in _BORDERS):
             yield int(value)
 
 
-def _largest_gap(rows: Sequence[ReferenceRow], compute: Compute, low_precision: bool) -> _Gap:
+def _measure_largest_gap(
+    rows: Sequence[ReferenceRow], compute: Compute, low_precision: bool
+) -> _Gap:
     gaps = [_Gap(0.0, 0.0, rows[0])]
     for row, logits_TV in zip(rows, compute(rows), strict=True):
         theirs = torch.log_softmax(row.logits_TV, dim=-1)

@@ -37,7 +37,7 @@ _CHOICES = frozenset(
 
 def mixtures(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The blocks that hold experts, by name in the order of the layers; none in a dense model."""
-    return dict(_blocks(model, "", expert_counts(model.config.to_dict())))
+    return dict(_find_expert_blocks(model, "", expert_counts(model.config.to_dict())))
 
 
 def recorded_experts(folder: Path) -> int:
@@ -78,8 +78,8 @@ def routed(
     before = [block.__dict__.get("forward") for block in found.values()]
     for layer, (name, block) in enumerate(found.items()):
         choice = partial(_Choice, num_experts, None if experts is None else experts[layer])
-        book = partial(_book, name, block, noted, layer)
-        block.forward = partial(_route, type(block).forward, block, choice, book)
+        book = partial(_note_chosen_experts, name, block, noted, layer)
+        block.forward = partial(_forward_with_choice, type(block).forward, block, choice, book)
     try:
         yield noted
     finally:
@@ -90,17 +90,19 @@ def routed(
                 block.forward = forward
     silent = [name for name, chosen in zip(found, noted, strict=True) if not len(chosen)]
     if 0 < len(silent) < len(found):
-        raise ConfigError(_unknown_router(silent[0], found[silent[0]], "outside of its own pass"))
+        raise ConfigError(
+            _explain_unknown_router(silent[0], found[silent[0]], "outside of its own pass")
+        )
 
 
-def _unknown_router(name: str, module: nn.Module, how: str) -> str:
+def _explain_unknown_router(name: str, module: nn.Module, how: str) -> str:
     return (
         f"{name} ({type(module).__name__}) is part of a mixture that chooses its experts {how}, so "
         "those that an engine chose cannot be used in training; choose another model"
     )
 
 
-def _blocks(
+def _find_expert_blocks(
     module: nn.Module, name: str, counts: frozenset[int]
 ) -> Iterator[tuple[str, nn.Module]]:
     children = dict(module.named_children())
@@ -108,7 +110,7 @@ def _blocks(
     if holders:
         yield name, module
     for child in children.keys() - set(holders) if holders else children:
-        yield from _blocks(children[child], f"{name}.{child}".lstrip("."), counts)
+        yield from _find_expert_blocks(children[child], f"{name}.{child}".lstrip("."), counts)
 
 
 def _holds_experts(name: str, module: nn.Module, counts: frozenset[int]) -> bool:
@@ -117,7 +119,7 @@ def _holds_experts(name: str, module: nn.Module, counts: frozenset[int]) -> bool
     return name == "experts" or any(len(p) in counts for p in stacks)
 
 
-def _route(
+def _forward_with_choice(
     forward: Callable[..., Any],
     block: nn.Module,
     make_choice: Callable[[], "_Choice"],
@@ -131,9 +133,11 @@ def _route(
     return output
 
 
-def _book(name: str, block: nn.Module, noted: list[Tensor], layer: int, choice: "_Choice") -> None:
+def _note_chosen_experts(
+    name: str, block: nn.Module, noted: list[Tensor], layer: int, choice: "_Choice"
+) -> None:
     if choice.chosen is None:
-        raise ConfigError(_unknown_router(name, block, "without torch.topk"))
+        raise ConfigError(_explain_unknown_router(name, block, "without torch.topk"))
     noted[layer] = choice.chosen
 
 
@@ -153,7 +157,7 @@ class _NoChoice(TorchFunctionMode):
     ) -> Any:
         if func in _CHOICES and args and args[0].is_floating_point():
             raise ConfigError(
-                _unknown_router("the model", self._model, "in no block that is known")
+                _explain_unknown_router("the model", self._model, "in no block that is known")
             )
         return func(*args, **(kwargs or {}))
 
@@ -179,7 +183,7 @@ class _Choice(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         scores, *others = args
         if scores.shape[-1] < self._num_experts:
-            return func(self._favour_groups(scores), *others, **(kwargs or {}))
+            return func(self._favour_groups_of_experts(scores), *others, **(kwargs or {}))
         values, chosen = func(*args, **(kwargs or {}))
         if self._given is not None:
             chosen = self._given.view(chosen.shape)
@@ -187,7 +191,7 @@ class _Choice(TorchFunctionMode):
         self.chosen = chosen.flatten(0, -2)
         return values, chosen
 
-    def _favour_groups(self, scores: Tensor) -> Tensor:
+    def _favour_groups_of_experts(self, scores: Tensor) -> Tensor:
         """Scores of groups, [N, groups], in which those of the given experts are the best."""
         if self._given is None or scores.ndim != 2:
             return scores

@@ -62,16 +62,16 @@ class Rows:
             )
             cached = min(cached, int(self.filled_R[row]))
         else:
-            donor, cached = self._donor(ids_P[:-1], key)
-            if cached < 0 or (row := self._free(donor, cached)) is None:
+            donor, cached = self._find_prefix_donor_row(ids_P[:-1], key)
+            if cached < 0 or (row := self._claim_free_row(donor, cached)) is None:
                 return None
-            self._grow(row, room)
+            self._grow_row_arrays(row, room)
             if cached and donor != row:
                 self.cache.copy(donor, row, cached)
                 self.experts_RP[row, :cached] = self.experts_RP[donor, :cached]
             self._owner[row], self._key[row] = session, key
             self._row_of[session] = row
-        self._grow(row, room)
+        self._grow_row_arrays(row, room)
         self.tokens_RP[row, : len(ids_P)] = ids_P
         self.known_R[row], self.filled_R[row], self.busy_R[row] = len(ids_P), cached, True
         return row, cached
@@ -95,7 +95,7 @@ class Rows:
         """Forget an idle session."""
         row = self._row_of.get(session)
         if row is not None and not self.busy_R[row]:
-            self._empty(row)
+            self._disown_row(row)
 
     def leave(self, session: str) -> None:
         """End an idle session, but keep what its row holds until somebody needs the row."""
@@ -107,7 +107,7 @@ class Rows:
         """The weights changed: idle rows are emptied, busy ones compute theirs again."""
         self.filled_R[:] = 0
         for row in np.flatnonzero(~self.busy_R).tolist():
-            self._empty(row)
+            self._disown_row(row)
 
     def compact(self) -> list[tuple[int, int]]:
         """Move busy rows down until few idle ones lie between; gives the pairs exchanged."""
@@ -118,11 +118,13 @@ class Rows:
             num_busy = int(self.busy_R.sum())
             if top + 1 - num_busy <= max(2, num_busy // 4):
                 break
-            self._swap(top, hole)
+            self._swap_rows(top, hole)
             moved.append((top, hole))
         return moved
 
-    def _donor(self, prefix_P: NDArray[np.int64], key: str | None) -> tuple[int, int]:
+    def _find_prefix_donor_row(
+        self, prefix_P: NDArray[np.int64], key: str | None
+    ) -> tuple[int, int]:
         """The row that shares most of the prefix and how many positions; -1 to wait for it."""
         num = min(len(prefix_P), self.tokens_RP.shape[1])
         if not num or not len(self.known_R):
@@ -137,7 +139,7 @@ class Rows:
             return best, -1
         return best, int(ready_R[best])
 
-    def _free(self, donor: int, cached: int) -> int | None:
+    def _claim_free_row(self, donor: int, cached: int) -> int | None:
         """A row for a new session: what it holds is lost, but for the donor's prefix.
 
         The donor itself if all of it is wanted and nobody owns it; else an empty row, a new one, or
@@ -158,10 +160,10 @@ class Rows:
         if owned and self.busy_R.any() and self.steps - self._used_R[row] < _KEEP_STEPS:
             return None
         keeps_donor = row != donor
-        self._empty(row, forget=keeps_donor)
+        self._disown_row(row, forget=keeps_donor)
         return row
 
-    def _empty(self, row: int, *, forget: bool = True) -> None:
+    def _disown_row(self, row: int, *, forget: bool = True) -> None:
         owner = self._owner[row]
         if owner is not None:
             del self._row_of[owner]
@@ -169,7 +171,7 @@ class Rows:
         if forget:
             self.known_R[row] = self.filled_R[row] = 0
 
-    def _grow(self, row: int, room: int) -> None:
+    def _grow_row_arrays(self, row: int, room: int) -> None:
         """Make the arrays hold `row` and `room` positions; sizes double, so growth is rare."""
         rows, length = self.tokens_RP.shape
         new_rows = rows if row < rows else min(self.slots, max(8, 2 * rows))
@@ -188,7 +190,7 @@ class Rows:
         self._owner += [None] * (new_rows - rows)
         self._key += [None] * (new_rows - rows)
 
-    def _swap(self, a: int, b: int) -> None:
+    def _swap_rows(self, a: int, b: int) -> None:
         self.cache.swap(a, b, int(max(self.filled_R[a], self.filled_R[b])))
         pair, swapped = [a, b], [b, a]
         arrays = (self.tokens_RP, self.experts_RP, self.known_R, self.filled_R, self.busy_R)
@@ -211,11 +213,13 @@ def _common(tokens_P: NDArray[np.int64], ids_P: NDArray[np.int64], known: int) -
 def uniforms(seeds_B: NDArray[np.uint64], positions_B: NDArray[np.int64]) -> NDArray[np.float64]:
     """One number in [0, 1) for each pair of seed and position (splitmix64, 53 bits)."""
     with np.errstate(over="ignore"):
-        bits_B = _mix(_mix(seeds_B) + positions_B.astype(np.uint64) * _GOLDEN)
+        bits_B = _mix_random_bits(
+            _mix_random_bits(seeds_B) + positions_B.astype(np.uint64) * _GOLDEN
+        )
     return (bits_B >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _mix(state_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix_random_bits(state_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
     mixed_B = state_B + _GOLDEN
     mixed_B = (mixed_B ^ (mixed_B >> np.uint64(30))) * _MIX_1
     mixed_B = (mixed_B ^ (mixed_B >> np.uint64(27))) * _MIX_2
@@ -239,7 +243,7 @@ def draw(
     if greedy_B.all():
         ids_B = logprobs_BV.argmax(dim=-1)
     else:
-        ids_B = _invert_cdf(logprobs_BV.exp(), torch.from_numpy(uniforms_B))
+        ids_B = _sample_by_inverse_cdf(logprobs_BV.exp(), torch.from_numpy(uniforms_B))
         if greedy_B.any():
             is_greedy_B = torch.from_numpy(greedy_B).to(ids_B.device)
             ids_B = torch.where(is_greedy_B, logprobs_BV.argmax(dim=-1), ids_B)
@@ -247,7 +251,7 @@ def draw(
     return ids_B.cpu().numpy(), chosen_B.cpu().numpy()
 
 
-def _invert_cdf(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+def _sample_by_inverse_cdf(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """The first id at which the cumulative probability exceeds `uniform * total`.
 
     Two levels, so that only one pass reads the whole vocabulary: the block of ids first, then the

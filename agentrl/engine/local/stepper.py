@@ -93,7 +93,7 @@ class Stepper:
 
     def submit(self, request: SlotRequest) -> None:
         """Queue a request."""
-        if any(other.session == request.session for other in self._all()):
+        if any(other.session == request.session for other in self._list_all_requests()):
             request.error = EngineError(
                 f"session {request.session!r} already has a running request; await it first"
             )
@@ -103,7 +103,7 @@ class Stepper:
 
     def abort(self, session: str) -> None:
         """End the session's request with what it has."""
-        for request in self._all():
+        for request in self._list_all_requests():
             if request.session == session:
                 self._end_request(request, StopReason.ABORT)
 
@@ -123,7 +123,7 @@ class Stepper:
 
     def abort_all(self) -> None:
         """End every request with what it has."""
-        for request in self._all():
+        for request in self._list_all_requests():
             self._end_request(request, StopReason.ABORT)
 
     def invalidate(self) -> None:
@@ -141,7 +141,7 @@ class Stepper:
 
     def fail(self, error: EngineError) -> None:
         """End everything with an error."""
-        for request in self._all():
+        for request in self._list_all_requests():
             request.error = error
             self._end_request(request, None)
 
@@ -149,25 +149,25 @@ class Stepper:
     def step(self) -> None:
         """Admit, compute, draw, book."""
         self._rows.steps += 1
-        self._admit()
+        self._admit_waiting_requests()
         if not self.running:
             return
         for pair in self._rows.compact():
-            self._exchange_rows(*pair)
-        work = self._plan()
-        logits_SV = self._forward(work)
+            self._exchange_request_rows(*pair)
+        work = self._plan_next_pass()
+        logits_SV = self._compute_last_logits(work)
         self._rows.filled_R[work.decoding] += 1
         for piece in work.flat.plan.pieces:
             self._rows.filled_R[piece.row] = piece.length
         if len(work.rows_S):
-            self._draw(logits_SV, work.rows_S)
+            self._draw_next_tokens(logits_SV, work.rows_S)
 
-    def _plan(self) -> _Work:
+    def _plan_next_pass(self) -> _Work:
         """Which tokens the next forward pass computes."""
         rows = self._rows
         missing_R = np.where(rows.busy_R, rows.known_R - rows.filled_R, 0)
         decoding = np.flatnonzero(missing_R == 1)
-        spans = list(self._prompts(missing_R))
+        spans = list(self._choose_prompt_spans(missing_R))
         flat = lay_out(self._cache, rows.filled_R, decoding, spans)
         drawing = [
             piece.stop - 1 for piece in flat.plan.pieces if piece.length == rows.known_R[piece.row]
@@ -176,7 +176,7 @@ class Stepper:
         ids_N = rows.tokens_RP[flat.owners_N, flat.positions_N]
         return _Work(flat, ids_N, last_S, flat.owners_N[last_S], decoding)
 
-    def _prompts(self, missing_R: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    def _choose_prompt_spans(self, missing_R: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """Rows with more than one token to compute and how many of them fit into this step."""
         left = self._budget
         for row in self.running:
@@ -186,14 +186,14 @@ class Stepper:
                 left -= num
                 yield row, num
 
-    def _forward(self, work: _Work) -> torch.Tensor:
+    def _compute_last_logits(self, work: _Work) -> torch.Tensor:
         flat = work.flat
         with routed(self.model) if self._routes else nullcontext() as noted:
             output = self.model(
-                input_ids=self._tensor(work.ids_N)[None],
-                position_ids=self._tensor(flat.positions_N)[None],
+                input_ids=self._to_device_tensor(work.ids_N)[None],
+                position_ids=self._to_device_tensor(flat.positions_N)[None],
                 use_cache=False,
-                logits_to_keep=self._tensor(work.last_S),
+                logits_to_keep=self._to_device_tensor(work.last_S),
                 plan=flat.plan,
             )
         if noted:
@@ -203,7 +203,7 @@ class Stepper:
         logits_SV: torch.Tensor = output.logits[0, :, : known_ids(self.model)]
         return logits_SV
 
-    def _draw(self, logits_SV: torch.Tensor, rows_S: NDArray[np.int64]) -> None:
+    def _draw_next_tokens(self, logits_SV: torch.Tensor, rows_S: NDArray[np.int64]) -> None:
         requests = [self.running[row] for row in rows_S.tolist()]
         ids_S, logprobs_S = draw(
             logits_SV,
@@ -219,11 +219,11 @@ class Stepper:
         for request, token, logprob in zip(
             requests, ids_S.tolist(), logprobs_S.tolist(), strict=True
         ):
-            self._book(request, token, logprob)
+            self._record_sampled_token(request, token, logprob)
 
-    def _book(self, request: SlotRequest, token: int, logprob: float) -> None:
+    def _record_sampled_token(self, request: SlotRequest, token: int, logprob: float) -> None:
         if not math.isfinite(logprob):
-            self._break(request)
+            self._end_request_not_finite(request)
             return
         request.sampled.append(token)
         request.logprobs.append(logprob)
@@ -233,7 +233,7 @@ class Stepper:
         elif len(request.sampled) == request.limit - len(request.ids_T):
             self._end_request(request, StopReason.LENGTH)
 
-    def _break(self, request: SlotRequest) -> None:
+    def _end_request_not_finite(self, request: SlotRequest) -> None:
         """The model gave numbers that are not finite: nothing of this sequence may be kept."""
         request.error = EngineError(
             f"the model's output for session {request.session!r} is not finite under version "
@@ -259,20 +259,20 @@ class Stepper:
             return
         request.done(request)
 
-    def _all(self) -> list[SlotRequest]:
+    def _list_all_requests(self) -> list[SlotRequest]:
         return [*self.running.values(), *self.waiting]
 
-    def _tensor(self, array: NDArray[np.int64]) -> torch.Tensor:
+    def _to_device_tensor(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _exchange_rows(self, a: int, b: int) -> None:
+    def _exchange_request_rows(self, a: int, b: int) -> None:
         first, second = self.running.pop(a, None), self.running.pop(b, None)
         for row, request in ((b, first), (a, second)):
             if request is not None:
                 request.row = row
                 self.running[row] = request
 
-    def _admit(self) -> None:
+    def _admit_waiting_requests(self) -> None:
         """Start every waiting request that finds a row, in their order."""
         if not self.waiting:
             return

@@ -54,20 +54,20 @@ def update(
     values are cast while they are written in place. Of a model with LoRA adapters these alone are
     given, named as in `adapter_model.safetensors`.
     """
-    ours = _parameters(model, partial)
+    ours = _name_parameters_to_update(model, partial)
     names: list[str] = []
     for name, tensor in theirs:
         names.append(name)
         if name in ours:
-            _check_tensor(name, tensor, ours[name])
-    _check_names(names, set(names) & set(ours) if partial else set(ours))
+            _check_weight_tensor(name, tensor, ours[name])
+    _check_weight_names(names, set(names) & set(ours) if partial else set(ours))
     with torch.no_grad():
         for name, tensor in theirs:
             if tensor.data_ptr() != ours[name].data_ptr():
                 ours[name].copy_(tensor)
 
 
-def _parameters(model: nn.Module, partial: bool) -> dict[str, Tensor]:
+def _name_parameters_to_update(model: nn.Module, partial: bool) -> dict[str, Tensor]:
     named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=not partial))
     if partial:
         named |= dict(as_in_files(named.items()))
@@ -126,7 +126,7 @@ class Slices:
             )
 
 
-def _check_names(names: list[str], expected: set[str]) -> None:
+def _check_weight_names(names: list[str], expected: set[str]) -> None:
     got = set(names)
     repeated = {name for name, count in Counter(names).items() if count > 1}
     faults = (
@@ -142,7 +142,7 @@ def _check_names(names: list[str], expected: set[str]) -> None:
             )
 
 
-def _check_tensor(name: str, tensor: Tensor, ours: Tensor) -> None:
+def _check_weight_tensor(name: str, tensor: Tensor, ours: Tensor) -> None:
     if tensor.shape != ours.shape:
         raise EngineError(
             f"the new weights have {name} of shape {tuple(tensor.shape)}, the engine's has "

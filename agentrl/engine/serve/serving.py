@@ -58,7 +58,7 @@ class Serving:
         """Of the weights; the engine counts their versions."""
         self._updating = False
         self._live: set[str] = set()
-        self._eos = _eos(model)
+        self._eos = _list_eos_ids(model)
 
     @property
     def weight_version(self) -> str:
@@ -77,7 +77,7 @@ class Serving:
             raise EngineError("got neither input_ids nor text; send one of them")
         ids = asked.input_ids if asked.input_ids is not None else self.tokenize(asked.text or "")
         room = self.engine.context_length - len(ids)
-        sampling = self._sampling(given, room)
+        sampling = self._convert_sampling_params(given, room)
         check_request(
             ids,
             sampling,
@@ -94,7 +94,7 @@ class Serving:
             raise EngineError(f"Duplicate request ID detected: {rid}")
         return ids, sampling, rid
 
-    def _sampling(self, given: SamplingParams, room: int) -> Sampling:
+    def _convert_sampling_params(self, given: SamplingParams, room: int) -> Sampling:
         temperature = 1.0 if given.temperature is None else given.temperature
         if 0 <= temperature < _GREEDY_BELOW or given.top_k == 1:
             temperature = 0.0
@@ -127,7 +127,7 @@ class Serving:
             len(ids),
             completion,
             self._names,
-            text=self._text(completion, given),
+            text=self._decode_completion(completion, given),
             limit=sampling.max_new_tokens,
             logprobs=bool(asked.return_logprob),
             begun=begun,
@@ -136,7 +136,7 @@ class Serving:
             said["prompt_token_ids"] = ids
         return said
 
-    def _text(self, completion: Completion, given: SamplingParams) -> str:
+    def _decode_completion(self, completion: Completion, given: SamplingParams) -> str:
         ids = completion.ids_T.tolist()
         if completion.stop_reason is StopReason.STOP and not given.no_stop_trim:
             del ids[-1]
@@ -175,12 +175,12 @@ class Serving:
         Raises EngineError if something still does after `timeout_s`.
         """
         end = time.monotonic() + timeout_s
-        while not await self.engine.between_steps(self._flush):
+        while not await self.engine.between_steps(self._flush_prefix_cache):
             if time.monotonic() >= end:
                 raise EngineError("Flush cache failed: requests are running or waiting.")
             await asyncio.sleep(_LOOK_S)
 
-    def _flush(self, stepper: Stepper) -> bool:
+    def _flush_prefix_cache(self, stepper: Stepper) -> bool:
         queued = stepper.waiting if self.mode is None else ()
         if self.mode != "retract" and (stepper.running or queued):
             return False
@@ -210,14 +210,16 @@ class Serving:
         if len(payloads) != 1:
             raise EngineError(f"got {len(payloads)} payloads, expected 1, as tp_size is 1")
         named = await asyncio.to_thread(read_tensors, payloads[0], asked.load_format)
-        await self._write(named, asked)
+        await self._write_tensors_between_steps(named, asked)
 
     async def update_from_disk(self, asked: DiskUpdate) -> None:
         """Write all weights of a folder."""
-        named = await asyncio.to_thread(_read_folder, Path(asked.model_path))
-        await self._write(named, asked, whole=True)
+        named = await asyncio.to_thread(_read_weights_folder, Path(asked.model_path))
+        await self._write_tensors_between_steps(named, asked, whole=True)
 
-    async def _write(self, named: Named, asked: Update, *, whole: bool = False) -> None:
+    async def _write_tensors_between_steps(
+        self, named: Named, asked: Update, *, whole: bool = False
+    ) -> None:
         """Write tensors between two steps: all, or none if one does not fit."""
 
         def now(stepper: Stepper) -> bool:
@@ -229,11 +231,11 @@ class Serving:
                 stepper.abort_all()
             update(stepper.model, named, partial=True)
             if asked.weight_version is not None:
-                self._name(stepper, asked.weight_version)
+                self._name_weights_version(stepper, asked.weight_version)
             if self.mode is None and asked.flush_cache:
                 stepper.invalidate()  # what runs computes its prefix again
                 return True
-            return not asked.flush_cache or self._flush(stepper)
+            return not asked.flush_cache or self._flush_prefix_cache(stepper)
 
         if not await self.engine.between_steps(now):
             raise EngineError(_NOT_FLUSHED)
@@ -244,11 +246,11 @@ class Serving:
         def now(stepper: Stepper) -> None:
             if abort:
                 stepper.abort_all()
-            self._name(stepper, name)
+            self._name_weights_version(stepper, name)
 
         await self.engine.between_steps(now)
 
-    def _name(self, stepper: Stepper, name: str) -> None:
+    def _name_weights_version(self, stepper: Stepper, name: str) -> None:
         self._names.append(name)
         stepper.version = len(self._names) - 1
 
@@ -264,13 +266,13 @@ class Serving:
         return await self.engine.between_steps(now)
 
 
-def _eos(model: PreTrainedModel) -> Sequence[int]:
+def _list_eos_ids(model: PreTrainedModel) -> Sequence[int]:
     """The ids that end a completion by the model's own settings."""
     given: int | list[int] | None = getattr(model.generation_config, "eos_token_id", None)
     return [] if given is None else [given] if isinstance(given, int) else given
 
 
-def _read_folder(folder: Path) -> Named:
+def _read_weights_folder(folder: Path) -> Named:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise EngineError(f"{folder} holds no *.safetensors; give a folder that this server sees")

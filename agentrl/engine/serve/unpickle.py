@@ -24,12 +24,12 @@ from agentrl.errors import EngineError
 Named = Sequence[tuple[str, Tensor]]
 
 
-def _storage(data: bytes) -> Any:
+def _load_storage_safely(data: bytes) -> Any:
     """Stands in for torch's function of that name, which would unpickle anything."""
     return torch.load(io.BytesIO(data), weights_only=True)
 
 
-def _parameter(data: Tensor, *_: object) -> Tensor:
+def _return_tensor_as_parameter(data: Tensor, *_: object) -> Tensor:
     return data
 
 
@@ -39,8 +39,8 @@ _ALLOWED: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("torch", "Size"): torch.Size,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor_v2,
-    ("torch._utils", "_rebuild_parameter"): _parameter,
-    ("torch.storage", "_load_from_bytes"): _storage,
+    ("torch._utils", "_rebuild_parameter"): _return_tensor_as_parameter,
+    ("torch.storage", "_load_from_bytes"): _load_storage_safely,
     **{("torch", name): getattr(torch, name) for name in _DTYPES},
 }
 
@@ -67,7 +67,7 @@ def read_tensors(text: str, load_format: str | None) -> Named:
     try:
         content = _Unpickler(io.BytesIO(base64.b64decode(text, validate=True))).load()
         if load_format == "flattened_bucket":
-            return _from_bucket(content)
+            return _split_flat_bucket(content)
         pairs = [(name, tensor) for name, tensor in content]
     except EngineError:
         raise
@@ -81,7 +81,7 @@ def read_tensors(text: str, load_format: str | None) -> Named:
     return pairs
 
 
-def _from_bucket(content: Any) -> Named:
+def _split_flat_bucket(content: Any) -> Named:
     data = cast("Tensor", content["flattened_tensor"]).view(torch.uint8)
     named: list[tuple[str, Tensor]] = []
     for meta in cast("Sequence[FlattenedTensorMetadata]", content["metadata"]):

@@ -167,12 +167,12 @@ def answer(
     ids = completion.ids_T.tolist()
     meta: Json = {
         "id": rid,
-        "finish_reason": _finish(completion, limit),
+        "finish_reason": _describe_finish_reason(completion, limit),
         "prompt_tokens": num_prompt,
         "completion_tokens": len(ids),
         "cached_tokens": completion.cached_tokens,
         "weight_version": names[-1],
-        "weight_versions": _spans(completion.versions_T, names),
+        "weight_versions": _list_version_spans(completion.versions_T, names),
         "e2e_latency": time.monotonic() - begun,
     }
     if logprobs:
@@ -183,7 +183,7 @@ def answer(
     return {"text": text, "output_ids": ids, "meta_info": meta}
 
 
-def _finish(completion: Completion, limit: int) -> Json:
+def _describe_finish_reason(completion: Completion, limit: int) -> Json:
     match completion.stop_reason:
         case StopReason.STOP:
             return {"type": "stop", "matched": int(completion.ids_T[-1])}
@@ -193,7 +193,7 @@ def _finish(completion: Completion, limit: int) -> Json:
             return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 
 
-def _spans(versions_T: NDArray[np.int32], names: Sequence[str]) -> list[Json]:
+def _list_version_spans(versions_T: NDArray[np.int32], names: Sequence[str]) -> list[Json]:
     cuts = [0, *(np.flatnonzero(np.diff(versions_T)) + 1).tolist(), len(versions_T)]
     return [
         {"version": names[versions_T[start]], "start": start, "end": end}

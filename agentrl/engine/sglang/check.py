@@ -86,17 +86,17 @@ class _Asker:
 
     def questions(self) -> list[tuple[str, Callable[[], Awaitable[tuple[bool, str]]]]]:
         return [
-            ("settings", self._check_settings),
-            ("tokenizer", self._same_tokenizer),
-            ("ids", self._sampled_ids),
-            ("versions", self._versions),
-            ("logprobs", lambda: self._gap(1.0)),
-            ("temperature", lambda: self._gap(0.5)),
-            ("truncation", self._truncation),
-            ("cache", self._cache),
+            ("settings", self._probe_server_settings),
+            ("tokenizer", self._compare_tokenizers),
+            ("ids", self._probe_sampled_ids),
+            ("versions", self._probe_token_versions),
+            ("logprobs", lambda: self._compare_logprobs(1.0)),
+            ("temperature", lambda: self._compare_logprobs(0.5)),
+            ("truncation", self._probe_truncation),
+            ("cache", self._probe_prefix_cache),
         ]
 
-    async def _check_settings(self) -> tuple[bool, str]:
+    async def _probe_server_settings(self) -> tuple[bool, str]:
         info = await self._slot.control.info()
         if info.quirks:
             return False, f"start the server without {', '.join(info.quirks)}"
@@ -105,7 +105,7 @@ class _Asker:
             f"{info.kv_tokens:,} tokens"
         )
 
-    async def _same_tokenizer(self) -> tuple[bool, str]:
+    async def _compare_tokenizers(self) -> tuple[bool, str]:
         ours = self._tokenizer
         text = TEXT + "".join(ours.added_tokens)
         theirs = await self._slot.control.tokenize(text)
@@ -117,23 +117,23 @@ class _Asker:
             )
         return True, f"{len(mine)} tokens of text and {len(ours.added_tokens)} added ones agree"
 
-    async def _sampled_ids(self) -> tuple[bool, str]:
-        completion = await self._sample(1.0)
+    async def _probe_sampled_ids(self) -> tuple[bool, str]:
+        completion = await self._sample_completion(1.0)
         return True, f"{len(completion.ids_T)} sampled ids with their logprobs"
 
-    async def _versions(self) -> tuple[bool, str]:
-        completion = await self._sample(1.0)
+    async def _probe_token_versions(self) -> tuple[bool, str]:
+        completion = await self._sample_completion(1.0)
         return True, f"each token has its weight version: {completion.versions_T[0]}"
 
-    async def _gap(self, temperature: float) -> tuple[bool, str]:
+    async def _compare_logprobs(self, temperature: float) -> tuple[bool, str]:
         if self._reference is None:
             return True, "not compared: there is no trainer"
-        completion = await self._sample(temperature)
-        gap = self._distance(completion, temperature)
+        completion = await self._sample_completion(temperature)
+        gap = self._measure_logprob_distance(completion, temperature)
         most = TOLERANCES.get((await self._slot.control.info()).dtype, _OTHER_TOLERANCE)
         if gap <= most:
             return True, f"the trainer's at temperature {temperature:g} within {gap:.1e} on average"
-        if temperature != 1 and self._distance(completion, 1.0) <= most:
+        if temperature != 1 and self._measure_logprob_distance(completion, 1.0) <= most:
             return False, (
                 "they are those before the temperature; start the server without "
                 "SGLANG_RETURN_ORIGINAL_LOGPROB"
@@ -143,19 +143,19 @@ class _Asker:
             f"expected at most {most:g}; serve the model that is trained, unquantized"
         )
 
-    async def _truncation(self) -> tuple[bool, str]:
+    async def _probe_truncation(self) -> tuple[bool, str]:
         meta = await self._slot.control.truncated(self._ids)
         rows = cast("Sequence[Sequence[object]]", meta.get("output_token_logprobs") or [[0.0]])
         kind = "those after it" if rows[0][0] == 0.0 else "those before it"
         told = "told" if "output_token_sampling_mask" in meta else "not told"
         return True, f"logprobs are {kind}, the tokens it keeps are {told}; agentrl asks for none"
 
-    async def _cache(self) -> tuple[bool, str]:
-        await self._sample(1.0)
-        kept = (await self._sample(1.0)).cached_tokens
-        apart = kept and not (await self._sample(1.0, new_rid())).cached_tokens
+    async def _probe_prefix_cache(self) -> tuple[bool, str]:
+        await self._sample_completion(1.0)
+        kept = (await self._sample_completion(1.0)).cached_tokens
+        apart = kept and not (await self._sample_completion(1.0, new_rid())).cached_tokens
         await self._slot.control.flush()
-        left = (await self._sample(1.0)).cached_tokens
+        left = (await self._sample_completion(1.0)).cached_tokens
         if left:
             return False, f"a flush left {left} tokens in the prefix cache"
         if kept and self._in_place and not apart:
@@ -166,13 +166,15 @@ class _Asker:
         how = "a flush or another version ends that" if apart else "a flush ends that"
         return True, f"{kept} of {len(self._ids)} prompt tokens were reused; {how}"
 
-    async def _sample(self, temperature: float, cache_key: str | None = None) -> Completion:
+    async def _sample_completion(
+        self, temperature: float, cache_key: str | None = None
+    ) -> Completion:
         sampling = Sampling(max_new_tokens=_TOKENS, temperature=temperature)
         check_request(self._ids, sampling, vocab_size=self._vocab_size, context_length=2**31)
         completion, _ = await self._slot.client.generate(self._ids, sampling, new_rid(), cache_key)
         return completion
 
-    def _distance(self, completion: Completion, temperature: float) -> float:
+    def _measure_logprob_distance(self, completion: Completion, temperature: float) -> float:
         assert self._reference is not None
         ids = [*self._ids, *completion.ids_T.tolist()]
         ours = np.array(self._reference(ids, temperature))[len(self._ids) - 1 :]

@@ -104,7 +104,9 @@ class GenerateClient:
         """
         body = request_body(ids, sampling, rid, cache_key, adapter, experts=self._experts > 0)
         try:
-            async with self._http().post(self._path, data=body, headers=self._headers) as response:
+            async with self._open_http_session().post(
+                self._path, data=body, headers=self._headers
+            ) as response:
                 answer = await response.read()
                 status = response.status
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
@@ -127,7 +129,7 @@ class GenerateClient:
             await session.close()
             await asyncio.sleep(0)  # lets the transports close
 
-    def _http(self) -> aiohttp.ClientSession:
+    def _open_http_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),

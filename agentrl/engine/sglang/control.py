@@ -68,10 +68,10 @@ class Info:
     @property
     def has_sessions(self) -> bool:
         """True if weight updates go between begin and end, as they must since 0.5.21."""
-        return _parse_version(self.version) >= _SESSIONS_SINCE
+        return _parse_version_numbers(self.version) >= _SESSIONS_SINCE
 
 
-def _parse_version(version: str) -> tuple[int, ...]:
+def _parse_version_numbers(version: str) -> tuple[int, ...]:
     parts: list[int] = []
     for part in version.split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
@@ -107,9 +107,9 @@ class Control:
 
         Raises EngineError for a version that is not supported.
         """
-        said = _fields(await self._call_server("GET", "/server_info", admin=False))
+        said = _object_or_empty(await self._call_server_path("GET", "/server_info", admin=False))
         version = str(said.get("version"))
-        if not OLDEST <= _parse_version(version) < BEYOND:
+        if not OLDEST <= _parse_version_numbers(version) < BEYOND:
             oldest, beyond = (".".join(map(str, numbers)) for numbers in (OLDEST, BEYOND))
             raise EngineError(
                 f"the server at {self.url} is SGLang {version}, expected {oldest} or newer, which "
@@ -125,55 +125,57 @@ class Control:
             weight_version=str(said.get("weight_version")),
             model_path=str(said.get("model_path")),
             dtype=str(said.get("dtype")),
-            tp_size=_integer(said, "tp_size"),
-            dp_size=_integer(said, "dp_size"),
-            kv_tokens=_integer(said, "max_total_num_tokens"),
-            longest_prompt=_integer(said, "max_req_input_len"),
+            tp_size=_read_integer_field(said, "tp_size"),
+            dp_size=_read_integer_field(said, "dp_size"),
+            kv_tokens=_read_integer_field(said, "max_total_num_tokens"),
+            longest_prompt=_read_integer_field(said, "max_req_input_len"),
             lags=not said.get("disable_overlap_schedule"),
             quirks=quirks,
         )
 
     async def abort(self, rid: str) -> None:
         """End a running request; it answers with what it has."""
-        await self._call_server("POST", "/abort_request", {"rid": rid, "abort_all": False})
+        await self._call_server_path("POST", "/abort_request", {"rid": rid, "abort_all": False})
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling."""
-        await self._call_server("POST", "/pause_generation", {"mode": mode})
+        await self._call_server_path("POST", "/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
         """Go on."""
-        await self._call_server("POST", "/continue_generation", {})
+        await self._call_server_path("POST", "/continue_generation", {})
 
     async def release(self, tags: Sequence[str]) -> None:
         """Give up memory; the server must be paused, and nothing may run."""
-        await self._call_server("POST", "/release_memory_occupation", {"tags": list(tags)})
+        await self._call_server_path("POST", "/release_memory_occupation", {"tags": list(tags)})
 
     async def take_back(self, tags: Sequence[str]) -> None:
         """Take it again; a server ends at a tag that was not released."""
-        await self._call_server("POST", "/resume_memory_occupation", {"tags": list(tags)})
+        await self._call_server_path("POST", "/resume_memory_occupation", {"tags": list(tags)})
 
     async def flush(self, timeout_s: float = 30.0) -> None:
         """Forget all keys and values, once nothing runs."""
-        await self._call_server("POST", f"/flush_cache?timeout={timeout_s:g}", {})
+        await self._call_server_path("POST", f"/flush_cache?timeout={timeout_s:g}", {})
 
     async def begin_update(self) -> None:
         """Open a weight update."""
-        await self._call_server("POST", "/begin_weight_update", {"selector": "all"})
+        await self._call_server_path("POST", "/begin_weight_update", {"selector": "all"})
 
     async def end_update(self) -> None:
         """Close a weight update."""
-        await self._call_server("POST", "/end_weight_update", {})
+        await self._call_server_path("POST", "/end_weight_update", {})
 
     async def set_version(self, version: int) -> None:
         """Name the weights that are loaded."""
         body = {"new_version": str(version), "abort_all_requests": False}
-        await self._call_server("POST", "/update_weight_version", body)
+        await self._call_server_path("POST", "/update_weight_version", body)
 
     async def tokenize(self, text: str) -> Sequence[object]:
         """The server's ids of a text."""
         body = {"model": "", "prompt": text, "add_special_tokens": False}
-        said = _fields(await self._call_server("POST", "/tokenize", body, admin=False))
+        said = _object_or_empty(
+            await self._call_server_path("POST", "/tokenize", body, admin=False)
+        )
         return cast("Sequence[object]", said.get("tokens") or ())
 
     async def truncated(self, ids: Sequence[int]) -> Mapping[str, object]:
@@ -181,15 +183,18 @@ class Control:
         sampling = {"max_new_tokens": 1, "temperature": 1.0, "top_k": 1}
         wanted = {"return_logprob": True, "return_sampling_mask": True}
         body = {"input_ids": ids, "sampling_params": sampling, **wanted}
-        said = _fields(await self._call_server("POST", "/generate", body, admin=False))
-        return _fields(said.get("meta_info"))
+        said = _object_or_empty(
+            await self._call_server_path("POST", "/generate", body, admin=False)
+        )
+        return _object_or_empty(said.get("meta_info"))
 
     async def first_rows(self, name: str, rows: int) -> Sequence[object] | None:
         """The first rows of a weight, nested as its shape is; None if this model cannot be read."""
         body = {"name": name, "truncate_size": rows}
         try:
             return cast(
-                "Sequence[object]", await self._call_server("POST", "/get_weights_by_name", body)
+                "Sequence[object]",
+                await self._call_server_path("POST", "/get_weights_by_name", body),
             )
         except EngineError as error:
             if "Get parameter by name failed" not in str(error):
@@ -202,7 +207,7 @@ class Control:
         Leaves out tensors with one of `skipped` in their names.
         """
         body = {"action": "checksum", "skip_tensor_list": list(skipped)}
-        said = _fields(await self._call_server("POST", "/weights_checker", body))
+        said = _object_or_empty(await self._call_server_path("POST", "/weights_checker", body))
         found: dict[int, Mapping[str, str]] = {}
         for one in cast("Sequence[Mapping[str, Any]]", said.get("ranks") or ()):
             found[one["parallelism_info"][0]["tp_rank"]] = one["checksums"]
@@ -210,7 +215,9 @@ class Control:
 
     async def send(self, path: str, body: Mapping[str, object], *, timeout_s: float) -> None:
         """A call that says by `success` whether it worked."""
-        said = _fields(await self._call_server("POST", path, body, timeout_s=timeout_s))
+        said = _object_or_empty(
+            await self._call_server_path("POST", path, body, timeout_s=timeout_s)
+        )
         if said.get("success") is False:
             raise EngineError(f"the SGLang server at {self.url} refused: {said.get('message')}")
 
@@ -218,7 +225,7 @@ class Control:
         """Close the connections."""
         await self._http.aclose()
 
-    async def _call_server(
+    async def _call_server_path(
         self,
         method: str,
         path: str,
@@ -249,12 +256,12 @@ class Control:
             return response.text
 
 
-def _fields(said: object) -> Mapping[str, object]:
+def _object_or_empty(said: object) -> Mapping[str, object]:
     """A JSON object's fields; none for any other answer."""
     return cast("Mapping[str, object]", said) if isinstance(said, dict) else {}
 
 
-def _integer(said: Mapping[str, object], name: str) -> int:
+def _read_integer_field(said: Mapping[str, object], name: str) -> int:
     value = said.get(name)
     if not isinstance(value, int):
         raise EngineError(

@@ -74,13 +74,13 @@ class SglangEngine:
         self._timeout_s = timeout_s
         self._control_s = control_s
         self._experts = experts
-        slots = [self._slot(server) for server in servers]
+        slots = [self._make_server_state(server) for server in servers]
         self._fleet = Fleet(slots, transport=transport, mode=pause, restarts=restarts)
         self._router = self._fleet.router
         self._flights: dict[str, _InFlight] = {}
         self._closed = False
 
-    def _slot(self, server: Server | str) -> ServerState:
+    def _make_server_state(self, server: Server | str) -> ServerState:
         owned = None if isinstance(server, str) else server
         keys = Keys.given() if owned is None else owned.keys
         url = server if isinstance(server, str) else server.url
@@ -123,11 +123,11 @@ class SglangEngine:
         clock = asyncio.timeout(self._timeout_s)
         try:
             async with clock:
-                return await self._complete(list(ids), sampling, session, flight)
+                return await self._complete_across_pauses(list(ids), sampling, session, flight)
         except TimeoutError as error:
             if not clock.expired():
                 raise
-            raise EngineError(await self._why_late(session, flight)) from error
+            raise EngineError(await self._explain_timeout(session, flight)) from error
         finally:
             flight.done.set()
             del self._flights[session.key]
@@ -204,7 +204,7 @@ class SglangEngine:
         self._fleet.going.set()
         await self._fleet.aclose()
 
-    async def _complete(
+    async def _complete_across_pauses(
         self, ids: list[int], sampling: Sampling, session: EpisodeSession, flight: _InFlight
     ) -> Completion:
         """One request, or more: after a pause that ended it, or a stop at a token not ours."""
@@ -212,7 +212,7 @@ class SglangEngine:
         parts: list[Completion] = []
         while True:
             pauses = self._fleet.pauses
-            part, stopped_by = await self._request_completion(
+            part, stopped_by = await self._complete_on_any_server(
                 ids, replace(sampling, max_new_tokens=room), session, flight
             )
             parts.append(part)
@@ -222,18 +222,18 @@ class SglangEngine:
             else:
                 done = stopped_by is None or stopped_by in sampling.stop_ids
             if done:
-                return _joined(parts, part.stop_reason)
+                return _join_completions(parts, part.stop_reason)
             if not room:
-                return _joined(parts, StopReason.LENGTH)
+                return _join_completions(parts, StopReason.LENGTH)
             ids = [*ids, *part.ids_T.tolist()]
 
-    async def _request_completion(
+    async def _complete_on_any_server(
         self, ids: list[int], sampling: Sampling, session: EpisodeSession, flight: _InFlight
     ) -> tuple[Completion, int | None]:
         """Ask servers until one answers: later if it is busy, elsewhere if it is gone."""
         tries = unreachable = 0
         while True:
-            await self._wait_going(flight)
+            await self._wait_while_paused(flight)
             if flight.abort.is_set():
                 return seal([], [], [], StopReason.ABORT), None
             try:
@@ -242,7 +242,7 @@ class SglangEngine:
                 await asyncio.sleep(_BACK_OFF_S[1] * random.uniform(0.5, 1))
                 continue
             try:
-                return await self._ask_server(slot, ids, sampling, flight)
+                return await self._complete_on_server(slot, ids, sampling, flight)
             except Busy:
                 tries += 1
             except Unreachable as error:
@@ -255,7 +255,7 @@ class SglangEngine:
             low, high = _BACK_OFF_S
             await asyncio.sleep(min(high, low * 2**tries) * random.uniform(0.5, 1))
 
-    async def _ask_server(
+    async def _complete_on_server(
         self, slot: ServerState, ids: list[int], sampling: Sampling, flight: _InFlight
     ) -> tuple[Completion, int | None]:
         flight.slot, flight.rid = slot, new_rid()
@@ -281,15 +281,15 @@ class SglangEngine:
             flight.slot = None
         slot.book(len(ids), completion)
         if adapter is not None:
-            completion = _of(completion, np.full_like(completion.versions_T, began))
+            completion = _replace_versions(completion, np.full_like(completion.versions_T, began))
         elif cache_key is not None and slot.info is not None and slot.info.lags:
             # Paused in place, a server keeps a token that it has sampled and books it after the
             # update: the version of each is the one before it.
             versions_T = np.concatenate([np.array([began], np.int32), completion.versions_T])
-            completion = _of(completion, versions_T[:-1])
+            completion = _replace_versions(completion, versions_T[:-1])
         return completion, stopped_by
 
-    async def _wait_going(self, flight: _InFlight) -> None:
+    async def _wait_while_paused(self, flight: _InFlight) -> None:
         """Wait while paused, unless the request is aborted."""
         while not self._fleet.going.is_set() and not flight.abort.is_set():
             waits = [asyncio.ensure_future(e.wait()) for e in (self._fleet.going, flight.abort)]
@@ -299,7 +299,7 @@ class SglangEngine:
                 for wait in waits:
                     wait.cancel()
 
-    async def _why_late(self, session: EpisodeSession, flight: _InFlight) -> str:
+    async def _explain_timeout(self, session: EpisodeSession, flight: _InFlight) -> str:
         if flight.slot is None and not any(slot.state == "serving" for slot in self.slots):
             hint = f"no server serves: {self._router.reasons()}"
             return f"session {session.key!r} got no completion within {self._timeout_s:g} s; {hint}"
@@ -313,7 +313,7 @@ class SglangEngine:
         return f"session {session.key!r} got no completion within {self._timeout_s:g} s; {hint}"
 
 
-def _of(completion: Completion, versions_T: NDArray[np.int32]) -> Completion:
+def _replace_versions(completion: Completion, versions_T: NDArray[np.int32]) -> Completion:
     """The completion with other versions."""
     if (completion.versions_T == versions_T).all():
         return completion
@@ -328,7 +328,7 @@ def _of(completion: Completion, versions_T: NDArray[np.int32]) -> Completion:
     )
 
 
-def _joined(parts: Sequence[Completion], reason: StopReason) -> Completion:
+def _join_completions(parts: Sequence[Completion], reason: StopReason) -> Completion:
     """Completions that continue each other, as one."""
     if len(parts) == 1 and parts[0].stop_reason is reason:
         return parts[0]

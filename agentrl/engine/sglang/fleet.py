@@ -107,7 +107,9 @@ class Fleet:
             raise ConfigError(f"the servers do not take the model: {error}") from error
         for slot in self.slots:
             slot.restarts_left = self._restarts if slot.server is not None else 0
-        self._watchers = [asyncio.create_task(self._watch(slot)) for slot in self.slots]
+        self._watchers = [
+            asyncio.create_task(self._watch_server_health(slot)) for slot in self.slots
+        ]
 
     async def update(self, weights: WeightSource, version: int) -> None:
         """Give the weights to all servers and serve them as `version` where they arrived.
@@ -117,7 +119,7 @@ class Fleet:
         self._memory.check_loadable()
         async with self._updating:
             flush = not self._watchers or self._mode != "in_place"
-            while not await self._publish_weights(self.slots, weights, version, flush=flush):
+            while not await self._send_weights(self.slots, weights, version, flush=flush):
                 if not any(slot.reviving for slot in self.slots):
                     raise EngineError(
                         f"no SGLang server took the weights of version {version}: "
@@ -127,9 +129,9 @@ class Fleet:
             self._old.add(self.version)
             self.version, self._weights = version, weights
             self._memory.loaded()
-            await self._retire()
+            await self._retire_unused_versions()
 
-    async def _retire(self) -> None:
+    async def _retire_unused_versions(self) -> None:
         """Let servers forget the versions before this one that no request uses."""
         for old in [old for old in self._old if old != self.version and not self.users[old]]:
             self._old.remove(old)
@@ -142,13 +144,13 @@ class Fleet:
         """Stop sampling."""
         self.going.clear()
         self.pauses += 1
-        await self._on_serving(lambda control: control.pause(self._mode))
+        await self._call_serving_servers(lambda control: control.pause(self._mode))
 
     async def resume(self) -> None:
         """Go on."""
         self._memory.serve()
         self.going.set()
-        await self._on_serving(lambda control: control.resume())
+        await self._call_serving_servers(lambda control: control.resume())
 
     async def release(self, tags: Sequence[MemoryTag]) -> None:
         """Let the servers give up memory; one that would fail at it is not asked."""
@@ -158,12 +160,12 @@ class Fleet:
                 "engine.sglang.pause set to retract or abort"
             )
         self._memory.release(tags)
-        await self._on_serving(lambda control: control.release(tags))
+        await self._call_serving_servers(lambda control: control.release(tags))
 
     async def take_back(self, tags: Sequence[MemoryTag]) -> None:
         """Let them have it again."""
         self._memory.resume(tags)
-        await self._on_serving(lambda control: control.take_back(tags))
+        await self._call_serving_servers(lambda control: control.take_back(tags))
 
     async def aclose(self) -> None:
         """Let go of the servers, and stop those that are ours."""
@@ -182,7 +184,7 @@ class Fleet:
             owned = [slot.server for slot in self.slots if slot.server is not None]
             await asyncio.gather(*(asyncio.to_thread(server.stop) for server in owned))
 
-    async def _publish_weights(
+    async def _send_weights(
         self,
         slots: Sequence[ServerState],
         weights: WeightSource,
@@ -194,7 +196,7 @@ class Fleet:
         """Send to all that answer, once more to those that fail; True if a server took them."""
         if self._transport is None:
             raise EngineError("this engine was made without a transport, so its weights stay")
-        targets = [slot for slot in slots if await self._reachable(slot)]
+        targets = [slot for slot in slots if await self._reach_and_pause_server(slot)]
         if not targets:
             return False
         failures = await self._transport.publish(
@@ -214,10 +216,10 @@ class Fleet:
         if failed and self._watchers and not again:
             # They may hold parts of two versions, of which only the new one is still there.
             with suppress(EngineError):
-                await self._publish_weights(failed, weights, version, flush=flush, again=True)
+                await self._send_weights(failed, weights, version, flush=flush, again=True)
         return any(slot.state == "serving" for slot in targets)
 
-    async def _reachable(self, slot: ServerState) -> bool:
+    async def _reach_and_pause_server(self, slot: ServerState) -> bool:
         if slot.state == "serving":
             return True
         if not await slot.control.healthy(2.0):
@@ -228,7 +230,7 @@ class Fleet:
             return True
         return False
 
-    async def _on_serving(self, call: Callable[[Control], Awaitable[None]]) -> None:
+    async def _call_serving_servers(self, call: Callable[[Control], Awaitable[None]]) -> None:
         """Make a call to all servers that serve; one that fails serves no longer."""
         serving = [slot for slot in self.slots if slot.state == "serving"]
         results = await asyncio.gather(
@@ -240,22 +242,22 @@ class Fleet:
             elif isinstance(result, BaseException):
                 raise result
 
-    async def _watch(self, slot: ServerState) -> None:
+    async def _watch_server_health(self, slot: ServerState) -> None:
         """Ask a server for its health, for ever."""
         while True:
             await asyncio.sleep(WATCH_S)
             if slot.dead:
-                await self._revive(slot)
+                await self._restart_dead_server(slot)
             elif await slot.control.healthy(HEALTH_S):
                 slot.missed = 0
                 if slot.state in ("down", "starting"):
-                    await self._take_back(slot)
+                    await self._return_server_to_service(slot)
             else:
                 slot.missed += 1
                 if slot.state == "serving" and slot.missed >= MISSED_MOST:
                     slot.fail("down", f"it gave no sign of life {slot.missed} times")
 
-    async def _revive(self, slot: ServerState) -> None:
+    async def _restart_dead_server(self, slot: ServerState) -> None:
         """Start a dead server of ours again, unless that was done too often."""
         if slot.server is None or not slot.restarts_left:
             if slot.state != "down":
@@ -278,9 +280,9 @@ class Fleet:
         except ConfigError as error:
             slot.fail("down", str(error))
         else:
-            await self._take_back(slot)
+            await self._return_server_to_service(slot)
 
-    async def _take_back(self, slot: ServerState) -> None:
+    async def _return_server_to_service(self, slot: ServerState) -> None:
         """Let a server that answers again serve, with the weights of now."""
         async with self._updating:
             if slot.state == "serving" or not self.going.is_set():

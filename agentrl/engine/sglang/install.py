@@ -89,20 +89,20 @@ def install(flavour: Flavour, say: Callable[[str], None] = lambda _: None) -> In
         found = installed(folder)
         if found is not None and found.flavour == flavour:
             return found
-        _check_disk(folder.parent, _BYTES_NEEDED[flavour])
+        _check_free_disk(folder.parent, _BYTES_NEEDED[flavour])
         shutil.rmtree(folder, ignore_errors=True)  # what an interrupted installation left
         say(f"making {folder}")
-        _run_installer([sys.executable, "-m", "venv", str(folder)])
-        for packages in _steps(flavour):
+        _run_install_command([sys.executable, "-m", "venv", str(folder)])
+        for packages in _list_pip_steps(flavour):
             say(f"pip install {' '.join(packages)}")
-            _run_installer(
+            _run_install_command(
                 [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages]
             )
         (folder / _STAMP).write_text(f"{flavour}\n", encoding="utf-8")
     return Installation(folder=folder, flavour=flavour)
 
 
-def _steps(flavour: Flavour) -> Sequence[Sequence[str]]:
+def _list_pip_steps(flavour: Flavour) -> Sequence[Sequence[str]]:
     """Arguments of pip, one list per call."""
     if flavour == "gpu":
         return [[f"sglang=={SGLANG}"]]
@@ -114,7 +114,7 @@ def _steps(flavour: Flavour) -> Sequence[Sequence[str]]:
     ]
 
 
-def _run_installer(command: Sequence[str]) -> None:
+def _run_install_command(command: Sequence[str]) -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(
@@ -127,7 +127,7 @@ def _run_installer(command: Sequence[str]) -> None:
         raise ConfigError(f"{' '.join(command[1:4])} failed: {said[-1].removeprefix('ERROR: ')}")
 
 
-def _check_disk(folder: Path, needed: int) -> None:
+def _check_free_disk(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ConfigError(

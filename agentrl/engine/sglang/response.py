@@ -37,25 +37,25 @@ def parse(body: bytes, asked: RequestShape) -> tuple[Completion, int | None]:
 
     Raises EngineError if ids, logprobs, counts, versions or the reason for the end disagree.
     """
-    answer = _read_mapping(_loads(body), "answer")
-    meta = _read_mapping(answer.get("meta_info"), "meta_info")
-    ids = _list(answer.get("output_ids"), "output_ids")
-    reason, stopped_by = _reason(meta.get("finish_reason"), ids, asked)
+    answer = _require_mapping(_parse_json_body(body), "answer")
+    meta = _require_mapping(answer.get("meta_info"), "meta_info")
+    ids = _require_list(answer.get("output_ids"), "output_ids")
+    reason, stopped_by = _read_stop_reason(meta.get("finish_reason"), ids, asked)
     if reason is StopReason.ABORT and not ids:
         return seal([], [], [], reason), None  # nothing else is said of what never began
-    logprobs = _read_logprobs(
-        _list(meta.get("output_token_logprobs"), "output_token_logprobs"), ids
+    logprobs = _read_logprob_column(
+        _require_list(meta.get("output_token_logprobs"), "output_token_logprobs"), ids
     )
-    _check_counts(meta, ids, asked, aborted=reason is StopReason.ABORT)
-    spans = _list(meta.get("weight_versions"), "weight_versions")
+    _check_token_counts(meta, ids, asked, aborted=reason is StopReason.ABORT)
+    spans = _require_list(meta.get("weight_versions"), "weight_versions")
     cached = meta.get("cached_tokens")
     completion = seal(
         cast("list[int]", ids),
         logprobs,
-        _versions(spans, len(ids)),
+        _read_token_versions(spans, len(ids)),
         reason,
         cached_tokens=cached if isinstance(cached, int) else 0,
-        **_experts(meta, len(ids), asked),
+        **_read_routed_experts(meta, len(ids), asked),
     )
     if len(ids) and int(completion.ids_T.max()) >= asked.vocab_size:
         raise EngineError(
@@ -72,12 +72,12 @@ def error_text(status: int, body: bytes) -> str:
     except orjson.JSONDecodeError:
         content = body.decode(errors="replace")
     for key in ("error", "message", "detail", "error_message"):
-        content = _field(content, key)
+        content = _get_field_or_content(content, key)
     text = " ".join(str(content).split())[:300].rstrip(".")
     return f"{status}: {text}" if text else f"{status} without a message"
 
 
-def _field(content: object, key: str) -> object:
+def _get_field_or_content(content: object, key: str) -> object:
     """A field of an object, or all of what has no such field."""
     return (
         cast("Json", content).get(key, cast("object", content))
@@ -86,20 +86,20 @@ def _field(content: object, key: str) -> object:
     )
 
 
-def _loads(body: bytes) -> object:
+def _parse_json_body(body: bytes) -> object:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise EngineError(f"the server's answer is no JSON ({error}): {body[:80]!r}") from error
 
 
-def _read_mapping(value: object, what: str) -> Json:
+def _require_mapping(value: object, what: str) -> Json:
     if not isinstance(value, dict):
         raise EngineError(f"the server's {what} is a {type(value).__name__}, expected an object")
     return cast("Json", value)
 
 
-def _list(value: object, what: str) -> list[object]:
+def _require_list(value: object, what: str) -> list[object]:
     if not isinstance(value, list):
         raise EngineError(
             f"the server's {what} is a {type(value).__name__}, expected a list; talk to SGLang "
@@ -108,8 +108,10 @@ def _list(value: object, what: str) -> list[object]:
     return cast("list[object]", value)
 
 
-def _reason(value: object, ids: list[object], asked: RequestShape) -> tuple[StopReason, int | None]:
-    finish = _read_mapping(value, "finish_reason")
+def _read_stop_reason(
+    value: object, ids: list[object], asked: RequestShape
+) -> tuple[StopReason, int | None]:
+    finish = _require_mapping(value, "finish_reason")
     kind = finish.get("type")
     if kind == "abort":
         return StopReason.ABORT, None
@@ -133,7 +135,7 @@ def _reason(value: object, ids: list[object], asked: RequestShape) -> tuple[Stop
     raise EngineError(f"the server ended with {kind!r}, expected stop, length or abort")
 
 
-def _read_logprobs(rows: list[object], ids: list[object]) -> NDArray[np.float32]:
+def _read_logprob_column(rows: list[object], ids: list[object]) -> NDArray[np.float32]:
     """The first column of `[logprob, id, text]`, where the second one is `ids`."""
     try:
         pairs = cast("list[list[object]]", rows)
@@ -154,7 +156,9 @@ def _read_logprobs(rows: list[object], ids: list[object]) -> NDArray[np.float32]
         raise EngineError(f"the server sent a logprob that is no number ({error})") from error
 
 
-def _check_counts(meta: Json, ids: list[object], asked: RequestShape, *, aborted: bool) -> None:
+def _check_token_counts(
+    meta: Json, ids: list[object], asked: RequestShape, *, aborted: bool
+) -> None:
     said = "prompt_tokens" in meta or not aborted  # what was aborted in the queue does not say
     if said and meta.get("prompt_tokens") != asked.num_prompt:
         raise EngineError(
@@ -169,7 +173,7 @@ def _check_counts(meta: Json, ids: list[object], asked: RequestShape, *, aborted
         )
 
 
-def _experts(meta: Json, num: int, asked: RequestShape) -> ExpertChannels:
+def _read_routed_experts(meta: Json, num: int, asked: RequestShape) -> ExpertChannels:
     """What the server recorded of all tokens but the last, 32-bit numbers in base64."""
     if not asked.experts:
         return {}
@@ -185,16 +189,16 @@ def _experts(meta: Json, num: int, asked: RequestShape) -> ExpertChannels:
     return expert_channels(layers, asked.num_prompt)
 
 
-def _versions(spans: list[object], num: int) -> NDArray[np.int32]:
+def _read_token_versions(spans: list[object], num: int) -> NDArray[np.int32]:
     """The version of each token from spans `{version, start, end}` that cover them in order."""
     versions_T = np.full(num, -1, dtype=np.int32)
     at = 0
     for value in spans:
-        span = _read_mapping(value, "weight_versions")
+        span = _require_mapping(value, "weight_versions")
         start, end = span.get("start"), span.get("end")
         if start != at or not isinstance(end, int) or not at <= end <= num:
             break
-        versions_T[at:end] = _version(span.get("version"))
+        versions_T[at:end] = _parse_weight_version(span.get("version"))
         at = end
     if at != num:
         raise EngineError(
@@ -204,7 +208,7 @@ def _versions(spans: list[object], num: int) -> NDArray[np.int32]:
     return versions_T
 
 
-def _version(text: object) -> int:
+def _parse_weight_version(text: object) -> int:
     if isinstance(text, str) and text.isdecimal():
         return int(text)
     raise EngineError(

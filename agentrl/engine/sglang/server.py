@@ -88,7 +88,7 @@ class Server:
         """
         deadline = time.monotonic() + timeout_s
         async with httpx.AsyncClient(timeout=5.0) as http:
-            while not await _server_answers(http, self.url):
+            while not await _is_server_healthy(http, self.url):
                 if not self.alive:
                     raise ConfigError(f"the SGLang server did not start: {self.last_words()}")
                 if time.monotonic() > deadline:
@@ -110,7 +110,7 @@ class Server:
         """Start a server that ended once more, where it was, with a log of its own."""
         lives = self.lives + 1
         log = self.log.with_name(f"sglang-{self.port}-{lives}.log")
-        guard = _launch(self.command, self.env, self.keys, log)
+        guard = _launch_under_watchdog(self.command, self.env, self.keys, log)
         return replace(self, lives=lives, log=log, guard=guard)
 
     def stop(self) -> None:
@@ -137,9 +137,9 @@ def start(
         ConfigError: SGLang is not installed, the port is taken, or the memory does not suffice.
     """
     where = check_startable(config, model)
-    port = _free_port(host, port)
+    port = _find_free_port(host, port)
     command = launch_command(where, config, model, host, port)
-    env = _environment(where, config)
+    env = _make_server_environment(where, config)
     keys = Keys.random() if keys is None else keys
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"sglang-{port}.log"
@@ -147,7 +147,7 @@ def start(
         url=f"http://{host}:{port}",
         port=port,
         log=log,
-        guard=_launch(command, env, keys, log),
+        guard=_launch_under_watchdog(command, env, keys, log),
         command=command,
         env=env,
         keys=keys,
@@ -164,7 +164,7 @@ def check_startable(config: EngineConfig, model: Path) -> Installation:
     return where
 
 
-def _launch(
+def _launch_under_watchdog(
     command: Sequence[str], env: Mapping[str, str], keys: Keys, log: Path
 ) -> "subprocess.Popen[bytes]":
     guard = Path(__file__).parent / "watchdog.py"
@@ -240,7 +240,7 @@ def launch_command(
     return [str(where.python), *program, *given, *flags, *more]
 
 
-def _environment(where: Installation, config: EngineConfig) -> dict[str, str]:
+def _make_server_environment(where: Installation, config: EngineConfig) -> dict[str, str]:
     env = dict(os.environ)
     env |= {
         "HF_HUB_OFFLINE": "1",  # the model is a folder
@@ -261,7 +261,7 @@ def _environment(where: Installation, config: EngineConfig) -> dict[str, str]:
     return env
 
 
-def _free_port(host: str, port: int) -> int:
+def _find_free_port(host: str, port: int) -> int:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -274,7 +274,7 @@ def _free_port(host: str, port: int) -> int:
         return free
 
 
-async def _server_answers(http: httpx.AsyncClient, url: str) -> bool:
+async def _is_server_healthy(http: httpx.AsyncClient, url: str) -> bool:
     try:
         return (await http.get(f"{url}/health")).status_code == 200
     except httpx.HTTPError:
@@ -286,19 +286,19 @@ def check_fits(model: Path, *, value_bytes: int, kv_tokens: int) -> None:
 
     `value_bytes`: of one weight, key or value.
     """
-    weights = _num_weights(model) * value_bytes
-    cache = _values_per_token(model) * value_bytes * kv_tokens
+    weights = _count_weights_in_headers(model) * value_bytes
+    cache = _count_cache_values_per_token(model) * value_bytes * kv_tokens
     needed, free = weights + cache + PROGRAM_BYTES, free_memory()
     if needed > free:
         raise ConfigError(
-            f"the memory does not suffice for SGLang: {_gb(needed)} GB are needed (weights "
-            f"{_gb(weights)}, a cache of {kv_tokens:,} tokens {_gb(cache)}, the program "
-            f"{_gb(PROGRAM_BYTES)}), {_gb(free)} GB are free; lower engine.sglang.kv_tokens, or "
-            "choose a smaller model"
+            f"the memory does not suffice for SGLang: {needed / 1e9:,.1f} GB are needed (weights "
+            f"{weights / 1e9:,.1f}, a cache of {kv_tokens:,} tokens {cache / 1e9:,.1f}, the "
+            f"program {PROGRAM_BYTES / 1e9:,.1f}), {free / 1e9:,.1f} GB are free; lower "
+            "engine.sglang.kv_tokens, or choose a smaller model"
         )
 
 
-def _num_weights(model: Path) -> int:
+def _count_weights_in_headers(model: Path) -> int:
     """As the headers of the weight files say; the format begins with the header's length."""
     total = 0
     for path in model.glob("*.safetensors"):
@@ -308,7 +308,7 @@ def _num_weights(model: Path) -> int:
     return total
 
 
-def _values_per_token(model: Path) -> int:
+def _count_cache_values_per_token(model: Path) -> int:
     """Keys and values of one token in layers of full attention; 0 where others are kept."""
     config: Mapping[str, Any] = json.loads((model / "config.json").read_bytes())
     kinds = config.get("layer_types")
@@ -322,18 +322,14 @@ def _values_per_token(model: Path) -> int:
 
 def free_memory() -> int:
     """What the machine, or the container, has left; what only caches files counts as free."""
-    free = int(_fields(Path("/proc/meminfo"))["MemAvailable:"]) * 1024
+    free = int(_read_proc_fields(Path("/proc/meminfo"))["MemAvailable:"]) * 1024
     for folder, most, used in MEMORY_LIMITS:
         if (folder / most).exists() and (limit := (folder / most).read_text().strip()) != "max":
-            stat = _fields(folder / "memory.stat")
+            stat = _read_proc_fields(folder / "memory.stat")
             cached = int(stat["active_file"]) + int(stat["inactive_file"])
             free = min(free, int(limit) - int((folder / used).read_text()) + cached)
     return free
 
 
-def _fields(path: Path) -> Mapping[str, str]:
+def _read_proc_fields(path: Path) -> Mapping[str, str]:
     return {line.split()[0]: line.split()[1] for line in path.read_text().splitlines()}
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:,.1f}"

@@ -41,12 +41,12 @@ def main(owner: int, grace_s: float, command: list[str], secrets: dict[str, str]
         os.mkfifo(pipe, 0o600)
         command = [*command, "--config", str(pipe)]
     try:
-        return _watch_server(owner, grace_s, command, secrets, pipe)
+        return _run_server_under_watch(owner, grace_s, command, secrets, pipe)
     finally:
         pipe.unlink(missing_ok=True)
 
 
-def _watch_server(
+def _run_server_under_watch(
     owner: int, grace_s: float, command: list[str], secrets: dict[str, str], pipe: Path
 ) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
@@ -68,26 +68,30 @@ def _watch_server(
         preexec_fn=in_child,
     )
     words = [secret.encode() for secret in secrets.values()]
-    copying = threading.Thread(target=_copy, args=(server.stdout, words), daemon=True)
+    copying = threading.Thread(
+        target=_copy_lines_without_secrets, args=(server.stdout, words), daemon=True
+    )
     copying.start()
     if secrets:
-        threading.Thread(target=_give, args=(pipe, json.dumps(secrets)), daemon=True).start()
+        threading.Thread(
+            target=_write_secrets_to_pipe, args=(pipe, json.dumps(secrets)), daemon=True
+        ).start()
     while server.poll() is None and os.getppid() == owner:
         if signal.sigtimedwait(wanted, _LOOK_S) is not None:
             break
-    _end_server(server, grace_s)
+    _kill_server_group(server, grace_s)
     copying.join(_LAST_WORDS_S)
     return server.wait()
 
 
-def _give(pipe: Path, text: str) -> None:
+def _write_secrets_to_pipe(pipe: Path, text: str) -> None:
     """Wait until the server opens the pipe, and let nobody else open it."""
     with contextlib.suppress(BrokenPipeError), pipe.open("w", encoding="utf-8") as file:
         pipe.unlink(missing_ok=True)
         file.write(text)  # JSON, which YAML can read
 
 
-def _copy(output: IO[bytes], secrets: list[bytes]) -> None:
+def _copy_lines_without_secrets(output: IO[bytes], secrets: list[bytes]) -> None:
     """Pass on the lines of a server, without its secrets."""
     for line in output:
         for secret in secrets:
@@ -95,7 +99,7 @@ def _copy(output: IO[bytes], secrets: list[bytes]) -> None:
         os.write(sys.stdout.fileno(), line)
 
 
-def _end_server(server: "subprocess.Popen[bytes]", grace_s: float) -> None:
+def _kill_server_group(server: "subprocess.Popen[bytes]", grace_s: float) -> None:
     """End the process group: SIGTERM to its leader, SIGKILL to whoever is left after `grace_s`."""
     if server.poll() is None:
         server.terminate()
@@ -103,7 +107,7 @@ def _end_server(server: "subprocess.Popen[bytes]", grace_s: float) -> None:
     # A leader that died by itself may have left the others: they get no grace.
     while server.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    while _alive(server.pid):
+    while _is_process_group_alive(server.pid):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         server.poll()
@@ -111,7 +115,7 @@ def _end_server(server: "subprocess.Popen[bytes]", grace_s: float) -> None:
         time.sleep(0.05)
 
 
-def _alive(group: int) -> bool:
+def _is_process_group_alive(group: int) -> bool:
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

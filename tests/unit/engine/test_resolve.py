@@ -47,10 +47,10 @@ def test_another_recipe_of_tiny_is_another_folder(
     def make(seed: int, folder: Path) -> None:
         folder.mkdir()
 
-    monkeypatch.setattr(resolve, "_make_tiny", make)
+    monkeypatch.setattr(resolve, "_make_tiny_model", make)
     first = resolve_model("tiny", cache_dir=tmp_path)
     assert resolve_model("tiny", cache_dir=tmp_path) == first
-    monkeypatch.setattr(resolve, "_tiny_recipe", lambda: "other")
+    monkeypatch.setattr(resolve, "_digest_tiny_recipe", lambda: "other")
     assert resolve_model("tiny", cache_dir=tmp_path) != first
 
 

@@ -128,7 +128,7 @@ def test_a_folder_appears_whole_or_not_at_all(
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(tiny, "_write_model", fail)
+    monkeypatch.setattr(tiny, "_write_tiny_model", fail)
     with pytest.raises(OSError, match="disk full"):
         make_tiny(tmp_path / "tiny")
     assert list(tmp_path.iterdir()) == []

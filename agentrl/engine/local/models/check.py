@@ -107,20 +107,20 @@ def check_files(folder: Path, auto: Any = AutoModelForCausalLM) -> PreTrainedMod
     Raises ConfigError, with the names, for tensors that are missing, unexpected, of another shape
     or no plain floating-point numbers, and for a config of which no model can be made.
     """
-    raw = _read_raw(folder)
+    raw = _read_plain_model_config(folder)
     stored = stored_tensors(folder)
     shapes = [each.shape for each in stored.values()]
     check_numbers(folder / "config.json", raw)
     check_sizes(folder / "config.json", raw, shapes)
     check_chosen(folder)
-    _check_generation(folder)
+    _check_generation_config(folder)
     settings = read_settings(folder)
     if type(settings) not in auto._model_mapping:
         raise ConfigError(
             f"{folder}: {settings.model_type!r} is the model_type of no model that "
             f"{auto.__name__} knows; give the folder of a causal language model"
         )
-    _check_experts(folder, stored)
+    _check_experts_complete(folder, stored)
     empty = {name: torch.empty(each.shape, device="meta") for name, each in stored.items()}
     with quiet(), library_errors(folder):
         with torch.device("meta"):
@@ -137,8 +137,8 @@ def check_files(folder: Path, auto: Any = AutoModelForCausalLM) -> PreTrainedMod
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    check_report(folder, report, not_plain=_not_plain(model, stored))
-    _check_frequencies(folder, model)
+    check_report(folder, report, not_plain=_find_unusable_dtypes(model, stored))
+    _check_rotary_frequencies(folder, model)
     unknown = [key for key in _SHAPE if not isinstance(getattr(model.config, key, None), int)]
     if unknown:
         raise ConfigError(
@@ -148,7 +148,7 @@ def check_files(folder: Path, auto: Any = AutoModelForCausalLM) -> PreTrainedMod
     return cast(PreTrainedModel, model)
 
 
-def _check_frequencies(folder: Path, outline: PreTrainedModel) -> None:
+def _check_rotary_frequencies(folder: Path, outline: PreTrainedModel) -> None:
     """Raise ConfigError if positions are turned by frequencies that are no numbers, or backwards.
 
     They follow from the config alone, by the model's own code.
@@ -159,7 +159,7 @@ def _check_frequencies(folder: Path, outline: PreTrainedModel) -> None:
             continue
         with contextlib.suppress(TypeError):  # it takes other arguments: a pass will tell
             made: Any = kind(module.config)
-            for fault in _rope_faults(made):
+            for fault in _find_rotary_faults(made):
                 found = json.dumps(made.config.rope_parameters, default=str)[:200]
                 raise ConfigError(
                     f"{folder / 'config.json'}: rope_parameters {found} gives positions {fault}; "
@@ -167,7 +167,7 @@ def _check_frequencies(folder: Path, outline: PreTrainedModel) -> None:
                 )
 
 
-def _rope_faults(module: Any) -> Iterator[str]:
+def _find_rotary_faults(module: Any) -> Iterator[str]:
     for name, buffer in module.named_buffers():
         if not (buffer.isfinite() & (buffer >= 0)).all():
             yield f"frequencies ({name}) that are not finite or below 0"
@@ -181,7 +181,7 @@ def _rope_faults(module: Any) -> Iterator[str]:
 
 def read_settings(folder: Path) -> PreTrainedConfig:
     """The folder's config; raises ConfigError if it is none of a plain model."""
-    _read_raw(folder)
+    _read_plain_model_config(folder)
     with quiet(), library_errors(folder):
         settings: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
@@ -192,7 +192,7 @@ def read_settings(folder: Path) -> PreTrainedConfig:
         return settings
 
 
-def _read_raw(folder: Path) -> object:
+def _read_plain_model_config(folder: Path) -> object:
     """The content of `config.json`, of a known model whose weights are plain."""
     path = folder / "config.json"
     raw = read_json(path)
@@ -224,19 +224,24 @@ def stored_tensors(folder: Path) -> Mapping[str, Stored]:
     place: dict[str, str] = {}
     for path in weight_files(folder):
         with library_errors(folder):
-            found = dict(_header(path) if path.suffix == ".safetensors" else _pickled(path))
+            found = dict(
+                _read_safetensors_header(path)
+                if path.suffix == ".safetensors"
+                else _read_pickled_shapes(path)
+            )
         twice = found.keys() & stored.keys()
         if twice:
             raise ConfigError(
-                f"{path} and {place[min(twice)]} both have {_some(twice)}; download all files again"
+                f"{path} and {place[min(twice)]} both have {_join_names(twice)}; download all "
+                "files again"
             )
         stored |= found
         place |= dict.fromkeys(found, path.name)
     wrong = {name for name, file in (weight_map(folder) or {}).items() if place.get(name) != file}
     if wrong:
         raise ConfigError(
-            f"{folder}: the index of its weights names {_some(wrong)} in a file that has no such "
-            "tensor; download all files again"
+            f"{folder}: the index of its weights names {_join_names(wrong)} in a file that has "
+            "no such tensor; download all files again"
         )
     return stored
 
@@ -260,7 +265,7 @@ def check_report(folder: Path, report: Mapping[str, Any], not_plain: Collection[
 
 def refuse_tensors(folder: Path, faults: Mapping[str, Collection[str]]) -> None:
     """Raise ConfigError for the tensors of each fault, if there are any."""
-    said = [f"{what}: {_some(names)}" for what, names in faults.items() if names]
+    said = [f"{what}: {_join_names(names)}" for what, names in faults.items() if names]
     if said:
         raise ConfigError(
             f"{folder}: its weights are not those of the model that its config.json describes "
@@ -268,7 +273,7 @@ def refuse_tensors(folder: Path, faults: Mapping[str, Collection[str]]) -> None:
         )
 
 
-def _check_generation(folder: Path) -> None:
+def _check_generation_config(folder: Path) -> None:
     """Raise ConfigError for a `generation_config.json` with which no model is loaded."""
     path = folder / "generation_config.json"
     if path.exists():
@@ -278,14 +283,14 @@ def _check_generation(folder: Path) -> None:
             GenerationConfig.from_pretrained(folder)
 
 
-def _header(path: Path) -> Iterator[tuple[str, Stored]]:
+def _read_safetensors_header(path: Path) -> Iterator[tuple[str, Stored]]:
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118  # no mapping
             tensor = file.get_slice(name)
             yield name, Stored(shape=tuple(tensor.get_shape()), dtype=tensor.get_dtype())
 
 
-def _pickled(path: Path) -> Iterator[tuple[str, Stored]]:
+def _read_pickled_shapes(path: Path) -> Iterator[tuple[str, Stored]]:
     known = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"}
     known[torch.bfloat16] = "BF16"
     content: object = torch.load(path, map_location="meta", weights_only=True)
@@ -295,7 +300,7 @@ def _pickled(path: Path) -> Iterator[tuple[str, Stored]]:
         yield name, Stored(shape=tuple(value.shape), dtype=known.get(value.dtype, str(value.dtype)))
 
 
-def _check_experts(folder: Path, stored: Mapping[str, Stored]) -> None:
+def _check_experts_complete(folder: Path, stored: Mapping[str, Stored]) -> None:
     """Raise ConfigError unless each list of experts is whole: the loader stacks those it finds."""
     experts: dict[tuple[str, str], dict[int, tuple[int, ...]]] = defaultdict(dict)
     count: dict[str, int] = defaultdict(int)
@@ -317,7 +322,7 @@ def _check_experts(folder: Path, stored: Mapping[str, Stored]) -> None:
     refuse_tensors(folder, {"missing": missing, "of another shape": shapes})
 
 
-def _not_plain(model: PreTrainedModel, stored: Mapping[str, Stored]) -> set[str]:
+def _find_unusable_dtypes(model: PreTrainedModel, stored: Mapping[str, Stored]) -> set[str]:
     """Tensors of parameters that are no floating-point numbers, or such as need scales."""
     prefix = f"{model.base_model_prefix}."
     parameters = {name for name, _ in model.named_parameters()}
@@ -330,6 +335,6 @@ def _not_plain(model: PreTrainedModel, stored: Mapping[str, Stored]) -> set[str]
     }
 
 
-def _some(names: Collection[str]) -> str:
+def _join_names(names: Collection[str]) -> str:
     first = ", ".join(sorted(names)[:_SHOWN])
     return f"{first} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else first

@@ -25,12 +25,12 @@ def weight_files(folder: Path) -> list[Path]:
     Raises ConfigError if there is none, or if the index cannot be read or names a file that is not
     there.
     """
-    found = _find_weights(folder)
+    found = _find_weights_file(folder)
     if found is None:
         raise ConfigError(
             f"{folder} has no weights ({_NAMES[0]}); save the model into it or download all files"
         )
-    return _shards(found) if found.suffix == ".json" else [found]
+    return _list_shards_of_index(found) if found.suffix == ".json" else [found]
 
 
 def weight_map(folder: Path) -> Mapping[str, str] | None:
@@ -38,8 +38,8 @@ def weight_map(folder: Path) -> Mapping[str, str] | None:
 
     Raises ConfigError if the index cannot be read.
     """
-    found = _find_weights(folder)
-    return _read_index(found) if found and found.suffix == ".json" else None
+    found = _find_weights_file(folder)
+    return _read_weight_index(found) if found and found.suffix == ".json" else None
 
 
 def read_json(path: Path) -> object:
@@ -50,14 +50,14 @@ def read_json(path: Path) -> object:
         raise ConfigError(f"{path} cannot be read as JSON ({e}); download it again") from e
 
 
-def _find_weights(folder: Path) -> Path | None:
+def _find_weights_file(folder: Path) -> Path | None:
     return next((folder / name for name in _NAMES if (folder / name).is_file()), None)
 
 
-def _shards(index: Path) -> list[Path]:
+def _list_shards_of_index(index: Path) -> list[Path]:
     # A name is looked for among the folder's own, so that any text may stand there.
     present = {path.name: path for path in index.parent.iterdir() if path.is_file()}
-    names = sorted(set(_read_index(index).values()))
+    names = sorted(set(_read_weight_index(index).values()))
     absent = [ascii(name[:60]) for name in names if name not in present]
     if absent:
         raise ConfigError(
@@ -67,7 +67,7 @@ def _shards(index: Path) -> list[Path]:
     return [present[name] for name in names]
 
 
-def _read_index(path: Path) -> Mapping[str, str]:
+def _read_weight_index(path: Path) -> Mapping[str, str]:
     content = read_json(path)
     found = cast("dict[str, object]", content).get("weight_map") if isinstance(content, dict) else 0
     files = cast("dict[str, object]", found) if isinstance(found, dict) else {}

@@ -38,7 +38,7 @@ def default_cache_dir() -> Path:
 
 def check_model(name: str) -> None:
     """Raise ConfigError if `resolve_model` could not succeed; makes and fetches nothing."""
-    folder = _locate_folder(name)
+    folder = _expand_model_folder(name)
     if name in (TINY, SMOLLM2) or (not folder.exists() and _looks_like_hub_name(name)):
         return
     check_folder(folder)
@@ -54,17 +54,17 @@ def resolve_model(name: str, *, seed: int = 0, cache_dir: Path | None = None) ->
     """
     root = cache_dir or default_cache_dir()
     if name == TINY:
-        folder = root / "models" / f"tiny-{seed}-{_tiny_recipe()}"
+        folder = root / "models" / f"tiny-{seed}-{_digest_tiny_recipe()}"
         require("the tiny model", *TRAIN)
-        return make_once(folder, partial(_make_tiny, seed), needs_bytes=20_000_000)
+        return make_once(folder, partial(_make_tiny_model, seed), needs_bytes=20_000_000)
     if name == SMOLLM2:
         from agentrl.engine.local.models.smollm2 import make_smollm2
 
         require(f"the model {name}", *TRAIN, "gguf")
         return make_once(root / "models" / name, make_smollm2, needs_bytes=1_200_000_000)
-    folder = _locate_folder(name)
+    folder = _expand_model_folder(name)
     if not folder.exists() and _looks_like_hub_name(name):
-        folder = _from_hub(name)
+        folder = _download_from_hub(name)
     check_folder(folder)
     return folder.resolve()
 
@@ -75,15 +75,17 @@ def resolve_tokenizer(name: str, *, seed: int = 0, cache_dir: Path | None = None
         return resolve_model(name, seed=seed, cache_dir=cache_dir)
     from agentrl.engine.local.models.tiny_tokenizer import make_tokenizer
 
-    folder = (cache_dir or default_cache_dir()) / "models" / f"tiny-tokenizer-{_tiny_recipe()}"
+    folder = (
+        (cache_dir or default_cache_dir()) / "models" / f"tiny-tokenizer-{_digest_tiny_recipe()}"
+    )
     return make_once(folder, make_tokenizer, needs_bytes=1_000_000)
 
 
 def check_folder(folder: Path) -> None:
     """Raise ConfigError if the folder is not a model with tokenizer, chat template and weights."""
     if not folder.is_dir():
-        raise _no_folder(str(folder))
-    _check_config(folder / "config.json")
+        raise _make_no_folder_error(str(folder))
+    _check_model_config_file(folder / "config.json")
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer.model").is_file():
         raise ConfigError(
             f"{folder} has no tokenizer.json; save the model's tokenizer into the same folder"
@@ -100,7 +102,7 @@ def check_folder(folder: Path) -> None:
         )
     for path in weight_files(folder):
         if path.suffix == ".safetensors":
-            _check_weights(path)
+            _check_safetensors_size(path)
 
 
 def make_once(folder: Path, make: Callable[[Path], None], *, needs_bytes: int) -> Path:
@@ -112,7 +114,7 @@ def make_once(folder: Path, make: Callable[[Path], None], *, needs_bytes: int) -
     scratch = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         make(scratch / folder.name)
-        _publish_folder(scratch / folder.name, folder)
+        _rename_folder_into_place(scratch / folder.name, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
@@ -128,7 +130,7 @@ def check_disk(folder: Path, needs_bytes: int) -> None:
         )
 
 
-def _publish_folder(made: Path, folder: Path) -> None:
+def _rename_folder_into_place(made: Path, folder: Path) -> None:
     try:
         made.rename(folder)
     except OSError:
@@ -137,14 +139,14 @@ def _publish_folder(made: Path, folder: Path) -> None:
             raise
 
 
-def _make_tiny(seed: int, folder: Path) -> None:
+def _make_tiny_model(seed: int, folder: Path) -> None:
     from agentrl.engine.local.models.tiny import make_tiny
 
     make_tiny(folder, seed)
 
 
 @cache
-def _tiny_recipe() -> str:
+def _digest_tiny_recipe() -> str:
     """A digest of what `tiny` is made by, so that another version does not take an old one."""
     here = Path(__file__).parent
     names = ("tiny.py", "tiny_tokenizer.py", "tiny_corpus.txt", "tiny_template.jinja")
@@ -152,7 +154,7 @@ def _tiny_recipe() -> str:
     return hashlib.blake2b(b"".join(p.read_bytes() for p in parts), digest_size=6).hexdigest()
 
 
-def _check_config(path: Path) -> None:
+def _check_model_config_file(path: Path) -> None:
     if not path.is_file():
         raise ConfigError(
             f"{path.parent} has no config.json; give the folder of a Hugging Face model"
@@ -163,7 +165,7 @@ def _check_config(path: Path) -> None:
     check_numbers(path, cast("object", content))
 
 
-def _check_weights(path: Path) -> None:
+def _check_safetensors_size(path: Path) -> None:
     """Compare the file's header with its size; the format begins with the header's length."""
     length = size = 0
     try:
@@ -179,17 +181,17 @@ def _check_weights(path: Path) -> None:
         raise ConfigError(f"{path} is cut off or damaged ({size:,} bytes); download it again")
 
 
-def _locate_folder(name: str) -> Path:
+def _expand_model_folder(name: str) -> Path:
     """The place that a name says; raises ConfigError for one that no folder can have."""
     try:
         folder = Path(name).expanduser()
         folder.exists()
     except (OSError, RuntimeError, ValueError) as e:  # too long, or another user's home
-        raise _no_folder(name) from e
+        raise _make_no_folder_error(name) from e
     return folder
 
 
-def _no_folder(name: str) -> ConfigError:
+def _make_no_folder_error(name: str) -> ConfigError:
     shown = name if len(name) <= 256 else f"{name[:60]}..."
     return ConfigError(
         f"model {shown!r} is no folder; give tiny, smollm2-135m, the folder of a Hugging "
@@ -214,7 +216,7 @@ def _looks_like_hub_name(name: str) -> bool:
     return len(parts) == 2 and all(part and part[0] not in ".~" for part in parts)
 
 
-def _from_hub(name: str) -> Path:
+def _download_from_hub(name: str) -> Path:
     """Download a model; a short probe first, since the client takes long to give up by itself."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -223,7 +225,7 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=True))
     except LocalEntryNotFoundError:
-        _probe_hub(name)
+        _check_hub_is_reachable(name)
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (HfHubHTTPError, OSError, ValueError) as e:
@@ -231,7 +233,7 @@ def _from_hub(name: str) -> Path:
         raise ConfigError(f"model {name!r} could not be downloaded: {reason}") from e
 
 
-def _probe_hub(name: str) -> None:
+def _check_hub_is_reachable(name: str) -> None:
     from huggingface_hub import constants
 
     host = constants.ENDPOINT.split("://")[-1].split("/")[0]

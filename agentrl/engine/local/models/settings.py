@@ -40,16 +40,24 @@ def check_numbers(path: Path, raw: object) -> None:
         (_EPSILONS, 0, 1, "it is expected to be between 0 and 1"),
         (_POSITIONS, 1, 2**31, "places are told apart from 1 up to 2,147,483,648"),
     )
-    _check_bounds(path, raw, bounds)
+    _check_settings_in_bounds(path, raw, bounds)
     settings = dict(settings_of(raw))
     for key, value in settings.items():
         name = key.rpartition(".")[2]
         used = settings.get(f"{key.removesuffix(name)}use_{name}") is not False
         lacks = value is None and not (_IN_ROPE.search(key) and re.search(_BASES, name))
-        if re.search(f"{_BASES}|{_FACTORS}", name) and not lacks and not _are_above_zero(value):
-            raise ConfigError(_wrong(path, key, value, "it is expected to be a number above 0"))
+        if (
+            re.search(f"{_BASES}|{_FACTORS}", name)
+            and not lacks
+            and not _are_positive_numbers(value)
+        ):
+            raise ConfigError(
+                _explain_wrong(path, key, value, "it is expected to be a number above 0")
+            )
         if used and re.search(f"{_POSITIONS}|{_WINDOWS}", name) and not _is_count(value):
-            raise ConfigError(_wrong(path, key, value, "it is expected to be a count above 0"))
+            raise ConfigError(
+                _explain_wrong(path, key, value, "it is expected to be a count above 0")
+            )
 
 
 def check_sizes(path: Path, raw: object, shapes: Collection[tuple[int, ...]]) -> None:
@@ -66,15 +74,17 @@ def check_sizes(path: Path, raw: object, shapes: Collection[tuple[int, ...]]) ->
         (_EXPERTS, low, longest, f"no tensor in the files has a side of more than {longest:,}"),
         (_SIDES, low, largest, f"no tensor in the files has more than {largest:,} numbers"),
     )
-    _check_bounds(path, raw, bounds)
+    _check_settings_in_bounds(path, raw, bounds)
 
 
-def _check_bounds(path: Path, raw: object, bounds: Sequence[tuple[str, float, float, str]]) -> None:
+def _check_settings_in_bounds(
+    path: Path, raw: object, bounds: Sequence[tuple[str, float, float, str]]
+) -> None:
     for key, value in settings_of(raw):
         for pattern, least, most, why in bounds:
             named = re.search(pattern, key.rpartition(".")[2])
             if named and _is_number(value) and not least <= value <= most:
-                raise ConfigError(_wrong(path, key, value, why))
+                raise ConfigError(_explain_wrong(path, key, value, why))
 
 
 def settings_of(raw: object, inside: str = "") -> Iterator[tuple[str, object]]:
@@ -89,10 +99,10 @@ def _is_number(value: object) -> TypeIs[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _are_above_zero(value: object) -> bool:
+def _are_positive_numbers(value: object) -> bool:
     """True for a base of rotary frequencies or a factor, and for a list of factors."""
     if isinstance(value, list):
-        return all(map(_are_above_zero, cast("list[object]", value)))
+        return all(map(_are_positive_numbers, cast("list[object]", value)))
     return _is_number(value) and 0 < value < math.inf
 
 
@@ -101,6 +111,6 @@ def _is_count(value: object) -> bool:
     return value is None or (_is_number(value) and value > 0 and value == int(value))
 
 
-def _wrong(path: Path, key: str, value: object, why: str) -> str:
+def _explain_wrong(path: Path, key: str, value: object, why: str) -> str:
     said = f"{value:g}" if _is_number(value) else json.dumps(value)[:60]
     return f"{path}: {key} is {said}, but {why}; download all files again, or correct the config"

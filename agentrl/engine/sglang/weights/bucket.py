@@ -84,14 +84,14 @@ def buckets(named: Named, most_bytes: int = BUCKET_BYTES) -> Iterator[DigestedBu
             if tensor.dtype != dtype:
                 continue
             if waiting and size + tensor.nbytes > most_bytes:
-                yield _make_bucket(waiting)
+                yield _flatten_into_bucket(waiting)
                 waiting, size = [], 0
             waiting.append((name, tensor))
             size += tensor.nbytes
-        yield _make_bucket(waiting)
+        yield _flatten_into_bucket(waiting)
 
 
-def _make_bucket(named: Named) -> DigestedBucket:
+def _flatten_into_bucket(named: Named) -> DigestedBucket:
     metadata: list[FlattenedTensorMetadata] = []
     start = 0
     for name, tensor in named:

@@ -38,7 +38,7 @@ def server_layout(names: Sequence[Sequence[str]], shapes: Shapes, *, kv_heads: i
     """
     size = len(names)
     return [
-        {name: _held(name, rank, size, shapes, kv_heads) for name in mine}
+        {name: _locate_server_tensor(name, rank, size, shapes, kv_heads) for name in mine}
         for rank, mine in enumerate(names)
     ]
 
@@ -57,36 +57,42 @@ def loader_layout(shapes: Shapes) -> Layout:
 def sources(name: str, shapes: Shapes) -> frozenset[str]:
     """The model's tensors that a server's one is made of; none if its name is not known."""
     try:
-        return frozenset(part.source for part in _held(name, 0, 1, shapes, 1).parts)
+        return frozenset(part.source for part in _locate_server_tensor(name, 0, 1, shapes, 1).parts)
     except EngineError:
         return frozenset()
 
 
-def _held(name: str, rank: int, size: int, shapes: Shapes, kv_heads: int) -> Held:
+def _locate_server_tensor(name: str, rank: int, size: int, shapes: Shapes, kv_heads: int) -> Held:
     *path, module, leaf = name.split(".")
     prefix = ".".join(path)
     if module in _FUSED:
         sources = [f"{prefix}.{part}.{leaf}" for part in _FUSED[module]]
         boxes = [
             _share_rows(
-                name, _shape(name, source, shapes), rank, size, kv_heads if part in _KV else size
+                name,
+                _require_shape(name, source, shapes),
+                rank,
+                size,
+                kv_heads if part in _KV else size,
             )
             for source, part in zip(sources, _FUSED[module], strict=True)
         ]
-        return _stacked(sources, boxes, 0)
+        return _stack_boxes(sources, boxes, 0)
     if module == "experts" and leaf in _EXPERTS:
         source = f"{prefix}.experts.{_EXPERTS[leaf]}"
-        return _experts(name, source, _shape(name, source, shapes), rank, size)
+        return _locate_experts(name, source, _require_shape(name, source, shapes), rank, size)
     source = name if name in shapes else _TIED.get(name, name)
-    shape = _shape(name, source, shapes)
+    shape = _require_shape(name, source, shapes)
     if module in _VOCABULARY:
-        return _vocabulary(source, shape, rank, size)
+        return _locate_vocabulary_rows(source, shape, rank, size)
     if module in _BY_COLUMNS and len(shape) == 2:
-        return _stacked([source], [((0, shape[0]), _share(name, shape[1], rank, size))], 1)
-    return _stacked([source], [whole(shape)], 0)
+        return _stack_boxes(
+            [source], [((0, shape[0]), _cut_range_of_rank(name, shape[1], rank, size))], 1
+        )
+    return _stack_boxes([source], [whole(shape)], 0)
 
 
-def _shape(name: str, source: str, shapes: Shapes) -> tuple[int, ...]:
+def _require_shape(name: str, source: str, shapes: Shapes) -> tuple[int, ...]:
     if source not in shapes:
         raise EngineError(
             f"the server has a tensor {name}, which would come from {source}, but the model has no "
@@ -98,10 +104,10 @@ def _shape(name: str, source: str, shapes: Shapes) -> tuple[int, ...]:
 def _share_rows(name: str, shape: tuple[int, ...], rank: int, size: int, heads: int) -> Box:
     """A share of the rows; ranks beyond the number of heads share one."""
     parts = min(size, heads)
-    return (_share(name, shape[0], rank * parts // size, parts), *whole(shape[1:]))
+    return (_cut_range_of_rank(name, shape[0], rank * parts // size, parts), *whole(shape[1:]))
 
 
-def _share(name: str, length: int, rank: int, size: int) -> tuple[int, int]:
+def _cut_range_of_rank(name: str, length: int, rank: int, size: int) -> tuple[int, int]:
     if length % size:
         raise EngineError(
             f"the server's {name} would be {length} split by {size}, which leaves a rest; set "
@@ -110,28 +116,30 @@ def _share(name: str, length: int, rank: int, size: int) -> tuple[int, int]:
     return rank * length // size, (rank + 1) * length // size
 
 
-def _vocabulary(source: str, shape: tuple[int, ...], rank: int, size: int) -> Held:
+def _locate_vocabulary_rows(source: str, shape: tuple[int, ...], rank: int, size: int) -> Held:
     padded = -(-shape[0] // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
-    start, stop = _share(source, padded, rank, size)
+    start, stop = _cut_range_of_rank(source, padded, rank, size)
     last = min(stop, shape[0])
     parts = (Part(source, ((start, last), (0, shape[1])), (0, 0)),) if start < last else ()
     return Held((stop - start, shape[1]), parts)
 
 
-def _experts(name: str, source: str, shape: tuple[int, ...], rank: int, size: int) -> Held:
+def _locate_experts(name: str, source: str, shape: tuple[int, ...], rank: int, size: int) -> Held:
     """All experts, of each a share of the inner dimension."""
     experts, rows, columns = shape
     if source.endswith(".down_proj"):
-        return _stacked([source], [((0, experts), (0, rows), _share(name, columns, rank, size))], 0)
-    start, stop = _share(name, rows // 2, rank, size)
+        return _stack_boxes(
+            [source], [((0, experts), (0, rows), _cut_range_of_rank(name, columns, rank, size))], 0
+        )
+    start, stop = _cut_range_of_rank(name, rows // 2, rank, size)
     half = rows // 2
     boxes: list[Box] = [
         ((0, experts), (first + start, first + stop), (0, columns)) for first in (0, half)
     ]
-    return _stacked([source, source], boxes, 1)
+    return _stack_boxes([source, source], boxes, 1)
 
 
-def _stacked(sources: Sequence[str], boxes: Sequence[Box], dim: int) -> Held:
+def _stack_boxes(sources: Sequence[str], boxes: Sequence[Box], dim: int) -> Held:
     """Boxes one after the other along a dimension."""
     parts: list[Part] = []
     at = 0

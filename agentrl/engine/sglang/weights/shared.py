@@ -98,7 +98,7 @@ class SharedTransport(CheckedWeights):
         failures: list[EngineError | None] = []
         for target in targets:
             try:
-                await self._to_one(target, weights, version, flush)
+                await self._update_one_server(target, weights, version, flush)
                 failures.append(None)
             except EngineError as error:
                 if not isinstance(error, _Torn) and None not in failures:
@@ -115,7 +115,7 @@ class SharedTransport(CheckedWeights):
         names = [name for receiver, name in bucket.places if receiver == rank]
         return [(name, view(data, bucket, rank, name, dtype)) for name in names]
 
-    async def _to_one(
+    async def _update_one_server(
         self, target: Target, weights: SlicedSource, version: int, flush: bool
     ) -> None:
         control, info = target
@@ -123,15 +123,15 @@ class SharedTransport(CheckedWeights):
         theirs = weights.layout()
         proven = known is not None and known.info is info
         if known is None or not proven or known.theirs != theirs:
-            known = await self._learn(control, info, theirs)
+            known = await self._learn_server_layout(control, info, theirs)
         if not proven:
-            sums = await self._prove(target, known, weights, flush)
+            sums = await self._prove_loaded_weights(target, known, weights, flush)
         else:
             sampled = known.direct.buckets[version % len(known.direct.buckets)]
-            sums, digests = await self._load_buckets(
+            sums, digests = await self._load_buckets_on_server(
                 target, known, known.direct, weights, flush, sampled
             )
-            await _check_digests(control, known, digests)
+            await _check_server_digests(control, known, digests)
         self._servers[control.url] = known
         if self._given is not None and self._given[0] == version and self._given[1] != sums:
             raise _Torn(
@@ -141,15 +141,15 @@ class SharedTransport(CheckedWeights):
         self._given = (version, sums)
         await control.set_version(version)
 
-    async def _prove(
+    async def _prove_loaded_weights(
         self, target: Target, known: _Known, weights: SlicedSource, flush: bool
     ) -> Sums:
         """Have all weights loaded by the server's own loader, unless it has them, and compare."""
         control, _ = target
-        sums, holds = await self._compare(control, known, weights)
+        sums, holds = await self._compare_server_digests(control, known, weights)
         if not holds:
-            await self._load_buckets(target, known, known.loader, weights, flush)
-            sums, holds = await self._compare(control, known, weights)
+            await self._load_buckets_on_server(target, known, known.loader, weights, flush)
+            sums, holds = await self._compare_server_digests(control, known, weights)
         if not holds:
             raise _Torn(
                 f"the server at {control.url} does not hold its tensors as expected; set "
@@ -157,9 +157,9 @@ class SharedTransport(CheckedWeights):
             )
         return sums
 
-    async def _learn(self, control: Control, info: Info, theirs: Layout) -> _Known:
+    async def _learn_server_layout(self, control: Control, info: Info, theirs: Layout) -> _Known:
         """Read the live server's layout."""
-        config = _config(info)
+        config = _read_server_model_config(info)
         names = [list(rank) for rank in await control.checksums()]
         shapes = shapes_of(theirs)
         kv_heads = config.get("num_key_value_heads") or config.get("num_attention_heads") or 1
@@ -174,21 +174,21 @@ class SharedTransport(CheckedWeights):
         direct = route(server_layout(names, shapes, kv_heads=kv_heads), direct=True)
         return _Known(info, theirs, route(loader_layout(shapes), direct=False), direct, dtype)
 
-    async def _compare(
+    async def _compare_server_digests(
         self, control: Control, known: _Known, weights: SlicedSource
     ) -> tuple[Sums, bool]:
         """Whether each rank of the server holds just what the layout would give it."""
-        memory = self._room(known.direct)
+        memory = self._get_bucket_memory(known.direct)
         digests: Digests = {}
         sums: dict[tuple[int, str], float] = {}
         for bucket in known.direct.buckets:
-            sums |= await self._write_bucket(bucket, memory, known, weights)
-            digests |= _digests(memory, bucket, known.dtype)
+            sums |= await self._write_bucket_to_memory(bucket, memory, known, weights)
+            digests |= _digest_bucket_tensors(memory, bucket, known.dtype)
         found = await control.checksums()
         theirs = {(i, name): digest for i, one in enumerate(found) for name, digest in one.items()}
         return sums, digests == theirs
 
-    async def _load_buckets(
+    async def _load_buckets_on_server(
         self,
         target: Target,
         known: _Known,
@@ -199,20 +199,22 @@ class SharedTransport(CheckedWeights):
     ) -> tuple[Sums, Digests]:
         """Bucket by bucket: have it written, then have it loaded."""
         control, info = target
-        memory = self._room(route)
-        requests = [self._request_bucket(known, route, bucket, memory) for bucket in route.buckets]
+        memory = self._get_bucket_memory(route)
+        requests = [
+            self._make_bucket_payloads(known, route, bucket, memory) for bucket in route.buckets
+        ]
         sums: dict[tuple[int, str], float] = {}
         digests: Digests = {}
-        sums |= await self._write_bucket(route.buckets[0], memory, known, weights)
+        sums |= await self._write_bucket_to_memory(route.buckets[0], memory, known, weights)
         try:
             async with session(control, info):
                 for i, (bucket, body) in enumerate(zip(route.buckets, requests, strict=True)):
                     if i:
-                        sums |= await self._write_bucket(bucket, memory, known, weights)
+                        sums |= await self._write_bucket_to_memory(bucket, memory, known, weights)
                     if bucket is sampled:
-                        digests = _digests(memory, bucket, known.dtype)
+                        digests = _digest_bucket_tensors(memory, bucket, known.dtype)
                     last = flush and i == len(requests) - 1
-                    texts = [_name_tensors(named) for named in body]
+                    texts = [_pickle_shared_tensors(named) for named in body]
                     await control.send(
                         "/update_weights_from_tensor",
                         {
@@ -226,7 +228,7 @@ class SharedTransport(CheckedWeights):
             raise _Torn(str(error)) from error
         return sums, digests
 
-    def _request_bucket(
+    def _make_bucket_payloads(
         self, known: _Known, route: _Route, bucket: Bucket, memory: Shared
     ) -> Sequence[Named]:
         """For each rank of the server what it is to load, checked: a wrong name would end it."""
@@ -234,14 +236,14 @@ class SharedTransport(CheckedWeights):
         for rank in range(known.info.tp_size):
             place = rank if route.direct else 0
             named = self.payload(bucket, place, memory.data, known.dtype)
-            _check_named(named, bucket, place, known.dtype)
+            _check_named_tensors(named, bucket, place, known.dtype)
             # An expert comes to the server's loader without the dimension of experts.
             ranks.append(
                 [(n, t if route.direct or t.ndim < 3 else t.flatten(0, 1)) for n, t in named]
             )
         return ranks
 
-    def _room(self, route: _Route) -> Shared:
+    def _get_bucket_memory(self, route: _Route) -> Shared:
         """The memory of the buckets, which is kept."""
         needed = max(bucket.num_bytes for bucket in route.buckets)
         if self._memory is None or self._memory.handle.num_bytes < needed:
@@ -249,7 +251,7 @@ class SharedTransport(CheckedWeights):
             self._memory = share(needed)
         return self._memory
 
-    async def _write_bucket(
+    async def _write_bucket_to_memory(
         self, bucket: Bucket, memory: Shared, known: _Known, weights: SlicedSource
     ) -> Sums:
         for (receiver, name), place in bucket.places.items():
@@ -258,7 +260,7 @@ class SharedTransport(CheckedWeights):
         return await written(weights, bucket, memory, known.dtype, self._timeout_s)
 
 
-def _config(info: Info) -> Mapping[str, Any]:
+def _read_server_model_config(info: Info) -> Mapping[str, Any]:
     path = Path(info.model_path) / "config.json"
     try:
         config: Mapping[str, Any] = json.loads(path.read_bytes())
@@ -270,7 +272,7 @@ def _config(info: Info) -> Mapping[str, Any]:
     return config
 
 
-def _check_named(named: Named, bucket: Bucket, rank: int, dtype: torch.dtype) -> None:
+def _check_named_tensors(named: Named, bucket: Bucket, rank: int, dtype: torch.dtype) -> None:
     expected = {name: place.shape for (r, name), place in bucket.places.items() if r == rank}
     got = {name: tuple(tensor.shape) for name, tensor in named}
     faults = (
@@ -290,7 +292,7 @@ def _check_named(named: Named, bucket: Bucket, rank: int, dtype: torch.dtype) ->
             )
 
 
-def _digests(memory: Shared, bucket: Bucket, dtype: torch.dtype) -> Digests:
+def _digest_bucket_tensors(memory: Shared, bucket: Bucket, dtype: torch.dtype) -> Digests:
     """As the server makes them of what is in a CPU's memory."""
     found: Digests = {}
     for rank, name in bucket.places:
@@ -300,7 +302,7 @@ def _digests(memory: Shared, bucket: Bucket, dtype: torch.dtype) -> Digests:
     return found
 
 
-async def _check_digests(control: Control, known: _Known, expected: Digests) -> None:
+async def _check_server_digests(control: Control, known: _Known, expected: Digests) -> None:
     """Compare some tensors, so that a server need not read all of its weights."""
     wanted = {name for _, name in expected}
     others = {name for bucket in known.direct.buckets for _, name in bucket.places} - wanted
@@ -315,17 +317,17 @@ async def _check_digests(control: Control, known: _Known, expected: Digests) -> 
             )
 
 
-def _name_tensors(named: Named) -> str:
+def _pickle_shared_tensors(named: Named) -> str:
     """Names, and where in our memory the server finds the tensors."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, protocol=4)
     known: Any = ForkingPickler(io.BytesIO()).dispatch_table
-    pickler.dispatch_table = {**known, torch.UntypedStorage: _by_name}
+    pickler.dispatch_table = {**known, torch.UntypedStorage: _reduce_storage_by_filename}
     pickler.dump(list(named))
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _by_name(storage: Any) -> tuple[Any, tuple[Any, ...]]:
+def _reduce_storage_by_filename(storage: Any) -> tuple[Any, tuple[Any, ...]]:
     """As torch pickles it where a process shares by `file_system`; the server is a user more."""
     where = storage._share_filename_cpu_()
     storage._shared_incref()

@@ -95,13 +95,13 @@ class CheckedWeights:
         flush: bool = True,
     ) -> Sequence[EngineError | None]:
         """As `Transport.publish`."""
-        named = self._name_tensors(weights, targets)
+        named = self._list_checked_tensors(weights, targets)
         again = self._published is not None and self._published[0] == version
-        self._check_same(named, version)
+        self._check_version_keeps_sums(named, version)
         loaded = list(as_in_files(named))
         failures = await self.send(targets, loaded, version, flush=flush)
         if again:  # the trainer may have begun to change them meanwhile
-            self._check_same(self._name_tensors(weights, targets), version)
+            self._check_version_keeps_sums(self._list_checked_tensors(weights, targets), version)
 
         async def finish(target: Target, failure: EngineError | None) -> None:
             if failure is not None:
@@ -122,12 +122,12 @@ class CheckedWeights:
         rows = max(1, _SAMPLED_VALUES // max(1, tensor[0].numel()))
         theirs = await control.first_rows(name, rows)
         if theirs is None:
-            await self._check_changes(control, named, version)
+            await self._check_digests_change(control, named, version)
         else:
-            _check_arrived(control, name, tensor[:rows], theirs)
+            _check_rows_arrived(control, name, tensor[:rows], theirs)
         await control.set_version(version)
 
-    async def _check_changes(self, control: Control, named: Named, version: int) -> None:
+    async def _check_digests_change(self, control: Control, named: Named, version: int) -> None:
         """Digests must change where ours do: most models' servers tell no numbers.
 
         How a server hashes depends on its device, so one digest by itself says nothing; the first
@@ -176,7 +176,7 @@ class CheckedWeights:
     async def aclose(self) -> None:
         """Nothing is held."""
 
-    def _name_tensors(self, weights: WeightSource, targets: Sequence[Target]) -> Named:
+    def _list_checked_tensors(self, weights: WeightSource, targets: Sequence[Target]) -> Named:
         dtypes = {_DTYPES.get(info.dtype) for _, info in targets}
         dtype = dtypes.pop() if len(dtypes) == 1 else None
         named = [
@@ -200,7 +200,7 @@ class CheckedWeights:
         self._shapes = shapes
         return named
 
-    def _check_same(self, named: Named, version: int) -> None:
+    def _check_version_keeps_sums(self, named: Named, version: int) -> None:
         """Refuse other numbers under a version that has been given: the sums would differ."""
         sums = [float(tensor.sum(dtype=torch.float64)) for _, tensor in named]
         before, known = self._published or (-1, sums)
@@ -244,7 +244,9 @@ async def each(
     return failures
 
 
-def _check_arrived(control: Control, name: str, sent: Tensor, received: Sequence[object]) -> None:
+def _check_rows_arrived(
+    control: Control, name: str, sent: Tensor, received: Sequence[object]
+) -> None:
     """Compare some rows of a tensor that were read back."""
     ours = sent.float().cpu().numpy()
     theirs = np.array(received, dtype=np.float32)
