@@ -28,7 +28,7 @@ class Runner:
     """
 
     def __init__(self) -> None:
-        self._runner = _new_runner()
+        self._runner = _make_isolated_runner()
         self._thread: ThreadPoolExecutor | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -46,7 +46,7 @@ class Runner:
 
     def close(self) -> None:
         """End the loop and the thread; a later `run` begins others."""
-        runner, self._runner = self._runner, _new_runner()
+        runner, self._runner = self._runner, _make_isolated_runner()
         thread, self._thread = self._thread, None
         if thread is None:
             runner.close()
@@ -72,18 +72,18 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         return runner.run(coroutine)
 
 
-def _new_runner() -> asyncio.Runner:
+def _make_isolated_runner() -> asyncio.Runner:
     """One that leaves the thread's own event loop, which may be a notebook's, as it is."""
-    return asyncio.Runner(loop_factory=_new_loop)
+    return asyncio.Runner(loop_factory=_make_reporting_loop)
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def _make_reporting_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(_report_fault)
+    loop.set_exception_handler(_report_loop_fault)
     return loop
 
 
-def _report_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _report_loop_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Say what went wrong in the loop, but for what was given up with the thread that uses it.
 
     The loop's end closes such generators in any order, so that one misses the other.
@@ -152,7 +152,7 @@ async def within(seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
     clock = asyncio.timeout(seconds)
     try:
         async with clock:
-            return await _go_on(work, waits_for)
+            return await _await_begun_coroutine(work, waits_for)
     except TimeoutError:
         if clock.expired():
             raise OutOfTime(f"it took longer than {seconds} s") from None
@@ -160,7 +160,9 @@ async def within(seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
 
 
 @types.coroutine
-def _go_on(work: Coroutine[Any, Any, T], waits_for: object) -> Generator[object, Any, T]:
+def _await_begun_coroutine(
+    work: Coroutine[Any, Any, T], waits_for: object
+) -> Generator[object, Any, T]:
     """Await the rest of a coroutine that has been begun."""
     while True:
         try:

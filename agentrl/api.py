@@ -52,19 +52,19 @@ def train(
         ConfigError: something given is wrong; nothing has been loaded yet.
         RunError: the run cannot go on.
     """
-    loaded, objects = _loaded(env, keys, resume=resume)
+    loaded, objects = _load_run_keywords(env, keys, resume=resume)
     return jobs.train(loaded, objects=objects, resume=resume, accept_changes=accept_changes)
 
 
 def evaluate(env: EnvLike, **keys: object) -> EvalResult:
     """Play held-out tasks; arguments as for `train`."""
-    loaded, objects = _loaded(env, keys)
+    loaded, objects = _load_run_keywords(env, keys)
     return jobs.evaluate(loaded.config, objects=objects)[0]
 
 
 def play(env: EnvLike, **keys: object) -> Sequence[Episode]:
     """Play tasks and return the episodes; arguments as for `train`."""
-    loaded, objects = _loaded(env, keys)
+    loaded, objects = _load_run_keywords(env, keys)
     return jobs.evaluate(loaded.config, objects=objects)[1].episodes
 
 
@@ -79,11 +79,11 @@ class Run(PlannedRun):
         accept_changes: bool = False,
         **keys: object,
     ) -> None:
-        loaded, objects = _loaded(env, keys, resume=resume)
+        loaded, objects = _load_run_keywords(env, keys, resume=resume)
         super().__init__(loaded, objects=objects, resume=resume, accept_changes=accept_changes)
 
 
-def _loaded(
+def _load_run_keywords(
     env: EnvLike,
     keys: dict[str, object],
     *,
@@ -96,15 +96,15 @@ def _loaded(
     values = {short.get(name, name): value for name, value in keys.items()}
     for key in SEAMS & values.keys():
         parts = as_list(values[key])
-        texts = None if parts is None else [_as_text(part, given) for part in parts]
-        values[key] = _as_text(values[key], given) if texts is None else texts
+        texts = None if parts is None else [_name_object_as_text(part, given) for part in parts]
+        values[key] = _name_object_as_text(values[key], given) if texts is None else texts
     objects = Overrides(given=given)
     if resume:
-        return _resumed(name, values, objects), objects
+        return _load_resumed_run(name, values, objects), objects
     return load_run_config(keywords={"env": [{"name": name}]} | values, objects=objects), objects
 
 
-def _resumed(env: str, values: dict[str, object], objects: Overrides) -> Loaded[RunConfig]:
+def _load_resumed_run(env: str, values: dict[str, object], objects: Overrides) -> Loaded[RunConfig]:
     run = values.pop("name", None)
     if run is None:
         raise ConfigError("resuming needs the run's name: got none, pass name=...")
@@ -120,7 +120,7 @@ def _resumed(env: str, values: dict[str, object], objects: Overrides) -> Loaded[
     return loaded
 
 
-def _as_text(value: object, given: dict[str, object]) -> object:
+def _name_object_as_text(value: object, given: dict[str, object]) -> object:
     """What the configuration has for a value; an object is kept beside it."""
     if value is None or isinstance(value, str | Mapping):
         return cast("object", value)

@@ -34,7 +34,7 @@ def place_of(error: BaseException) -> str:
     Frames of agentrl and of installed libraries are not a user's. The traceback of another process
     is in the exception's notes. Empty if there is no frame.
     """
-    frames = [*_frames(error)]
+    frames = [*_list_traceback_frames(error)]
     own = [frame for frame in frames if not frame[0].startswith((*_LIBRARIES, _OWN, "<"))]
     outside = [frame for frame in frames if not frame[0].startswith((*_LIBRARIES, "<"))]
     for found in (own, outside, frames):
@@ -55,7 +55,7 @@ def short_path(file: str) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else file
 
 
-def _frames(error: BaseException) -> Iterator[Place]:
+def _list_traceback_frames(error: BaseException) -> Iterator[Place]:
     for frame, line in walk_tb(error.__traceback__):
         yield frame.f_code.co_filename, line, frame.f_code.co_name
     for note in getattr(error, "__notes__", ()):
@@ -95,19 +95,19 @@ class user_code:
     ) -> None:
         if error is None or isinstance(error, KeyboardInterrupt):
             return
-        if not self._keeps_meaning(error):
+        if not self._passes_boundary_unchanged(error):
             what = f"{self._what} raised {type(error).__name__}: {said_by(error)}"
             raise self._fault(what + place_of(error)) from error
 
-    def _keeps_meaning(self, error: BaseException) -> bool:
+    def _passes_boundary_unchanged(self, error: BaseException) -> bool:
         if isinstance(error, ToolError):
             return self._shows_tool_errors
         if isinstance(error, asyncio.CancelledError):
-            return _is_cancelled()
+            return _is_current_task_cancelled()
         return isinstance(error, AgentrlError | Terminated)
 
 
-def _is_cancelled() -> bool:
+def _is_current_task_cancelled() -> bool:
     """True if this runs in a task that was told to stop."""
     try:
         task = asyncio.current_task()
@@ -122,11 +122,11 @@ def one_line(text: str) -> str:
     For tables and lines that people read: what is kept (JSON, events, episodes) has all of it.
     """
     words = " ".join(text.split())
-    shown = words if words.isprintable() else "".join(map(_show_character, words))
+    shown = words if words.isprintable() else "".join(map(_escape_unprintable, words))
     if len(shown) <= _LIMIT:
         return shown
     return f"{shown[: _LIMIT - _TAIL - 5]} ... {shown[-_TAIL:]}"
 
 
-def _show_character(character: str) -> str:
+def _escape_unprintable(character: str) -> str:
     return character if character.isprintable() else ascii(character)[1:-1]

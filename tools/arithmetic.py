@@ -48,16 +48,16 @@ def evaluate(expression: str, max_bits: int | None = None) -> str:
         ToolError: It is no arithmetic, divides by zero, or its value is too long.
         TooCostly: With `max_bits`, before an operation that could exceed it.
     """
-    tree = _parse_expression(expression)
+    tree = _parse_arithmetic(expression)
     try:
-        return _write_number(_evaluate_node(tree, max_bits, depth=0))
+        return _format_number_exactly(_evaluate_arithmetic_node(tree, max_bits, depth=0))
     except ZeroDivisionError:
         raise ToolError("division by zero") from None
     except OverflowError:
         raise ToolError("the value is too large") from None
 
 
-def _parse_expression(expression: str) -> ast.expr:
+def _parse_arithmetic(expression: str) -> ast.expr:
     if len(expression) > MAX_CHARS:
         raise ToolError(f"the expression is longer than {MAX_CHARS} characters")
     if not _ALLOWED.fullmatch(expression):
@@ -68,25 +68,27 @@ def _parse_expression(expression: str) -> ast.expr:
         raise ToolError(f"{expression!r} is no complete expression") from None
 
 
-def _evaluate_node(node: ast.expr, max_bits: int | None, depth: int) -> Number:
+def _evaluate_arithmetic_node(node: ast.expr, max_bits: int | None, depth: int) -> Number:
     if depth > _MAX_DEPTH:
         raise ToolError("the expression is nested too deeply")
     match node:
         case ast.Constant(value=int() | float() as value):
             return value
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-            return _real(_UNARY[type(op)](_evaluate_node(operand, max_bits, depth + 1)))
+            return _require_real(
+                _UNARY[type(op)](_evaluate_arithmetic_node(operand, max_bits, depth + 1))
+            )
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            a = _evaluate_node(left, max_bits, depth + 1)
-            b = _evaluate_node(right, max_bits, depth + 1)
-            if max_bits is not None and _bits(op, a, b) > max_bits:
+            a = _evaluate_arithmetic_node(left, max_bits, depth + 1)
+            b = _evaluate_arithmetic_node(right, max_bits, depth + 1)
+            if max_bits is not None and _bound_result_bits(op, a, b) > max_bits:
                 raise TooCostly
-            return _real(_BINARY[type(op)](a, b))
+            return _require_real(_BINARY[type(op)](a, b))
         case _:
             raise ToolError("only numbers, + - * / // % ** and parentheses are understood")
 
 
-def _bits(op: ast.operator, a: Number, b: Number) -> int:
+def _bound_result_bits(op: ast.operator, a: Number, b: Number) -> int:
     """An upper bound on the bits of the result; floats have a fixed size."""
     if isinstance(a, float) or isinstance(b, float):
         return 64
@@ -95,14 +97,14 @@ def _bits(op: ast.operator, a: Number, b: Number) -> int:
     return a.bit_length() + b.bit_length() + 1
 
 
-def _real(value: object) -> Number:
+def _require_real(value: object) -> Number:
     # A negative number to a fractional power is complex.
     if not isinstance(value, int | float) or abs(value) == math.inf or value != value:
         raise ToolError("the value is no real number")
     return value
 
 
-def _write_number(value: Number) -> str:
+def _format_number_exactly(value: Number) -> str:
     """Integers exactly, whole floats as integers, others by their shortest form."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)

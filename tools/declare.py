@@ -68,7 +68,7 @@ def tool(
         setattr(
             inner,
             _MARK,
-            _spec(inner, inner.__name__ if name is None else name, timeout_s, isolated),
+            _make_tool_spec(inner, inner.__name__ if name is None else name, timeout_s, isolated),
         )
         return target
 
@@ -103,7 +103,7 @@ def unique_tools(specs: tuple[ToolSpec, ...], owner: str) -> tuple[ToolSpec, ...
     return specs
 
 
-def _spec(
+def _make_tool_spec(
     function: Callable[..., object], name: str, timeout_s: float | None, isolated: bool
 ) -> ToolSpec:
     if not _NAME.fullmatch(name):

@@ -127,18 +127,21 @@ def replaced(file: FileText, old: str, new: str, path: str) -> tuple[str, int]:
     """The text with `old`, which it has exactly once, replaced; and where that begins."""
     if not old:
         raise ToolError("old_str is empty; to add text use insert, to make a file use create")
-    exact, places = _find_places(file.text, old), _find_places(file.looks, file.folded(old))
+    exact, places = (
+        _find_text_places(file.text, old),
+        _find_text_places(file.looks, file.folded(old)),
+    )
     # What is shown twice is asked for, unless a carriage return tells the one that is meant.
     named = bool(places) and "\r" in old and len(exact) == 1
     if len(places) != 1 and not named:
-        raise ToolError(_not_once(file, old, path, places))
+        raise ToolError(_explain_not_found_once(file, old, path, places))
     start = exact[0] if named else file.place_of(places[0])
     if loose := exact != [start]:
-        old, new = file.folded(old), _folded(new)
+        old, new = file.folded(old), _unify_line_ends(new)
     found = re.compile(_loose_pattern(old, file)).match(file.text, start) if loose else None
     there = list(found.groups()) if found else [old]
     if loose:
-        parts = _aligned(old, new, there, file.end_at(start))
+        parts = _align_new_text_with_file(old, new, there, file.end_at(start))
         file.require_writable("".join(text for text, is_new in parts if is_new))
         new = "".join(text for text, _ in parts)
     else:
@@ -158,12 +161,12 @@ def inserted(file: FileText, line: int | None, new: str) -> tuple[str, int]:
     place = len("".join(lines[:line])) if line else mark
     ended = re.search(f"(?:{file.line_end})\\Z", lines[line - 1]) if line else None
     end = ended[0] if ended else file.end_at(place)
-    added = end.join(_folded(new).removesuffix("\n").split("\n"))
+    added = end.join(_unify_line_ends(new).removesuffix("\n").split("\n"))
     added = added + end if ended or not line else end + added
     return file.text[:place] + added + file.text[place:], place
 
 
-def _folded(text: str) -> str:
+def _unify_line_ends(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
@@ -173,7 +176,7 @@ def _loose_pattern(old: str, file: FileText) -> str:
     return "".join(f"({kinds.get(part) or re.escape(part)})" for part in parts)
 
 
-def _find_places(text: str, old: str) -> list[int]:
+def _find_text_places(text: str, old: str) -> list[int]:
     """Where it is, overlapping places too; no more than tell that there are too many."""
     places: list[int] = []
     place = text.find(old)
@@ -183,11 +186,13 @@ def _find_places(text: str, old: str) -> list[int]:
     return places
 
 
-def _aligned(old: str, new: str, there: list[str], end: str) -> list[tuple[str, bool]]:
+def _align_new_text_with_file(
+    old: str, new: str, there: list[str], end: str
+) -> list[tuple[str, bool]]:
     """The new text, with what the file has wherever the old text says the same; is it added?"""
     olds, news = re.split(_LOOSE, old), re.split(_LOOSE, new)
     parts: list[tuple[str, bool]] = []
-    for kind, first, last, begin, stop in _find_changes(olds, news):
+    for kind, first, last, begin, stop in _find_edit_steps(olds, news):
         if kind == "equal":
             parts += [(text, False) for text in there[first:last]]
         else:
@@ -195,7 +200,7 @@ def _aligned(old: str, new: str, there: list[str], end: str) -> list[tuple[str, 
     return parts
 
 
-def _find_changes(old: list[str], new: list[str]) -> Sequence[tuple[str, int, int, int, int]]:
+def _find_edit_steps(old: list[str], new: list[str]) -> Sequence[tuple[str, int, int, int, int]]:
     """The steps from one list to the other; where both are long, one step changes the middle."""
     if len(old) * len(new) <= _MOST_COMPARED:
         return SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
@@ -211,7 +216,7 @@ def _find_changes(old: list[str], new: list[str]) -> Sequence[tuple[str, int, in
     ]
 
 
-def _not_once(file: FileText, old: str, path: str, places: list[int]) -> str:
+def _explain_not_found_once(file: FileText, old: str, path: str, places: list[int]) -> str:
     if places:
         text = file.looks
         numbers = [str(len(FileText(text[:p] + "x").lines)) for p in places[:_MOST_PLACES]]

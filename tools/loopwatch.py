@@ -36,9 +36,11 @@ class LoopWatch:
 
     async def __aenter__(self) -> Self:
         self._loop_thread = threading.get_ident()
-        self._schedule = _schedule()
-        self._beat(asyncio.get_running_loop())
-        self._watcher = threading.Thread(target=self._watch, name="agentrl-loopwatch", daemon=True)
+        self._schedule = _find_schedstat()
+        self._note_loop_beat(asyncio.get_running_loop())
+        self._watcher = threading.Thread(
+            target=self._watch_loop_for_stalls, name="agentrl-loopwatch", daemon=True
+        )
         self._watcher.start()
         return self
 
@@ -54,23 +56,23 @@ class LoopWatch:
         if self._watcher is not None:
             self._watcher.join()
 
-    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _note_loop_beat(self, loop: asyncio.AbstractEventLoop) -> None:
         self._beat_s = time.monotonic()
-        self._timer = loop.call_later(self.limit_s / 5, self._beat, loop)
+        self._timer = loop.call_later(self.limit_s / 5, self._note_loop_beat, loop)
 
-    def _watch(self) -> None:
+    def _watch_loop_for_stalls(self) -> None:
         pace_s = self.limit_s / 4
         clock = time.pthread_getcpuclockid(self._loop_thread)
-        own = _schedule()
-        reported_s, before = 0.0, _Look((), 0.0, time.monotonic(), self._queued_s(), _queued_s(own))
-        seen_s, queued_s = self._beat_s, self._queued_s()
+        own = _find_schedstat()
+        reported_s, seen_s, queued_s = 0.0, self._beat_s, _read_queued_s(self._schedule)
+        before = _Look((), 0.0, time.monotonic(), queued_s, _read_queued_s(own))
         while not self._done.wait(pace_s):
-            stack = _stack(self._loop_thread)
+            stack = _list_frames_of_thread(self._loop_thread)
             cpu_s, time_s = time.clock_gettime(clock), time.monotonic()
-            now = _Look(stack, cpu_s, time_s, self._queued_s(), _queued_s(own))
+            now = _Look(stack, cpu_s, time_s, _read_queued_s(self._schedule), _read_queued_s(own))
             beat_s = self._beat_s
             if beat_s != seen_s:
-                seen_s, queued_s = beat_s, self._queued_s()
+                seen_s, queued_s = beat_s, _read_queued_s(self._schedule)
             late_s = now.time_s - beat_s - (now.queued_s - queued_s)
             if late_s > self.limit_s and beat_s != reported_s:
                 holder = now.lasting(before, longer_than_s=pace_s / 8) or now.computing(
@@ -78,14 +80,10 @@ class LoopWatch:
                 )
                 if holder is not None:
                     reported_s = beat_s
-                    self._report_delay(late_s, holder)
+                    self._report_stalled_loop(late_s, holder)
             before = now
 
-    def _queued_s(self) -> float:
-        """How long the loop's thread has been ready without a processor."""
-        return _queued_s(self._schedule)
-
-    def _report_delay(self, late_s: float, holder: FrameType) -> None:
+    def _report_stalled_loop(self, late_s: float, holder: FrameType) -> None:
         self.num_stalls += 1
         code = holder.f_code
         _log.warning(
@@ -120,7 +118,7 @@ class _Look:
             return None
         pairs = zip(self.stack, before.stack, strict=False)
         both = [pair[0] for pair in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs)]
-        return both[-1] if both and not _is_of_the_loop(both[-1]) else None
+        return both[-1] if both and not _is_event_loop_frame(both[-1]) else None
 
     def computing(self, before: "_Look", *, longer_than_s: float) -> FrameType | None:
         """The innermost call, if the thread computed for so long and let nobody look.
@@ -128,16 +126,18 @@ class _Look:
         While nobody looked for want of a processor, nobody was kept from it.
         """
         hidden_s = self.cpu_s - before.cpu_s - (self.unseen_s - before.unseen_s)
-        guilty = hidden_s > longer_than_s and self.stack and not _is_of_the_loop(self.stack[-1])
+        guilty = (
+            hidden_s > longer_than_s and self.stack and not _is_event_loop_frame(self.stack[-1])
+        )
         return self.stack[-1] if guilty else None
 
 
-def _schedule() -> Path:
+def _find_schedstat() -> Path:
     """Where Linux says how the running thread was scheduled."""
     return Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
 
 
-def _queued_s(schedule: Path) -> float:
+def _read_queued_s(schedule: Path) -> float:
     """How long a thread has been ready without a processor; 0 where Linux does not say."""
     try:
         return int(schedule.read_text().split()[1]) / 1e9
@@ -145,12 +145,12 @@ def _queued_s(schedule: Path) -> float:
         return 0.0
 
 
-def _is_of_the_loop(frame: FrameType) -> bool:
+def _is_event_loop_frame(frame: FrameType) -> bool:
     name: str = frame.f_globals.get("__name__", "")
     return name.partition(".")[0] in ("asyncio", "selectors", "threading", "runpy")
 
 
-def _stack(thread: int) -> tuple[FrameType, ...]:
+def _list_frames_of_thread(thread: int) -> tuple[FrameType, ...]:
     frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]  # there is no public way
     frames: list[FrameType] = []
     while frame is not None:

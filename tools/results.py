@@ -63,7 +63,7 @@ def truncate_middle(text: str, limit: int, tokenizer: TextTokenizer | None = Non
         return text
     if tokenizer is None:
         tokenizer = _Bytes()
-    left, right, missing = _pre_cut(text, limit)
+    left, right, missing = _cut_middle_by_characters(text, limit)
     ids = tokenizer.encode(left + right, specials=False)
     if not missing and len(ids) <= limit:
         return text
@@ -75,10 +75,10 @@ def truncate_middle(text: str, limit: int, tokenizer: TextTokenizer | None = Non
     else:
         half = len(ids) // 2
         ids_left, ids_right = list(ids[:half]), list(ids[half:])
-    return _joined(text, ids_left, ids_right, limit, tokenizer)
+    return _join_head_and_tail_in_limit(text, ids_left, ids_right, limit, tokenizer)
 
 
-def _pre_cut(text: str, limit: int) -> tuple[str, str, int]:
+def _cut_middle_by_characters(text: str, limit: int) -> tuple[str, str, int]:
     """Head and tail that are worth tokenizing, and how many characters lie between them."""
     keep = limit * _MOST_CHARS_PER_TOKEN
     if len(text) <= 2 * keep:
@@ -86,7 +86,7 @@ def _pre_cut(text: str, limit: int) -> tuple[str, str, int]:
     return text[:keep], text[-keep:], len(text) - 2 * keep
 
 
-def _joined(
+def _join_head_and_tail_in_limit(
     text: str, left: list[int], right: list[int], limit: int, tokenizer: TextTokenizer
 ) -> str:
     """Head, marker and tail in at most `limit` tokens.
@@ -94,23 +94,23 @@ def _joined(
     Text joined from pieces can have more tokens than the pieces, so the budget shrinks until the
     result fits.
     """
-    budget = limit - len(tokenizer.encode(_marker(len(text)), specials=False))
+    budget = limit - len(tokenizer.encode(_render_left_out_marker(len(text)), specials=False))
     while budget > 0:
-        head = _whole(tokenizer.decode(left[: (budget + 1) // 2]))
-        tail = _whole(tokenizer.decode(right[len(right) - budget // 2 :]))
-        joined = head + _marker(len(text) - len(head) - len(tail)) + tail
+        head = _strip_half_characters(tokenizer.decode(left[: (budget + 1) // 2]))
+        tail = _strip_half_characters(tokenizer.decode(right[len(right) - budget // 2 :]))
+        joined = head + _render_left_out_marker(len(text) - len(head) - len(tail)) + tail
         excess = len(tokenizer.encode(joined, specials=False)) - limit
         if excess <= 0:
             return joined
         budget -= excess
-    return _whole(tokenizer.decode(left[:limit]))
+    return _strip_half_characters(tokenizer.decode(left[:limit]))
 
 
-def _marker(missing: int) -> str:
+def _render_left_out_marker(missing: int) -> str:
     return f"\n[... {missing} characters left out ...]\n"
 
 
-def _whole(piece: str) -> str:
+def _strip_half_characters(piece: str) -> str:
     """Without the halves of characters that a cut between their bytes leaves."""
     return piece.strip("\ufffd")
 

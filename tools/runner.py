@@ -58,7 +58,7 @@ async def run_tool(
         )
     positional = (owner,) if spec.takes_self else ()
     if spec.is_async:
-        return await _run_async(spec, positional, keywords, limit_s)
+        return await _await_tool_within_limit(spec, positional, keywords, limit_s)
 
     def call() -> object:
         with user_code(f"tool {name}", shows_tool_errors=True):
@@ -70,7 +70,7 @@ async def run_tool(
         raise ToolHangs(f"tool {name} did not end within {limit_s:g} s") from None
 
 
-async def _run_async(
+async def _await_tool_within_limit(
     spec: ToolSpec, positional: tuple[object, ...], keywords: Mapping[str, object], limit_s: float
 ) -> object:
     async def call() -> object:
@@ -98,7 +98,7 @@ async def run_isolated(
     try:
         with user_code(f"tool {name}", shows_tool_errors=True):
             return await pool.call(
-                _apply, function, positional, dict(keywords), timeout_s=timeout_s
+                _apply_function, function, positional, dict(keywords), timeout_s=timeout_s
             )
     except WorkerTimeout:
         raise timed_out(timeout_s) from None
@@ -113,7 +113,7 @@ def timed_out(timeout_s: float) -> ToolTimeout:
     return ToolTimeout(f"timed out after {timeout_s:g} s")
 
 
-def _apply(
+def _apply_function(
     function: Callable[..., object], positional: tuple[object, ...], keywords: dict[str, object]
 ) -> object:
     return function(*positional, **keywords)

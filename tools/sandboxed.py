@@ -48,7 +48,9 @@ class UsesSandbox:
         self._sessions = {}
         self._edits = {}
 
-    async def _run_in(self, kind: Literal["bash", "python"], code: str, timeout_s: float) -> str:
+    async def _run_in_sandbox_session(
+        self, kind: Literal["bash", "python"], code: str, timeout_s: float
+    ) -> str:
         if not 0 < timeout_s <= _MOST_S:
             raise ToolError(f"timeout_s is {timeout_s:g}, expected at most {_MOST_S:g} seconds")
         require_argument(code, "the code")
@@ -58,7 +60,7 @@ class UsesSandbox:
         result = await session.run(code, timeout_s=timeout_s)
         return shown(result, timeout_s, session)
 
-    async def _read_text(self, path: str) -> FileText:
+    async def _read_sandbox_text_file(self, path: str) -> FileText:
         return FileText.read(await self.sandbox.read_file(path, max_bytes=_MAX_EDIT_BYTES))
 
 
@@ -94,7 +96,7 @@ class BashTool(UsesSandbox):
             command: it has no standard input.
             timeout_s: seconds until it is stopped.
         """
-        return await self._run_in("bash", command, timeout_s)
+        return await self._run_in_sandbox_session("bash", command, timeout_s)
 
 
 class PythonTool(UsesSandbox):
@@ -108,7 +110,7 @@ class PythonTool(UsesSandbox):
             code: one or more lines.
             timeout_s: seconds until it is stopped.
         """
-        return await self._run_in("python", code, timeout_s)
+        return await self._run_in_sandbox_session("python", code, timeout_s)
 
 
 class ReadFileTool(UsesSandbox):
@@ -121,7 +123,7 @@ class ReadFileTool(UsesSandbox):
         Args:
             path: the file; relative paths begin in the working folder.
         """
-        return (await self._read_text(path)).shown
+        return (await self._read_sandbox_text_file(path)).shown
 
 
 class WriteFileTool(UsesSandbox):
@@ -155,7 +157,7 @@ class SearchTools(UsesSandbox):
         require_argument(path, "path")
         line = shlex.join(["grep", "-rnIE", "-e", pattern, "--", path])
         # By characters, then by bytes: the first leaves out files that are not in UTF-8.
-        return await self._search((line, f"LC_ALL=C {line}"), "No line matches.")
+        return await self._run_search_commands((line, f"LC_ALL=C {line}"), "No line matches.")
 
     @tool
     async def find(self, name: str, path: str = ".") -> str:
@@ -168,9 +170,9 @@ class SearchTools(UsesSandbox):
         require_argument(name, "name")
         require_argument(path, "path")
         argv = ["find", f"./{path}" if path.startswith("-") else path, "-name", name]
-        return await self._search((shlex.join(argv),), "Nothing has such a name.")
+        return await self._run_search_commands((shlex.join(argv),), "Nothing has such a name.")
 
-    async def _search(self, searches: Sequence[str], nothing: str) -> str:
+    async def _run_search_commands(self, searches: Sequence[str], nothing: str) -> str:
         line = "; ".join(f"{search} | head -n {_MAX_MATCHES + 1}" for search in searches)
         result = await self.sandbox.exec(line, timeout_s=_SEARCH_S)
         if result.status == "timeout":
@@ -211,48 +213,54 @@ class EditorTool(UsesSandbox):
         """
         match command:
             case "view":
-                return await self._view(path, view_range)
+                return await self._view_file_or_folder(path, view_range)
             case "create":
-                data = _given(file_text, "create", "file_text").encode()
-                await self._write_edit(path, await self._old(path), data)
+                data = _require_editor_argument(file_text, "create", "file_text").encode()
+                await self._write_file_and_keep_undo(
+                    path, await self._read_file_bytes_or_none(path), data
+                )
                 return f"Wrote {path}."
             case "str_replace":
                 old, new = (
-                    _given(old_str, command, "old_str"),
+                    _require_editor_argument(old_str, command, "old_str"),
                     require_text(new_str or "", "new_str"),
                 )
-                file = await self._read_text(path)
-                return await self._edit(path, file, *replaced(file, old, new, path))
+                file = await self._read_sandbox_text_file(path)
+                return await self._edit_and_show_lines(path, file, *replaced(file, old, new, path))
             case "insert":
-                new = _given(new_str, command, "new_str")
-                file = await self._read_text(path)
-                return await self._edit(path, file, *inserted(file, insert_line, new))
+                new = _require_editor_argument(new_str, command, "new_str")
+                file = await self._read_sandbox_text_file(path)
+                return await self._edit_and_show_lines(
+                    path, file, *inserted(file, insert_line, new)
+                )
             case "undo_edit":
-                return await self._undo(path)
+                return await self._undo_last_edit(path)
 
-    async def _view(self, path: str, view_range: list[int] | None) -> str:
+    async def _view_file_or_folder(self, path: str, view_range: list[int] | None) -> str:
         try:
-            file = await self._read_text(path)
+            file = await self._read_sandbox_text_file(path)
         except FileAccessError as error:
             if "folder" not in str(error):
                 raise
             entries = await self.sandbox.list_dir(path)
             return "\n".join(f"{e.name}{'/' * (e.kind == 'folder')}" for e in entries) or "[empty]"
-        first, last = _range(view_range, len(file.lines))
-        return _numbered(file.lines, first, last) or "[empty]"
+        first, last = _parse_view_range(view_range, len(file.lines))
+        return _number_lines(file.lines, first, last) or "[empty]"
 
-    async def _edit(self, path: str, file: FileText, after: str, place: int) -> str:
-        await self._write_edit(path, file.encoded(file.text), file.encoded(after))
+    async def _edit_and_show_lines(self, path: str, file: FileText, after: str, place: int) -> str:
+        await self._write_file_and_keep_undo(path, file.encoded(file.text), file.encoded(after))
         lines = [*replace(file, text=after).lines, ""]
         changed = len(replace(file, text=after[:place] + "x").lines)
-        near = _numbered(lines, max(1, changed - 3), min(len(lines), changed + 6))
+        near = _number_lines(lines, max(1, changed - 3), min(len(lines), changed + 6))
         return f"Edited {path}:\n{near}"
 
-    async def _write_edit(self, path: str, before: bytes | None, after: bytes) -> None:
+    async def _write_file_and_keep_undo(
+        self, path: str, before: bytes | None, after: bytes
+    ) -> None:
         await self.sandbox.write_file(path, after, in_place=True)
         self._edits.setdefault(path, []).append((before, after))
 
-    async def _old(self, path: str) -> bytes | None:
+    async def _read_file_bytes_or_none(self, path: str) -> bytes | None:
         try:
             return await self.sandbox.read_file(path, max_bytes=_MAX_EDIT_BYTES)
         except FileAccessError as error:
@@ -260,11 +268,11 @@ class EditorTool(UsesSandbox):
                 return None
             raise
 
-    async def _undo(self, path: str) -> str:
+    async def _undo_last_edit(self, path: str) -> str:
         if not self._edits.get(path):
             raise ToolError(f"there is no edit of {path} to undo")
         before, after = self._edits[path][-1]
-        if await self._old(path) != after:
+        if await self._read_file_bytes_or_none(path) != after:
             raise ToolError(f"{path} was changed after its last edit here; edit it by hand")
         if before is None:
             await self.sandbox.exec(["rm", "-f", "--", path])
@@ -274,17 +282,17 @@ class EditorTool(UsesSandbox):
         return f"Undid the last edit of {path}."
 
 
-def _given(value: str | None, command: str, name: str) -> str:
+def _require_editor_argument(value: str | None, command: str, name: str) -> str:
     if value is None:
         raise ToolError(f"{command} needs {name}")
     return require_text(value, name)
 
 
-def _numbered(lines: list[str], first: int, last: int) -> str:
+def _number_lines(lines: list[str], first: int, last: int) -> str:
     return "\n".join(f"{n:6}\t{line_shown(lines[n - 1])}" for n in range(first, last + 1))
 
 
-def _range(asked: list[int] | None, count: int) -> tuple[int, int]:
+def _parse_view_range(asked: list[int] | None, count: int) -> tuple[int, int]:
     if asked is None:
         return 1, count
     first, last = asked if len(asked) == 2 else (0, 0)

@@ -47,9 +47,9 @@ class ToolArguments:
     def schema(self, descriptions: Mapping[str, str]) -> dict[str, Json]:
         """The JSON schema of type object, with descriptions and defaults."""
         found = self._adapter.json_schema(schema_generator=_Untitled)
-        found = _inlined(found, found.pop("$defs", {}), depth=0)
+        found = _inline_references(found, found.pop("$defs", {}), depth=0)
         properties = {
-            p.name: _described(found["properties"][p.name], descriptions[p.name], p.default)
+            p.name: _describe_schema(found["properties"][p.name], descriptions[p.name], p.default)
             for p in self._parameters
         }
         required = [p.name for p in self._parameters if p.default is p.empty]
@@ -61,7 +61,9 @@ class ToolArguments:
             # By way of JSON, so that an enum or a tuple takes the JSON form that the schema shows.
             return self._adapter.validate_json(to_json(arguments, fallback=dict))
         except ValidationError as error:
-            problems = "; ".join(_problem(dict(item)) for item in error.errors()[:5])
+            problems = "; ".join(
+                _describe_validation_error(dict(item)) for item in error.errors()[:5]
+            )
             raise ToolError(f"{self._tool}: {problems}") from error
         except PydanticSerializationError as error:  # half of a surrogate pair
             raise ToolError(f"{self._tool}: the arguments are not JSON: {error}") from error
@@ -111,31 +113,38 @@ class _Untitled(GenerateJsonSchema):
         return False
 
     def typed_dict_schema(self, schema: Any) -> JsonSchemaValue:
-        return _without(super().typed_dict_schema(schema), "title", "additionalProperties")
+        return _without_keys(super().typed_dict_schema(schema), "title", "additionalProperties")
 
 
-def _without(schema: JsonSchemaValue, *keys: str) -> JsonSchemaValue:
+def _without_keys(schema: JsonSchemaValue, *keys: str) -> JsonSchemaValue:
     return {key: value for key, value in schema.items() if key not in keys}
 
 
-def _inlined(node: Any, definitions: Mapping[str, Any], *, depth: int) -> Any:
+def _inline_references(node: Any, definitions: Mapping[str, Any], *, depth: int) -> Any:
     """`node` with references replaced: parsers and templates do not follow them."""
     if depth > 20:
         raise ConfigError("a tool has a parameter of a recursive type; JSON text needs an end")
     if isinstance(node, list):
         items = cast("list[object]", node)
-        return [_inlined(item, definitions, depth=depth + 1) for item in items]
+        return [_inline_references(item, definitions, depth=depth + 1) for item in items]
     if not isinstance(node, dict):
         return node
     mapping = cast("dict[str, Any]", node)
     reference = mapping.get("$ref")
     if isinstance(reference, str):
-        target = _without(definitions[reference.removeprefix("#/$defs/")], "title", "description")
-        return _inlined(target, definitions, depth=depth + 1)
-    return {key: _inlined(value, definitions, depth=depth + 1) for key, value in mapping.items()}
+        target = _without_keys(
+            definitions[reference.removeprefix("#/$defs/")], "title", "description"
+        )
+        return _inline_references(target, definitions, depth=depth + 1)
+    return {
+        key: _inline_references(value, definitions, depth=depth + 1)
+        for key, value in mapping.items()
+    }
 
 
-def _described(schema: Mapping[str, Json], description: str, default: object) -> dict[str, Json]:
+def _describe_schema(
+    schema: Mapping[str, Json], description: str, default: object
+) -> dict[str, Json]:
     described: dict[str, Json] = {**schema, "description": description}
     if isinstance(default, Enum):
         default = default.value
@@ -144,7 +153,7 @@ def _described(schema: Mapping[str, Json], description: str, default: object) ->
     return described
 
 
-def _problem(item: Mapping[str, Any]) -> str:
+def _describe_validation_error(item: Mapping[str, Any]) -> str:
     """One validation error in words for the model."""
     where = ".".join(str(part) for part in item["loc"]) or "arguments"
     match item["type"]:

@@ -68,7 +68,7 @@ class EpisodeThread:
         self._abandoned = False
         self._on_return: Callable[[], None] | None = None
         # A daemon, so that a hanging tool cannot keep the interpreter from ending.
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_queued_calls, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -94,7 +94,7 @@ class EpisodeThread:
         work = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
         with self._lock:
             self._num_calls += 1
-            self._jobs.put(functools.partial(_run_into, loop, future, work))
+            self._jobs.put(functools.partial(_run_work_into_future, loop, future, work))
         async with asyncio.timeout(timeout_s):
             return await future
 
@@ -123,7 +123,7 @@ class EpisodeThread:
         """Let the thread end after the calls that it has."""
         self._jobs.put(None)
 
-    def _work(self) -> None:
+    def _run_queued_calls(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
             with self._lock:
@@ -134,19 +134,19 @@ class EpisodeThread:
             self._on_return()
 
 
-def _run_into(
+def _run_work_into_future(
     loop: asyncio.AbstractEventLoop, future: "asyncio.Future[T]", work: Callable[[], T]
 ) -> None:
     """Run the work and give its result or its exception to the loop, which may be gone."""
     try:
         result = work()
     except BaseException as error:
-        _post(loop, functools.partial(_fail, future, error))
+        _post_to_loop_if_open(loop, functools.partial(_set_future_exception, future, error))
     else:
-        _post(loop, functools.partial(_finish_future, future, result))
+        _post_to_loop_if_open(loop, functools.partial(_set_future_result, future, result))
 
 
-def _post(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+def _post_to_loop_if_open(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:
@@ -155,11 +155,11 @@ def _post(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None
             raise
 
 
-def _finish_future(future: "asyncio.Future[T]", result: T) -> None:
+def _set_future_result(future: "asyncio.Future[T]", result: T) -> None:
     if not future.done():
         future.set_result(result)
 
 
-def _fail(future: "asyncio.Future[T]", error: BaseException) -> None:
+def _set_future_exception(future: "asyncio.Future[T]", error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)

@@ -13,12 +13,12 @@ def _run_algorithm_show(options: JsonOption, arguments: Arguments) -> int:
     from agentrl.trainer.algorithms.catalogue import find_entries  # brings torch
 
     found = find_entries(arguments.positional[0])
-    text = "\n\n".join(_render_entry(entry) for entry in found)
+    text = "\n\n".join(_render_algorithm_entry(entry) for entry in found)
     options.show([asdict(entry) for entry in found], text)
     return 0
 
 
-def _render_entry(entry: "AlgorithmEntry") -> str:
+def _render_algorithm_entry(entry: "AlgorithmEntry") -> str:
     chosen = ", ".join(f"{key}={value}" for key, value in entry.options.items())
     lines = [
         f"{entry.kind} {entry.name}: {entry.about}",

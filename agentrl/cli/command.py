@@ -84,12 +84,12 @@ def parse(name: str, command: Verb[O], argv: Sequence[str]) -> tuple[O, Argument
     positional, flags = split_flags(argv, switches_of(known, command.short))
     mine = [flag for flag in flags if command.config is None or flag.key in own]
     options = load_config(command.options, flags=mine).config
-    _check_count(name, command, positional)
+    _check_argument_count(name, command, positional)
     rest = tuple(flag for flag in flags if flag not in mine)
     return options, Arguments(positional=tuple(positional), flags=rest)
 
 
-def _check_count(name: str, command: Verb[O], positional: Sequence[str]) -> None:
+def _check_argument_count(name: str, command: Verb[O], positional: Sequence[str]) -> None:
     needed = [taken for taken in command.takes if not taken.startswith("[")]
     if len(positional) < len(needed):
         raise ConfigError(

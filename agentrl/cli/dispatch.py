@@ -58,16 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except ConfigError as error:
-        _print_error(error)
+        _print_error_lines(error)
         return 2
     except AgentrlError as error:
-        _print_error(error)
+        _print_error_lines(error)
         return 1
     except ImportError as error:
         missing = as_config_error(error, f"agentrl {arguments[0]}")
         if missing is None:
             raise
-        _print_error(missing)
+        _print_error_lines(missing)
         return 2
     except KeyboardInterrupt as error:
         print(f"\nagentrl: {str(error) or 'interrupted'}", file=sys.stderr)
@@ -82,14 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _REFUSALS:
             raise
-        _print_error(error)
+        _print_error_lines(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # it may be what took no more
         return 1
 
 
 def entry() -> int:
     """`main` as a process: threads that user code left running do not keep it alive."""
-    done = _watch_child() if sys.argv[1:3] == ["env", "check"] else None
+    done = _fork_and_watch_child() if sys.argv[1:3] == ["env", "check"] else None
     signal.signal(signal.SIGTERM, terminate)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not under nohup
         signal.signal(signal.SIGHUP, terminate)
@@ -100,11 +100,11 @@ def entry() -> int:
         gc.freeze()  # the collection at exit would look at all of torch, for seconds
     if done is not None:
         os.write(done, b"1")
-    threading.Thread(target=_end_process, args=(code,), daemon=True).start()
+    threading.Thread(target=_end_process_despite_threads, args=(code,), daemon=True).start()
     return code
 
 
-def _watch_child() -> int:
+def _fork_and_watch_child() -> int:
     """Go on in a child, so that code which ends the process does not look like success.
 
     Returns what the child writes to when it has come to its end; the parent leaves with its code.
@@ -118,7 +118,7 @@ def _watch_child() -> int:
         os.close(read)
         return write
     os.close(write)
-    code = _wait_for(pid, asked)
+    code = _await_child_exit_code(pid, asked)
     os.set_blocking(read, False)
     try:
         came_to_its_end = bool(os.read(read, 1))
@@ -131,7 +131,7 @@ def _watch_child() -> int:
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _wait_for(pid: int, asked: set[signal.Signals]) -> int:
+def _await_child_exit_code(pid: int, asked: set[signal.Signals]) -> int:
     """The exit code of a child; what asks this process to end is passed on to it.
 
     What a terminal sends, the child gets as well.
@@ -145,7 +145,7 @@ def _wait_for(pid: int, asked: set[signal.Signals]) -> int:
     return os.waitstatus_to_exitcode(ended[1])
 
 
-def _end_process(code: int) -> None:
+def _end_process_despite_threads(code: int) -> None:
     time.sleep(EXIT_GRACE_S)
     left = [t.name for t in threading.enumerate() if not t.daemon and t.name != "MainThread"]
     print(
@@ -169,17 +169,17 @@ def _run_command_line(arguments: list[str]) -> int:
 
         print(f"agentrl {version('agentrl')}")
         return 0
-    if len(arguments) == 2 and arguments[1] in ("-h", "--help") and _list_below(arguments[0]):
-        print(overview(_list_below(arguments[0])))
+    if len(arguments) == 2 and arguments[1] in ("-h", "--help") and _list_verbs(arguments[0]):
+        print(overview(_list_verbs(arguments[0])))
         return 0
-    name, rest = _find_command(arguments)
+    name, rest = _split_command_from_arguments(arguments)
     module = importlib.import_module(f"agentrl.cli.{name.replace(' ', '_')}")
     from agentrl.cli.command import invoke
 
     return invoke(name, module.COMMAND, rest)
 
 
-def _find_command(arguments: list[str]) -> tuple[str, list[str]]:
+def _split_command_from_arguments(arguments: list[str]) -> tuple[str, list[str]]:
     """The longest command that the arguments begin with, and the rest of them."""
     for length in (2, 1):
         name = " ".join(arguments[:length])
@@ -188,7 +188,7 @@ def _find_command(arguments: list[str]) -> tuple[str, list[str]]:
     from agentrl.config.nearest import nearest
 
     first = arguments[0]
-    verbs = [name.split()[1] for name in _list_below(first)]
+    verbs = [name.split()[1] for name in _list_verbs(first)]
     if not verbs:
         raise ConfigError(f"{first}: unknown command, {nearest(first, COMMANDS)}")
     if len(arguments) == 1:
@@ -196,7 +196,7 @@ def _find_command(arguments: list[str]) -> tuple[str, list[str]]:
     raise ConfigError(f"{first} {arguments[1]}: unknown command, {nearest(arguments[1], verbs)}")
 
 
-def _list_below(noun: str) -> dict[str, str]:
+def _list_verbs(noun: str) -> dict[str, str]:
     return {name: what for name, what in COMMANDS.items() if name.startswith(f"{noun} ")}
 
 
@@ -219,6 +219,6 @@ def overview(commands: Mapping[str, str] = COMMANDS) -> str:
     )
 
 
-def _print_error(error: Exception) -> None:
+def _print_error_lines(error: Exception) -> None:
     for line in str(error).splitlines():
         print(f"agentrl: error: {line}", file=sys.stderr)

@@ -41,7 +41,7 @@ class PlainDisplay(Observer):
     def phase(self, name: str) -> None:
         """A line for what is not part of every step."""
         if name not in ROUTINE:
-            self._write_text(f"{name} ...")
+            self._print_to_stream(f"{name} ...")
         elif not self._began:
             # The time that loading took says nothing about the steps.
             self._began = True
@@ -49,17 +49,17 @@ class PlainDisplay(Observer):
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """The step's line."""
-        self._write_text(
+        self._print_to_stream(
             step_line(step, self._total, metrics, self._eta.after(step, self._clock()))
         )
 
     def note(self, text: str) -> None:
         """A line."""
-        self._write_text(text)
+        self._print_to_stream(text)
 
     def warn(self, text: str) -> None:
         """A line that begins with "warning"."""
-        self._write_text(f"warning: {text}")
+        self._print_to_stream(f"warning: {text}")
 
-    def _write_text(self, text: str) -> None:
+    def _print_to_stream(self, text: str) -> None:
         print(text, file=self._stream, flush=True)

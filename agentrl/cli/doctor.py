@@ -51,18 +51,18 @@ def examine() -> dict[str, dict[str, object]]:
     engines: dict[str, object] = {
         "local": {"works": not missing, "detail": detail},
         "scripted": {"works": True, "detail": "ready"},
-        "sglang": _describe_sglang(),
+        "sglang": _describe_sglang_installation(),
     }
     return {
         "versions": {
             "python": platform.python_version(),
-            **{p: _find_version(p) for p in _PACKAGES},
+            **{p: _find_package_version(p) for p in _PACKAGES},
         },
         "machine": _describe_machine(),
-        "torch": _ask_torch(),
+        "torch": _probe_torch_in_child(),
         "engines": engines,
         "sandboxes": {probe.name: asdict(probe) for probe in run_sync(survey())},
-        "places": _describe_places(),
+        "places": _describe_cache_and_runs(),
     }
 
 
@@ -84,7 +84,7 @@ def _render_fact(fact: object) -> str:
     return ", ".join(f"{name} ({count})" for name, count in table.items())
 
 
-def _find_version(package: str) -> str | None:
+def _find_package_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -100,7 +100,7 @@ def _describe_machine() -> dict[str, object]:
     }
 
 
-def _ask_torch() -> dict[str, object]:
+def _probe_torch_in_child() -> dict[str, object]:
     """Ask torch in a child process: importing a broken installation may kill the importer."""
     if importlib.util.find_spec("torch") is None:
         return {"error": f"not installed: {pip_line('torch')}"}
@@ -117,7 +117,7 @@ def _ask_torch() -> dict[str, object]:
     return found
 
 
-def _describe_sglang() -> dict[str, object]:
+def _describe_sglang_installation() -> dict[str, object]:
     from agentrl.engine.sglang.install import SGLANG, installed
 
     found = installed()
@@ -126,7 +126,7 @@ def _describe_sglang() -> dict[str, object]:
     return {"works": True, "detail": f"{SGLANG} for a {found.flavour.upper()} in {found.folder}"}
 
 
-def _describe_places() -> dict[str, object]:
+def _describe_cache_and_runs() -> dict[str, object]:
     from agentrl.engine.local.models.resolve import default_cache_dir
 
     cache, here = default_cache_dir(), Path.cwd()

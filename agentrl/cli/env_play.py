@@ -30,19 +30,21 @@ def _run_env_play(options: PlayOptions, arguments: Arguments) -> int:
     env_class, config = load_env(arguments)
     env = env_class(config)
     task = env_class.task_at(options.task, split=options.split, seed=options.seed, config=config)
-    return asyncio.run(_play_episode(env, task, options))
+    return asyncio.run(_play_episode_by_hand(env, task, options))
 
 
-async def _play_episode(env: ToolEnv, task: Task, options: PlayOptions) -> int:
+async def _play_episode_by_hand(env: ToolEnv, task: Task, options: PlayOptions) -> int:
     schemas = {schema.name: schema for schema in env.tool_schemas}
     try:
         async with env.admission(task):
             await env.areset(seed=options.seed, options={"task": task, "split": options.split})
             try:
-                _show_messages(env.conversation)
-                usage = (f"{name}({', '.join(_tool_properties(s))})" for name, s in schemas.items())
+                _print_messages(env.conversation)
+                usage = (
+                    f"{name}({', '.join(_read_tool_properties(s))})" for name, s in schemas.items()
+                )
                 print(f"\ntools: {', '.join(usage)}\n{_HELP}")
-                await _play_turns(env, schemas)
+                await _play_turns_from_input(env, schemas)
                 outcome = await env.ascore()
             finally:
                 await env.aclose()
@@ -57,22 +59,22 @@ async def _play_episode(env: ToolEnv, task: Task, options: PlayOptions) -> int:
     return 0
 
 
-async def _play_turns(env: ToolEnv, schemas: Mapping[str, ToolSchema]) -> None:
+async def _play_turns_from_input(env: ToolEnv, schemas: Mapping[str, ToolSchema]) -> None:
     stop = None
     while stop is None:
         print("\n> ", end="", flush=True)
         line = await asyncio.to_thread(sys.stdin.readline)
-        turn = _parse_line(line, schemas)
+        turn = _parse_typed_turn(line, schemas)
         if isinstance(turn, str):
             print(turn)
             continue
         transition = await env.advance(turn)
-        _show_messages(transition.messages)
+        _print_messages(transition.messages)
         stop = transition.stop
     print(f"\n[{stop}]")
 
 
-def _parse_line(line: str, schemas: Mapping[str, ToolSchema]) -> AssistantTurn | str:
+def _parse_typed_turn(line: str, schemas: Mapping[str, ToolSchema]) -> AssistantTurn | str:
     """The turn of a line, or what is wrong with it; the end of the input is an empty turn."""
     text = line.strip()
     if not line or text.startswith(">"):
@@ -80,7 +82,7 @@ def _parse_line(line: str, schemas: Mapping[str, ToolSchema]) -> AssistantTurn |
     name, _, rest = text.partition(" ")
     if name not in schemas:
         return _HELP
-    needed = [*_tool_properties(schemas[name])]
+    needed = [*_read_tool_properties(schemas[name])]
     arguments: dict[str, Json] = {}
     if rest.startswith("{"):
         try:
@@ -92,11 +94,11 @@ def _parse_line(line: str, schemas: Mapping[str, ToolSchema]) -> AssistantTurn |
     return AssistantTurn(calls=(ToolCall(name=name, arguments=arguments, id="call_0"),))
 
 
-def _tool_properties(schema: ToolSchema) -> Mapping[str, object]:
+def _read_tool_properties(schema: ToolSchema) -> Mapping[str, object]:
     return cast("Mapping[str, object]", schema.parameters["properties"])
 
 
-def _show_messages(messages: tuple[Message, ...]) -> None:
+def _print_messages(messages: tuple[Message, ...]) -> None:
     for message in messages:
         label = f"{message.role} {message.name}".strip()
         print(f"\n--- {label} ---\n{message.content}")

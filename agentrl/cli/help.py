@@ -23,55 +23,58 @@ def render(name: str, command: Verb[Any]) -> str:
     takes = "".join(f" {taken}" for taken in command.takes)
     lines = [f"usage: agentrl {name}{takes}{flags}", "", command.summary]
     lines += ["", "examples:", *(f"  {example}" for example in command.examples)]
-    lines += ["", "options:", *_list_keys(schema_of(command.options), {})]
-    lines += _render_entry("--help", "Show this.")
+    lines += ["", "options:", *_describe_all_keys(schema_of(command.options), {})]
+    lines += _wrap_help_entry("--help", "Show this.")
     if command.config is not None:
         schema = schema_of(command.config)
         if command.short:
-            lines += ["", "common keys:", *_short_flags(schema, command.short)]
+            lines += ["", "common keys:", *_describe_short_flags(schema, command.short)]
         lines += ["", "all keys (in a file as [section] and key):"]
-        lines += _list_keys(schema, command.short)
+        lines += _describe_all_keys(schema, command.short)
     return "\n".join(lines)
 
 
-def _short_flags(schema: Schema, short: Mapping[str, str]) -> Iterator[str]:
+def _describe_short_flags(schema: Schema, short: Mapping[str, str]) -> Iterator[str]:
     for name, key in short.items():
         if key in schema.tables:
-            yield from _render_entry(
+            yield from _wrap_help_entry(
                 f"--{name} NAME", f"One [[{key}]] table; its keys are --{key}.KEY."
             )
             continue
         if key not in schema.leaves:
-            yield from _render_entry(f"--{name} VALUE", f"Short for {flag_of(key)}.")
+            yield from _wrap_help_entry(f"--{name} VALUE", f"Short for {flag_of(key)}.")
             continue
         alias = "" if key == name.replace("-", "_") else f"Short for {flag_of(key)}. "
-        yield from _render_entry(
-            _render_flag(f"--{name}", schema.leaves[key]),
-            alias + _describe_field(schema.leaves[key]),
+        yield from _wrap_help_entry(
+            _name_flag_with_value(f"--{name}", schema.leaves[key]),
+            alias + _describe_config_field(schema.leaves[key]),
         )
 
 
-def _list_keys(schema: Schema, short: Mapping[str, str]) -> Iterator[str]:
+def _describe_all_keys(schema: Schema, short: Mapping[str, str]) -> Iterator[str]:
     """Every key that is not already shown under the same name."""
     shown = {key for name, key in short.items() if key == name.replace("-", "_")}
     for key, field in schema.leaves.items():
         if key not in shown:
-            yield from _render_entry(_render_flag(flag_of(key), field), _describe_field(field))
+            yield from _wrap_help_entry(
+                _name_flag_with_value(flag_of(key), field), _describe_config_field(field)
+            )
     for key, table in schema.tables.items():
         for name, field in schema_of(table).leaves.items():
             if name != "name":
-                yield from _render_entry(
-                    _render_flag(flag_of(f"{key}.{name}"), field), _describe_field(field)
+                yield from _wrap_help_entry(
+                    _name_flag_with_value(flag_of(f"{key}.{name}"), field),
+                    _describe_config_field(field),
                 )
         if table.model_config.get("extra") == "allow":
-            yield from _render_entry(f"--{key}.KEY VALUE", f"A parameter of the {key} itself.")
+            yield from _wrap_help_entry(f"--{key}.KEY VALUE", f"A parameter of the {key} itself.")
 
 
-def _render_flag(name: str, field: FieldInfo) -> str:
+def _name_flag_with_value(name: str, field: FieldInfo) -> str:
     return name if is_switch(field) else f"{name} {placeholder(field)}"
 
 
-def _describe_field(field: FieldInfo) -> str:
+def _describe_config_field(field: FieldInfo) -> str:
     facts = [bounds(field)]
     if field.is_required():
         facts.append("required")
@@ -84,7 +87,7 @@ def _describe_field(field: FieldInfo) -> str:
     return f"{described} {f'({listed})' if listed else ''}".strip()
 
 
-def _render_entry(flag: str, text: str) -> list[str]:
+def _wrap_help_entry(flag: str, text: str) -> list[str]:
     """One flag with its description beside it, or below it where the flag is long."""
     width = max(shutil.get_terminal_size((100, 24)).columns, 60)
     body = textwrap.wrap(text, width - _INDENT) or [""]

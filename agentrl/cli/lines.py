@@ -28,25 +28,25 @@ _WIDTHS = {"reward": 5, "success": 4, "len": 4, "tok/s": 6}
 def summary(metrics: Mapping[str, float]) -> dict[str, str]:
     """The metrics that a person watches, by label, in the order of the line."""
     shown = {
-        "reward": _format_number(metrics, "reward", "{:.2f}"),
-        "success": _format_number(metrics, "success", "{:.0%}"),
-        "loss": "" if "reward" in metrics else _format_number(metrics, "loss", "{:.3f}"),
-        "len": _format_number(metrics, "length", "{:.0f}"),
+        "reward": _format_metric(metrics, "reward", "{:.2f}"),
+        "success": _format_metric(metrics, "success", "{:.0%}"),
+        "loss": "" if "reward" in metrics else _format_metric(metrics, "loss", "{:.3f}"),
+        "len": _format_metric(metrics, "length", "{:.0f}"),
         "gap": gap(metrics),
         "verified": verified(metrics),
-        "tok/s": _format_number(metrics, "tokens_per_s", "{:,.0f}"),
-        "held-out": _format_number(metrics, "eval/success", "{:.1%}")
-        or _format_number(metrics, "eval/reward", "{:.2f}"),
-        "invalid": _format_number(metrics, "invalid", "{:.0f}") if metrics.get("invalid") else "",
-        "too long": _format_number(metrics, "too_long", "{:.0f}"),
-        "no text": _format_number(metrics, "no_text", "{:.0f}"),
+        "tok/s": _format_metric(metrics, "tokens_per_s", "{:,.0f}"),
+        "held-out": _format_metric(metrics, "eval/success", "{:.1%}")
+        or _format_metric(metrics, "eval/reward", "{:.2f}"),
+        "invalid": _format_metric(metrics, "invalid", "{:.0f}") if metrics.get("invalid") else "",
+        "too long": _format_metric(metrics, "too_long", "{:.0f}"),
+        "no text": _format_metric(metrics, "no_text", "{:.0f}"),
     }
     return {label: text for label, text in shown.items() if text}
 
 
 def gap(metrics: Mapping[str, float]) -> str:
     """The gap between the engine's and the trainer's logprobs: mean and maximum."""
-    mean, highest = (_format_number(metrics, key, "{:.1e}") for key in ("gap_mean", "gap_max"))
+    mean, highest = (_format_metric(metrics, key, "{:.1e}") for key in ("gap_mean", "gap_max"))
     return f"{mean}/{highest}" if mean and highest else ""
 
 
@@ -102,6 +102,6 @@ class Eta:
         return (now - self._times[0]) / spans * (self._total - step) if step < self._total else None
 
 
-def _format_number(metrics: Mapping[str, float], key: str, form: str) -> str:
+def _format_metric(metrics: Mapping[str, float], key: str, form: str) -> str:
     value = metrics.get(key)
     return form.format(value) if value is not None and math.isfinite(value) else ""

@@ -30,7 +30,7 @@ class BuildOptions(JsonOption):
 
 
 def _run_tasks_build(options: BuildOptions, arguments: Arguments) -> int:
-    entries = _read_entries(options, arguments.positional)
+    entries = _read_recipe_entries(options, arguments.positional)
     to = sys.stderr if options.as_json else sys.stdout
 
     def say(line: str) -> None:
@@ -52,7 +52,9 @@ def _run_tasks_build(options: BuildOptions, arguments: Arguments) -> int:
     return 0 if all(counts.values()) else 1
 
 
-def _read_entries(options: BuildOptions, packages: tuple[str, ...]) -> tuple[RecipeEntry, ...]:
+def _read_recipe_entries(
+    options: BuildOptions, packages: tuple[str, ...]
+) -> tuple[RecipeEntry, ...]:
     if not packages:
         return read_recipe(options.recipe or SHIPPED)
     if options.recipe is not None:

@@ -32,8 +32,8 @@ class TemplateOptions(JsonOption):
 
 def _run_template_check(options: TemplateOptions, arguments: Arguments) -> int:
     name = arguments.positional[0]
-    tokenizer, about = _load_template(name, options.tokenizer)
-    made = partial(Renderer, tokenizer, tool_format=_format_of(tokenizer))
+    tokenizer, about = _load_tokenizer_of_template(name, options.tokenizer)
+    made = partial(Renderer, tokenizer, tool_format=_choose_format_or_none(tokenizer))
     with limited():
         reports = {
             "without tools": examine(made(), with_tools=False),
@@ -54,7 +54,7 @@ def _run_template_check(options: TemplateOptions, arguments: Arguments) -> int:
     return 0 if safe else 1
 
 
-def _format_of(tokenizer: Tokenizer) -> ToolFormat | None:
+def _choose_format_or_none(tokenizer: Tokenizer) -> ToolFormat | None:
     """The format that the template writes; None where only a person can say which it is."""
     try:
         return choose_format(tokenizer)
@@ -71,11 +71,11 @@ def render(name: str, about: str, reports: dict[str, TemplateReport]) -> str:
     rows = [*(row for row in text if row.name not in names), *refused] if refused else tools
     lines += [f"{row.action or 'ok':6}  {row.name}: {one_line(row.detail)}" for row in rows]
     for use, report in reports.items():
-        lines.append(f"{name}, {use}: {report.verdict}" + _advise_use(use, report))
+        lines.append(f"{name}, {use}: {report.verdict}" + _advise_setting_for_verdict(use, report))
     return "\n".join(lines)
 
 
-def _advise_use(use: str, report: TemplateReport) -> str:
+def _advise_setting_for_verdict(use: str, report: TemplateReport) -> str:
     if report.verdict == "forked":
         return "; needs rollout.reasoning fork"
     if report.verdict == "refused" and use == "with tools":
@@ -83,24 +83,26 @@ def _advise_use(use: str, report: TemplateReport) -> str:
     return ""
 
 
-def _load_template(name: str, tokenizer: str | None) -> tuple[Tokenizer, str]:
+def _load_tokenizer_of_template(name: str, tokenizer: str | None) -> tuple[Tokenizer, str]:
     """The tokenizer with the template to check, and what it is."""
     if not name.endswith(".jinja"):
         if tokenizer is not None:
             raise ConfigError("--tokenizer is for a template file; a model has its own tokenizer")
-        return _of_model(name), name
+        return _load_tokenizer_of_model(name), name
     path = Path(name)
     if not path.exists():
         raise ConfigError(f"template file {name} does not exist; give the path of a file")
     source = read_template(path)
     if tokenizer is not None:
-        return _of_model(tokenizer, source), tokenizer
+        return _load_tokenizer_of_model(tokenizer, source), tokenizer
     if (path.parent / "tokenizer.json").is_file():
         return Tokenizer.load(path.parent, template=source), str(path.parent)
-    return _of_model("tiny").with_markers(source), "tiny, with the template's markers added"
+    return _load_tokenizer_of_model("tiny").with_markers(
+        source
+    ), "tiny, with the template's markers added"
 
 
-def _of_model(model: str, template: str | None = None) -> Tokenizer:
+def _load_tokenizer_of_model(model: str, template: str | None = None) -> Tokenizer:
     """The tokenizer of a model, of whose folder nothing else is needed."""
     from agentrl.engine.local.models.resolve import SMOLLM2, TINY, resolve_tokenizer
 

@@ -38,10 +38,14 @@ def _run_train(options: TrainOptions, arguments: Arguments) -> int:
     if options.accept_changes and not resumed:
         raise ConfigError("--accept-changes: got it without --resume, which it belongs to")
     loaded = load_resumed(arguments, options.resume) if options.resume else load(arguments)
-    return _dry_run(loaded, options) if options.dry_run else _train_run(loaded, options, resumed)
+    return (
+        _print_plan(loaded, options)
+        if options.dry_run
+        else _train_and_show(loaded, options, resumed)
+    )
 
 
-def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
+def _print_plan(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
     from agentrl.orchestration.model_files import is_at_hand, long_prompts
     from agentrl.orchestration.preflight import make_plan
 
@@ -72,7 +76,7 @@ def _dry_run(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
     return 0
 
 
-def _train_run(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> int:
+def _train_and_show(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> int:
     from agentrl.orchestration import jobs
 
     with shown(loaded.config, loaded.config.steps, options) as display:

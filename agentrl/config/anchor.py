@@ -31,13 +31,13 @@ Reference = Annotated[str, Anchor("reference")]
 
 def anchor_of(field: FieldInfo) -> Anchor | None:
     """How the values of a field hold paths; None if they hold none."""
-    return next(_find_anchors((field.annotation, *field.metadata)), None)
+    return next(_find_annotated_anchors((field.annotation, *field.metadata)), None)
 
 
 def anchored(value: object, anchor: Anchor, folder: Path) -> object:
     """The value with its paths absolute, those that are relative from the folder on."""
     if isinstance(value, str):
-        return _anchored_text(value, anchor, folder) if value else value
+        return _anchor_text(value, anchor, folder) if value else value
     if isinstance(value, Mapping):
         items = cast("Mapping[object, object]", value).items()
         return {key: anchored(item, anchor, folder) for key, item in items}
@@ -46,24 +46,26 @@ def anchored(value: object, anchor: Anchor, folder: Path) -> object:
     return value
 
 
-def _anchored_text(text: str, anchor: Anchor, folder: Path) -> str:
+def _anchor_text(text: str, anchor: Anchor, folder: Path) -> str:
     match anchor.kind:
         case "path":
-            return _make_absolute(text, folder)
+            return _make_path_absolute(text, folder)
         case "reference":
             return anchored_reference(text, folder)
         case "folder":
             is_one = text.startswith((".", "~")) or text.count("/") > 1 or (folder / text).is_dir()
-            return _make_absolute(text, folder) if is_one and text not in anchor.known else text
+            return (
+                _make_path_absolute(text, folder) if is_one and text not in anchor.known else text
+            )
 
 
 def anchored_reference(ref: str, folder: Path) -> str:
     """A reference whose file, or whose reward model's folder, is absolute."""
     if ref.startswith(REWARD_MODEL):
         place, at, device = ref.removeprefix(REWARD_MODEL).partition("@")
-        return f"{REWARD_MODEL}{_make_absolute(place, folder)}{at}{device}"
+        return f"{REWARD_MODEL}{_make_path_absolute(place, folder)}{at}{device}"
     place, colon, name = ref.rpartition(":")
-    return f"{_make_absolute(place, folder)}{colon}{name}" if is_file(place) else ref
+    return f"{_make_path_absolute(place, folder)}{colon}{name}" if is_file(place) else ref
 
 
 def is_file(place: str) -> bool:
@@ -71,15 +73,17 @@ def is_file(place: str) -> bool:
     return place.endswith(".py") or "/" in place
 
 
-def _make_absolute(text: str, folder: Path) -> str:
+def _make_path_absolute(text: str, folder: Path) -> str:
     return str((folder / Path(text).expanduser()).resolve())
 
 
-def _find_anchors(parts: tuple[Any, ...]) -> Iterator[Anchor]:
+def _find_annotated_anchors(parts: tuple[Any, ...]) -> Iterator[Anchor]:
     for part in parts:
         if isinstance(part, Anchor):
             yield part
         elif part is Path:
             yield PATH
         else:
-            yield from _find_anchors((*get_args(part), *getattr(part, "__metadata__", ())))
+            yield from _find_annotated_anchors(
+                (*get_args(part), *getattr(part, "__metadata__", ()))
+            )

@@ -74,13 +74,13 @@ def bounds(info: FieldInfo) -> str:
 def shown(value: object) -> str:
     """A value that was got, cut to a readable length; text in quotes unless it is a number."""
     if isinstance(value, str):
-        text = value if _is_number(value) else f'"{value}"'
+        text = value if _is_number_text(value) else f'"{value}"'
     else:
         text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
 
-def _is_number(text: str) -> bool:
+def _is_number_text(text: str) -> bool:
     try:
         return not math.isnan(float(text))
     except ValueError:

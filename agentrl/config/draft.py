@@ -102,20 +102,20 @@ class Draft(Generic[C]):
         for name, value in data.items():
             key = f"{section}.{name}" if section else name
             if key in self.schema.sections:
-                self._lay_section(key, value, origin)
+                self._put_section_value(key, value, origin)
             elif key in self.schema.tables:
-                self._lay_tables(key, value, origin)
+                self._put_table_rows(key, value, origin)
             elif key in self.schema.leaves:
-                self._put_value(key, value, origin)
+                self._put_plain_value(key, value, origin)
             elif self.knows_all:
-                hint = self._suggest_name(name, self.schema.children(section), key)
-                self._report_problem(key, origin, f"unknown key, {hint}")
+                hint = self._suggest_key_name(name, self.schema.children(section), key)
+                self._note_problem(key, origin, f"unknown key, {hint}")
 
     def lay_under(self, data: Mapping[str, object], origin: str) -> None:
         """Put values where there are none, by dotted keys."""
         for key, value in data.items():
             if key not in self.values:
-                self._put_value(key, value, origin)
+                self._put_plain_value(key, value, origin)
 
     def lay_flags(self, flags: Sequence[Flag]) -> None:
         """Put flags over what is there; giving one key twice is a problem."""
@@ -132,15 +132,15 @@ class Draft(Generic[C]):
             given[flag.key] = flag.name
             table = next((t for t in self.schema.tables if f"{flag.key}.".startswith(f"{t}.")), "")
             if flag.key == table:
-                self._select_rows(table, flag)
+                self._select_rows_named_by_flag(table, flag)
             elif table:
                 own = replace(flag, key=flag.key.removeprefix(f"{table}."))
                 below.setdefault(table, []).append(own)
             else:
-                self._lay_flag(flag)
-        self._make_rows()
+                self._lay_flag_or_note_problem(flag)
+        self._make_drafts_of_rows()
         for table, own_flags in below.items():
-            self._lay_row_flags(table, own_flags)
+            self._lay_flags_of_only_row(table, own_flags)
 
     def check(self) -> Loaded[C]:
         """Validate everything.
@@ -148,77 +148,79 @@ class Draft(Generic[C]):
         Raises:
             ConfigError: one line for each thing that is wrong.
         """
-        self._make_rows()
-        self._anchor_defaults()
+        self._make_drafts_of_rows()
+        self._anchor_default_paths()
         data: dict[str, object] = {}
         origins = dict.fromkeys(self.schema.leaves, DEFAULT)
         for key, value in self.values.items():
-            _enter_table(data, key)[key.rpartition(".")[2]] = value.value
+            _enter_nested_table(data, key)[key.rpartition(".")[2]] = value.value
             origins[key] = value.origin
         for table, rows in self.rows.items():
-            checked = [self._check_row(row) for row in rows]
+            checked = [self._check_row_or_note_problems(row) for row in rows]
             own = self.schema.tables[table].model_fields
             dumped = [row.config.model_dump(mode="json") for row in checked if row]
-            _enter_table(data, table)[table.rpartition(".")[2]] = [
+            _enter_nested_table(data, table)[table.rpartition(".")[2]] = [
                 {name: row[name] for name in own} | row for row in dumped
             ]
             for number, row in enumerate(checked):
                 below = row.origins.items() if row else ()
                 origins |= {f"{table}.{number}.{key}": origin for key, origin in below}
-        config = self._validate_data(data)
+        config = self._validate_config_data(data)
         if config is None or self.problems:
             raise ConfigError("\n".join(dict.fromkeys(self.problems)))
         return Loaded(config, origins)
 
-    def _check_row(self, row: "Draft[Config]") -> Loaded[Config] | None:
+    def _check_row_or_note_problems(self, row: "Draft[Config]") -> Loaded[Config] | None:
         try:
             return row.check()
         except ConfigError as error:
             self.problems += str(error).splitlines()
             return None
 
-    def _lay_section(self, key: str, value: object, origin: str) -> None:
+    def _put_section_value(self, key: str, value: object, origin: str) -> None:
         table = as_mapping(value)
         if table is not None:
             self.lay(table, origin, key)
         elif value in (None, "none") and accepts_none(self.schema.sections[key]):
-            self._put_value(key, None, origin)
+            self._put_plain_value(key, None, origin)
         else:
-            self._report_problem(key, origin, f"got {shown(value)}, expected a table")
+            self._note_problem(key, origin, f"got {shown(value)}, expected a table")
 
-    def _lay_tables(self, key: str, value: object, origin: str) -> None:
+    def _put_table_rows(self, key: str, value: object, origin: str) -> None:
         items = as_list(value)
         rows = [row for row in map(as_mapping, items or ()) if row is not None]
         if items is None or len(rows) < len(items):
-            wanted = f"expected [[{self._spell_key(key)}]] tables"
-            self._report_problem(key, origin, f"got {shown(value)}, {wanted}")
+            wanted = f"expected [[{self._prefix_key(key)}]] tables"
+            self._note_problem(key, origin, f"got {shown(value)}, {wanted}")
         else:
             self._tables[key] = [Value(row, origin) for row in rows]
 
-    def _select_rows(self, table: str, flag: Flag) -> None:
+    def _select_rows_named_by_flag(self, table: str, flag: Flag) -> None:
         """Keep the rows of the name that a flag gives; if there are none, it makes one."""
         if flag.text is None:
             self.problems.append(f"{flag.name}: got no value, expected a name")
             return
         made = Value({"name": flag.text}, flag.name)
-        wanted = self._name_of(table, made)
-        named = [row for row in self._tables.get(table, []) if self._name_of(table, row) == wanted]
+        wanted = self._name_of_row(table, made)
+        named = [
+            row for row in self._tables.get(table, []) if self._name_of_row(table, row) == wanted
+        ]
         self._tables[table] = named or [made]
 
-    def _name_of(self, table: str, row: Value) -> object:
+    def _name_of_row(self, table: str, row: Value) -> object:
         name = (as_mapping(row.value) or {}).get("name")
         info = self.schema.tables[table].model_fields.get("name")
-        return name if info is None else self._anchor_value(info, name, row.origin)
+        return name if info is None else self._anchor_value_to_folder(info, name, row.origin)
 
-    def _make_rows(self) -> None:
+    def _make_drafts_of_rows(self) -> None:
         while self._tables:
             table, rows = self._tables.popitem()
             prefixes = [f"{table}.{i}." for i in range(len(rows))] if rows[1:] else [f"{table}."]
             made = zip(rows, prefixes, strict=False)
-            self.rows[table] = [self._make_row(table, row, prefix) for row, prefix in made]
+            self.rows[table] = [self._make_draft_of_row(table, row, prefix) for row, prefix in made]
 
-    def _make_row(self, table: str, row: Value, prefix: str) -> "Draft[Config]":
-        cls, name = self.schema.tables[table], self._name_of(table, row)
+    def _make_draft_of_row(self, table: str, row: Value, prefix: str) -> "Draft[Config]":
+        cls, name = self.schema.tables[table], self._name_of_row(table, row)
         knows_all = table not in self.parameters
         if not knows_all and isinstance(name, str):
             try:
@@ -233,7 +235,7 @@ class Draft(Generic[C]):
         draft.lay(as_mapping(row.value) or {}, row.origin)
         return draft
 
-    def _lay_row_flags(self, table: str, flags: Sequence[Flag]) -> None:
+    def _lay_flags_of_only_row(self, table: str, flags: Sequence[Flag]) -> None:
         rows = self.rows.get(table, [])
         if len(rows) == 1:
             rows[0].lay_flags(flags)
@@ -243,58 +245,58 @@ class Draft(Generic[C]):
             reason = f"there are {len(rows)} [[{table}]] tables; set it in the file"
         self.problems += [f"{flag.name}: {reason}" for flag in flags]
 
-    def _put_value(self, key: str, value: object, origin: str) -> None:
+    def _put_plain_value(self, key: str, value: object, origin: str) -> None:
         info = self.schema.leaves.get(key) or self.schema.sections[key]
         try:
             value = to_plain(value)
         except UnicodeEncodeError:
-            self._report_problem(key, origin, "got bytes that are not UTF-8, expected text")
+            self._note_problem(key, origin, "got bytes that are not UTF-8, expected text")
             return
         except (TypeError, ValueError):
             kind = type(value).__name__
             wanted = "text, a number, true or false, a list or a table"
-            self._report_problem(key, origin, f"got a value of type {kind}, expected {wanted}")
+            self._note_problem(key, origin, f"got a value of type {kind}, expected {wanted}")
             return
         for other in [k for k in self.values if k.startswith(f"{key}.")]:
             del self.values[other]
         for cut in (key.rsplit(".", n)[0] for n in range(1, key.count(".") + 1)):
             self.values.pop(cut, None)
         is_none = value == "none" and accepts_none(info)
-        stored = None if is_none else self._anchor_value(info, value, origin)
+        stored = None if is_none else self._anchor_value_to_folder(info, value, origin)
         self.values[key] = Value(stored, origin)
 
-    def _anchor_value(self, info: FieldInfo, value: object, origin: str) -> object:
+    def _anchor_value_to_folder(self, info: FieldInfo, value: object, origin: str) -> object:
         anchor = anchor_of(info)
         folder = self.folders.get(origin) or Path.cwd()
         return value if anchor is None else anchored(value, anchor, folder)
 
-    def _anchor_defaults(self) -> None:
+    def _anchor_default_paths(self) -> None:
         """Paths by default are relative to the working folder, which a stored file is not in."""
         for key, info in self.schema.leaves.items():
             is_path = anchor_of(info) == PATH and isinstance(info.default, str | Path)
             if "." not in key and is_path and str(info.default) and key not in self.values:
-                self._put_value(key, info.default, DEFAULT)
+                self._put_plain_value(key, info.default, DEFAULT)
 
-    def _lay_flag(self, flag: Flag) -> None:
+    def _lay_flag_or_note_problem(self, flag: Flag) -> None:
         key = flag.key
         if key in self.schema.leaves:
-            self._put_flag(flag)
+            self._put_decoded_flag(flag)
         elif key in self.schema.sections:
             if flag.text == "none" and accepts_none(self.schema.sections[key]):
-                self._put_value(key, None, flag.name)
+                self._put_plain_value(key, None, flag.name)
                 return
-            example = flag_of(self._spell_key(f"{key}.{self.schema.children(key)[0]}"))
+            example = flag_of(self._prefix_key(f"{key}.{self.schema.children(key)[0]}"))
             self.problems.append(
                 f"{flag.name}: is a group of keys; set one of them, such as {example}"
             )
         elif self.knows_all:
-            known = (flag_of(k) for k in (*self.short, *map(self._spell_key, self.schema.names)))
-            hint = self._suggest_name(flag_of(self._spell_key(key)), known, key, flag_of)
+            known = (flag_of(k) for k in (*self.short, *map(self._prefix_key, self.schema.names)))
+            hint = self._suggest_key_name(flag_of(self._prefix_key(key)), known, key, flag_of)
             if not self.prefix and not hint.startswith("did"):
                 hint = "see --help for all of them"
             self.problems.append(f"{flag.name}: unknown flag, {hint}")
 
-    def _put_flag(self, flag: Flag) -> None:
+    def _put_decoded_flag(self, flag: Flag) -> None:
         info = self.schema.leaves[flag.key]
         if flag.text is None and not is_switch(info):
             self.problems.append(f"{flag.name}: got no value, expected {placeholder(info)}")
@@ -305,9 +307,9 @@ class Draft(Generic[C]):
             kept = as_list(before.value) if before and before.origin.startswith("--") else None
             items = as_list(value)
             value = [*(kept or ()), *([flag.text] if items is None else items)]
-        self._put_value(flag.key, value, flag.name)
+        self._put_plain_value(flag.key, value, flag.name)
 
-    def _validate_data(self, data: Mapping[str, object]) -> C | None:
+    def _validate_config_data(self, data: Mapping[str, object]) -> C | None:
         try:
             # As JSON and strictly: text is no number and true is no integer, but a list may be a
             # tuple and a text an enum or a path.
@@ -322,10 +324,10 @@ class Draft(Generic[C]):
                 found.setdefault(key, []).append(item)
             is_whole = not self.problems
             for key, items in found.items():
-                self._report_refused(key, items, is_whole)
+                self._report_refused_key(key, items, is_whole)
             return None
 
-    def _report_refused(self, key: str, items: Sequence[ErrorDetails], is_whole: bool) -> None:
+    def _report_refused_key(self, key: str, items: Sequence[ErrorDetails], is_whole: bool) -> None:
         value = self.values.get(key)
         if value is not None:
             origin = value.origin
@@ -336,12 +338,12 @@ class Draft(Generic[C]):
             if is_whole:  # else a key may be missing that was misspelt
                 wanted = placeholder(self.schema.leaves[key]) if key in self.schema.leaves else "it"
                 what = f"missing, expected {wanted}; set it in the file or by a flag"
-                self._report_problem(key, origin, what)
+                self._note_problem(key, origin, what)
             return
         got = items[0]["input"] if value is None else value.value
-        self._report_problem(key, origin, refusal(items, key.count(".") + bool(key), got))
+        self._note_problem(key, origin, refusal(items, key.count(".") + bool(key), got))
 
-    def _suggest_name(
+    def _suggest_key_name(
         self, name: str, known: Iterable[str], key: str, spell: Callable[[str], str] = str
     ) -> str:
         """The known name that is near, else the key of the same last name in another section."""
@@ -349,13 +351,13 @@ class Draft(Generic[C]):
         last = key.rpartition(".")[2]
         same = (k for k in self.schema.names if k.endswith(f".{last}"))
         found = None if hint.startswith("did") else next(same, None)
-        return f"did you mean {spell(self._spell_key(found))}?" if found else hint
+        return f"did you mean {spell(self._prefix_key(found))}?" if found else hint
 
-    def _spell_key(self, key: str) -> str:
+    def _prefix_key(self, key: str) -> str:
         return f"{self.prefix}{key}".rstrip(".")
 
-    def _report_problem(self, key: str, origin: str, what: str) -> None:
-        where = name_key(self._spell_key(key), origin) if key or self.prefix else ""
+    def _note_problem(self, key: str, origin: str, what: str) -> None:
+        where = name_key(self._prefix_key(key), origin) if key or self.prefix else ""
         self.problems.append(f"{where}: {what}" if where else what)
 
 
@@ -366,7 +368,7 @@ def _with_parameters(row: type[Config], parameters: type[Config]) -> type[Config
     return made
 
 
-def _enter_table(data: dict[str, object], key: str) -> dict[str, object]:
+def _enter_nested_table(data: dict[str, object], key: str) -> dict[str, object]:
     """The table that a dotted key is in, made where it is not there."""
     for name in key.split(".")[:-1]:
         data = cast("dict[str, object]", data.setdefault(name, {}))

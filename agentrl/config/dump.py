@@ -18,7 +18,7 @@ _HEAD = "# The effective configuration; after each value, where it came from.\n"
 def dump_config(loaded: Loaded[C]) -> str:
     """Write a loaded configuration as TOML text with the origins as comments."""
     data = loaded.config.model_dump(mode="json")
-    return _HEAD + "\n".join(_write_section(data, "", "", loaded.origins)) + "\n"
+    return _HEAD + "\n".join(_write_toml_section(data, "", "", loaded.origins)) + "\n"
 
 
 def toml_value(value: object) -> str:
@@ -37,18 +37,18 @@ def toml_value(value: object) -> str:
             items = cast("Sequence[object]", value)
             return f"[{', '.join(toml_value(item) for item in items)}]"
         case _:
-            return _inline_table(value)
+            return _write_inline_table(value)
 
 
-def _inline_table(value: object) -> str:
+def _write_inline_table(value: object) -> str:
     table = as_mapping(value)
     if table is None:
         raise TypeError(f"got {type(value).__name__}, expected a TOML value")
-    items = (f"{_write_key(name)} = {toml_value(item)}" for name, item in table.items())
+    items = (f"{_quote_toml_key(name)} = {toml_value(item)}" for name, item in table.items())
     return f"{{{', '.join(items)}}}"
 
 
-def _write_section(
+def _write_toml_section(
     data: Mapping[str, object], name: str, path: str, origins: Mapping[str, str]
 ) -> Iterator[str]:
     """The lines of one table: its values, then its sections and lists of tables.
@@ -64,20 +64,20 @@ def _write_section(
             below.append((key, value))
         else:
             comment = "".join(c if c.isprintable() else "?" for c in origin)
-            yield f"{_write_key(key)} = {toml_value(value)}  # {comment}"
+            yield f"{_quote_toml_key(key)} = {toml_value(value)}  # {comment}"
     for key, value in below:
-        header = f"{name}{_write_key(key)}"
+        header = f"{name}{_quote_toml_key(key)}"
         section = as_mapping(value)
         if section is not None:
             yield f"\n[{header}]"
-            yield from _write_section(section, f"{header}.", f"{path}{key}.", origins)
+            yield from _write_toml_section(section, f"{header}.", f"{path}{key}.", origins)
             continue
         for i, row in enumerate(cast("list[object]", value)):
             yield f"\n[[{header}]]"
-            yield from _write_section(
+            yield from _write_toml_section(
                 as_mapping(row) or {}, f"{header}.", f"{path}{key}.{i}.", origins
             )
 
 
-def _write_key(name: str) -> str:
+def _quote_toml_key(name: str) -> str:
     return name if _BARE.fullmatch(name) else toml_value(name)

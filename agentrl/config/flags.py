@@ -49,14 +49,14 @@ def split_flags(
         elif token.startswith("--"):
             name, equals, text = token.partition("=")
             key = name.removeprefix("--").replace("-", "_")
-            given = text if equals else _next_value(rest, switches(key))
+            given = text if equals else _pop_flag_value(rest, switches(key))
             flags.append(Flag(name, key, given))
         else:
             positional.append(token)
     return positional, flags
 
 
-def _next_value(rest: list[Argument], switch: bool) -> str | None:
+def _pop_flag_value(rest: list[Argument], switch: bool) -> str | None:
     """Take the value of a flag off what follows it; a switch needs none."""
     following = rest[-1] if rest else None
     if not isinstance(following, str) or following.startswith("--"):
@@ -85,9 +85,9 @@ def switches_of(schema: Schema, short: Mapping[str, str]) -> Callable[[str], boo
 
 def decode(text: str, info: FieldInfo) -> object:
     """The value that a text stands for at a field: itself where text is one of the values."""
-    if any(_takes_text(member, text) for member in members(info.annotation)):
+    if any(_takes_text_as_it_is(member, text) for member in members(info.annotation)):
         return text
-    for read in (int, float, _read_toml):
+    for read in (int, float, _parse_toml_value):
         try:
             return read(text)
         except ValueError:
@@ -95,7 +95,7 @@ def decode(text: str, info: FieldInfo) -> object:
     return text
 
 
-def _takes_text(kind: Any, text: str) -> bool:
+def _takes_text_as_it_is(kind: Any, text: str) -> bool:
     if get_origin(kind) is Literal:
         return text in get_args(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -103,7 +103,7 @@ def _takes_text(kind: Any, text: str) -> bool:
     return kind in (str, Path)
 
 
-def _read_toml(text: str) -> object:
+def _parse_toml_value(text: str) -> object:
     if "\n" in text:
         raise ValueError("more than a value")
     return tomllib.loads(f"x = {text}")["x"]

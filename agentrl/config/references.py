@@ -26,11 +26,11 @@ def load_reference(ref: str, what: str) -> object:
             f"{what} {ref!r} is not a reference: expected pkg.mod:Name or path/file.py:Name"
         )
     subject = f"{what} {short_path(place) if is_file(place) else place}:{qualname}"
-    module = load_file(Path(place), subject) if is_file(place) else _load_module(place, subject)
-    return _find_attribute(module, qualname, subject, place)
+    module = load_file(Path(place), subject) if is_file(place) else _import_module(place, subject)
+    return _find_qualname(module, qualname, subject, place)
 
 
-def _load_module(name: str, subject: str) -> ModuleType:
+def _import_module(name: str, subject: str) -> ModuleType:
     """Import `name`; the current directory counts as importable, as with `python -m`, but last."""
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
@@ -51,7 +51,7 @@ def _load_module(name: str, subject: str) -> ModuleType:
         raise ConfigError(import_message(subject, error, None)) from error
 
 
-def _find_attribute(module: ModuleType, qualname: str, subject: str, place: str) -> object:
+def _find_qualname(module: ModuleType, qualname: str, subject: str, place: str) -> object:
     found: object = module
     for name in qualname.split("."):
         if not hasattr(found, name):

@@ -44,12 +44,12 @@ class Schema:
         """Take a class apart below a section; its own sections are followed, tables are not."""
         for attribute, info in cls.model_fields.items():
             name = f"{section}.{info.alias or attribute}".lstrip(".")
-            below = _keep_configs(members(info.annotation))
+            below = _filter_config_classes(members(info.annotation))
             items = get_args(info.annotation) if accepts_many(info) else ()
             if below:
                 self.sections[name] = info
                 self.add(below[0], name)
-            elif rows := _keep_configs(items):
+            elif rows := _filter_config_classes(items):
                 self.tables[name] = rows[0]
             else:
                 self.leaves[name] = info
@@ -64,7 +64,7 @@ def schema_of(cls: type[Config]) -> Schema:
 
 def members(annotation: Any) -> tuple[Any, ...]:
     """The members of a union, or the annotation alone; metadata is taken off."""
-    return tuple(_walk_union(annotation))
+    return tuple(_flatten_union(annotation))
 
 
 def accepts_none(info: FieldInfo) -> bool:
@@ -88,15 +88,15 @@ def is_list_of_texts(info: FieldInfo) -> bool:
     return accepts_many(info) and members(get_args(info.annotation)[0]) == (str,)
 
 
-def _walk_union(annotation: Any) -> Iterator[Any]:
+def _flatten_union(annotation: Any) -> Iterator[Any]:
     if get_origin(annotation) is Annotated:
-        yield from _walk_union(get_args(annotation)[0])
+        yield from _flatten_union(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, UnionType):
         for member in get_args(annotation):
-            yield from _walk_union(member)
+            yield from _flatten_union(member)
     else:
         yield annotation
 
 
-def _keep_configs(kinds: Iterable[Any]) -> list[type[Config]]:
+def _filter_config_classes(kinds: Iterable[Any]) -> list[type[Config]]:
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]

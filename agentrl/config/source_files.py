@@ -78,7 +78,7 @@ def load_source(path: Path, source: bytes, subject: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         raise ConfigError(import_message(subject, error, path)) from error
     finally:
-        vars(module)[_NEIGHBOURS] = _note_neighbours(before, path.parent)
+        vars(module)[_NEIGHBOURS] = _note_imported_neighbours(before, path.parent)
         if not loaded:
             del sys.modules[name]
     if cloudpickle := sys.modules.get("cloudpickle"):  # let it send functions with their code
@@ -86,12 +86,12 @@ def load_source(path: Path, source: bytes, subject: str) -> ModuleType:
     return module
 
 
-def _note_neighbours(before: set[str], folder: Path) -> dict[str, ModuleType]:
+def _note_imported_neighbours(before: set[str], folder: Path) -> dict[str, ModuleType]:
     """Remember which modules in `folder` are new since `before`; all that are known there."""
     for name, module in list(sys.modules.items()):
         file = Path(getattr(module, "__file__", None) or "")
         if name not in before and _is_neighbour(name, file, folder):
-            _neighbours[name] = (file, _read_or_nothing(file))
+            _neighbours[name] = (file, _read_bytes_or_empty(file))
     return {
         name: sys.modules[name]
         for name, (file, _) in _neighbours.items()
@@ -109,7 +109,7 @@ def _forget_changed_neighbours(folder: Path) -> None:
     """If one has changed, let all be imported again: they may import each other."""
     importlib.invalidate_caches()
     known = {n: found for n, found in _neighbours.items() if found[0].is_relative_to(folder)}
-    if all(_read_or_nothing(file) == source for file, source in known.values()):
+    if all(_read_bytes_or_empty(file) == source for file, source in known.values()):
         return
     for name, (file, _) in known.items():
         sys.modules.pop(name, None)
@@ -118,7 +118,7 @@ def _forget_changed_neighbours(folder: Path) -> None:
             Path(importlib.util.cache_from_source(str(file))).unlink()
 
 
-def _read_or_nothing(file: Path) -> bytes:
+def _read_bytes_or_empty(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError:
@@ -129,13 +129,13 @@ def import_message(subject: str, error: BaseException, path: Path | None) -> str
     """The last line of the traceback and the place in the user's code."""
     text = error.msg if isinstance(error, SyntaxError) else said_by(error)
     cause = f"{type(error).__name__}: {text}".rstrip(": ")
-    place = _find_place(error, path)
+    place = _find_line_to_blame(error, path)
     return f"{subject} cannot be imported: {' '.join(cause.split())}" + (
         f" ({place[0]}, line {place[1]})" if place else ""
     )
 
 
-def _find_place(error: BaseException, path: Path | None) -> tuple[str, int] | None:
+def _find_line_to_blame(error: BaseException, path: Path | None) -> tuple[str, int] | None:
     """The file and line to blame: the last frame in `path`, else the last outside importlib."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return short_path(error.filename), error.lineno

@@ -55,10 +55,10 @@ def same_lines(found: object, wanted: str) -> bool:
 
     A line ends with a newline, or with a carriage return and one.
     """
-    return isinstance(found, str) and _lines(found) == _lines(wanted)
+    return isinstance(found, str) and _split_stripped_lines(found) == _split_stripped_lines(wanted)
 
 
-def _lines(text: str) -> list[str]:
+def _split_stripped_lines(text: str) -> list[str]:
     lines = [line.rstrip(" \t\r") for line in text.split("\n")]
     while lines and not lines[-1]:
         lines.pop()
@@ -82,18 +82,18 @@ def parse_number(value: object) -> Fraction | None:
         case bool():
             return None
         case str():
-            return _parse_number(value.strip()) if len(value) <= MAX_CHARS else None
+            return _parse_fraction_or_none(value.strip()) if len(value) <= MAX_CHARS else None
         case numbers.Rational():
             return Fraction(int(value.numerator), int(value.denominator))
         case Decimal():
-            return _parse_number(str(value))
+            return _parse_fraction_or_none(str(value))
         case numbers.Real():
-            return _parse_number(repr(float(value)))
+            return _parse_fraction_or_none(repr(float(value)))
         case _:
             return None
 
 
-def _parse_number(text: str) -> Fraction | None:
+def _parse_fraction_or_none(text: str) -> Fraction | None:
     match = _NUMBER.fullmatch(text)
     if match is None or abs(int(match["exponent"] or 0)) > MAX_EXPONENT:
         return None
@@ -118,7 +118,9 @@ def read_json(text: str | bytes) -> object:
     """
     try:
         value: object = json.loads(
-            text, parse_constant=_refuse_constant, object_pairs_hook=_read_object
+            text,
+            parse_constant=_raise_for_nan_or_infinity,
+            object_pairs_hook=_make_dict_of_unique_keys,
         )
     except (ValueError, RecursionError) as error:
         raise NotJson(str(error)) from error
@@ -189,29 +191,29 @@ def same_literal(found: str, wanted: str, *, in_any_order: bool = False) -> bool
     try:
         one: object = ast.literal_eval(found)
         other: object = ast.literal_eval(wanted)
-        return (_are_same_items if in_any_order else _is_near)(one, other)
+        return (_are_same_items_in_lists if in_any_order else _are_values_near)(one, other)
     except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError):
         return False
 
 
-def _are_same_items(one: object, other: object) -> bool:
+def _are_same_items_in_lists(one: object, other: object) -> bool:
     if not isinstance(one, list) or not isinstance(other, list):
         return False
-    return _pair_off(cast("list[object]", one), cast("list[object]", other))
+    return _pair_off_near_items(cast("list[object]", one), cast("list[object]", other))
 
 
-def _pair_off(items: Collection[object], wanted: Collection[object]) -> bool:
+def _pair_off_near_items(items: Collection[object], wanted: Collection[object]) -> bool:
     """Whether the items are the same, each as often, in any order."""
     left = [*wanted]
     for item in items:
-        place = next((i for i, rest in enumerate(left) if _is_near(item, rest)), None)
+        place = next((i for i, rest in enumerate(left) if _are_values_near(item, rest)), None)
         if place is None:
             return False
         del left[place]
     return not left
 
 
-def _is_near(one: object, other: object) -> bool:
+def _are_values_near(one: object, other: object) -> bool:
     match one, other:
         case float() | int(), float() | int():
             # Above that a float is a whole number always, and written like one.
@@ -221,19 +223,19 @@ def _is_near(one: object, other: object) -> bool:
             return one == other if exact else near
         case (list(), list()) | (tuple(), tuple()):
             left, right = cast("Sequence[object]", one), cast("Sequence[object]", other)
-            return len(left) == len(right) and all(map(_is_near, left, right))
+            return len(left) == len(right) and all(map(_are_values_near, left, right))
         case dict(), dict():
             before = cast("Mapping[object, object]", one)
             after = cast("Mapping[object, object]", other)
             same = before.keys() == after.keys()
-            return same and all(_is_near(before[key], after[key]) for key in before)
+            return same and all(_are_values_near(before[key], after[key]) for key in before)
         case set(), set():
-            return _pair_off(cast("set[object]", one), cast("set[object]", other))
+            return _pair_off_near_items(cast("set[object]", one), cast("set[object]", other))
         case _:
             return one == other
 
 
-def _read_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _make_dict_of_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     # The usual reading keeps the last one of a key's values and says nothing of the others.
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -241,7 +243,7 @@ def _read_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _refuse_constant(name: str) -> object:
+def _raise_for_nan_or_infinity(name: str) -> object:
     raise NotJson(f"{name} is no JSON")
 
 

@@ -87,7 +87,7 @@ def score_range(verifier: object) -> tuple[float, float]:
     if declared is _UNIT:
         return _UNIT
     found = cast("Sequence[object]", declared) if isinstance(declared, Sequence) else ()
-    low, high = map(_as_float, found) if len(found) == 2 else (math.nan, math.nan)
+    low, high = map(_to_finite_float_or_nan, found) if len(found) == 2 else (math.nan, math.nan)
     if low < high:
         return low, high
     who = name_of(verifier) if isinstance(verifier, type) else f"verifier {name_of(verifier)}"
@@ -116,7 +116,7 @@ def check_success_at(declared: object, scores: tuple[float, float], who: str) ->
         ConfigError: it is no number that tells some of them from others.
     """
     low, high = scores
-    least = _as_float(declared)
+    least = _to_finite_float_or_nan(declared)
     if low < least <= high:
         return least
     raise ConfigError(
@@ -125,7 +125,7 @@ def check_success_at(declared: object, scores: tuple[float, float], who: str) ->
     )
 
 
-def _as_float(declared: object) -> float:
+def _to_finite_float_or_nan(declared: object) -> float:
     """A finite number; NaN for anything else."""
     if isinstance(declared, bool) or not isinstance(declared, numbers.Real):
         return math.nan

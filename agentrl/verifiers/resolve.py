@@ -67,12 +67,12 @@ def _check_verifier(verifier: object, label: str) -> None:
         )
     score_range(verifier)
     method = method_of(cast("Verifier", verifier))
-    _check_signature(method, is_episode_verifier(verifier), label)
+    _check_score_signature(method, is_episode_verifier(verifier), label)
     if not is_async(method) and not getattr(verifier, "in_process", False):
-        _check_pickle(method, label)
+        _check_score_can_be_pickled(method, label)
 
 
-def _check_signature(method: Callable[..., object], episode: bool, label: str) -> None:
+def _check_score_signature(method: Callable[..., object], episode: bool, label: str) -> None:
     expected = ("view",) if episode else ("task", "answer")
     try:
         signature = inspect.signature(method)
@@ -87,7 +87,7 @@ def _check_signature(method: Callable[..., object], episode: bool, label: str) -
         ) from error
 
 
-def _check_pickle(method: Callable[..., object], label: str) -> None:
+def _check_score_can_be_pickled(method: Callable[..., object], label: str) -> None:
     try:
         dumps(method)
     except CANNOT_PICKLE as error:

@@ -43,22 +43,22 @@ class RewardModel:
         self.score_range = score_range or (0.0, 1.0)
         self.success_at = success_at
         self._squash = score_range is None
-        _check_folder(self.folder)
+        _check_reward_model_folder(self.folder)
 
     async def score_episode(self, view: EpisodeView) -> Score:
         """Ask the model; the logit is logged beside the score."""
-        logit = await self._pool.call(
-            _reward, str(self.folder), self.device, view.messages, timeout_s=self.timeout_s
+        logit = await self._reward_model_pool.call(
+            _score_messages, str(self.folder), self.device, view.messages, timeout_s=self.timeout_s
         )
         value = 1 / (1 + math.exp(-max(-500.0, logit))) if self._squash else logit
         return Score(value=value, parts={"logit": logit})
 
     def close(self) -> None:
         """End the process; the next episode starts another."""
-        self.__dict__.pop("_pool", self._pool).close()
+        self.__dict__.pop("_reward_model_pool", self._reward_model_pool).close()
 
     @cached_property
-    def _pool(self) -> WorkerPool:
+    def _reward_model_pool(self) -> WorkerPool:
         return WorkerPool(1, "reward model")
 
 
@@ -68,13 +68,13 @@ def from_text(text: str) -> RewardModel:
     return RewardModel(folder, device=device or "cpu")
 
 
-def _reward(folder: str, device: str, messages: Sequence[Message]) -> float:
+def _score_messages(folder: str, device: str, messages: Sequence[Message]) -> float:
     from agentrl.engine.local.reward import reward  # torch: in the model's process only
 
     return reward(folder, device, messages)
 
 
-def _check_folder(folder: Path) -> None:
+def _check_reward_model_folder(folder: Path) -> None:
     check_folder(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     labels = len(config.get("id2label") or "??")

@@ -40,7 +40,7 @@ class Rubric:
         if not parts:
             raise ConfigError("a rubric needs at least one part: Rubric(name=(verifier, weight))")
         for name, part in parts.items():
-            _check_part(name, part)
+            _check_rubric_part(name, part)
         self._gate = gate
         self.success_at = success_at
         self._parts = parts
@@ -75,10 +75,10 @@ class Rubric:
         value = math.fsum(scores[name].value * weight for name, (_, weight) in self._parts.items())
         if GATE in scores and scores[GATE].value == 0:
             value = 0.0
-        return Score(value=value, parts=_named_parts(scores))
+        return Score(value=value, parts=_flatten_scores_of_parts(scores))
 
 
-def _check_part(name: str, part: object) -> None:
+def _check_rubric_part(name: str, part: object) -> None:
     pair = cast("tuple[object, ...]", part) if isinstance(part, tuple) else ()
     weight = pair[1] if len(pair) == 2 else None
     if not isinstance(weight, int | float) or isinstance(weight, bool):
@@ -90,7 +90,7 @@ def _check_part(name: str, part: object) -> None:
         )
 
 
-def _named_parts(scores: Mapping[str, Score]) -> dict[str, float]:
+def _flatten_scores_of_parts(scores: Mapping[str, Score]) -> dict[str, float]:
     parts: dict[str, float] = {}
     for name, score in scores.items():
         parts[name] = score.value

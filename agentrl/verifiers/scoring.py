@@ -45,24 +45,24 @@ async def score_with(
     if is_composite(verifier):
         # A composite runs nothing itself, so its parts' limits are its own.
         work = verifier.score_parts(partial(score_with, view=view, pool=pool, timeout_s=timeout_s))
-        return await _score_outcome(verifier, work)
-    return await _score_outcome(verifier, _call_verifier(verifier, view, pool, timeout_s))
+        return await _await_score_or_invalid(verifier, work)
+    return await _await_score_or_invalid(verifier, _run_verifier(verifier, view, pool, timeout_s))
 
 
-async def _score_outcome(verifier: Verifier, work: Awaitable[object]) -> Outcome:
+async def _await_score_or_invalid(verifier: Verifier, work: Awaitable[object]) -> Outcome:
     name = name_of(verifier)
     try:
         with user_code(f"verifier {name}", fault=_Raised):
             return checked(await work, score_range(verifier), name)
     except WorkerTimeout as error:
-        return _invalid(f"verifier {name} took too long: {error}")
+        return _make_invalid_by_verifier(f"verifier {name} took too long: {error}")
     except CallFailed as error:
-        return _invalid(f"verifier {name} failed in its process: {error}")
+        return _make_invalid_by_verifier(f"verifier {name} failed in its process: {error}")
     except _Raised as error:
-        return _invalid(str(error))
+        return _make_invalid_by_verifier(str(error))
     except AgentrlError as error:
         what = f"{type(error).__name__}: {said_by(error)}"
-        return _invalid(f"verifier {name} raised {what}{place_of(error)}")
+        return _make_invalid_by_verifier(f"verifier {name} raised {what}{place_of(error)}")
 
 
 def method_of(verifier: Verifier) -> Callable[..., object]:
@@ -90,13 +90,13 @@ def checked(value: object, allowed: tuple[float, float], name: str) -> Outcome:
     number = value.value if isinstance(value, Score) else as_number(value)
     if number is None:
         got = "None" if value is None else f"a {type(value).__qualname__}"
-        return _invalid(
+        return _make_invalid_by_verifier(
             f"verifier {name} returned {got}, expected a number, a bool, a Score or "
             "Invalid; is a return missing?"
         )
     low, high = allowed
     if not low <= number <= high:  # NaN too
-        return _invalid(
+        return _make_invalid_by_verifier(
             f"verifier {name} returned {number:g}, outside its range [{low:g}, {high:g}]; "
             "declare score_range if that is a score"
         )
@@ -117,7 +117,7 @@ def as_number(value: object) -> float | None:
         return math.inf
 
 
-async def _call_verifier(
+async def _run_verifier(
     verifier: Verifier, view: EpisodeView, pool: WorkerPool, timeout_s: float
 ) -> object:
     method = method_of(verifier)
@@ -137,5 +137,5 @@ async def _call_verifier(
     return await pool.call(method, *arguments, timeout_s=timeout_s)
 
 
-def _invalid(reason: str) -> Invalid:
+def _make_invalid_by_verifier(reason: str) -> Invalid:
     return Invalid(reason=" ".join(reason.split())[:_MAX_REASON_CHARS], blame="verifier")

@@ -16,7 +16,7 @@ def test_doctor_shows_what_there_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "agentrl.cli.doctor._ask_torch", lambda: {"devices": {"cpu": 1}, "threads": 2}
+        "agentrl.cli.doctor._probe_torch_in_child", lambda: {"devices": {"cpu": 1}, "threads": 2}
     )
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
