@@ -127,20 +127,20 @@ def replaced(file: FileText, old: str, new: str, path: str) -> tuple[str, int]:
     """The text with `old`, which it has exactly once, replaced; and where that begins."""
     if not old:
         raise ToolError("old_str is empty; to add text use insert, to make a file use create")
-    exact, places = (
-        _find_text_places(file.text, old),
-        _find_text_places(file.looks, file.folded(old)),
-    )
+    exact = _find_text_places(file.text, old)
+    places = _find_text_places(file.looks, file.folded(old))
     # What is shown twice is asked for, unless a carriage return tells the one that is meant.
     named = bool(places) and "\r" in old and len(exact) == 1
     if len(places) != 1 and not named:
         raise ToolError(_explain_not_found_once(file, old, path, places))
     start = exact[0] if named else file.place_of(places[0])
-    if loose := exact != [start]:
+    there = [old]
+    if exact != [start]:
         old, new = file.folded(old), _unify_line_ends(new)
-    found = re.compile(_loose_pattern(old, file)).match(file.text, start) if loose else None
-    there = list(found.groups()) if found else [old]
-    if loose:
+        kinds = {"\n": file.line_end, _UNKNOWN: f"{_ODD.pattern}|{_UNKNOWN}"}
+        pattern = (f"({kinds.get(p) or re.escape(p)})" for p in re.split(_LOOSE, old))
+        found = re.compile("".join(pattern)).match(file.text, start)
+        there = list(found.groups()) if found else [old]
         parts = _align_new_text_with_file(old, new, there, file.end_at(start))
         file.require_writable("".join(text for text, is_new in parts if is_new))
         new = "".join(text for text, _ in parts)
@@ -168,12 +168,6 @@ def inserted(file: FileText, line: int | None, new: str) -> tuple[str, int]:
 
 def _unify_line_ends(text: str) -> str:
     return text.replace("\r\n", "\n")
-
-
-def _loose_pattern(old: str, file: FileText) -> str:
-    kinds = {"\n": file.line_end, _UNKNOWN: f"{_ODD.pattern}|{_UNKNOWN}"}
-    parts = re.split(_LOOSE, old)
-    return "".join(f"({kinds.get(part) or re.escape(part)})" for part in parts)
 
 
 def _find_text_places(text: str, old: str) -> list[int]:

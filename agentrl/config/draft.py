@@ -224,7 +224,9 @@ class Draft(Generic[C]):
         knows_all = table not in self.parameters
         if not knows_all and isinstance(name, str):
             try:
-                cls = _with_parameters(cls, self.parameters[table](name))
+                # Its parameters stand beside its own fields.
+                fields: Any = {n: (info.annotation, info) for n, info in cls.model_fields.items()}
+                cls = create_model(cls.__name__, __base__=self.parameters[table](name), **fields)
                 knows_all = True
             except ConfigError as error:
                 self.problems.append(str(error))
@@ -359,13 +361,6 @@ class Draft(Generic[C]):
     def _note_problem(self, key: str, origin: str, what: str) -> None:
         where = name_key(self._prefix_key(key), origin) if key or self.prefix else ""
         self.problems.append(f"{where}: {what}" if where else what)
-
-
-def _with_parameters(row: type[Config], parameters: type[Config]) -> type[Config]:
-    """The class of a row with its parameters beside its own fields."""
-    fields: Any = {name: (info.annotation, info) for name, info in row.model_fields.items()}
-    made: type[Config] = create_model(row.__name__, __base__=parameters, **fields)
-    return made
 
 
 def _enter_nested_table(data: dict[str, object], key: str) -> dict[str, object]:

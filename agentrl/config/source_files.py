@@ -90,19 +90,15 @@ def _note_imported_neighbours(before: set[str], folder: Path) -> dict[str, Modul
     """Remember which modules in `folder` are new since `before`; all that are known there."""
     for name, module in list(sys.modules.items()):
         file = Path(getattr(module, "__file__", None) or "")
-        if name not in before and _is_neighbour(name, file, folder):
+        ours = name.partition(".")[0] == "agentrl" or name.startswith(_PREFIX)
+        written = file.suffix == ".py" and "site-packages" not in file.parts
+        if name not in before and written and not ours and file.is_relative_to(folder):
             _neighbours[name] = (file, _read_bytes_or_empty(file))
     return {
         name: sys.modules[name]
         for name, (file, _) in _neighbours.items()
         if file.is_relative_to(folder) and name in sys.modules
     }
-
-
-def _is_neighbour(name: str, file: Path, folder: Path) -> bool:
-    ours = name.partition(".")[0] == "agentrl" or name.startswith(_PREFIX)
-    written = file.suffix == ".py" and "site-packages" not in file.parts
-    return written and not ours and file.is_relative_to(folder)
 
 
 def _forget_changed_neighbours(folder: Path) -> None:

@@ -136,11 +136,8 @@ class LengthPenalty:
 
     def score(self, task: Task, answer: Any) -> float:
         """How well the length of `answer` keeps the limit."""
-        length = len(answer.strip()) if isinstance(answer, str) else _length(answer)
+        text = answer.strip() if isinstance(answer, str) else str(answer)
+        length = 0 if answer is None else len(text)
         if length == 0:
             return 0.0
         return min(1.0, max(0.0, 2.0 - length / self.max_chars))
-
-
-def _length(answer: object) -> int:
-    return 0 if answer is None else len(str(answer))

@@ -21,7 +21,7 @@ def reward(folder: str, device: str, messages: Sequence[Message]) -> float:
 
     Raises ValueError for a conversation that is longer than the model's context.
     """
-    model, renderer = _loaded(folder, device)
+    model, renderer = _load_scorer_once(folder, device)
     ids = renderer.conversation(messages)
     longest: int = model.config.max_position_embeddings
     if len(ids) > longest:
@@ -32,7 +32,7 @@ def reward(folder: str, device: str, messages: Sequence[Message]) -> float:
 
 
 @cache
-def _loaded(folder: str, device: str) -> tuple[PreTrainedModel, Renderer]:
+def _load_scorer_once(folder: str, device: str) -> tuple[PreTrainedModel, Renderer]:
     path = Path(folder)
     scorer = load_whole(path, AutoModelForSequenceClassification, "auto", device=device)
     return scorer, Renderer(Tokenizer.load(path))

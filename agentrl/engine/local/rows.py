@@ -57,10 +57,10 @@ class Rows:
         """
         row = self._row_of.get(session)
         if row is not None:
-            cached = min(
-                _common(self.tokens_RP[row], ids_P, int(self.known_R[row])), len(ids_P) - 1
-            )
-            cached = min(cached, int(self.filled_R[row]))
+            num = min(len(ids_P), int(self.known_R[row]))
+            differs = self.tokens_RP[row, :num] != ids_P[:num]
+            same = int(differs.argmax()) if differs.any() else num
+            cached = min(same, len(ids_P) - 1, int(self.filled_R[row]))
         else:
             donor, cached = self._find_prefix_donor_row(ids_P[:-1], key)
             if cached < 0 or (row := self._claim_free_row(donor, cached)) is None:
@@ -202,12 +202,6 @@ class Rows:
             owner = self._owner[row]
             if owner is not None:
                 self._row_of[owner] = row
-
-
-def _common(tokens_P: NDArray[np.int64], ids_P: NDArray[np.int64], known: int) -> int:
-    num = min(len(ids_P), known)
-    differs = tokens_P[:num] != ids_P[:num]
-    return int(differs.argmax()) if differs.any() else num
 
 
 def uniforms(seeds_B: NDArray[np.uint64], positions_B: NDArray[np.int64]) -> NDArray[np.float64]:

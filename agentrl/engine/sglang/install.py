@@ -10,8 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -85,7 +84,8 @@ def install(flavour: Flavour, say: Callable[[str], None] = lambda _: None) -> In
     """
     folder = default_folder()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f".{folder.name}.lock")):
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second installation waits for the first
         found = installed(folder)
         if found is not None and found.flavour == flavour:
             return found
@@ -134,11 +134,3 @@ def _check_free_disk(folder: Path, needed: int) -> None:
             f"{folder} has {free / 1e9:.1f} GB free, SGLang needs {needed / 1e9:.1f} GB; free some "
             "space or set AGENTRL_SGLANG to a folder on another disk"
         )
-
-
-@contextmanager
-def _locked(path: Path) -> Generator[None]:
-    """Two installations at once become one after the other."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

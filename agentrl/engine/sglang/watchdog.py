@@ -111,7 +111,9 @@ def _kill_server_group(server: "subprocess.Popen[bytes]", grace_s: float) -> Non
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         server.poll()
-        _reap()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         time.sleep(0.05)
 
 
@@ -121,12 +123,6 @@ def _is_process_group_alive(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ def check_numbers(path: Path, raw: object) -> None:
             raise ConfigError(
                 _explain_wrong(path, key, value, "it is expected to be a number above 0")
             )
-        if used and re.search(f"{_POSITIONS}|{_WINDOWS}", name) and not _is_count(value):
+        # Not every model has a window.
+        counts = used and value is not None and re.search(f"{_POSITIONS}|{_WINDOWS}", name)
+        if counts and not (_is_number(value) and value > 0 and value == int(value)):
             raise ConfigError(
                 _explain_wrong(path, key, value, "it is expected to be a count above 0")
             )
@@ -104,11 +106,6 @@ def _are_positive_numbers(value: object) -> bool:
     if isinstance(value, list):
         return all(map(_are_positive_numbers, cast("list[object]", value)))
     return _is_number(value) and 0 < value < math.inf
-
-
-def _is_count(value: object) -> bool:
-    """True for a number of places; not every model has a window."""
-    return value is None or (_is_number(value) and value > 0 and value == int(value))
 
 
 def _explain_wrong(path: Path, key: str, value: object, why: str) -> str:

@@ -67,16 +67,13 @@ def _locate_server_tensor(name: str, rank: int, size: int, shapes: Shapes, kv_he
     prefix = ".".join(path)
     if module in _FUSED:
         sources = [f"{prefix}.{part}.{leaf}" for part in _FUSED[module]]
-        boxes = [
-            _share_rows(
-                name,
-                _require_shape(name, source, shapes),
-                rank,
-                size,
-                kv_heads if part in _KV else size,
-            )
-            for source, part in zip(sources, _FUSED[module], strict=True)
-        ]
+        boxes: list[Box] = []
+        for source, part in zip(sources, _FUSED[module], strict=True):
+            rows, *others = _require_shape(name, source, shapes)
+            # Ranks beyond the number of heads share one.
+            parts = min(size, kv_heads) if part in _KV else size
+            cut = _cut_range_of_rank(name, rows, rank * parts // size, parts)
+            boxes.append((cut, *whole(others)))
         return _stack_boxes(sources, boxes, 0)
     if module == "experts" and leaf in _EXPERTS:
         source = f"{prefix}.experts.{_EXPERTS[leaf]}"
@@ -99,12 +96,6 @@ def _require_shape(name: str, source: str, shapes: Shapes) -> tuple[int, ...]:
             "such tensor; set engine.sglang.transport to tensor, where the server's loader decides"
         )
     return shapes[source]
-
-
-def _share_rows(name: str, shape: tuple[int, ...], rank: int, size: int, heads: int) -> Box:
-    """A share of the rows; ranks beyond the number of heads share one."""
-    parts = min(size, heads)
-    return (_cut_range_of_rank(name, shape[0], rank * parts // size, parts), *whole(shape[1:]))
 
 
 def _cut_range_of_rank(name: str, length: int, rank: int, size: int) -> tuple[int, int]:

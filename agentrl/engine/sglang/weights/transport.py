@@ -153,10 +153,10 @@ class CheckedWeights:
             rest = self._listed[control.url].difference(chosen)
             theirs = await control.checksums([n for n in rest if not any(n in c for c in chosen)])
         for name in chosen:
-            now = (
-                [_digest_tensor(ours[p]) for p in sorted(made_of[name])],
-                [one[name] for one in theirs],
-            )
+            parts = (ours[part].detach().cpu().contiguous() for part in sorted(made_of[name]))
+            raws: Any = [part.view(-1).view(torch.uint8).numpy() for part in parts]
+            digests = [hashlib.blake2b(raw, digest_size=16).digest() for raw in raws]
+            now = (digests, [one[name] for one in theirs])
             before = self._digests.get((control.url, name), now)
             if (now[0] == before[0]) != (now[1] == before[1]):
                 raise EngineError(
@@ -256,8 +256,3 @@ def _check_rows_arrived(
             f"the server at {control.url} has other numbers in {name} than were sent; it has not "
             "taken the weights"
         )
-
-
-def _digest_tensor(tensor: Tensor) -> bytes:
-    raw: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-    return hashlib.blake2b(raw, digest_size=16).digest()
