@@ -31,11 +31,7 @@ EnvLike = str | type[ToolEnv]
 
 
 def train(
-    env: EnvLike,
-    *,
-    resume: bool = False,
-    accept_changes: bool = False,
-    **keys: object,
+    env: EnvLike, *, resume: bool = False, accept_changes: bool = False, **keys: object
 ) -> RunResult:
     """Train a model on an environment.
 
@@ -72,22 +68,14 @@ class Run(PlannedRun):
     """A training run to iterate over; arguments as for `train`, used in a `with` block."""
 
     def __init__(
-        self,
-        env: EnvLike,
-        *,
-        resume: bool = False,
-        accept_changes: bool = False,
-        **keys: object,
+        self, env: EnvLike, *, resume: bool = False, accept_changes: bool = False, **keys: object
     ) -> None:
         loaded, objects = _load_run_keywords(env, keys, resume=resume)
         super().__init__(loaded, objects=objects, resume=resume, accept_changes=accept_changes)
 
 
 def _load_run_keywords(
-    env: EnvLike,
-    keys: dict[str, object],
-    *,
-    resume: bool = False,
+    env: EnvLike, keys: dict[str, object], *, resume: bool = False
 ) -> tuple[Loaded[RunConfig], Overrides]:
     """Split what was given into values for the configuration and objects beside it."""
     name = env if isinstance(env, str) else env.__name__

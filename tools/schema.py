@@ -17,10 +17,7 @@ from typing_extensions import TypedDict
 from agentrl.errors import ConfigError, ToolError
 from agentrl.types import Json, ToolSchema
 
-_POSITIONAL_OR_KEYWORD = (
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-)
+_POSITIONAL_OR_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class ToolArguments:

@@ -76,16 +76,9 @@ class EngineConfig(Config):
         description="take turns with the trainer on one device: while it works, the engine's cache "
         "and own weights are given up, and while the engine samples, the optimizer's state",
     )
-    slots: int = Field(
-        default=128,
-        ge=1,
-        le=4096,
-        description="most sequences kept at once",
-    )
+    slots: int = Field(default=128, ge=1, le=4096, description="most sequences kept at once")
     context_length: int = Field(
-        default=0,
-        ge=0,
-        description="most tokens of prompt and completion; 0: as the model allows",
+        default=0, ge=0, description="most tokens of prompt and completion; 0: as the model allows"
     )
     prefill_tokens: int = Field(
         default=512, ge=16, description="most prompt tokens computed between two sampled tokens"

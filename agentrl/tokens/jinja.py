@@ -176,11 +176,7 @@ def _write_json_for_template(
 ) -> str:
     """JSON as the models saw it in training: no HTML escapes, UTF-8 kept."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

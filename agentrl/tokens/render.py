@@ -419,11 +419,7 @@ class Renderer:
         return text
 
     def _render_chat_by_mark(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSchema],
-        generate: bool,
-        mark: Mark,
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], generate: bool, mark: Mark
     ) -> str:
         told = [marked(message, mark) for message in messages]
         described = [marked_tool(tool, mark) for tool in tools]

@@ -129,11 +129,7 @@ class _Probe:
         )
 
     def _render_or_empty(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: bool = False,
-        generate: bool = False,
+        self, messages: Sequence[Message], *, tools: bool = False, generate: bool = False
     ) -> str:
         """The rendered text; empty if the template refuses."""
         try:
@@ -197,9 +193,7 @@ class _Probe:
     def _explain_lost_call(self, chat: Sequence[Message]) -> str:
         try:
             text = self._tokenizer.template.render(
-                to_wire(chat, self._dialect),
-                [self._tool.to_json()],
-                add_generation_prompt=True,
+                to_wire(chat, self._dialect), [self._tool.to_json()], add_generation_prompt=True
             )
         except ConfigError as error:
             return str(error)

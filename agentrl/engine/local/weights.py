@@ -129,11 +129,7 @@ class Slices:
 def _check_weight_names(names: list[str], expected: set[str]) -> None:
     got = set(names)
     repeated = {name for name, count in Counter(names).items() if count > 1}
-    faults = (
-        ("lack", expected - got),
-        ("hold the unknown", got - expected),
-        ("repeat", repeated),
-    )
+    faults = (("lack", expected - got), ("hold the unknown", got - expected), ("repeat", repeated))
     for what, wrong in faults:
         if wrong:
             raise EngineError(

@@ -15,11 +15,7 @@ from agentrl.types import Completion, StopReason
 Json = dict[str, object]
 
 _STRICT = ConfigDict(strict=True)
-_ONLY: Mapping[str, Sequence[object]] = {
-    "top_p": (1,),
-    "repetition_penalty": (1,),
-    "n": (1,),
-}
+_ONLY: Mapping[str, Sequence[object]] = {"top_p": (1,), "repetition_penalty": (1,), "n": (1,)}
 _ABSENT = (
     "stop", "stop_regex", "min_p", "frequency_penalty", "presence_penalty", "min_new_tokens",
     "json_schema", "regex", "ebnf", "structural_tag", "logit_bias", "custom_params", "beam_width",

@@ -81,10 +81,7 @@ def _parse_version_numbers(version: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
-_HARMFUL: Mapping[str, object] = {
-    "preferred_sampling_params": None,
-    "quantization": None,
-}
+_HARMFUL: Mapping[str, object] = {"preferred_sampling_params": None, "quantization": None}
 
 
 class Control:

@@ -20,14 +20,7 @@ from typing import ClassVar, NoReturn
 from agentrl.tokens.formats.markers import Finder, MarkedText
 from agentrl.tokens.formats.reader import Full, Lost, Reader, Refused
 from agentrl.tokens.tokenizer import Tokenizer
-from agentrl.types import (
-    AssistantTurn,
-    CallErrorReason,
-    Json,
-    StopReason,
-    ToolCall,
-    ToolSchema,
-)
+from agentrl.types import AssistantTurn, CallErrorReason, Json, StopReason, ToolCall, ToolSchema
 
 
 class ToolFormat:

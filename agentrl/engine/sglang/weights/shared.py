@@ -82,12 +82,7 @@ class SharedTransport(CheckedWeights):
         self._given: tuple[int, Sums] | None = None
 
     async def publish(
-        self,
-        targets: Sequence[Target],
-        weights: WeightSource,
-        version: int,
-        *,
-        flush: bool = True,
+        self, targets: Sequence[Target], weights: WeightSource, version: int, *, flush: bool = True
     ) -> Sequence[EngineError | None]:
         """As `Transport.publish`; one server after the other."""
         if not isinstance(weights, SlicedSource):

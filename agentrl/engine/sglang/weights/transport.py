@@ -40,12 +40,7 @@ class Transport(Protocol):
     """Brings weights to servers."""
 
     async def publish(
-        self,
-        targets: Sequence[Target],
-        weights: WeightSource,
-        version: int,
-        *,
-        flush: bool = True,
+        self, targets: Sequence[Target], weights: WeightSource, version: int, *, flush: bool = True
     ) -> Sequence[EngineError | None]:
         """Send to all targets, check, name the version; for each target None or its failure.
 
@@ -87,12 +82,7 @@ class CheckedWeights:
         """By server and tensor: ours and the server's, when it was last looked at."""
 
     async def publish(
-        self,
-        targets: Sequence[Target],
-        weights: WeightSource,
-        version: int,
-        *,
-        flush: bool = True,
+        self, targets: Sequence[Target], weights: WeightSource, version: int, *, flush: bool = True
     ) -> Sequence[EngineError | None]:
         """As `Transport.publish`."""
         named = self._list_checked_tensors(weights, targets)
