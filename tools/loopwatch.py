@@ -64,15 +64,15 @@ class LoopWatch:
         pace_s = self.limit_s / 4
         clock = time.pthread_getcpuclockid(self._loop_thread)
         own = _find_schedstat()
-        reported_s, seen_s, queued_s = 0.0, self._beat_s, _read_queued_s(self._schedule)
+        reported_s, seen_s, queued_s = 0.0, self._beat_s, self._read_loop_queued_s()
         before = _Look((), 0.0, time.monotonic(), queued_s, _read_queued_s(own))
         while not self._done.wait(pace_s):
             stack = _list_frames_of_thread(self._loop_thread)
             cpu_s, time_s = time.clock_gettime(clock), time.monotonic()
-            now = _Look(stack, cpu_s, time_s, _read_queued_s(self._schedule), _read_queued_s(own))
+            now = _Look(stack, cpu_s, time_s, self._read_loop_queued_s(), _read_queued_s(own))
             beat_s = self._beat_s
             if beat_s != seen_s:
-                seen_s, queued_s = beat_s, _read_queued_s(self._schedule)
+                seen_s, queued_s = beat_s, self._read_loop_queued_s()
             late_s = now.time_s - beat_s - (now.queued_s - queued_s)
             if late_s > self.limit_s and beat_s != reported_s:
                 holder = now.lasting(before, longer_than_s=pace_s / 8) or now.computing(
@@ -82,6 +82,10 @@ class LoopWatch:
                     reported_s = beat_s
                     self._report_stalled_loop(late_s, holder)
             before = now
+
+    def _read_loop_queued_s(self) -> float:
+        """How long the loop's thread has been ready without a processor."""
+        return _read_queued_s(self._schedule)
 
     def _report_stalled_loop(self, late_s: float, holder: FrameType) -> None:
         self.num_stalls += 1

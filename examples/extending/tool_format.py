@@ -20,8 +20,8 @@ class Brackets(ToolFormat):
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """A line for each call."""
-        return "\n".join(f"[[{_written(call)}]]" for call in calls)
+        return "\n".join(f"[[{_render_call(call)}]]" for call in calls)
 
 
-def _written(call: ToolCall) -> str:
+def _render_call(call: ToolCall) -> str:
     return to_json({"name": call.name, "arguments": call.arguments})

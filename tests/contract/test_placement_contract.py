@@ -216,9 +216,9 @@ async def test_a_busy_loop_is_nobodys_fault() -> None:
 
 async def test_a_starved_loop_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     async with LoopWatch(limit_s=0.05) as watch:
-        assert watch._queued_s() > 0.0  # pyright: ignore[reportPrivateUsage]  # Linux says it
+        assert watch._read_loop_queued_s() > 0.0  # pyright: ignore[reportPrivateUsage]  # Linux says it
         # All the time that passes, the thread is ready and gets no processor.
-        monkeypatch.setattr(watch, "_queued_s", time.monotonic)
+        monkeypatch.setattr(watch, "_read_loop_queued_s", time.monotonic)
         time.sleep(0.3)  # noqa: ASYNC251  # the block is what the test is about
     assert watch.num_stalls == 0
 
