@@ -143,8 +143,8 @@ class CheckedWeights:
             rest = self._listed[control.url].difference(chosen)
             theirs = await control.checksums([n for n in rest if not any(n in c for c in chosen)])
         for name in chosen:
-            parts = (ours[part].detach().cpu().contiguous() for part in sorted(made_of[name]))
-            raws: Any = [part.view(-1).view(torch.uint8).numpy() for part in parts]
+            made = (ours[part].detach().cpu().contiguous() for part in sorted(made_of[name]))
+            raws: Any = [tensor.view(-1).view(torch.uint8).numpy() for tensor in made]
             digests = [hashlib.blake2b(raw, digest_size=16).digest() for raw in raws]
             now = (digests, [one[name] for one in theirs])
             before = self._digests.get((control.url, name), now)
