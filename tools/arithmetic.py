@@ -50,7 +50,7 @@ def evaluate(expression: str, max_bits: int | None = None) -> str:
     """
     tree = _parse_arithmetic(expression)
     try:
-        return _format_number_exactly(_evaluate_arithmetic_node(tree, max_bits, depth=0))
+        return _format_number_exactly(_evaluate_node(tree, max_bits, depth=0))
     except ZeroDivisionError:
         raise ToolError("division by zero") from None
     except OverflowError:
@@ -68,19 +68,17 @@ def _parse_arithmetic(expression: str) -> ast.expr:
         raise ToolError(f"{expression!r} is no complete expression") from None
 
 
-def _evaluate_arithmetic_node(node: ast.expr, max_bits: int | None, depth: int) -> Number:
+def _evaluate_node(node: ast.expr, max_bits: int | None, depth: int) -> Number:
     if depth > _MAX_DEPTH:
         raise ToolError("the expression is nested too deeply")
     match node:
         case ast.Constant(value=int() | float() as value):
             return value
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-            return _require_real(
-                _UNARY[type(op)](_evaluate_arithmetic_node(operand, max_bits, depth + 1))
-            )
+            return _require_real(_UNARY[type(op)](_evaluate_node(operand, max_bits, depth + 1)))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            a = _evaluate_arithmetic_node(left, max_bits, depth + 1)
-            b = _evaluate_arithmetic_node(right, max_bits, depth + 1)
+            a = _evaluate_node(left, max_bits, depth + 1)
+            b = _evaluate_node(right, max_bits, depth + 1)
             if max_bits is not None and _bound_result_bits(op, a, b) > max_bits:
                 raise TooCostly
             return _require_real(_BINARY[type(op)](a, b))

@@ -141,7 +141,7 @@ def replaced(file: FileText, old: str, new: str, path: str) -> tuple[str, int]:
         pattern = (f"({kinds.get(p) or re.escape(p)})" for p in re.split(_LOOSE, old))
         found = re.compile("".join(pattern)).match(file.text, start)
         there = list(found.groups()) if found else [old]
-        parts = _align_new_text_with_file(old, new, there, file.end_at(start))
+        parts = _align_new_text(old, new, there, file.end_at(start))
         file.require_writable("".join(text for text, is_new in parts if is_new))
         new = "".join(text for text, _ in parts)
     else:
@@ -180,9 +180,7 @@ def _find_text_places(text: str, old: str) -> list[int]:
     return places
 
 
-def _align_new_text_with_file(
-    old: str, new: str, there: list[str], end: str
-) -> list[tuple[str, bool]]:
+def _align_new_text(old: str, new: str, there: list[str], end: str) -> list[tuple[str, bool]]:
     """The new text, with what the file has wherever the old text says the same; is it added?"""
     olds, news = re.split(_LOOSE, old), re.split(_LOOSE, new)
     parts: list[tuple[str, bool]] = []

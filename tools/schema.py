@@ -58,9 +58,7 @@ class ToolArguments:
             # By way of JSON, so that an enum or a tuple takes the JSON form that the schema shows.
             return self._adapter.validate_json(to_json(arguments, fallback=dict))
         except ValidationError as error:
-            problems = "; ".join(
-                _describe_validation_error(dict(item)) for item in error.errors()[:5]
-            )
+            problems = "; ".join(_describe_bad_field(dict(item)) for item in error.errors()[:5])
             raise ToolError(f"{self._tool}: {problems}") from error
         except PydanticSerializationError as error:  # half of a surrogate pair
             raise ToolError(f"{self._tool}: the arguments are not JSON: {error}") from error
@@ -150,7 +148,7 @@ def _describe_schema(
     return described
 
 
-def _describe_validation_error(item: Mapping[str, Any]) -> str:
+def _describe_bad_field(item: Mapping[str, Any]) -> str:
     """One validation error in words for the model."""
     where = ".".join(str(part) for part in item["loc"]) or "arguments"
     match item["type"]:

@@ -36,9 +36,7 @@ class LiveDisplay(Observer):
         self._asked = time.monotonic()
         self._console = Console(file=stream)
         self._live = Live(
-            get_renderable=lambda: Group(
-                self._render_progress_line(), self._render_metrics_table()
-            ),
+            get_renderable=lambda: Group(self._render_progress(), self._render_metrics()),
             console=self._console,
             refresh_per_second=_REFRESH_HZ,
         )
@@ -82,7 +80,7 @@ class LiveDisplay(Observer):
             self._phase_began = time.monotonic()
             self._live.stop()
 
-    def _render_progress_line(self) -> RenderableType:
+    def _render_progress(self) -> RenderableType:
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._total, completed=self._step, width=30)
         seconds = time.monotonic() - self._phase_began
@@ -94,7 +92,7 @@ class LiveDisplay(Observer):
         head.add_row(title, f"step {self._step}/{self._total}", bar, left, Text(doing, style="dim"))
         return head
 
-    def _render_metrics_table(self) -> RenderableType:
+    def _render_metrics(self) -> RenderableType:
         shown, metrics = summary(self._metrics), self._metrics
         body = Table.grid(padding=(0, 2))
         width = max(10, min(60, self._console.width - 24))

@@ -76,10 +76,7 @@ def examine(renderer: Renderer, *, with_tools: bool) -> TemplateReport:
     rows += _make_rows_of_unusual_spellings(renderer, with_tools)
     shown = [chat[-1].role != "assistant" for chat in chats]
     later = [row for row, goes_on in zip(rows, shown, strict=False) if goes_on]
-    facts = (
-        *_list_template_facts(renderer, rows, later),
-        *_make_rows_of_value_spelling(renderer, with_tools),
-    )
+    facts = (*_list_template_facts(renderer, rows, later), *_try_value_kinds(renderer, with_tools))
     return TemplateReport(rows=(*facts, *rows))
 
 
@@ -144,7 +141,7 @@ def _make_row_of_bos_count(renderer: Renderer) -> TemplateRow:
     return TemplateRow(name="BOS", detail=detail, action="refuse")
 
 
-def _make_rows_of_value_spelling(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
+def _try_value_kinds(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
     """How values of all kinds come out, and whether content can pose as scaffold."""
     if with_tools:
         arguments: dict[str, Json] = {"yes": True, "no": None, "text": "ü😀"}

@@ -118,9 +118,7 @@ def read_json(text: str | bytes) -> object:
     """
     try:
         value: object = json.loads(
-            text,
-            parse_constant=_raise_for_nan_or_infinity,
-            object_pairs_hook=_make_dict_of_unique_keys,
+            text, parse_constant=_refuse_nan_or_inf, object_pairs_hook=_build_unique_dict
         )
     except (ValueError, RecursionError) as error:
         raise NotJson(str(error)) from error
@@ -235,7 +233,7 @@ def _are_values_near(one: object, other: object) -> bool:
             return one == other
 
 
-def _make_dict_of_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _build_unique_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
     # The usual reading keeps the last one of a key's values and says nothing of the others.
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -243,7 +241,7 @@ def _make_dict_of_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, obje
     return found
 
 
-def _raise_for_nan_or_infinity(name: str) -> object:
+def _refuse_nan_or_inf(name: str) -> object:
     raise NotJson(f"{name} is no JSON")
 
 

@@ -81,10 +81,7 @@ class LocalEngine:
         self._paused = False
         self._dead: EngineError | None = None
         self._thread = threading.Thread(
-            target=self._run_engine_thread,
-            args=(config.threads,),
-            name="agentrl-engine",
-            daemon=True,
+            target=self._run_step_loop, args=(config.threads,), name="agentrl-engine", daemon=True
         )
         self._thread.start()
 
@@ -275,7 +272,7 @@ class LocalEngine:
             raise EngineError(str(self._dead)) from self._dead
         self._inbox.put(function)
 
-    def _run_engine_thread(self, threads: int) -> None:
+    def _run_step_loop(self, threads: int) -> None:
         if threads:
             torch.set_num_threads(threads)
         try:

@@ -81,9 +81,7 @@ def reference_rows(model: PreTrainedModel, longest: int) -> list[ReferenceRow]:
     was_training = model.training
     model.train(False)
     with torch.no_grad(), attending(model, "eager"), foreign_code(model):
-        rows = [
-            _compute_reference_row(model, *row) for row in _choose_reference_prompts(model, longest)
-        ]
+        rows = [_compute_reference_row(model, *row) for row in _choose_trial_ids(model, longest)]
         if rows[0].experts:
             rows[1] = _rerun_with_shared_experts(model, rows[0], rows[1])
     model.train(was_training)
@@ -163,7 +161,7 @@ def _compute_reference_row(
     )
 
 
-def _choose_reference_prompts(
+def _choose_trial_ids(
     model: PreTrainedModel, longest: int
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
     """Ids and first positions."""

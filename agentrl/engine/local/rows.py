@@ -62,7 +62,7 @@ class Rows:
             same = int(differs.argmax()) if differs.any() else num
             cached = min(same, len(ids_P) - 1, int(self.filled_R[row]))
         else:
-            donor, cached = self._find_prefix_donor_row(ids_P[:-1], key)
+            donor, cached = self._find_prefix_donor(ids_P[:-1], key)
             if cached < 0 or (row := self._claim_free_row(donor, cached)) is None:
                 return None
             self._grow_row_arrays(row, room)
@@ -122,9 +122,7 @@ class Rows:
             moved.append((top, hole))
         return moved
 
-    def _find_prefix_donor_row(
-        self, prefix_P: NDArray[np.int64], key: str | None
-    ) -> tuple[int, int]:
+    def _find_prefix_donor(self, prefix_P: NDArray[np.int64], key: str | None) -> tuple[int, int]:
         """The row that shares most of the prefix and how many positions; -1 to wait for it."""
         num = min(len(prefix_P), self.tokens_RP.shape[1])
         if not num or not len(self.known_R):

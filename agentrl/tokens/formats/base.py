@@ -141,9 +141,7 @@ class ToolFormat:
         while not reader.at_end:
             self._read_text_and_what_marker_begins(reader, bare)
         if reader.section == len(reader.calls):
-            self._run_call_reader_with_recovery(
-                reader, bare, partial(_raise_text_instead_of_call, "", "")
-            )
+            self._attempt_calls(reader, bare, partial(_refuse_stray_text, "", ""))
 
     def _read_text_and_what_marker_begins(self, reader: Reader, bare: Finder | None) -> None:
         """Read the text up to the next marker, and what that begins."""
@@ -156,9 +154,7 @@ class ToolFormat:
         misplaced = reader.section is not None or marker in (*self.ends, *self.closes)
         is_empty = reader.section == len(reader.calls) and marker in around
         if is_empty or (text.strip() and misplaced and marker not in self.parts):
-            self._run_call_reader_with_recovery(
-                reader, bare, partial(_raise_text_instead_of_call, text, marker)
-            )
+            self._attempt_calls(reader, bare, partial(_refuse_stray_text, text, marker))
         if marker in around:
             reader.section = len(reader.calls) if marker in self.opens else None
         elif marker == self.think[0]:
@@ -167,13 +163,11 @@ class ToolFormat:
             reader.all_was_thinking(begin)
         elif marker in self.parts:
             again = (marker,) if marker in self.once else ()
-            self._run_call_reader_with_recovery(
-                reader, bare, partial(_raise_part_outside_of_call, marker), again
-            )
+            self._attempt_calls(reader, bare, partial(_raise_part_outside_of_call, marker), again)
         elif marker not in (*self.noise, *self.ends) and begin < len(reader.text):
-            self._run_call_reader_with_recovery(reader, bare, partial(self.read_call, reader))
+            self._attempt_calls(reader, bare, partial(self.read_call, reader))
 
-    def _run_call_reader_with_recovery(
+    def _attempt_calls(
         self,
         reader: Reader,
         bare: Finder | None,
@@ -217,7 +211,7 @@ class ToolFormat:
         return "\n".join(f"<tool_response>\n{r}\n</tool_response>" for r in results)
 
 
-def _raise_text_instead_of_call(text: str, marker: str) -> NoReturn:
+def _refuse_stray_text(text: str, marker: str) -> NoReturn:
     reason = CallErrorReason.MALFORMED if marker else CallErrorReason.UNCLOSED
     where = f"before {marker}" if marker else "at the end"
     got = f"the text {text.strip()[:60]!r}" if text.strip() else "none"

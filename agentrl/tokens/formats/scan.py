@@ -213,7 +213,7 @@ def _build_unique_dict(pairs: Sequence[tuple[str, Json]]) -> dict[str, Json]:
     return value
 
 
-def _raise_for_nan_or_infinity(name: str) -> Json:
+def _refuse_nan_or_inf(name: str) -> Json:
     raise ValueError(f"{name} is not JSON")
 
 
@@ -226,6 +226,6 @@ def _parse_finite_float(digits: str) -> float:
 
 _STRICT = json.JSONDecoder(
     object_pairs_hook=_build_unique_dict,
-    parse_constant=_raise_for_nan_or_infinity,
+    parse_constant=_refuse_nan_or_inf,
     parse_float=_parse_finite_float,
 )

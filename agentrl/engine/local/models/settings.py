@@ -46,11 +46,7 @@ def check_numbers(path: Path, raw: object) -> None:
         name = key.rpartition(".")[2]
         used = settings.get(f"{key.removesuffix(name)}use_{name}") is not False
         lacks = value is None and not (_IN_ROPE.search(key) and re.search(_BASES, name))
-        if (
-            re.search(f"{_BASES}|{_FACTORS}", name)
-            and not lacks
-            and not _are_positive_numbers(value)
-        ):
+        if re.search(f"{_BASES}|{_FACTORS}", name) and not lacks and not _is_above_zero(value):
             raise ConfigError(
                 _explain_wrong(path, key, value, "it is expected to be a number above 0")
             )
@@ -101,10 +97,10 @@ def _is_number(value: object) -> TypeIs[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _are_positive_numbers(value: object) -> bool:
+def _is_above_zero(value: object) -> bool:
     """True for a base of rotary frequencies or a factor, and for a list of factors."""
     if isinstance(value, list):
-        return all(map(_are_positive_numbers, cast("list[object]", value)))
+        return all(map(_is_above_zero, cast("list[object]", value)))
     return _is_number(value) and 0 < value < math.inf
 
 

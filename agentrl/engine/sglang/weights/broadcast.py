@@ -50,7 +50,7 @@ class BroadcastTransport(CheckedWeights):
         """Take the groups apart on both sides."""
         groups, self._groups = self._groups, {}
 
-        await each(list(groups.values()), _leave_process_group)
+        await each(list(groups.values()), _leave_group)
 
     async def _broadcast_to_server(
         self, target: Target, made: Sequence[DigestedBucket], flush: bool
@@ -81,7 +81,7 @@ class BroadcastTransport(CheckedWeights):
         """The group with one server, made at its first use and when it came back from the dead."""
         known = self._groups.pop(control.url, None)
         if known is not None and known.info is not info:
-            await each([known], _leave_process_group)
+            await each([known], _leave_group)
             known = None
         if known is not None:
             self._groups[control.url] = known
@@ -103,14 +103,12 @@ class BroadcastTransport(CheckedWeights):
             "backend": backend,
         }
         post = control.send("/init_weights_update_group", body, timeout_s=self._timeout_s)
-        join = asyncio.to_thread(
-            self._join_process_group, f"tcp://{host}:{port}", size, name, backend
-        )
+        join = asyncio.to_thread(self._join_group, f"tcp://{host}:{port}", size, name, backend)
         group = _Group(name, await _await_server_and_ours(post, join), control, info)
         self._groups[control.url] = group
         return group
 
-    def _join_process_group(self, address: str, size: int, name: str, backend: str) -> Any:
+    def _join_group(self, address: str, size: int, name: str, backend: str) -> Any:
         """Be rank 0 of a group that stands beside the trainer's own, as the server makes it."""
         limit = timedelta(seconds=self._timeout_s)
         private: Any = c10d
@@ -134,7 +132,7 @@ class BroadcastTransport(CheckedWeights):
         group.broadcast([data], options).wait()
 
 
-async def _leave_process_group(group: _Group) -> None:
+async def _leave_group(group: _Group) -> None:
     body = {"group_name": group.name}
     await group.control.send("/destroy_weights_update_group", body, timeout_s=10)
 
