@@ -11,7 +11,7 @@ trainer's.
 import asyncio
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
@@ -19,6 +19,7 @@ from agentrl.boundary import one_line
 from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration.device_policy import DevicePolicy
 from agentrl.orchestration.evaluate import EvalResult, evaluate
+from agentrl.orchestration.model_files import make_limits
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts
 from agentrl.orchestration.reports import (
@@ -32,15 +33,18 @@ from agentrl.orchestration.store import RunStore
 from agentrl.rollout import (
     Collected,
     LongPrompt,
+    PlayedGroup,
     TaskRef,
     episode_metrics,
     gather_groups,
     make_batch,
 )
 from agentrl.rollout.prompts import OddPrompt
+from agentrl.rollout.selection import Refill, Selection
 from agentrl.tools.threads import EpisodeThread
 from agentrl.trainer.algorithms.recipe import BatchRecipe
 from agentrl.trainer.stats import GapAlarm, StepStats, SupervisedStats
+from agentrl.types import Batch, Episode
 
 _WAKE_S: Final = 0.5
 """How often the loop wakes during an update; a signal just before it falls asleep is not heard."""
@@ -90,9 +94,18 @@ class Controller:
         self.version = 0
         """The policy version that the engine serves: +1 for each published update."""
         self._recipe = recipe
+        self._selection = Selection(
+            config=parts.config.rollout,
+            limits=make_limits(parts.config, parts.engine.context_length),
+            seed=parts.config.seed,
+        )
 
-    async def step(self, number: int, refs: Sequence[TaskRef]) -> StepResult:
+    async def step(
+        self, number: int, refs: Sequence[TaskRef], draw_one: Callable[[], TaskRef]
+    ) -> StepResult:
         """One optimizer step: collect, update, publish, write down.
+
+        `draw_one` gives a further task, where a group of those teaches nothing.
 
         Raises:
             GivenUp: the run is to stop, and this step would take too long; it changed nothing.
@@ -100,7 +113,9 @@ class Controller:
         times: dict[str, float] = {}
         started = time.perf_counter()
         self._parts.trainer.has_changed = False
-        collected = await self._stopping.or_give_up(self._collect_training_episodes(number, refs))
+        collected = await self._stopping.or_give_up(
+            self._collect_training_episodes(number, refs, draw_one)
+        )
         self._stopping.check_time(self._update_s)  # by that of the step before
         times["rollout_s"] = time.perf_counter() - started
         stats = await self._update_and_publish_weights(collected, number, times)
@@ -110,7 +125,7 @@ class Controller:
         result = StepResult(step=number, metrics=metrics, collected=collected, stats=stats)
         result = await self._add_heldout_evaluation_if_due(result)
         self._store.write_step(result.step, result.metrics, collected)
-        self._observer.episodes(result.step, collected.episodes)
+        self._observer.episodes(result.step, collected.scored)
         self._observer.step(result.step, result.metrics)
         if stats.alarm is not None and stats.alarm.final:
             raise RunError(
@@ -135,15 +150,26 @@ class Controller:
         times["publish_s"] = time.perf_counter() - publishing
         return stats
 
-    async def _collect_training_episodes(self, number: int, refs: Sequence[TaskRef]) -> Collected:
+    async def _collect_training_episodes(
+        self, number: int, refs: Sequence[TaskRef], draw_one: Callable[[], TaskRef]
+    ) -> Collected:
         self._observer.phase("rollout")
-        parts = self._parts
+        parts, rollout = self._parts, self._parts.config.rollout
+        refill = Refill(
+            self._selection,
+            drawn=len(refs),
+            teaches=self._teaches_something,
+            draw=lambda place: parts.jobs.job(draw_one(), "train", step=number, place=place),
+        )
         groups = parts.collector.collect(
             parts.jobs.jobs(refs, "train", step=number),
-            group_size=parts.config.rollout.group_size,
-            greedy=parts.config.rollout.greedy_member,
+            group_size=rollout.group_size,
+            greedy=rollout.greedy_member,
+            another=refill,
         )
-        collected = await gather_groups(groups, lambda done: self._observer.groups(done, len(refs)))
+        collected = await gather_groups(
+            groups, lambda done: self._observer.groups(done, refill.drawn)
+        )
         if (isolation := parts.services.isolation) != self._isolation:
             self._isolation = isolation
             found = [{"backend": name, "holds": held} for name, *held in isolation]
@@ -166,10 +192,23 @@ class Controller:
             self._store.event(event, step=number, tasks=[*new.values()])
 
     def _prepare_and_update(self, collected: Collected) -> StepStats:
-        temperature = self._parts.config.rollout.temperature
-        batch = make_batch(collected.episodes, temperature=temperature, greedy=collected.greedy)
         trainer = self._parts.trainer
+        batch = self._make_batch(collected.episodes, collected.greedy)
         return trainer.update(self._recipe.prepare(batch, trainer))
+
+    def _make_batch(self, episodes: Sequence[Episode], greedy: Sequence[Episode]) -> Batch:
+        """With the rewards that are trained on."""
+        shape = self._selection.shape_reward
+        return make_batch(
+            [*map(shape, episodes)],
+            temperature=self._parts.config.rollout.temperature,
+            greedy=[*map(shape, greedy)],
+        )
+
+    def _teaches_something(self, group: PlayedGroup) -> bool:
+        """True if the estimator has an advantage for any token of the group, seen alone."""
+        greedy = [group.greedy] if group.greedy else []
+        return bool(self._recipe.estimator(self._make_batch(group.episodes, greedy)).any())
 
     async def _train_in_thread(self, collected: Collected, number: int) -> StepStats:
         self._observer.phase("train")
@@ -204,7 +243,7 @@ class Controller:
     def _gather_step_metrics(
         self, collected: Collected, stats: StepStats, times: Mapping[str, float]
     ) -> dict[str, float]:
-        metrics = episode_metrics(collected)
+        metrics = episode_metrics(collected) | self._selection.count(collected)
         metrics |= stat_numbers(stats)
         metrics |= {f"loss/{name}": value for name, value in stats.loss_statistics.items()}
         metrics |= {"verified": stats.verified_share, **times}

@@ -152,18 +152,25 @@ class JobMaker:
         run: int | None = None,
     ) -> list[GroupJob]:
         """One job per reference; `run` is the seed of their keys, by default the run's."""
-        run = self._seed if run is None else run
         return [
-            self._make_job(
-                ref, split, EpisodeKey.first(run=run, step=step, place=i, purpose=purpose)
-            )
+            self.job(ref, split, step=step, place=i, purpose=purpose, run=run)
             for i, ref in enumerate(refs)
         ]
 
-    def _make_job(self, ref: TaskRef, split: str, key: EpisodeKey) -> GroupJob:
-        env = self._envs[ref.env]
+    def job(
+        self,
+        ref: TaskRef,
+        split: str,
+        *,
+        step: int,
+        place: int,
+        purpose: Purpose = "train",
+        run: int | None = None,
+    ) -> GroupJob:
+        """The job at a place of a step."""
+        env, run = self._envs[ref.env], self._seed if run is None else run
         return GroupJob(
-            key=key,
+            key=EpisodeKey.first(run=run, step=step, place=place, purpose=purpose),
             env=env.name,
             make_env=lambda: env.make(self._services, self._tokenizer),
             task=env.task(ref.index, split, self._seed),

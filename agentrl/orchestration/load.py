@@ -12,7 +12,7 @@ from agentrl.engine.local.models.resolve import TINY
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.preflight import ENV_PRESETS, MODEL_PRESETS, PAIR_PRESETS
-from agentrl.trainer.algorithms.presets import PRESETS
+from agentrl.trainer.algorithms.presets import keys_of
 
 
 def load_run_config(
@@ -57,8 +57,7 @@ def _choose_presets(given: Mapping[str, Value]) -> list[tuple[Mapping[str, objec
             preset |= PAIR_PRESETS.get((base, name), {})
     chosen = given.get("trainer.algorithm")
     algorithm = str(chosen.value if chosen else preset.get("trainer.algorithm", "grpo"))
-    keys = {f"trainer.{key}": value for key, value in PRESETS.get(algorithm, {}).items()}
-    return [(keys, f"algorithm {algorithm}"), (preset, f"{base} preset")]
+    return [(keys_of(algorithm), f"algorithm {algorithm}"), (preset, f"{base} preset")]
 
 
 def base_name(model: str) -> str:

@@ -13,7 +13,9 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, BoundEnv, Overrides, bind_envs
 from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.observers import check_observers
+from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.sampler import check_sampler
+from agentrl.rollout.selection import share_of
 from agentrl.run_dir import check_disk, check_new_run
 from agentrl.sandboxes import SandboxOptions, check_backend
 from agentrl.tokens.formats import resolve_format
@@ -80,6 +82,7 @@ def make_plan(
         normalisation = make_normalisation(config.trainer, objects.get(config.trainer.normalise))
         for function in (estimator, normalisation):
             _check_needs_are_configured(config, function.label, function.needs)
+        _check_selection(config.rollout, estimator.label, estimator.needs)
         _check_loss_needs(config, objects.get(config.trainer.loss))
     names = [name for env in envs for name in _check_tasks_and_list_tools(env, config, train)]
     if train:  # now that each environment is known to have a task
@@ -172,6 +175,39 @@ def _check_needs_are_configured(config: RunConfig, label: str, needs: Sequence[s
     for need in needs:
         if not has.get(need, True):
             raise ConfigError(f"{label} needs a {need}: {NEEDS[need]}")
+
+
+def _check_selection(rollout: RolloutConfig, label: str, needs: Sequence[str]) -> None:
+    """Refuse keys that decide what of a group is trained on and could not do what they say."""
+    compares = {"group of 2", "greedy member"} & {*needs} and not {"critic", "reference"} & {*needs}
+    if rollout.refill > 1 and not compares:
+        raise ConfigError(
+            f"rollout.refill: got {rollout.refill:g} with {label}, which learns from a group of "
+            "equal rewards too; leave it out, or take an estimator such as grpo"
+        )
+    if 1 < rollout.refill < 1 + 1 / rollout.tasks_per_step:
+        raise ConfigError(
+            f"rollout.refill: got {rollout.refill:g}, which adds no group to "
+            f"rollout.tasks_per_step ({rollout.tasks_per_step}); give more, or leave it out"
+        )
+    kept = share_of(rollout.group_size, rollout.filter_share)
+    if rollout.filter != "none" and kept < 2:
+        raise ConfigError(
+            f"rollout.filter_share: got {rollout.filter_share:g} with rollout.group_size "
+            f"{rollout.group_size}, which keeps {kept} of each group, expected 2 at least; raise "
+            "one of both"
+        )
+    default = RolloutConfig()
+    if rollout.filter == "none" and rollout.filter_share != default.filter_share:
+        raise ConfigError(
+            f"rollout.filter_share: got {rollout.filter_share:g} without rollout.filter; set that "
+            "too, or leave it out"
+        )
+    if not rollout.overlong_buffer and rollout.overlong_penalty != default.overlong_penalty:
+        raise ConfigError(
+            f"rollout.overlong_penalty: got {rollout.overlong_penalty:g} without "
+            "rollout.overlong_buffer; set that too, or leave it out"
+        )
 
 
 def _check_loss_needs(config: RunConfig, given: object) -> None:

@@ -14,9 +14,9 @@ from agentrl.types import Episode, Invalid
 def why_untrained(collected: Collected) -> list[str]:
     """One line per episode of a step that gave no gradient, saying why it gave none."""
     groups: dict[int, list[Episode]] = {}
-    for episode in collected.episodes:
+    for episode in collected.scored:
         groups.setdefault(episode.group, []).append(episode)
-    lines = [f"{e.id}: {_explain_why_untrained(e, groups[e.group])}" for e in collected.episodes]
+    lines = [f"{e.id}: {_explain_why_untrained(e, groups[e.group])}" for e in collected.scored]
     invalid = [(e.id, e.outcome) for e in collected.invalid if isinstance(e.outcome, Invalid)]
     return lines + [f"{name}: invalid: {why.reason} ({why.blame})" for name, why in invalid]
 
@@ -24,11 +24,19 @@ def why_untrained(collected: Collected) -> list[str]:
 def _explain_why_untrained(episode: Episode, group: Sequence[Episode]) -> str:
     if not any(segment.num_trained for segment in episode.segments):
         return "the policy sampled no token"
+    if episode.dropped in _DROPPED:
+        return _DROPPED[episode.dropped]
     if len(group) == 1:
         return "it is the only scored episode of its group, so there is nothing to compare with"
     if len({member.reward for member in group}) == 1:
         return f"all {len(group)} episodes of its group have the reward {episode.reward:g}"
     return "its advantage is zero"
+
+
+_DROPPED = {
+    "cut": "a limit cut it, and rollout.mask_cut leaves such episodes out",
+    "filter": "rollout.filter left it out",
+}
 
 
 def worst_episodes(alarm: GapAlarm, collected: Collected, file: Path) -> list[str]:
@@ -56,7 +64,7 @@ def stop_of_alarms(alarm: GapAlarm, collected: Collected, file: Path) -> str:
 def unused_tools(collected: Collected, envs: Sequence[BoundEnv]) -> str | None:
     """A warning for each environment that has tools of which no episode of the step reached one."""
     lines = [
-        _describe_unused_tools(env, [e for e in collected.episodes if e.env == env.name])
+        _describe_unused_tools(env, [e for e in collected.scored if e.env == env.name])
         for env in envs
     ]
     return "\n".join(line for line in lines if line) or None

@@ -220,17 +220,17 @@ class PlannedRun:
         from agentrl.trainer.checkpoint import random_states, set_random_states  # brings torch
 
         before = random_states()
-        refs, sampled = sampler.draw(), sampler.state()
+        refs = sampler.draw()
         self._is_in_step = True
         try:
-            result = self._runner.run(self._controller.step(number, refs))
+            result = self._runner.run(self._controller.step(number, refs, sampler.draw_one))
         except (GivenUp, KeyboardInterrupt, Terminated):
             if self._parts.trainer.give_up():
                 set_random_states(before)
                 self._is_in_step = False
             raise
         self._is_in_step = False
-        self._metrics, self.step, self._sampled = result.metrics, number, sampled
+        self._metrics, self.step, self._sampled = result.metrics, number, sampler.state()
         self._last_eval = result.eval or self._last_eval
         due = number % self.config.checkpoint.every == 0 or number == self.config.steps
         if due or self._stopping.number:

@@ -57,7 +57,7 @@ class RunStore:
         best = self._config.best
         if best and best not in metrics and not best.startswith("eval/"):
             raise ConfigError(f"checkpoint.best: got {best!r}, {nearest(best, metrics)}")
-        self._episodes.write(step, [*collected.episodes, *collected.invalid])
+        self._episodes.write(step, [*collected.scored, *collected.invalid])
         self._metrics.write(step, metrics)
 
     def write_eval(self, step: int, collected: Collected) -> None:

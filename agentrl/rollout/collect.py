@@ -1,8 +1,9 @@
 """Many episodes at once: groups of one task, retries with a fresh environment, and the breaker.
 
 tasks × group_size  →  at most `concurrency` at a time  →  groups, each when its last episode ended
-                            │ invalid: again, with the next attempt's seed
-                            └ out of attempts: left out; too many in a step: the run stops
+     ↑                      │ invalid: again, with the next attempt's seed         │
+     │                      └ out of attempts: left out; too many: the run stops   │
+     └───────────────── another job, where the caller has one for it ──────────────┘
 
 A task whose prompt is no text or leaves no room for a turn is left out before: it is no episode.
 One failed episode never ends its siblings; only a RunError or a cancellation does.
@@ -11,7 +12,7 @@ One failed episode never ends its siblings; only a RunError or a cancellation do
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from agentrl.rollout.episode_record import GroupJob
 from agentrl.rollout.fixed_order import Lockstep
 from agentrl.rollout.prompts import LongPrompt, OddPrompt, odd_prompt, too_long
 from agentrl.tools import LoopWatch, user_code
-from agentrl.types import Episode, EpisodeSession, Invalid
+from agentrl.types import Episode, EpisodeKey, EpisodeSession, Invalid
 
 BREAKER_MIN_EPISODES = 4
 """Fewer attempts than this say nothing about a share."""
@@ -42,8 +43,14 @@ class PlayedGroup:
     """The greedy member, if it was asked for and could be scored."""
     invalid: list[Episode] = field(default_factory=list[Episode])
     """Every attempt without a score, also those that a later attempt made good."""
+    dropped: list[Episode] = field(default_factory=list[Episode])
+    """Those with a score that nobody trains on; each says why."""
     num_ended: int = 0
     """Members that are done."""
+
+
+Another = Callable[[PlayedGroup], GroupJob | None]
+"""Asked for each group that has ended: a job to be played beside those that run, or None."""
 
 
 @dataclass(slots=True)
@@ -51,7 +58,7 @@ class Collected:
     """What a collection brought: the scored episodes, and every attempt that failed."""
 
     episodes: list[Episode] = field(default_factory=list[Episode])
-    """One per (group, member) that could be scored, in that order."""
+    """One per (group, member) that could be scored and was not dropped, in that order."""
     invalid: list[Episode] = field(default_factory=list[Episode])
     """Every attempt without a score, also those that a later attempt made good."""
     too_long: list[LongPrompt] = field(default_factory=list[LongPrompt])
@@ -62,6 +69,15 @@ class Collected:
     """The least score that is a success, by environment, where it is said."""
     greedy: list[Episode] = field(default_factory=list[Episode])
     """The greedy member of each group, where they were asked for; nobody trains on them."""
+    dropped: list[Episode] = field(default_factory=list[Episode])
+    """Those with a score that nobody trains on, in the same order; each says why."""
+    num_groups: int = 0
+    """All of them: played, or left out."""
+
+    @property
+    def scored(self) -> list[Episode]:
+        """All that could be scored, those that are trained on first."""
+        return self.episodes + self.dropped
 
     def __repr__(self) -> str:
         """Short: `asyncio.Runner.run` makes it of every result (in `signal.getsignal`)."""
@@ -69,6 +85,7 @@ class Collected:
 
     def add(self, group: PlayedGroup) -> None:
         """Count a group in."""
+        self.num_groups += 1
         if isinstance(group.left_out, LongPrompt):
             self.too_long.append(group.left_out)
         elif group.left_out is not None:
@@ -78,6 +95,7 @@ class Collected:
         self.episodes += group.episodes
         self.greedy += [group.greedy] if group.greedy else []
         self.invalid += group.invalid
+        self.dropped += group.dropped
 
 
 async def gather_groups(
@@ -87,13 +105,17 @@ async def gather_groups(
 
     `on_group` gets the number of groups that there are so far.
     """
-    collected, number = Collected(), 0
+    collected = Collected()
     async with aclosing(groups):
         async for group in groups:
             collected.add(group)
-            number += 1
-            on_group(number)
-    for episodes in (collected.episodes, collected.greedy, collected.invalid):
+            on_group(collected.num_groups)
+    for episodes in (
+        collected.episodes,
+        collected.dropped,
+        collected.greedy,
+        collected.invalid,
+    ):
         episodes.sort(key=lambda episode: (episode.group, episode.member, episode.attempt))
     return collected
 
@@ -120,7 +142,12 @@ class Collector:
         self._settings = settings
 
     async def collect(
-        self, jobs: Sequence[GroupJob], *, group_size: int, greedy: bool = False
+        self,
+        jobs: Sequence[GroupJob],
+        *,
+        group_size: int,
+        greedy: bool = False,
+        another: Another | None = None,
     ) -> AsyncGenerator[PlayedGroup]:
         """Play every job `group_size` times; each group comes when it has ended.
 
@@ -128,42 +155,29 @@ class Collector:
         Closing the iterator early cancels what runs and waits for its end. Each job's key must be
         used once in a run: ids and seeds of episodes follow from it.
 
+        `another` is asked once for each group, as it ends or is left out; the job that it gives is
+        played too. It may move the group's episodes to those that are dropped.
+
         Raises:
             BreakerTripped: too large a share of the episodes was invalid.
             ValueError: two jobs have the same key.
         """
-        for key, number in Counter(job.key for job in jobs).most_common(1):
-            if number > 1:
-                raise ValueError(f"two jobs have the key of {key.id}; each needs one of its own")
-        groups = [PlayedGroup(job, self._unfit(job)) for job in jobs]
-        for group in groups:
-            if group.left_out is not None:
-                yield group
         collection = _Collection(
-            self._engine, self._codec, self._settings, groups, group_size, greedy=greedy
+            self._engine, self._codec, self._settings, group_size, greedy=greedy, another=another
         )
-        members = collection.begin()
         try:
+            # All of them begin before one can end, so that the first round has all of them.
+            left_out = [group for job in jobs for group in collection.begin(job)]
             async with LoopWatch():  # it names whoever blocks the loop
-                for member in asyncio.as_completed(members):
-                    played = await member
-                    if played is not None:
-                        yield played
+                for group in left_out:
+                    yield group
+                while collection.num_running:
+                    for group in await collection.wait_ended():
+                        yield group
             collection.check_lost()
         finally:
-            await _end_tasks(members)
+            await _end_tasks(collection.members)
             await collection.drain()
-
-    def _unfit(self, job: GroupJob) -> LongPrompt | OddPrompt | None:
-        """Why no episode can begin; what else goes wrong is the episode's to report."""
-        try:
-            with user_code(f"making env {job.env}"):
-                env = job.make_env()
-            limit = self._settings.limits.prompt_tokens
-            odd = odd_prompt(env, job.env, job.task)
-            return odd or too_long(env, job.env, job.task, self._codec, limit)
-        except (EpisodeError, ConfigError):
-            return None
 
 
 class _Collection:
@@ -174,18 +188,25 @@ class _Collection:
         engine: Engine,
         codec: Codec,
         settings: CollectSettings,
-        groups: Sequence[PlayedGroup],
         group_size: int,
         *,
         greedy: bool,
+        another: Another | None,
     ) -> None:
-        self._engine, self._settings, self._group_size = engine, settings, group_size
-        self._groups = [group for group in groups if group.left_out is None]
-        self._num_members = group_size + greedy
-        self._num_episodes = total = len(self._groups) * self._num_members
+        self._engine, self._codec, self._settings = engine, codec, settings
+        self._group_size, self._num_members = group_size, group_size + greedy
+        self._another = another
+        self._groups: list[PlayedGroup] = []
+        self._keys: set[EpisodeKey] = set()
         self._invalid: list[Episode] = []
-        self._lockstep = Lockstep(engine, total) if settings.fixed_order else None
-        self._places = asyncio.Semaphore(total if settings.fixed_order else settings.concurrency)
+        self.members: list[asyncio.Task[list[PlayedGroup]]] = []
+        self.num_running = 0
+        """Members whose end nobody has waited for."""
+        self._ended: asyncio.Queue[asyncio.Task[list[PlayedGroup]]] = asyncio.Queue()
+        self._lockstep = Lockstep(engine) if settings.fixed_order else None
+        self._places = (
+            nullcontext() if settings.fixed_order else asyncio.Semaphore(settings.concurrency)
+        )
         self._runner, self._greedy_runner = (
             EpisodeRunner(
                 codec=codec,
@@ -196,29 +217,70 @@ class _Collection:
             for temperature in (settings.temperature, 0.0)
         )
 
-    def begin(self) -> "list[asyncio.Task[PlayedGroup | None]]":
-        """A task for each member; the last one of a group returns the group."""
-        return [
-            asyncio.create_task(self._play(group, member))
-            for group in self._groups
-            for member in range(self._num_members)
-        ]
+    def begin(self, job: GroupJob | None) -> list[PlayedGroup]:
+        """Begin all members of a group, or of one in its place; those that were left out."""
+        left_out: list[PlayedGroup] = []
+        while job is not None:
+            if job.key in self._keys:
+                raise ValueError(
+                    f"two jobs have the key of {job.key.id}; each needs one of its own"
+                )
+            self._keys.add(job.key)
+            group = PlayedGroup(job, self._find_unfit(job))
+            if group.left_out is None:
+                self._begin_members(group)
+                break
+            left_out.append(group)
+            job = self._another(group) if self._another else None
+        return left_out
 
-    async def _play(self, group: PlayedGroup, member: int) -> PlayedGroup | None:
+    def _begin_members(self, group: PlayedGroup) -> None:
+        self._groups.append(group)
+        if self._lockstep is not None:
+            self._lockstep.join(self._num_members)
+        for member in range(self._num_members):
+            task = asyncio.create_task(self._play(group, member))
+            task.add_done_callback(self._ended.put_nowait)
+            self.members.append(task)
+            self.num_running += 1
+
+    def _find_unfit(self, job: GroupJob) -> LongPrompt | OddPrompt | None:
+        """Why no episode can begin; what else goes wrong is the episode's to report."""
+        try:
+            with user_code(f"making env {job.env}"):
+                env = job.make_env()
+            limit = self._settings.limits.prompt_tokens
+            odd = odd_prompt(env, job.env, job.task)
+            return odd or too_long(env, job.env, job.task, self._codec, limit)
+        except (EpisodeError, ConfigError):
+            return None
+
+    async def wait_ended(self) -> list[PlayedGroup]:
+        """The groups that came to their end with the next member: its own, and those left out."""
+        ended = await self._ended.get()
+        self.num_running -= 1
+        return ended.result()
+
+    async def _play(self, group: PlayedGroup, member: int) -> list[PlayedGroup]:
         """One member of a group: attempts until one is scored or none is left."""
         try:
             async with self._places:
                 for attempt in range(self._settings.attempts):
                     if await self._is_settled(group, member, attempt):
                         break
+            # Before this one leaves: a group in the place of its own is in the same next round.
+            return self._end_member(group)
         finally:
             if self._lockstep is not None:
                 self._lockstep.leave()
+
+    def _end_member(self, group: PlayedGroup) -> list[PlayedGroup]:
+        """The group, if it was the last one of it, and those that were left out in its place."""
         group.num_ended += 1
         if group.num_ended < self._num_members:
-            return None
+            return []
         group.episodes.sort(key=lambda episode: episode.member)
-        return group
+        return [group, *self.begin(self._another(group) if self._another else None)]
 
     async def _is_settled(self, group: PlayedGroup, member: int, attempt: int) -> bool:
         """Play one attempt; True if no other one is to follow."""
@@ -248,9 +310,15 @@ class _Collection:
                 f"{_tabulate_reasons(self._invalid)}"
             )
 
+    @property
+    def _num_episodes(self) -> int:
+        return len(self._groups) * self._num_members
+
     def check_lost(self) -> None:
         """Stop if too many episodes stayed without a score."""
-        scored = sum(len(g.episodes) + (g.greedy is not None) for g in self._groups)
+        scored = sum(
+            len(g.episodes) + len(g.dropped) + (g.greedy is not None) for g in self._groups
+        )
         lost = self._num_episodes - scored
         if lost > self._settings.max_invalid_share * self._num_episodes:
             raise BreakerTripped(

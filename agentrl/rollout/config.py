@@ -1,5 +1,7 @@
 """Settings of the sampling side."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from agentrl.config import Config
@@ -22,6 +24,32 @@ class RolloutConfig(Config):
     sampler: Reference = Field(
         default="mixture",
         description="Which tasks a step takes: mixture, pkg.mod:Name or path/file.py:Name.",
+    )
+    refill: float = Field(
+        default=1.0,
+        ge=1,
+        description="Most groups that a step draws, as a multiple of tasks_per_step: for each that "
+        "teaches nothing another task is drawn, up to so many; 1: none is.",
+    )
+    filter: Literal["none", "best_worst", "best_random"] = Field(
+        default="none",
+        description="Which episodes of a group are trained on, by the rank of their reward: as "
+        "many of the best as of the worst, or as many of the best as of all others, at random.",
+    )
+    filter_share: float = Field(
+        default=0.5, gt=0, le=1, description="Share of each group that the filter keeps."
+    )
+    overlong_buffer: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Last share of each limit of tokens, in which the reward falls; 0: none.",
+    )
+    overlong_penalty: float = Field(
+        default=1.0, gt=0, description="What an episode loses that has used a limit up."
+    )
+    mask_cut: bool = Field(
+        default=False, description="Leave episodes that a limit has cut out of the training."
     )
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature.")
     max_new_tokens: int = Field(

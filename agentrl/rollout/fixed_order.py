@@ -27,13 +27,17 @@ class _Request:
 
 
 class Lockstep:
-    """Hands requests to an engine in full rounds; `leave` says which episodes live no more."""
+    """Hands requests to an engine in full rounds; `join` and `leave` say which episodes live."""
 
-    def __init__(self, engine: Engine, episodes: int) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._live = episodes
+        self._live = 0
         self._waiting: list[_Request] = []
         self._running: asyncio.Task[None] | None = None
+
+    def join(self, episodes: int) -> None:
+        """So many more live; the next round waits for them."""
+        self._live += episodes
 
     def leave(self) -> None:
         """An episode ended; a round may be full without it."""

@@ -62,8 +62,11 @@ def successes(episodes: Sequence[Episode], success_at: Mapping[str, float]) -> l
 
 
 def episode_metrics(collected: Collected) -> dict[str, float]:
-    """Rewards, success, lengths, calls, stop reasons and losses of one collection."""
-    episodes = collected.episodes
+    """Rewards, success, lengths, calls, stop reasons and losses of one collection.
+
+    Of all that were scored, as they were scored: also of those that nobody trains on.
+    """
+    episodes, trained = collected.scored, collected.episodes
     metrics = {"episodes": float(len(episodes)), "invalid": float(len(collected.invalid))}
     if collected.too_long:
         metrics["too_long"] = float(len(collected.too_long))
@@ -79,7 +82,7 @@ def episode_metrics(collected: Collected) -> dict[str, float]:
         "reward_std": float(np.std([e.reward for e in episodes])),
         "turns": _mean([float(len(e.turns)) for e in episodes]),
         "segments": _mean([float(len(e.segments)) for e in episodes]),
-        "trained_tokens": float(sum(s.num_trained for e in episodes for s in e.segments)),
+        "trained_tokens": float(sum(s.num_trained for e in trained for s in e.segments)),
         "sampled_tokens": float(sum(turn.num_sampled for turn in turns)),
         "length": _mean([float(sum(t.num_sampled for t in e.turns)) for e in episodes]),
         "calls": float(sum(turn.num_calls for turn in turns)),
@@ -120,7 +123,7 @@ def _success(name: str, episodes: Sequence[Episode], collected: Collected) -> di
 def _by_env(collected: Collected) -> dict[str, float]:
     """Reward and success of each environment, where there are several."""
     by_env: dict[str, list[Episode]] = {}
-    for episode in collected.episodes:
+    for episode in collected.scored:
         by_env.setdefault(episode.env, []).append(episode)
     metrics: dict[str, float] = {}
     if len(by_env) > 1:

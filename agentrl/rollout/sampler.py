@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Protocol, cast, runtime_checkable
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -74,7 +74,11 @@ SAMPLERS: Final = Seam("sampler", {"mixture": task_stream}, "agentrl.samplers")
 
 
 class TaskSampler:
-    """The tasks of step 1, 2, ... by the configured sampler."""
+    """The tasks of step 1, 2, ... by the configured sampler, and further ones for a step.
+
+    The sampler's lists are one stream of tasks: what a step takes beyond its own is taken from the
+    next list, and the step after it begins behind that.
+    """
 
     def __init__(
         self,
@@ -86,7 +90,10 @@ class TaskSampler:
     ) -> None:
         """`given` is the sampler where it is an object. Raises ConfigError if there is none."""
         self._label = SAMPLERS.label(config.sampler)
-        self._sources, self._count, self._step = sources, config.tasks_per_step, 0
+        self._sources, self._count = sources, config.tasks_per_step
+        self._steps = self._lists = 0
+        self._left: deque[TaskRef] = deque()
+        """What is left of the last list."""
         found = SAMPLERS.find(config.sampler if given is None else given)
         check_function(found, self._label, "sources", keywords=("tasks_per_step", "seed"))
         sampler = cast("Callable[..., Iterator[object]]", found)
@@ -99,44 +106,60 @@ class TaskSampler:
         Raises:
             RunError: they are no tasks of these environments, or too few.
         """
-        self._step += 1
+        self._steps += 1
+        return [self.draw_one() for _ in range(self._count)]
+
+    def draw_one(self) -> TaskRef:
+        """One task more for the step; raises as `draw`."""
+        if not self._left:
+            self._left += self._draw_list()
+        return self._left.popleft()
+
+    def _draw_list(self) -> list[TaskRef]:
+        self._lists += 1
+        number = self._lists
         with user_code(self._label, fault=RunError):
             drawn = next(self._stream, None)
             refs = None if drawn is None else list(cast("Iterable[object]", drawn))
         if refs is None:
-            raise RunError(
-                f"{self._label} ended before step {self._step}; it has to go on without end"
-            )
+            raise RunError(f"{self._label} ended before step {number}; it has to go on without end")
         if len(refs) != self._count:
             raise RunError(
-                f"{self._label} gave {len(refs)} tasks for step {self._step}, expected "
+                f"{self._label} gave {len(refs)} tasks for step {number}, expected "
                 f"rollout.tasks_per_step ({self._count})"
             )
         for ref in refs:
             if fault := _fault_of(ref, self._sources):
                 got, expected = fault
-                raise RunError(f"{self._label} gave {got} step {self._step}, expected {expected}")
+                raise RunError(f"{self._label} gave {got} step {number}, expected {expected}")
         return cast("list[TaskRef]", refs)
 
     def state(self) -> str:
-        """Where it is, beside the number of steps; empty for a function of that number alone.
+        """Where it is, as JSON; empty where that is known from the number of steps alone.
 
         Raises:
             RunError: its state is no JSON.
         """
-        if not isinstance(self._stream, Resumable):
+        own = None
+        if isinstance(self._stream, Resumable):
+            with user_code(f"{self._label}: state", fault=RunError):
+                own = json.dumps(self._stream.state())
+        if own is None and self._lists == self._steps and not self._left:
             return ""
-        with user_code(f"{self._label}: state", fault=RunError):
-            return json.dumps(self._stream.state())
+        left = [(ref.env, ref.index) for ref in self._left]
+        return json.dumps({"lists": self._lists, "left": left, "own": own})
 
     def load(self, step: int, state: str) -> None:
         """Go on behind a step, after which the state was this."""
-        self._step = step
+        found: dict[str, Any] = json.loads(state) if state else {"lists": step}
+        self._steps, self._lists = step, int(found["lists"])
+        self._left = deque(TaskRef(env, index) for env, index in found.get("left", ()))
+        own: str | None = found.get("own")
         with user_code(f"{self._label}: load", fault=RunError):
-            if state and isinstance(self._stream, Resumable):
-                self._stream.load(json.loads(state))
+            if own is not None and isinstance(self._stream, Resumable):
+                self._stream.load(json.loads(own))
             else:
-                deque(islice(self._stream, step), maxlen=0)
+                deque(islice(self._stream, self._lists), maxlen=0)
 
 
 def check_sampler(

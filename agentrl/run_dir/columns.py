@@ -88,6 +88,10 @@ COLUMNS: Mapping[str, Column] = {
     "invalid_reason": Column(pa.string(), "invalid", "reason", safe_text),
     "invalid_blame": Column(pa.string(), "invalid", "blame"),
     "invalid_retryable": Column(pa.bool_(), "invalid", "retryable"),
+    # Older files have none.
+    "dropped": Column(
+        pa.string(), "episode", "dropped", lambda why: why or None, lambda text: text or ""
+    ),
     "num_turns": Column(pa.int32(), "derived", "", lambda e: len(e.turns)),
     "num_tokens": Column(pa.int64(), "segments", "num_tokens", sum),
     "num_trained": Column(pa.int64(), "segments", "num_trained", sum),

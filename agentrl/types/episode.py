@@ -262,6 +262,9 @@ class Episode:
     answer: Any = None
     wall_s: float = 0.0
     score_s: float = 0.0
+    dropped: str = ""
+    """Why nobody trains on it though it has a score: `flat` (its group teaches nothing), `cut` or
+    `filter`; empty otherwise."""
 
     @property
     def reward(self) -> float:

@@ -5,7 +5,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from agentrl.config.nearest import nearest
 from agentrl.errors import ConfigError
@@ -14,7 +14,7 @@ from agentrl.trainer.algorithms.losses import BUILT_IN as LOSSES
 from agentrl.trainer.algorithms.needs import COSTS, FLAGS, needs_of
 from agentrl.trainer.algorithms.normalisations import BUILT_IN as NORMALISATIONS
 from agentrl.trainer.algorithms.options import defaults_of
-from agentrl.trainer.algorithms.presets import PRESETS
+from agentrl.trainer.algorithms.presets import PAPERS, PRESETS, ROLLOUT, keys_of
 
 KINDS: Final[Mapping[str, tuple[str, Mapping[str, Callable[..., object]]]]] = {
     "estimator": ("--estimator", ESTIMATORS),
@@ -40,7 +40,7 @@ class AlgorithmEntry:
     paper: str
     needs: tuple[str, ...]
     options: dict[str, object]
-    """With their defaults; of an algorithm the keys under `trainer` that it sets."""
+    """With their defaults; of an algorithm the keys that it sets."""
     cost: str
     """What a step takes beside sampling, and the update's own pass forward and back."""
     command: str
@@ -68,16 +68,17 @@ def _describe_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEntry:
     estimator, loss = ESTIMATORS[str(keys["estimator"])], LOSSES[str(keys["loss"])]
     needs = tuple(dict.fromkeys(needs_of(estimator) + needs_of(loss)))
     names = {value: key for key, value in keys.items()}
+    rounds = cast("float", ROLLOUT.get(name, {}).get("refill", 1.0))
     own = loss if name in names and names[name] == "loss" else estimator
     return AlgorithmEntry(
         name=name,
         kind="algorithm",
         about=", ".join(f"{key} {keys[key]}" for key in ("estimator", "loss", "normalise")),
         formula="",
-        paper=_find_paper(own),
+        paper=PAPERS.get(name) or _find_paper(own),
         needs=needs,
-        options=dict(keys),
-        cost=_costs(needs),
+        options=keys_of(name),
+        cost=_costs(needs, rounds),
         command=_command(f"--algorithm {name}", [need for need in needs if need != "critic"]),
     )
 
@@ -104,8 +105,10 @@ def _find_paper(function: object) -> str:
     return next(found.group() for text in texts if (found := _PAPER.search(text or "")))
 
 
-def _costs(needs: Sequence[str]) -> str:
-    return ", ".join(COSTS[need] for need in needs if need in COSTS) or "nothing more"
+def _costs(needs: Sequence[str], refill: float = 1.0) -> str:
+    costs = [COSTS[need] for need in needs if need in COSTS]
+    costs += [f"up to {refill:g} times the episodes"] if refill > 1 else []
+    return ", ".join(costs) or "nothing more"
 
 
 def _command(flags: str, needs: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 The normalisation is that of the paper where it says one; `grpo` is the exception, which takes the
 token mean where its paper has the mean of sequence means.
 
-Keys are those of `TrainerConfig`; what a user says wins over them.
+What a user says wins over the keys.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,8 @@ Algorithm = Literal[
     "maxrl",
     "pass_at_k",
     "gigpo",
+    "dapo",
+    "pf_ppo",
     "gspo",
     "gmpo",
     "cispo",
@@ -38,6 +40,7 @@ _CRITIC: Final[Mapping[str, Mapping[str, object]]] = {
     "ppo": {"estimator": "gae"},
     "turn_ppo": {"estimator": "turn_gae"},
     "vapo": {"estimator": "vapo", "clip.high": 0.28, "critic.target_decay": 1.0},
+    "pf_ppo": {"estimator": "gae"},
 }
 _LOSSES: Final = ("gspo", "gmpo", "cispo", "sapo", "dppo", "clip_cov", "kl_cov")
 _NORMALISATIONS: Final = {
@@ -49,12 +52,33 @@ _KEYS: Final[Mapping[str, Mapping[str, object]]] = {
     **{name: {"estimator": name, "loss": "clip"} for name in get_args(Algorithm)},
     **{name: {"estimator": "grpo", "loss": name} for name in _LOSSES},
     **{name: {"loss": "clip", **keys} for name, keys in _CRITIC.items()},
+    "dapo": {"estimator": "grpo", "loss": "clip", "clip.high": 0.28},
 }
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     name: {**keys, "normalise": _NORMALISATIONS.get(name, "token_mean")}
     for name, keys in _KEYS.items()
 }
+"""Keys of `TrainerConfig`."""
+
+ROLLOUT: Final[Mapping[str, Mapping[str, object]]] = {
+    "dapo": {"refill": 3.0, "overlong_buffer": 0.2},
+    "pf_ppo": {"group_size": 8, "filter": "best_worst", "filter_share": 0.5},
+}
+"""Keys of `RolloutConfig`, of those that change what is sampled or chosen too."""
+
+PAPERS: Final[Mapping[str, str]] = {"dapo": "arXiv:2503.14476", "pf_ppo": "arXiv:2409.06957"}
+"""Of those that are more than an estimator and a loss."""
+
+
+def keys_of(algorithm: str) -> dict[str, object]:
+    """All that an algorithm sets, by dotted key."""
+    sections = {"trainer": PRESETS, "rollout": ROLLOUT}
+    return {
+        f"{section}.{key}": value
+        for section, presets in sections.items()
+        for key, value in presets.get(algorithm, {}).items()
+    }
 
 
 def has_critic(algorithm: str) -> bool:

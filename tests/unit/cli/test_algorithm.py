@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.dispatch import main
+from agentrl.config import dump_config
 from agentrl.orchestration.load import load_run_config
 from agentrl.trainer.algorithms.catalogue import entries
 from agentrl.trainer.algorithms.estimators import make_estimator
@@ -58,6 +59,32 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
             "trainer.critic.lr: got 1.0 with trainer.algorithm grpo, w",
         ),
         (["--estimator", "vapo"], "estimator vapo needs a critic, but trainer.algorithm is grpo"),
+        (["--rollout.refill", "0.5"], "--rollout.refill: got 0.5, expected a number of at least 1"),
+        (
+            ["--rollout.refill", "2", "--algorithm", "ppo"],
+            "rollout.refill: got 2 with estimator gae, which learns from a group of equal",
+        ),
+        (
+            ["--rollout.refill", "1.2", "--tasks-per-step", "4"],
+            "rollout.refill: got 1.2, which adds no group to rollout.tasks_per_step (4)",
+        ),
+        (
+            ["--rollout.overlong-buffer", "1.5"],
+            "--rollout.overlong-buffer: got 1.5, expected a number of at most 1",
+        ),
+        (
+            ["--rollout.overlong-penalty", "2"],
+            "rollout.overlong_penalty: got 2 without rollout.overlong_buffer; set that too",
+        ),
+        (
+            ["--rollout.filter", "best_worst", "--rollout.filter-share", "0.1"],
+            "rollout.filter_share: got 0.1 with rollout.group_size 8, which keeps 1 of each group",
+        ),
+        (
+            ["--rollout.filter-share", "0.4"],
+            "rollout.filter_share: got 0.4 without rollout.filter; set that too",
+        ),
+        (["--rollout.filter-share", "0"], "--rollout.filter-share: got 0, expected a number above"),
     ],
 )
 def test_what_is_missing_is_refused(
@@ -89,6 +116,29 @@ def test_an_algorithm_sets_what_nobody_else_does() -> None:
     assert loaded.origins["trainer.clip.high"] == "--trainer.clip.high"
     other = load_run_config(flags=["--algorithm", "gspo", "--estimator", "rloo"]).config.trainer
     assert (other.estimator, other.loss, other.has_critic) == ("rloo", "gspo", False)
+
+
+def test_an_algorithm_sets_keys_of_the_sampling_side_too() -> None:
+    """They lie over what a model and an environment set, and under what the user says."""
+    flags = ["--env", "calculator", "--algorithm", "pf_ppo", "--rollout.filter-share", "0.25"]
+    loaded = load_run_config(flags=flags)
+    rollout = loaded.config.rollout
+    assert (rollout.filter, rollout.filter_share, rollout.group_size) == ("best_worst", 0.25, 8)
+    assert loaded.config.trainer.has_critic
+    assert loaded.origins["rollout.group_size"] == "algorithm pf_ppo"
+    assert loaded.origins["rollout.filter_share"] == "--rollout.filter-share"
+    dapo = load_run_config(flags=["--algorithm", "dapo"])
+    assert dapo.config.trainer.clip.high == 0.28
+    assert (dapo.config.rollout.refill, dapo.config.rollout.overlong_buffer) == (3.0, 0.2)
+    text = dump_config(dapo)
+    assert "refill = 3.0  # algorithm dapo\n" in text
+    assert load_run_config(flags=[]).config.rollout.refill == 1.0
+
+
+def test_what_an_algorithm_costs_in_episodes_is_said() -> None:
+    [dapo] = [entry for entry in entries() if entry.name == "dapo"]
+    assert (dapo.paper, dapo.cost) == ("arXiv:2503.14476", "up to 3 times the episodes")
+    assert dapo.options["rollout.refill"] == 3.0
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +31,10 @@ from tests.unit.orchestration.stand_ins import (
 )
 
 REFS = [TaskRef(env=0, index=0), TaskRef(env=0, index=1)]
+
+
+def no_more() -> TaskRef:
+    raise AssertionError("a step took a task more")
 
 
 class Bench:
@@ -76,12 +80,12 @@ async def served(bench: Bench) -> int | None:
 
 async def test_the_engine_stands_still_while_the_weights_change(bench: Bench) -> None:
     controller = bench.controller()
-    result = await controller.step(1, REFS)
+    result = await controller.step(1, REFS, no_more)
     assert bench.log == ["pause", "update", "publish 1", "resume", "written 1"]
     assert isinstance(result, StepResult)
     assert bench.store.metrics[1]["reward"] == 1.0
     assert bench.trainer.batches[0].num_rows == 4
-    await controller.step(2, REFS)
+    await controller.step(2, REFS, no_more)
     assert controller.version == await served(bench) == 2
 
 
@@ -95,32 +99,32 @@ async def test_the_loop_goes_on_during_an_update(bench: Bench) -> None:
         return update(batch)
 
     bench.trainer.update = slow  # type: ignore[method-assign]
-    await bench.controller().step(1, REFS)
+    await bench.controller().step(1, REFS, no_more)
     assert bench.log == ["pause", "update", "publish 1", "resume", "written 1"]
 
 
 async def test_what_changed_nothing_is_not_published(bench: Bench) -> None:
     bench.trainer.answers = [replace(STATS, skipped="all rewards are equal"), STATS]
     controller = bench.controller()
-    await controller.step(1, REFS)
+    await controller.step(1, REFS, no_more)
     assert bench.log == ["pause", "update", "resume", "written 1"]
     assert controller.version == await served(bench) == 0
     assert [kind for kind, _ in bench.store.events] == ["nothing_trained"]
-    await controller.step(2, REFS)
+    await controller.step(2, REFS, no_more)
     assert controller.version == await served(bench) == 1
 
 
 async def test_after_a_failed_update_the_engine_goes_on(bench: Bench) -> None:
     bench.trainer.answers = [RunError("the loss is not finite")]
     with pytest.raises(RunError, match="not finite"):
-        await bench.controller().step(1, REFS)
+        await bench.controller().step(1, REFS, no_more)
     assert bench.log == ["pause", "update", "resume"]
     assert not bench.store.metrics
 
 
 async def test_on_one_device_one_of_both_has_the_memory(bench: Bench) -> None:
     controller = bench.controller("--engine.share-device")
-    await controller.step(1, REFS)
+    await controller.step(1, REFS, no_more)
     assert bench.log == [
         *("pause", "engine gives up weights kv_cache cuda_graph", "trainer takes", "update"),
         *("trainer gives up", "engine takes weights", "publish 1"),
@@ -132,13 +136,13 @@ async def test_a_base_that_nobody_would_bring_again_stays(bench: Bench) -> None:
     bench.trainer.answers = [replace(STATS, skipped="all rewards are equal"), STATS]
     lora = ("--trainer.lora.rank", "4", "--trainer.lora.publish", "adapter")
     controller = bench.controller("--engine.share-device", *lora)
-    await controller.step(1, REFS)
+    await controller.step(1, REFS, no_more)
     assert bench.log == [
         *("pause", "engine gives up kv_cache cuda_graph", "trainer takes", "update"),
         *("trainer gives up", "engine takes kv_cache cuda_graph", "resume", "written 1"),
     ]
     bench.log.clear()
-    await controller.step(2, REFS)
+    await controller.step(2, REFS, no_more)
     assert "publish 1" in bench.log
     assert "engine takes weights" not in bench.log
 
@@ -147,7 +151,7 @@ async def test_an_estimator_of_ones_own_says_what_is_trained(bench: Bench) -> No
     def estimate(batch: Batch) -> NDArray[np.float32]:
         return np.where(batch.mask_N, 7.0, 0.0).astype(np.float32)
 
-    await bench.controller(estimator=estimate).step(1, REFS)
+    await bench.controller(estimator=estimate).step(1, REFS, no_more)
     batch = bench.trainer.batches[0]
     assert batch.advantages_N is not None
     assert set(batch.advantages_N[batch.mask_N]) == {7.0}
@@ -163,7 +167,7 @@ async def test_one_that_needs_a_critic_gets_values(bench: Bench) -> None:
 
     with pytest.raises(ConfigError, match="needs a critic"):
         bench.controller(estimator=Needy())
-    await bench.controller("--trainer.algorithm", "ppo", estimator=Needy()).step(1, REFS)
+    await bench.controller("--trainer.algorithm", "ppo", estimator=Needy()).step(1, REFS, no_more)
     assert bench.log[:2] == ["pause", "values"]
 
 
@@ -176,29 +180,29 @@ async def test_passes_are_made_where_something_needs_them(bench: Bench) -> None:
             assert batch.reference_N is not None
             return batch.proximal_N - batch.reference_N
 
-    await bench.controller("--trainer.kl.coef", "0.1", estimator=Towards()).step(1, REFS)
+    await bench.controller("--trainer.kl.coef", "0.1", estimator=Towards()).step(1, REFS, no_more)
     assert bench.log[:4] == ["pause", "reference", "proximal", "update"]
     bench.log.clear()
-    await bench.controller("--trainer.kl.coef", "0.1").step(2, REFS)
+    await bench.controller("--trainer.kl.coef", "0.1").step(2, REFS, no_more)
     assert bench.log[:3] == ["pause", "reference", "update"]
 
 
 async def test_an_alarm_is_told_and_the_last_one_ends_the_run(bench: Bench) -> None:
     bench.trainer.answers = [alarm(final=False), alarm(final=True)]
     controller = bench.controller()
-    await controller.step(1, REFS)
+    await controller.step(1, REFS, no_more)
     kind, fields = bench.store.events[0]
     assert (kind, fields["step"]) == ("gap_alarm", 1)
     assert "step-1.parquet" in str(fields["worst"])
     with pytest.raises(RunError, match="the gap is 3"):
-        await controller.step(2, REFS)
+        await controller.step(2, REFS, no_more)
     assert controller.version == 0
     assert list(bench.store.metrics) == [1, 2]  # the step that ended it can be read
 
 
 async def test_evaluations_are_due_by_the_number_of_the_step(bench: Bench) -> None:
     controller = bench.controller("--eval.every", "2")
-    first, second = [await controller.step(n, REFS) for n in (1, 2)]
+    first, second = [await controller.step(n, REFS, no_more) for n in (1, 2)]
     assert first.eval is None
     assert second.eval is not None
     assert bench.store.metrics[2]["eval/reward"] == 1.0
@@ -208,7 +212,7 @@ async def test_evaluations_are_due_by_the_number_of_the_step(bench: Bench) -> No
 async def test_each_group_of_a_run_has_a_number_of_its_own(bench: Bench) -> None:
     controller = bench.controller("--eval.every", "1")
     for step in (1, 2, 3):
-        await controller.step(step, REFS)
+        await controller.step(step, REFS, no_more)
     ids = [e.id for collected in bench.store.collected for e in collected.episodes]
     groups = {e.group for collected in bench.store.collected for e in collected.episodes}
     assert len({*ids}) == len(ids) == 3 * (4 + 2)
@@ -224,7 +228,7 @@ async def test_whoever_watches_is_told_of_each_group_that_ended(bench: Bench) ->
             told.append((done, total))
 
     told: list[object] = []
-    await bench.controller("--eval.every", "1", observer=Watches()).step(1, REFS)
+    await bench.controller("--eval.every", "1", observer=Watches()).step(1, REFS, no_more)
     assert told == ["rollout", (1, 2), (2, 2), "train", "eval", (1, 2), (2, 2)]
 
 
@@ -232,6 +236,83 @@ async def test_a_stopped_run_begins_no_update_that_would_take_too_long(bench: Be
     controller = bench.controller()
     bench.stopping.number = 15  # its deadline is long past
     with pytest.raises(GivenUp):
-        await controller.step(1, REFS)
+        await controller.step(1, REFS, no_more)
     assert not bench.log
     assert not bench.trainer.has_changed
+
+
+class Picks:
+    """Has something to learn from the groups at some places of a step alone."""
+
+    needs = ("group of 2",)
+
+    def __init__(self, *places: int) -> None:
+        self.places = [f"-g{place}-" for place in places]
+
+    def __call__(self, batch: Batch) -> NDArray[np.float32]:
+        taught_E = np.array([any(p in e for p in self.places) for e in batch.episode_ids], np.bool_)
+        taught_N = np.repeat(taught_E[batch.episode_R], np.diff(batch.offsets_R1))
+        return (batch.mask_N & taught_N).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("taught", "drawn", "kept"),
+    [
+        ((0, 1), 2, [0, 1]),
+        ((1, 3), 4, [1, 3]),
+        ((0, 2, 3), 3, [0, 2]),
+        ((4,), 6, [4]),  # the bound: trained on what there is
+        ((), 6, []),
+        ((6,), 6, []),
+    ],
+)
+async def test_groups_that_teach_nothing_are_replaced_up_to_a_bound(
+    bench: Bench, taught: Sequence[int], drawn: int, kept: list[int]
+) -> None:
+    further = (TaskRef(env=0, index=index) for index in range(2, 20))
+    watched: list[tuple[int, int]] = []
+
+    class Watches(Observer):
+        def groups(self, done: int, total: int) -> None:
+            watched.append((done, total))
+
+    controller = bench.controller(
+        "--rollout.refill", "3.2", estimator=Picks(*taught), observer=Watches()
+    )
+    result = await controller.step(1, REFS, lambda: next(further))
+    batch = bench.trainer.batches[0]
+    assert batch.episode_ids == tuple(f"train-s1-g{g}-m{m}-a0" for g in kept for m in (0, 1))
+    collected = bench.store.collected[0]
+    assert [e.id for e in collected.episodes] == [*batch.episode_ids]
+    assert {e.dropped for e in collected.episodes} <= {""}
+    assert {e.dropped for e in collected.dropped} <= {"flat"}
+    assert len({e.group for e in collected.scored}) == drawn == next(further).index
+    assert watched[-1] == (drawn, drawn)
+    metrics = result.metrics
+    assert (metrics["groups/drawn"], metrics["groups/kept"]) == (drawn, len(kept))
+    assert metrics["groups/solved"] == drawn - len(kept)
+    assert metrics["dropped/flat"] == 2 * (drawn - len(kept))
+    assert metrics["reward"] == 1.0  # of all that were played
+    assert (metrics["length/dropped"] > 0) is (drawn > len(kept))
+    assert (metrics["length/kept"] > 0) is bool(kept)
+    assert (metrics["trained_tokens"] > 0) is bool(kept)
+
+
+async def test_without_a_bound_flat_groups_stay(bench: Bench) -> None:
+    result = await bench.controller(estimator=Picks()).step(1, REFS, no_more)
+    assert bench.trainer.batches[0].num_rows == 4
+    assert not any(key.startswith(("groups/", "dropped/", "length/")) for key in result.metrics)
+
+
+async def test_a_long_turn_gets_less_in_the_batch_and_not_in_the_file(bench: Bench) -> None:
+    controller = bench.controller(
+        "--rollout.overlong-buffer", "1", "--rollout.max-new-tokens", "64"
+    )
+    result = await controller.step(1, REFS, no_more)
+    batch, episodes = bench.trainer.batches[0], bench.store.collected[0].episodes
+    assert all(e.reward == 1.0 for e in episodes)
+    lost = [1 - max(t.num_sampled for t in e.turns) / 64 for e in episodes]
+    assert all(got <= most for got, most in zip(batch.rewards_E, lost, strict=True))
+    assert batch.turn_rewards_U is not None
+    assert batch.turn_rewards_U.sum() == pytest.approx(batch.rewards_E.sum())
+    assert (result.metrics["overlong"], result.metrics["reward"]) == (1.0, 1.0)

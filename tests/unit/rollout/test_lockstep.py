@@ -39,7 +39,8 @@ class RecordingEngine:
 
 
 async def play(engine: RecordingEngine, noise: int) -> None:
-    gate = Lockstep(engine, 6)  # type: ignore[arg-type]  # the three methods that it uses
+    gate = Lockstep(engine)  # type: ignore[arg-type]  # the three methods that it uses
+    gate.join(6)
     waits = random.Random(noise)
 
     async def episode(number: int) -> None:
@@ -69,7 +70,8 @@ async def test_an_engine_that_cannot_pause_fails_every_request_of_the_round() ->
         async def pause(self) -> None:
             raise EngineError("the engine's thread died")
 
-    gate = Lockstep(Dead(0), 2)  # type: ignore[arg-type]  # the three methods that it uses
+    gate = Lockstep(Dead(0))  # type: ignore[arg-type]  # the three methods that it uses
+    gate.join(2)
     async with asyncio.timeout(1):
         answers = await asyncio.gather(
             *(gate.generate([1], SAMPLING, EpisodeSession(f"e{i}")) for i in range(2)),
@@ -80,7 +82,8 @@ async def test_an_engine_that_cannot_pause_fails_every_request_of_the_round() ->
 
 async def test_a_cancelled_request_takes_no_part_in_a_round() -> None:
     engine = RecordingEngine(0)
-    gate = Lockstep(engine, 2)  # type: ignore[arg-type]  # the three methods that it uses
+    gate = Lockstep(engine)  # type: ignore[arg-type]  # the three methods that it uses
+    gate.join(2)
     gone = asyncio.create_task(gate.generate([1], SAMPLING, EpisodeSession("gone")))
     await asyncio.sleep(0)
     gone.cancel()
@@ -104,7 +107,8 @@ async def test_a_request_that_is_cancelled_in_its_round_stops_in_the_engine() ->
                 stopped.append(session.key)
             raise AssertionError
 
-    gate = Lockstep(Endless(0), 1)  # type: ignore[arg-type]  # the three methods that it uses
+    gate = Lockstep(Endless(0))  # type: ignore[arg-type]  # the three methods that it uses
+    gate.join(1)
     work = asyncio.create_task(gate.generate([1], SAMPLING, EpisodeSession("e0")))
     await asyncio.sleep(0.01)
     work.cancel()

@@ -119,6 +119,29 @@ def test_a_resumed_one_goes_on_as_one_that_was_not_stopped(name: str, done: int,
     assert whole.state() == resumed.state()
 
 
+@settings(max_examples=25)
+@given(
+    st.sampled_from(["mixture", OWN, STATEFUL]),
+    st.lists(st.integers(0, 9), max_size=6),
+    st.integers(0, 2**32),
+)
+def test_what_steps_take_beyond_their_own_comes_once(
+    name: str, further: list[int], seed: int
+) -> None:
+    """The lists are one stream, however much each step takes and wherever a run is resumed."""
+    config = RolloutConfig.model_validate({**FOUR, "sampler": name})
+    whole, lists, resumed = (TaskSampler(config, SOURCES, seed=seed) for _ in range(3))
+    taken: list[TaskRef] = []
+    for number in further:
+        taken += whole.draw() + [whole.draw_one() for _ in range(number)]
+    resumed.load(len(further), whole.state())
+    for sampler in (whole, resumed):
+        behind = [*taken, *sampler.draw(), sampler.draw_one()]
+        expected = [ref for _ in range(len(behind) // 4 + 1) for ref in lists.draw()]
+        assert behind == expected[: len(behind)]
+        lists = TaskSampler(config, SOURCES, seed=seed)
+
+
 class Counts(Iterator[list[TaskRef]]):
     """The next tasks of the first environment; cannot be told to go anywhere but by `load`."""
 
