@@ -82,18 +82,20 @@ async def host_place(most: int) -> AsyncGenerator[None]:
     """
     folder = workspace.private_folder(workspace.root_folder() / "places")
     async with _first.place():
-        line = await _locked([folder / "line"])
+        line = await _lock_free_file([folder / "line"])
         try:
-            place = await _locked([folder / str(number) for number in reversed(range(most))])
+            place = await _lock_free_file(
+                [folder / str(number) for number in reversed(range(most))]
+            )
         finally:
-            _unlock(line)
+            _unlock_and_close_file(line)
     try:
         yield
     finally:
-        _unlock(place)
+        _unlock_and_close_file(place)
 
 
-async def _locked(files: Iterable[Path]) -> int:
+async def _lock_free_file(files: Iterable[Path]) -> int:
     """A descriptor of the first of the files that is free, locked; as soon as one is."""
     while True:
         for file in files:
@@ -106,6 +108,6 @@ async def _locked(files: Iterable[Path]) -> int:
         await asyncio.sleep(_LOOK_S)
 
 
-def _unlock(fd: int) -> None:
+def _unlock_and_close_file(fd: int) -> None:
     fcntl.flock(fd, fcntl.LOCK_UN)  # also if a child that was forked has the descriptor too
     os.close(fd)

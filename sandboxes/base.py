@@ -51,8 +51,8 @@ class Sandbox(ABC):
 
     Use it with `async with`, or call `start` and `close`. All paths are paths in the sandbox;
     relative ones begin at `workspace`. A backend defines `_start_backend`, `_destroy_backend`,
-    `kill_leftovers` and `_open_command`, or `_exec_command` if it keeps no processes; the rest
-    builds on these.
+    `kill_leftovers` and `_start_process_in_backend`, or `_run_command_in_backend` if it keeps no
+    processes; the rest builds on these.
     """
 
     name: ClassVar[str]
@@ -86,15 +86,15 @@ class Sandbox(ABC):
         It runs in a thread, or when the process ends, so it must not need an event loop.
         """
 
-    async def _exec_command(self, command: Command) -> ExecResult:
+    async def _run_command_in_backend(self, command: Command) -> ExecResult:
         """Run a command; SandboxDied if it cannot be known what came of it."""
 
         def opened(sink: Sink) -> Awaitable[Process]:
-            return self._open_command(command, sink)
+            return self._start_process_in_backend(command, sink)
 
-        return await run(opened, command, self._was_oom)
+        return await run(opened, command, self._was_killed_for_memory)
 
-    async def _open_command(self, command: Command, sink: Sink) -> Process:
+    async def _start_process_in_backend(self, command: Command, sink: Sink) -> Process:
         raise UnsupportedLimit(f"the backend {self.name} keeps no processes, so it has no sessions")
 
     @abstractmethod
@@ -126,7 +126,7 @@ class Sandbox(ABC):
                     f"only {', '.join(sorted(self.capabilities)) or 'nothing'}"
                 )
             for name, place in self.mounts.items():
-                if not (await self._script('[ -r "$1" ] && [ -x "$1" ]', place)).ok:
+                if not (await self._run_script('[ -r "$1" ] && [ -x "$1" ]', place)).ok:
                     raise SandboxStartError(
                         f"the sandbox cannot read the folder {self.options.mounts[name]} of its "
                         "mounts; it must exist, and every user must be allowed to read it"
@@ -141,7 +141,7 @@ class Sandbox(ABC):
         """End everything in it; a second call does nothing, and a cancelled one goes on."""
         if self._state == "running":
             self._state = "closed"
-            await asyncio.shield(self._close_all())
+            await asyncio.shield(self._close_sessions_and_backend())
 
     def destroy(self) -> None:
         """As `close`, where no event loop can run any more: at the end of the process."""
@@ -149,9 +149,9 @@ class Sandbox(ABC):
             self._state = "closed"
             self._destroy_backend()
 
-    async def _close_all(self) -> None:
+    async def _close_sessions_and_backend(self) -> None:
         try:
-            await self._close_sessions()
+            await self._close_open_sessions()
         finally:
             await asyncio.to_thread(self._destroy_backend)
             forget(self)
@@ -174,7 +174,7 @@ class Sandbox(ABC):
         if self._state != "running":
             return False
         try:
-            return (await self._script("exit 0", timeout_s=10.0)).ok
+            return (await self._run_script("exit 0", timeout_s=10.0)).ok
         except Exception:
             return False
 
@@ -220,45 +220,45 @@ class Sandbox(ABC):
             # Who asks for more reads it himself: a report of tests has to come whole.
             max_output=max_output or limits.output_bytes,
         )
-        result = await self._run_admitted(command)
+        result = await self._complete_and_run(command)
         if kill_leftovers:
             await self.kill_leftovers()
         return result
 
     async def session(self, kind: SessionKind = "bash") -> Session:
         """A shell or interpreter that keeps its state; it starts with its first call."""
-        command = self._complete(Command(argv=COMMANDS[kind], cwd=""))
+        command = self._add_environment_and_folder(Command(argv=COMMANDS[kind], cwd=""))
 
         async def open_(sink: Sink) -> Process:
             self._require_running()
-            return await self._open_command(command, sink)
+            return await self._start_process_in_backend(command, sink)
 
         session = Session(kind, open_, self.limits)
         self._sessions.append(session)
         return session
 
-    async def _run_admitted(self, command: Command) -> ExecResult:
+    async def _complete_and_run(self, command: Command) -> ExecResult:
         self._require_running()
-        command = self._complete(command)
-        wrong = _refused(command.argv)
+        command = self._add_environment_and_folder(command)
+        wrong = _explain_impossible_command(command.argv)
         if wrong:
             data = f"{wrong}\n".encode()
             return ExecResult(status="exited", exit_code=126, stderr=data, stderr_total=len(data))
-        result = await self._exec_command(command)
+        result = await self._run_command_in_backend(command)
         self.num_execs += 1
         self.exec_s += result.duration_s
         return result
 
-    async def _was_oom(self, code: int) -> bool:
+    async def _was_killed_for_memory(self, code: int) -> bool:
         """True if a process was killed for memory since this was last asked."""
         return False
 
-    def _complete(self, command: Command) -> Command:
+    def _add_environment_and_folder(self, command: Command) -> Command:
         """With the environment, and with a shell that goes to the working folder first."""
         argv = tuple(part.encode(errors="replace").decode() for part in command.argv)
         home = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
         return Command(
-            argv=("/bin/sh", "-c", _ENTER, "sh", self._path(command.cwd), *argv),
+            argv=("/bin/sh", "-c", _ENTER, "sh", self._join_path(command.cwd), *argv),
             cwd=self.workspace,
             env={**home, "TERM": "dumb", **self.options.env, **command.env},
             stdin=command.stdin,
@@ -266,7 +266,7 @@ class Sandbox(ABC):
             max_output=command.max_output,
         )
 
-    def _path(self, path: str) -> str:
+    def _join_path(self, path: str) -> str:
         if _NO_PATH.search(path):
             raise FileAccessError(f"{path!a} is no path: it has a character that no path can have")
         return posixpath.join(self.workspace, path)
@@ -285,8 +285,8 @@ class Sandbox(ABC):
             FileTooLarge: It is longer than `max_bytes`, or than the limit.
         """
         limit = min(max_bytes or self.limits.read_bytes, self.limits.read_bytes)
-        result = await self._script(
-            files.READ, self._path(path), str(limit), max_output=limit + 4096
+        result = await self._run_script(
+            files.READ, self._join_path(path), str(limit), max_output=limit + 4096
         )
         return files.require_ok(result, path).stdout
 
@@ -304,17 +304,19 @@ class Sandbox(ABC):
         """
         wanted = "keep" if mode is None else f"{mode:o}"
         place = "follow" if in_place else "replace"
-        result = await self._script(files.WRITE, self._path(path), wanted, place, stdin=data)
+        result = await self._run_script(
+            files.WRITE, self._join_path(path), wanted, place, stdin=data
+        )
         files.require_ok(result, path)
 
     async def read_files(self, paths: Collection[str]) -> dict[str, bytes]:
         """The contents of those of many regular files that are there, by one command."""
-        names = {self._path(path): path for path in paths}
+        names = {self._join_path(path): path for path in paths}
         listed = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
-        result = await self._script(
+        result = await self._run_script(
             files.PACK_NAMED,
             stdin=listed,
-            max_output=self._most_packed,
+            max_output=self._most_archive_bytes,
             timeout_s=files.TREE_TIMEOUT_S,
         )
         found = files.unpack_files(files.require_ok(result, "reading files").stdout)
@@ -322,9 +324,9 @@ class Sandbox(ABC):
 
     async def write_files(self, contents: Mapping[str, bytes]) -> None:
         """Write many files by one command; their folders are made."""
-        data = files.pack_files({self._path(path): text for path, text in contents.items()})
+        data = files.pack_files({self._join_path(path): text for path, text in contents.items()})
         if contents:
-            await self._unpack(data, "/")
+            await self._unpack_tar(data, "/")
 
     async def list_dir(self, path: str = "") -> tuple[Entry, ...]:
         """The names in a folder, sorted.
@@ -332,7 +334,7 @@ class Sandbox(ABC):
         Raises:
             FileAccessError: There is no such folder, or it holds too much.
         """
-        result = await self._script(files.LIST, self._path(path))
+        result = await self._run_script(files.LIST, self._join_path(path))
         if result.stdout_truncated:
             raise FileAccessError(f"{path or '.'}: it holds more than can be listed")
         return files.entries(files.require_ok(result, path or ".").stdout)
@@ -340,7 +342,7 @@ class Sandbox(ABC):
     async def upload(self, source: str | Path, target: str = "") -> None:
         """Copy a folder's content, or a file, of this machine into a folder of the sandbox."""
         data = await asyncio.to_thread(files.pack, Path(source))
-        await self._unpack(data, target)
+        await self._unpack_tar(data, target)
 
     async def download(self, source: str, target: str | Path) -> None:
         """Copy a folder's content out of the sandbox into a folder of this machine.
@@ -349,30 +351,30 @@ class Sandbox(ABC):
             PathEscape: Something in it is no plain file, folder or inner link: nothing of that
                 member is written.
         """
-        data = await self._pack(source)
+        data = await self._pack_folder(source)
         await asyncio.to_thread(files.unpack, data, Path(target))
 
-    async def _pack(self, source: str) -> bytes:
-        result = await self._script(
+    async def _pack_folder(self, source: str) -> bytes:
+        result = await self._run_script(
             files.PACK,
-            self._path(source),
-            max_output=self._most_packed,
+            self._join_path(source),
+            max_output=self._most_archive_bytes,
             timeout_s=files.TREE_TIMEOUT_S,
         )
         return files.require_ok(result, source or ".").stdout
 
     @property
-    def _most_packed(self) -> int:
+    def _most_archive_bytes(self) -> int:
         """An archive pads every file to blocks, so it is larger than what it holds."""
         return 2 * self.limits.disk_bytes + 1024 * self.limits.files
 
-    async def _unpack(self, data: bytes, target: str) -> None:
-        result = await self._script(
-            files.UNPACK, self._path(target), stdin=data, timeout_s=files.TREE_TIMEOUT_S
+    async def _unpack_tar(self, data: bytes, target: str) -> None:
+        result = await self._run_script(
+            files.UNPACK, self._join_path(target), stdin=data, timeout_s=files.TREE_TIMEOUT_S
         )
         files.require_ok(result, target or ".")
 
-    async def _script(
+    async def _run_script(
         self,
         script: str,
         *arguments: str,
@@ -381,7 +383,7 @@ class Sandbox(ABC):
         timeout_s: float = files.TIMEOUT_S,
     ) -> ExecResult:
         argv = ("/bin/sh", "-c", script, "sh", *arguments)
-        return await self._run_admitted(
+        return await self._complete_and_run(
             Command(argv=argv, cwd="", stdin=stdin, timeout_s=timeout_s, max_output=max_output)
         )
 
@@ -393,7 +395,7 @@ class Sandbox(ABC):
         if self._folder is None:
             self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="agentrl-"))
         place = self._folder / str(next(self._snapshots))
-        await self._save_workspace(place)
+        await self._save_workspace_to_file(place)
         return Snapshot(self.name, place)
 
     async def restore(self, snapshot: Snapshot) -> None:
@@ -403,14 +405,14 @@ class Sandbox(ABC):
             raise ValueError(
                 f"the snapshot of a {snapshot.backend} sandbox is gone or does not fit {self.name}"
             )
-        await self._stop_all()
-        await self._load_workspace(snapshot.place)
+        await self._close_sessions_and_kill_rest()
+        await self._load_workspace_from_file(snapshot.place)
 
     async def reset(self) -> None:
         """End what runs and make the workspace what it was after `start`."""
         self._require_running()
-        await self._stop_all()
-        await self._load_workspace(None)
+        await self._close_sessions_and_kill_rest()
+        await self._load_workspace_from_file(None)
 
     async def fork(self) -> "Sandbox":
         """A new sandbox, started, whose workspace begins as this one's is."""
@@ -425,25 +427,25 @@ class Sandbox(ABC):
                 await other.close()
         return other
 
-    async def _stop_all(self) -> None:
-        await self._close_sessions()
+    async def _close_sessions_and_kill_rest(self) -> None:
+        await self._close_open_sessions()
         await self.kill_leftovers()
 
-    async def _close_sessions(self) -> None:
+    async def _close_open_sessions(self) -> None:
         sessions, self._sessions = self._sessions, []
         for session in sessions:
             await session.close()
 
-    async def _save_workspace(self, place: Path) -> None:
-        data = await self._pack("")
+    async def _save_workspace_to_file(self, place: Path) -> None:
+        data = await self._pack_folder("")
         await asyncio.to_thread(place.write_bytes, data)
 
-    async def _load_workspace(self, place: Path | None) -> None:
-        """Fill the workspace from what `_save_workspace` made; None: from the base."""
-        result = await self._script(files.WIPE, self.workspace, *self._scratch_folders())
+    async def _load_workspace_from_file(self, place: Path | None) -> None:
+        """Fill the workspace from what `_save_workspace_to_file` made; None: from the base."""
+        result = await self._run_script(files.WIPE, self.workspace, *self._scratch_folders())
         files.require_ok(result, "emptying the workspace")
         if place is not None:
-            await self._unpack(await asyncio.to_thread(place.read_bytes), "")
+            await self._unpack_tar(await asyncio.to_thread(place.read_bytes), "")
         elif self.options.base is not None:
             await self.upload(self.options.base)
 
@@ -452,7 +454,7 @@ class Sandbox(ABC):
         return ("/tmp",)
 
 
-def _refused(argv: Sequence[str]) -> str:
+def _explain_impossible_command(argv: Sequence[str]) -> str:
     """Why no kernel would run this; empty if one may."""
     if any("\0" in part for part in argv):
         return "the command has a NUL character"

@@ -83,11 +83,11 @@ def machine() -> Machine:
         SandboxUnavailable: bwrap is missing or may not make namespaces.
     """
     with PREPARING:
-        return _machine()
+        return _examine_this_machine()
 
 
 @functools.cache
-def _machine() -> Machine:
+def _examine_this_machine() -> Machine:
     path = find_bwrap()
     if path is None:
         raise SandboxUnavailable(
@@ -98,12 +98,12 @@ def _machine() -> Machine:
     return Machine(
         bwrap=path,
         own_user=is_root,
-        mounts=is_root and _can_mount(),
+        mounts=is_root and _can_mount_tmpfs(),
         hierarchy=Hierarchy.find(),
     )
 
 
-def _can_mount() -> bool:
+def _can_mount_tmpfs() -> bool:
     place = owner_folder() / "probe"
     place.mkdir(exist_ok=True)
     try:
@@ -129,10 +129,10 @@ class BwrapSandbox(Sandbox):
         self._place: Workspace | None = None
 
     async def _start_backend(self) -> None:
-        await in_thread(self._make)
+        await in_thread(self._make_sandbox_folder_and_group)
         self.capabilities = self._machine.capabilities
         try:
-            result = await self._script("touch /workspace /tmp && echo ok", timeout_s=10.0)
+            result = await self._run_script("touch /workspace /tmp && echo ok", timeout_s=10.0)
             said = "" if result.ok else result.text()
         except SandboxDied:
             probe = await asyncio.to_thread(probe_bwrap, self._machine.bwrap)
@@ -143,7 +143,7 @@ class BwrapSandbox(Sandbox):
                 "user.max_user_namespaces, AppArmor)?"
             )
 
-    def _make(self) -> None:
+    def _make_sandbox_folder_and_group(self) -> None:
         self._machine = machine()
         name = secrets.token_hex(8)
         try:
@@ -167,9 +167,9 @@ class BwrapSandbox(Sandbox):
             (folder / "seccomp").write_bytes(program())
         except OSError as error:
             raise SandboxStartError(f"the sandbox's folder cannot be made: {error}") from error
-        self._arguments = tuple(_arguments(self._place, self.limits.disk_bytes, shown))
+        self._arguments = tuple(_build_arguments(self._place, self.limits.disk_bytes, shown))
         bwrap = shared_copy(self._machine.bwrap) if uid is not None else self._machine.bwrap
-        self._launch = _launch_line(self._machine, bwrap, self._uid, self._group, self)
+        self._launch = _build_launch_command(self._machine, bwrap, self._uid, self._group, self)
 
     def _destroy_backend(self) -> None:
         for process in tuple(self._running):
@@ -187,10 +187,10 @@ class BwrapSandbox(Sandbox):
         if self._group is not None:
             await asyncio.to_thread(self._group.kill)
 
-    async def _open_command(self, command: Command, sink: Sink) -> Process:
+    async def _start_process_in_backend(self, command: Command, sink: Sink) -> Process:
         assert self._place is not None
-        await self._make_room()
-        refused = self._num_refused() if self._group else -1
+        await self._wait_until_processes_fit()
+        refused = self._count_refusals() if self._group else -1
         arguments = [*self._arguments]
         for key, value in command.env.items():
             arguments += ["--setenv", key, value]
@@ -227,14 +227,18 @@ class BwrapSandbox(Sandbox):
             except OSError as error:
                 raise SandboxDied(f"bwrap cannot be started: {error}") from error
             return _BwrapProcess(
-                process, os.dup(status), self._running, said, lambda: self._num_refused() > refused
+                process,
+                os.dup(status),
+                self._running,
+                said,
+                lambda: self._count_refusals() > refused,
             )
 
-    def _num_refused(self) -> int:
+    def _count_refusals(self) -> int:
         """How often what runs in it has used up its processes; without a group, unknown."""
         return 0 if self._group is None else self._group.refused_forks()
 
-    async def _make_room(self) -> None:
+    async def _wait_until_processes_fit(self) -> None:
         """Commands that ended fill the limit of processes until init has taken their exit status.
 
         bwrap ends before the first process of its namespace does, so that one is left to init,
@@ -248,30 +252,30 @@ class BwrapSandbox(Sandbox):
                 raise SandboxDied("this machine's init does not take the exit status of processes")
             await asyncio.sleep(0.002)
 
-    async def _exec_command(self, command: Command) -> ExecResult:
+    async def _run_command_in_backend(self, command: Command) -> ExecResult:
         # A session may have run out of memory before, and nobody has asked.
-        await self._was_oom(0)
-        return await super()._exec_command(command)
+        await self._was_killed_for_memory(0)
+        return await super()._run_command_in_backend(command)
 
-    async def _was_oom(self, code: int) -> bool:
+    async def _was_killed_for_memory(self, code: int) -> bool:
         if self._group is None:
             return False
         before, self._num_ooms = self._num_ooms, self._group.oom_kills()
         return self._num_ooms > before
 
-    async def _save_workspace(self, place: Path) -> None:
+    async def _save_workspace_to_file(self, place: Path) -> None:
         if self._machine.mounts:
-            await self._in_thread(lambda w: w.save(place))
+            await self._change_workspace_in_thread(lambda w: w.save(place))
         else:
-            await super()._save_workspace(place)
+            await super()._save_workspace_to_file(place)
 
-    async def _load_workspace(self, place: Path | None) -> None:
+    async def _load_workspace_from_file(self, place: Path | None) -> None:
         if self._machine.mounts or place is None:
-            await self._in_thread(lambda w: w.recreate(place))
+            await self._change_workspace_in_thread(lambda w: w.recreate(place))
         else:
-            await super()._load_workspace(place)
+            await super()._load_workspace_from_file(place)
 
-    async def _in_thread(self, change: Callable[[Workspace], object]) -> None:
+    async def _change_workspace_in_thread(self, change: Callable[[Workspace], object]) -> None:
         assert self._place is not None
         try:
             await asyncio.to_thread(change, self._place)
@@ -307,7 +311,7 @@ class _BwrapProcess:
         if self._code is None:
             told = os.read(self._status, 4096)
             self._code = code
-            self._forget()
+            self._forget_ended_process()
             if b'"exit-code"' in told:
                 return code
             # The sandbox is well, what the policy left in it is not.
@@ -327,16 +331,16 @@ class _BwrapProcess:
         try:
             await self._process.kill()
         finally:
-            self._forget()
+            self._forget_ended_process()
 
-    def _forget(self) -> None:
+    def _forget_ended_process(self) -> None:
         self._running.discard(self)
         if self._status >= 0:
             os.close(self._status)
             self._status = -1
 
 
-def _launch_line(
+def _build_launch_command(
     found: Machine, bwrap: str, uid: int | None, group: Group | None, sandbox: Sandbox
 ) -> Sequence[str]:
     """What enters the control group, sets limits, drops root and becomes bwrap."""
@@ -356,7 +360,7 @@ def _launch_line(
     return ("/bin/sh", "-c", f'{" ".join(steps)} "$0" "$@"', bwrap)
 
 
-def _arguments(place: Workspace, disk_bytes: int, mounts: Mapping[str, Path]) -> list[str]:
+def _build_arguments(place: Workspace, disk_bytes: int, mounts: Mapping[str, Path]) -> list[str]:
     """The world of a command: /usr and a made-up /etc to read, two folders to write."""
     shm = str(min(_SHM_BYTES, disk_bytes))
     arguments = [

@@ -67,11 +67,11 @@ class Group:
         for folder in self._folders:
             folder.mkdir(exist_ok=True)
         if self._v2:
-            self._create_v2(limits, self._folders[0])
+            self._write_v2_limits(limits, self._folders[0])
         else:
-            self._create_v1(limits, *self._folders)
+            self._write_v1_limits(limits, *self._folders)
 
-    def _create_v1(self, limits: Limits, memory: Path, pids: Path, cpu: Path) -> None:
+    def _write_v1_limits(self, limits: Limits, memory: Path, pids: Path, cpu: Path) -> None:
         _write_value(memory / "memory.limit_in_bytes", limits.memory_bytes)
         swap = memory / "memory.memsw.limit_in_bytes"
         if swap.exists():
@@ -80,7 +80,7 @@ class Group:
         _write_value(cpu / "cpu.cfs_period_us", _PERIOD_US)
         _write_value(cpu / "cpu.cfs_quota_us", int(limits.cpus * _PERIOD_US))
 
-    def _create_v2(self, limits: Limits, folder: Path) -> None:
+    def _write_v2_limits(self, limits: Limits, folder: Path) -> None:
         if not (folder / "memory.max").exists():
             _write_value(folder.parent / "cgroup.subtree_control", "+memory +pids +cpu")
         _write_value(folder / "memory.max", limits.memory_bytes)
@@ -124,7 +124,7 @@ class Group:
     def kill(self) -> bool:
         """Kill all processes in it and wait for their end; False if some do not end."""
         deadline = time.monotonic() + _EMPTY_S
-        while pids := self._pids():
+        while pids := self._list_process_ids_of_group():
             if time.monotonic() > deadline:
                 return False
             for pid in pids:
@@ -133,7 +133,7 @@ class Group:
             time.sleep(0.001)
         return True
 
-    def _pids(self) -> set[int]:
+    def _list_process_ids_of_group(self) -> set[int]:
         found: set[int] = set()
         for folder in self._folders:
             with contextlib.suppress(OSError):

@@ -34,7 +34,7 @@ def make_sandbox(options: SandboxOptions | None = None) -> Sandbox:
         SandboxUnavailable: `auto` found none that works.
     """
     options = options or SandboxOptions()
-    name = _found(options.image) if options.backend == "auto" else options.backend
+    name = _choose_working_backend(options.image) if options.backend == "auto" else options.backend
     found = SANDBOXES.find(name)
     if not (isinstance(found, type) and issubclass(found, Sandbox)):
         raise ConfigError(f"sandbox {name} is no subclass of Sandbox; name a class that is")
@@ -52,7 +52,7 @@ def check_backend(options: SandboxOptions) -> None:
 async def survey() -> tuple[Probe, ...]:
     """What `auto` takes here, and what each backend that contains holds; each is started once."""
     try:
-        chosen, works = await asyncio.to_thread(_found, DEFAULT_IMAGE), True
+        chosen, works = await asyncio.to_thread(_choose_working_backend, DEFAULT_IMAGE), True
     except SandboxUnavailable as error:
         chosen, works = str(error), False
     found = [Probe(name="auto", works=works, detail=chosen)]
@@ -67,7 +67,7 @@ async def survey() -> tuple[Probe, ...]:
 
 
 @functools.cache
-def _found(image: str) -> str:
+def _choose_working_backend(image: str) -> str:
     """Docker if it answers and has the image, else bwrap; never what contains nothing."""
     reasons: list[str] = []
     try:

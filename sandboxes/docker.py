@@ -68,13 +68,13 @@ class DockerEngine:
             raise SandboxUnavailable(f"DOCKER_HOST is {host}, expected unix:// or tcp://")
         self._errors: Any = importlib.import_module("docker.errors")
         try:
-            _knock(host)
+            _check_engine_socket_answers(host)
             self.client: Any = self._docker.DockerClient(
                 base_url=host, timeout=_API_TIMEOUT_S, max_pool_size=_NUM_THREADS
             )
         except (OSError, self._errors.DockerException) as error:
             raise SandboxUnavailable(
-                f"no Docker engine answers at {host} ({_first_line(error)}); start it, or set "
+                f"no Docker engine answers at {host} ({_shorten_error(error)}); start it, or set "
                 "DOCKER_HOST"
             ) from error
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "agentrl-docker")
@@ -86,27 +86,27 @@ class DockerEngine:
             SandboxDied: The container is not there or does not run.
             SandboxUnavailable: The engine failed.
         """
-        return await in_thread(lambda: self._translated(function), self._threads)
+        return await in_thread(lambda: self._call_and_translate_errors(function), self._threads)
 
-    def _translated(self, function: Callable[[], T]) -> T:
+    def _call_and_translate_errors(self, function: Callable[[], T]) -> T:
         try:
             return function()
         except self._errors.ImageNotFound as error:
             raise SandboxUnavailable(
-                f"{_first_line(error)}; images are never pulled: run `agentrl sandbox build`, or "
-                "docker pull it yourself"
+                f"{_shorten_error(error)}; images are never pulled: run `agentrl sandbox build`, "
+                "or docker pull it yourself"
             ) from error
         except self._errors.APIError as error:
             if error.status_code in (404, 409):
-                raise SandboxDied(f"the container is gone: {_first_line(error)}") from error
-            raise SandboxUnavailable(f"the engine failed: {_first_line(error)}") from error
+                raise SandboxDied(f"the container is gone: {_shorten_error(error)}") from error
+            raise SandboxUnavailable(f"the engine failed: {_shorten_error(error)}") from error
         except (OSError, self._errors.DockerException) as error:
-            raise SandboxUnavailable(f"the engine failed: {_first_line(error)}") from error
+            raise SandboxUnavailable(f"the engine failed: {_shorten_error(error)}") from error
 
     @functools.cached_property
     def is_podman(self) -> bool:
         """Podman speaks the same protocol, but takes other options."""
-        version: dict[str, Any] = self._translated(self.client.version)
+        version: dict[str, Any] = self._call_and_translate_errors(self.client.version)
         return any("Podman" in part["Name"] for part in version.get("Components", ()))
 
     @functools.cached_property
@@ -124,10 +124,10 @@ class DockerEngine:
         """Make an image of a root file system; returns its id."""
         repository, _, tag = name.partition(":")
         api = self.client.api
-        self._translated(
+        self._call_and_translate_errors(
             lambda: api.import_image_from_data(data, repository=repository, tag=tag or "latest")
         )
-        return str(self._translated(lambda: self.client.images.get(name).id))
+        return str(self._call_and_translate_errors(lambda: self.client.images.get(name).id))
 
     def build_image(self, dockerfile: str, name: str) -> None:
         """Build an image; what its Dockerfile begins from must be here or within reach.
@@ -151,25 +151,25 @@ class DockerEngine:
                         "yourself and name the image"
                     )
 
-        self._translated(build)
+        self._call_and_translate_errors(build)
 
     def has_image(self, name: str) -> bool:
         """True if it need not be pulled."""
         try:
-            return bool(self._translated(lambda: self.client.images.get(name)))
+            return bool(self._call_and_translate_errors(lambda: self.client.images.get(name)))
         except SandboxUnavailable:
             return False
 
     def remove(self, container: str) -> None:
         """Remove a container with all that belongs to it; it may be gone already."""
         with contextlib.suppress(SandboxDied):
-            self._translated(
+            self._call_and_translate_errors(
                 lambda: self.client.api.remove_container(container, force=True, v=True)
             )
 
     def owned(self) -> Iterator[tuple[Owner, str]]:
         """The containers that some process of ours has made."""
-        found: list[dict[str, Any]] = self._translated(
+        found: list[dict[str, Any]] = self._call_and_translate_errors(
             lambda: self.client.api.containers(all=True, filters={"label": LABEL})
         )
         for container in found:
@@ -185,7 +185,7 @@ class DockerEngine:
         return len(gone)
 
 
-def _knock(host: str) -> None:
+def _check_engine_socket_answers(host: str) -> None:
     """Raise OSError if nobody is there: the client would leave its socket open."""
     kind, _, place = host.partition("://")
     if kind == "unix":
@@ -199,21 +199,21 @@ def docker_host() -> str:
 
 
 @functools.cache
-def _engine(host: str) -> DockerEngine:
+def _make_engine_once_per_host(host: str) -> DockerEngine:
     return DockerEngine(host)
 
 
 @functools.cache
-def _reaped(host: str) -> int:
-    return _engine(host).reap()
+def _reap_containers_once_per_host(host: str) -> int:
+    return _make_engine_once_per_host(host).reap()
 
 
 def engine(*, reap: bool = True) -> DockerEngine:
     """The engine of DOCKER_HOST; what dead processes left in it is removed at the first call."""
     host = docker_host()
     if reap:
-        _reaped(host)
-    return _engine(host)
+        _reap_containers_once_per_host(host)
+    return _make_engine_once_per_host(host)
 
 
 class DockerSandbox(Sandbox):
@@ -234,13 +234,13 @@ class DockerSandbox(Sandbox):
                 if not source.exists():
                     raise SandboxStartError(f"{source} is to be mounted, but it is not there")
         api = used.client.api
-        await used.call(lambda: api.create_container(**self._creation(used)))
+        await used.call(lambda: api.create_container(**self._make_container_settings(used)))
         try:
             await used.call(lambda: api.start(self._container))
         except SandboxDied as error:
             raise SandboxStartError(str(error)) from error
         self.capabilities = _HOLDS - {"files"} if used.is_podman else _HOLDS
-        result = await self._script("touch /workspace /tmp && echo ok", timeout_s=20.0)
+        result = await self._run_script("touch /workspace /tmp && echo ok", timeout_s=20.0)
         if not result.ok:
             raise SandboxStartError(
                 f"the image {self.options.image} cannot run as nobody: {result.text().strip()}"
@@ -248,13 +248,13 @@ class DockerSandbox(Sandbox):
         if self.options.base is not None:
             await self.upload(self.options.base)
 
-    def _creation(self, engine: DockerEngine) -> dict[str, Any]:
+    def _make_container_settings(self, engine: DockerEngine) -> dict[str, Any]:
         limits = self.limits
-        hardened = _hardened(limits, engine.seccomp, inodes=not engine.is_podman)
+        hardened = _make_hardened_host_config(limits, engine.seccomp, inodes=not engine.is_podman)
         if engine.is_podman:  # it would raise the user's limit, which not every root may
             limit = {"Name": "nproc", "Soft": _USER_PROCESSES, "Hard": _USER_PROCESSES}
             hardened["ulimits"].append(limit)
-        config = engine.client.api.create_host_config(**hardened, mounts=self._mounts())
+        config = engine.client.api.create_host_config(**hardened, mounts=self._make_mounts())
         return {
             "image": self.options.image,
             "command": ["sleep", str(limits.lifetime_s)],
@@ -265,7 +265,7 @@ class DockerSandbox(Sandbox):
             "host_config": config,
         }
 
-    def _mounts(self) -> list[dict[str, Any]]:
+    def _make_mounts(self) -> list[dict[str, Any]]:
         """Folders of the engine's machine; one that is missing is an error and not made."""
         return [
             {
@@ -286,7 +286,7 @@ class DockerSandbox(Sandbox):
     async def kill_leftovers(self) -> None:
         """End everything in the container, other commands and sessions too."""
         sweep = Command(argv=("sh", "-c", "kill -9 -1"), cwd="")
-        process = await self._open_command(sweep, lambda fd, data: None)
+        process = await self._start_process_in_backend(sweep, lambda fd, data: None)
         try:
             async with asyncio.timeout(KILL_S):
                 await process.wait()
@@ -297,16 +297,16 @@ class DockerSandbox(Sandbox):
     def _scratch_folders(self) -> tuple[str, ...]:
         return ("/tmp", "/dev/shm")
 
-    async def _ask_client(self, question: Callable[[Any], T]) -> T:
+    async def _call_client(self, question: Callable[[Any], T]) -> T:
         """Ask the engine's client."""
         used = self._engine
         assert used is not None
         return await used.call(lambda: question(used.client.api))
 
-    async def _open_command(self, command: Command, sink: Sink) -> Process:
+    async def _start_process_in_backend(self, command: Command, sink: Sink) -> Process:
         assert self._engine is not None
         marker = secrets.token_hex(8)
-        made: Mapping[str, str] = await self._ask_client(
+        made: Mapping[str, str] = await self._call_client(
             lambda api: api.exec_create(
                 self._container,
                 list(command.argv),
@@ -319,22 +319,22 @@ class DockerSandbox(Sandbox):
         stream = await ExecStream.start(self._engine.host, made["Id"], sink)
         return _DockerProcess(self, made["Id"], marker, stream)
 
-    async def _was_oom(self, code: int) -> bool:
+    async def _was_killed_for_memory(self, code: int) -> bool:
         if code != _KILLED:
             return False
         file = "/sys/fs/cgroup/memory"
-        text = (await self._script(f"cat {file}/memory.oom_control {file}.events")).stdout
+        text = (await self._run_script(f"cat {file}/memory.oom_control {file}.events")).stdout
         found = re.search(rb"oom_kill (\d+)", text)
         if found is None:
             # In a container that is ending, commands fail in odd ways.
-            await self._require_container()
+            await self._require_running_container()
             return False
         before, self._num_ooms = self._num_ooms, int(found[1])
         return self._num_ooms > before
 
-    async def _require_container(self) -> None:
+    async def _require_running_container(self) -> None:
         """Every command ends like a killed one when the container does: then it has no result."""
-        found = await self._ask_client(lambda api: api.inspect_container(self._container))
+        found = await self._call_client(lambda api: api.inspect_container(self._container))
         if not found["State"]["Running"]:
             raise SandboxDied("the container ended")
 
@@ -344,18 +344,18 @@ class DockerSandbox(Sandbox):
         Raises:
             SandboxDied: The container does not run any more.
         """
-        state: Mapping[str, Any] = await self._ask_client(lambda api: api.exec_inspect(exec_id))
+        state: Mapping[str, Any] = await self._call_client(lambda api: api.exec_inspect(exec_id))
         if state["Running"] or state["ExitCode"] is None:
             return None
         code = int(state["ExitCode"])
         if code == _KILLED:
-            await self._require_container()
+            await self._require_running_container()
         return code
 
     async def signal(self, marker: str, kill: str) -> bool:
         """Run a line on the processes that have the marker in their environment, oldest first."""
         found = f'grep -lz "^{_MARKER}={marker}$" /proc/[0-9]*/environ'
-        return (await self._script(f"set -- $({found} | tr -dc '0-9\\n' | sort -n); {kill}")).ok
+        return (await self._run_script(f"set -- $({found} | tr -dc '0-9\\n' | sort -n); {kill}")).ok
 
 
 class _DockerProcess:
@@ -408,7 +408,7 @@ class _DockerProcess:
         await self._stream.end()
 
 
-def _hardened(limits: Limits, seccomp: str, *, inodes: bool) -> dict[str, Any]:
+def _make_hardened_host_config(limits: Limits, seccomp: str, *, inodes: bool) -> dict[str, Any]:
     tmpfs = "rw,exec,nosuid,nodev,mode=1777"
     if inodes:
         tmpfs += f",nr_inodes={limits.files}"
@@ -438,6 +438,6 @@ def _hardened(limits: Limits, seccomp: str, *, inodes: bool) -> dict[str, Any]:
     }
 
 
-def _first_line(error: object) -> str:
+def _shorten_error(error: object) -> str:
     said: object = getattr(error, "explanation", None)
     return str(said or error).strip().partition("\n")[0]

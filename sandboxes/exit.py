@@ -19,7 +19,7 @@ _open: dict[object, Callable[[], None]] = {}
 
 def keep_until_exit(owner: object, destroy: Callable[[], None]) -> None:
     """Call `destroy` at exit, unless `owner` is forgotten before."""
-    _install()
+    _install_exit_handlers()
     _open[owner] = destroy
 
 
@@ -29,14 +29,14 @@ def forget(owner: object) -> None:
 
 
 @functools.cache
-def _install() -> None:
-    atexit.register(_destroy_all)
+def _install_exit_handlers() -> None:
+    atexit.register(_destroy_open_sandboxes)
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, terminate)
 
 
-def _destroy_all() -> None:
+def _destroy_open_sandboxes() -> None:
     while _open:
         _, destroy = _open.popitem()
         try:

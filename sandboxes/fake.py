@@ -32,7 +32,7 @@ class FakeSandbox(Sandbox):
     def _destroy_backend(self) -> None:
         pass
 
-    async def _exec_command(self, command: Command) -> ExecResult:
+    async def _run_command_in_backend(self, command: Command) -> ExecResult:
         self.commands.append(command)
         return type(self).answer(self, command)
 
@@ -42,7 +42,7 @@ class FakeSandbox(Sandbox):
     async def read_file(self, path: str, *, max_bytes: int | None = None) -> bytes:
         """The bytes that were written."""
         self._require_running()
-        data = self.files.get(self._file_key(path))
+        data = self.files.get(self._make_file_key(path))
         if data is None:
             raise FileAccessError(f"{path}: there is no such file")
         if len(data) > (max_bytes or self.limits.read_bytes):
@@ -54,33 +54,33 @@ class FakeSandbox(Sandbox):
     ) -> None:
         """Keep the bytes."""
         self._require_running()
-        self.files[self._file_key(path)] = data
+        self.files[self._make_file_key(path)] = data
 
     async def read_files(self, paths: Collection[str]) -> dict[str, bytes]:
         """The bytes of those that were written."""
-        keys = {path: self._file_key(path) for path in paths}
+        keys = {path: self._make_file_key(path) for path in paths}
         return {path: self.files[key] for path, key in keys.items() if key in self.files}
 
     async def write_files(self, contents: Mapping[str, bytes]) -> None:
         """Keep the bytes."""
-        self.files.update({self._file_key(path): data for path, data in contents.items()})
+        self.files.update({self._make_file_key(path): data for path, data in contents.items()})
 
     async def list_dir(self, path: str = "") -> tuple[Entry, ...]:
         """The files right in a folder."""
-        folder = self._file_key(path)
+        folder = self._make_file_key(path)
         return tuple(
             Entry(name=posixpath.basename(name), kind="file", size=len(data))
             for name, data in sorted(self.files.items())
             if posixpath.dirname(name) == folder
         )
 
-    async def _save_workspace(self, place: Path) -> None:
+    async def _save_workspace_to_file(self, place: Path) -> None:
         await asyncio.to_thread(place.write_bytes, pickle.dumps(self.files))
 
-    async def _load_workspace(self, place: Path | None) -> None:
+    async def _load_workspace_from_file(self, place: Path | None) -> None:
         self.files = {}
         if place is not None:
             self.files = pickle.loads(await asyncio.to_thread(place.read_bytes))
 
-    def _file_key(self, path: str) -> str:
-        return posixpath.normpath(self._path(path))
+    def _make_file_key(self, path: str) -> str:
+        return posixpath.normpath(self._join_path(path))

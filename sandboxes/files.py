@@ -149,22 +149,24 @@ def unpack(data: bytes, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             for member in tar:
-                place = target / _inner(member.name, member.name)
+                place = target / _check_no_escape(member.name, member.name)
                 if member.issym():
-                    _inner(member.linkname, member.name, PurePosixPath(member.name).parent)
+                    _check_no_escape(
+                        member.linkname, member.name, PurePosixPath(member.name).parent
+                    )
                     place.parent.mkdir(parents=True, exist_ok=True)
                     links.append((place, member.linkname))
                 elif member.isdir():
                     place.mkdir(parents=True, exist_ok=True)
                 else:
-                    _write_member(tar, member, place)
+                    _write_tar_member_to_disk(tar, member, place)
         for place, linked in links:
             place.symlink_to(linked)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise FileAccessError(f"the sandbox's archive cannot be unpacked: {error}") from error
 
 
-def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
+def _write_tar_member_to_disk(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
     content = tar.extractfile(member) if member.isreg() or member.islnk() else None
     if content is None:
         raise PathEscape(f"the sandbox packed {member.name}, which is a device or a pipe")
@@ -174,7 +176,7 @@ def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) ->
     place.chmod(member.mode & 0o777 | 0o600)
 
 
-def _inner(path: str, name: str, folder: PurePosixPath = _HERE) -> PurePosixPath:
+def _check_no_escape(path: str, name: str, folder: PurePosixPath = _HERE) -> PurePosixPath:
     """The path, if it stays in the archive's folder however its links are resolved.
 
     `..` counts only where it begins a link's path: behind a name it may be a link's parent.

@@ -52,7 +52,7 @@ class Output:
         if not self._over:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            timer = loop.call_later(timeout_s, self._wake)
+            timer = loop.call_later(timeout_s, self._wake_output_waiter)
             try:
                 await self._waiter
             finally:
@@ -62,7 +62,7 @@ class Output:
     def stop(self, _: object = None) -> None:
         """No mark comes any more."""
         self._over = True
-        self._wake()
+        self._wake_output_waiter()
 
     def feed(self, data: bytes) -> None:
         """Take output; what comes after the last mark belongs to nobody and is dropped."""
@@ -93,6 +93,6 @@ class Output:
         self._held = b""
         return self._capture
 
-    def _wake(self) -> None:
+    def _wake_output_waiter(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -37,17 +37,18 @@ def image_tar() -> bytes:
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        _add_base(tar)
+        _add_base_folders_to_tar(tar)
         # A file listed below /bin lies below /usr/bin, since /bin is a link.
         paths = {
-            Path(name).parent.resolve() / Path(name).name for name in _package_files(_closure())
+            Path(name).parent.resolve() / Path(name).name
+            for name in _list_package_files(_list_packages())
         }
         for path in sorted(paths - {Path("/", name) for name in _LINKS}):
-            _add_file(tar, path)
+            _add_system_file_to_tar(tar, path)
     return buffer.getvalue()
 
 
-def _add_base(tar: tarfile.TarFile) -> None:
+def _add_base_folders_to_tar(tar: tarfile.TarFile) -> None:
     for name in _LINKS:
         path = Path("/", name)
         if path.is_symlink():
@@ -62,7 +63,7 @@ def _add_base(tar: tarfile.TarFile) -> None:
         tar.addfile(info, io.BytesIO(text.encode()))
 
 
-def _add_file(tar: tarfile.TarFile, path: Path) -> None:
+def _add_system_file_to_tar(tar: tarfile.TarFile, path: Path) -> None:
     info = tar.gettarinfo(str(path), str(path).lstrip("/"))
     info.uid = info.gid = 0
     info.uname = info.gname = ""
@@ -76,8 +77,8 @@ def _add_file(tar: tarfile.TarFile, path: Path) -> None:
         tar.addfile(info)
 
 
-def _package_files(packages: list[str]) -> Iterator[str]:
-    for line in _ask_daemon("dpkg", "-L", *packages).splitlines():
+def _list_package_files(packages: list[str]) -> Iterator[str]:
+    for line in _run_dpkg_command("dpkg", "-L", *packages).splitlines():
         if line.startswith("/") and not line.startswith((*_SKIPPED, "/etc/")):
             path = Path(line)
             if path.is_symlink() or path.is_file():
@@ -90,17 +91,17 @@ def _package_files(packages: list[str]) -> Iterator[str]:
             yield f"/usr/bin/{name}"
 
 
-def _closure() -> list[str]:
+def _list_packages() -> list[str]:
     """The installed packages that ours need, themselves included."""
     known: dict[str, str] = {}
     provided: dict[str, str] = {}
-    table = _ask_daemon(
+    table = _run_dpkg_command(
         "dpkg-query", "-W", "-f", "${Package}\\t${Pre-Depends}, ${Depends}\\t${Provides}\\n"
     )
     for line in table.splitlines():
         name, needs, provides = line.split("\t")
         known[name] = needs
-        provided.update(dict.fromkeys(_names(provides), name))
+        provided.update(dict.fromkeys(_parse_debian_package_names(provides), name))
     found: set[str] = set()
     open_ = [name for name in PACKAGES if name in known]
     if "python3" not in open_:
@@ -110,17 +111,17 @@ def _closure() -> list[str]:
         if name in found:
             continue
         found.add(name)
-        needed = (provided.get(n, n) for n in _names(known[name]))
+        needed = (provided.get(n, n) for n in _parse_debian_package_names(known[name]))
         open_ += [name for name in needed if name in known]
     return sorted(found)
 
 
-def _names(relations: str) -> list[str]:
+def _parse_debian_package_names(relations: str) -> list[str]:
     parts = relations.replace("|", ",").split(",")
     return [part.split()[0].partition(":")[0] for part in parts if part.strip()]
 
 
-def _ask_daemon(*command: str) -> str:
+def _run_dpkg_command(*command: str) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:

@@ -26,7 +26,7 @@ def find_sandboxes() -> tuple[Found, ...]:
         for owner, folder in workspace.owners()
         for path in workspace.sandboxes_in(folder)
     ]
-    used = _find_engine()
+    used = _find_docker_engine()
     if used is not None:
         found += [
             Found(backend="docker", name=name, pid=owner.pid, is_left_over=owner.is_gone)
@@ -39,13 +39,13 @@ def collect_leftovers() -> tuple[Found, ...]:
     """Remove what processes that are gone have left, and say what that was."""
     left = tuple(found for found in find_sandboxes() if found.is_left_over)
     workspace.reap()
-    used = _find_engine()
+    used = _find_docker_engine()
     if used is not None:
         used.reap()
     return left
 
 
-def _find_engine() -> DockerEngine | None:
+def _find_docker_engine() -> DockerEngine | None:
     try:
         return engine(reap=False)
     except SandboxUnavailable:

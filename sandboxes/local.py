@@ -25,12 +25,12 @@ class UnsafeLocalSandbox(Sandbox):
         _log.warning("the sandbox unsafe-local contains nothing: commands run as this user")
         self._home = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="agentrl-unsafe-"))
         self.workspace = str(self._home / "workspace")
-        await asyncio.to_thread(self._make)
+        await asyncio.to_thread(self._make_workspace_and_copy_mounts)
         self.capabilities = frozenset({"sessions", "mounts"})
         if self.options.base is not None:
             await self.upload(self.options.base)
 
-    def _make(self) -> None:
+    def _make_workspace_and_copy_mounts(self) -> None:
         """The workspace, and copies instead of mounts: what is written there is not passed on."""
         Path(self.workspace).mkdir()
         for name, source in self.options.mounts.items():
@@ -41,7 +41,7 @@ class UnsafeLocalSandbox(Sandbox):
         if self._home is not None:
             shutil.rmtree(self._home, ignore_errors=True)
 
-    async def _open_command(self, command: Command, sink: Sink) -> Process:
+    async def _start_process_in_backend(self, command: Command, sink: Sink) -> Process:
         try:
             return await LocalProcess.start(command.argv, sink, cwd=self.workspace, env=command.env)
         except OSError as error:

@@ -22,7 +22,9 @@ class Owner:
     @classmethod
     def this(cls) -> "Owner":
         """The running process."""
-        return cls(socket.gethostname(), _boot(), os.getpid(), _start_time(os.getpid()) or 0)
+        return cls(
+            socket.gethostname(), _read_boot_id(), os.getpid(), _read_start_time(os.getpid()) or 0
+        )
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -39,21 +41,21 @@ class Owner:
     @property
     def is_gone(self) -> bool:
         """True if it surely ran here and does not any more; another machine's cannot be known."""
-        here, there = _boot(), self.boot
+        here, there = _read_boot_id(), self.boot
         if self.host != socket.gethostname():
             return False
         if here.partition("-")[0] != there.partition("-")[0]:
             return True
-        return here == there and _start_time(self.pid) != self.started
+        return here == there and _read_start_time(self.pid) != self.started
 
 
 @functools.cache
-def _boot() -> str:
+def _read_boot_id() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     return f"{boot}-{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
-def _start_time(pid: int) -> int | None:
+def _read_start_time(pid: int) -> int | None:
     """When a process started; None if there is none, or only its exit status is left."""
     try:
         # The name, in parentheses, may hold anything.

@@ -67,17 +67,17 @@ class SandboxPool:
             SandboxesBusy: None was free within `queue_timeout_s`.
             SandboxError: It did not start.
         """
-        return self._lease(queue_timeout_s)
+        return self._lease_sandbox(queue_timeout_s)
 
     @asynccontextmanager
-    async def _lease(self, queue_timeout_s: float | None) -> AsyncGenerator[Sandbox]:
+    async def _lease_sandbox(self, queue_timeout_s: float | None) -> AsyncGenerator[Sandbox]:
         async with AsyncExitStack() as places:
             await self._wait_for_places(places, queue_timeout_s)
-            sandbox = await self._take_sandbox()
+            sandbox = await self._take_idle_or_start_sandbox()
             try:
                 yield sandbox
             finally:
-                await asyncio.shield(self._give_back(sandbox))
+                await asyncio.shield(self._reset_and_return_sandbox(sandbox))
 
     async def _wait_for_places(self, places: AsyncExitStack, timeout_s: float | None) -> None:
         """A place of this pool, then one of the machine; it returns holding both."""
@@ -99,7 +99,7 @@ class SandboxPool:
             ) from None
         except OSError as error:
             raise SandboxUnavailable(f"the sandboxes in use cannot be counted: {error}") from error
-        self._add_timing("queue", time.monotonic() - began)
+        self._add_to_timing_sum("queue", time.monotonic() - began)
 
     async def close(self) -> None:
         """Close what is idle; what is in use is closed when it is given back."""
@@ -117,36 +117,36 @@ class SandboxPool:
             found[f"num_{name}"] = total.count
         return found
 
-    async def _take_sandbox(self) -> Sandbox:
+    async def _take_idle_or_start_sandbox(self) -> Sandbox:
         while True:
             with self._lock:
                 if self._closed:
                     raise SandboxClosed("the pool of sandboxes is closed")
                 sandbox = self._idle.pop() if self._idle else None
             if sandbox is None:
-                return await self._start_sandbox()
+                return await self._start_new_sandbox()
             if await sandbox.alive():
                 return sandbox
             await sandbox.close()
 
-    async def _start_sandbox(self) -> Sandbox:
+    async def _start_new_sandbox(self) -> Sandbox:
         async with self._starts.place():
             began = time.monotonic()
             sandbox = await asyncio.to_thread(make_sandbox, self.options)
             await sandbox.start()
-            self._add_timing("start", time.monotonic() - began)
+            self._add_to_timing_sum("start", time.monotonic() - began)
             self.isolation = (sandbox.name, *sorted(sandbox.capabilities))
             return sandbox
 
-    async def _give_back(self, sandbox: Sandbox) -> None:
-        self._add_timing("exec", sandbox.exec_s, sandbox.num_execs)
+    async def _reset_and_return_sandbox(self, sandbox: Sandbox) -> None:
+        self._add_to_timing_sum("exec", sandbox.exec_s, sandbox.num_execs)
         sandbox.exec_s, sandbox.num_execs = 0.0, 0
         began = time.monotonic()
         fit = False
         try:
             if not self._closed:
                 await sandbox.reset()
-                self._add_timing("reset", time.monotonic() - began)
+                self._add_to_timing_sum("reset", time.monotonic() - began)
                 fit = True
         except SandboxError:
             pass  # it is closed, and the next episode gets a new one
@@ -157,7 +157,7 @@ class SandboxPool:
         if not fit:
             await sandbox.close()
 
-    def _add_timing(self, name: str, seconds: float, count: int = 1) -> None:
+    def _add_to_timing_sum(self, name: str, seconds: float, count: int = 1) -> None:
         with self._lock:
             self._sums[name].add(seconds, count)
 

@@ -102,7 +102,7 @@ async def run(
     # Shells report a child's signal as 128 and its number.
     signalled = code is not None and 128 < code <= 128 + signal.NSIG
     return ExecResult(
-        status="timeout" if code is None else "oom" if killed else _ended(signalled=signalled),
+        status="timeout" if code is None else "oom" if killed else _name_end(signalled=signalled),
         exit_code=code,
         stdout=out.data(),
         stderr=err.data(),
@@ -114,7 +114,7 @@ async def run(
     )
 
 
-def _ended(*, signalled: bool) -> Literal["signalled", "exited"]:
+def _name_end(*, signalled: bool) -> Literal["signalled", "exited"]:
     return "signalled" if signalled else "exited"
 
 
@@ -192,17 +192,17 @@ class LocalProcess(asyncio.SubprocessProtocol):
     @property
     def pid(self) -> int:
         """Of the program itself."""
-        return self._running().get_pid()
+        return self._open_transport().get_pid()
 
     def write(self, data: bytes) -> None:
         """Send to its standard input."""
-        pipe = self._running().get_pipe_transport(0)
+        pipe = self._open_transport().get_pipe_transport(0)
         if data and isinstance(pipe, asyncio.WriteTransport) and not pipe.is_closing():
             pipe.write(data)
 
     def close_stdin(self) -> None:
         """End its standard input, after what was written."""
-        pipe = self._running().get_pipe_transport(0)
+        pipe = self._open_transport().get_pipe_transport(0)
         if isinstance(pipe, asyncio.WriteTransport):
             pipe.close()
 
@@ -212,15 +212,15 @@ class LocalProcess(asyncio.SubprocessProtocol):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await self._closed.wait()
-        self._running().close()
-        code = self._running().get_returncode()
+        self._open_transport().close()
+        code = self._open_transport().get_returncode()
         assert code is not None
         return code if code >= 0 else 128 - code
 
     async def interrupt(self) -> None:
         """Send SIGINT to it and the processes below it; if it is wrapped, to what matters."""
         with contextlib.suppress(psutil.Error, ProcessLookupError, IndexError):
-            this = self._unwrapped()
+            this = self._find_process_below_wrappers()
             group = os.getpgid(this.pid)
             below = this.children(recursive=True)
             # All at once: a shell takes no notice of an interrupt that its child did not die of.
@@ -234,13 +234,13 @@ class LocalProcess(asyncio.SubprocessProtocol):
         """Kill the processes below it; if it is wrapped, below what matters."""
         found: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error, IndexError):
-            found = self._unwrapped().children(recursive=True)
+            found = self._find_process_below_wrappers().children(recursive=True)
         for process in found:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         return bool(found)
 
-    def _unwrapped(self) -> psutil.Process:
+    def _find_process_below_wrappers(self) -> psutil.Process:
         this = psutil.Process(self.pid)
         for _ in range(_WRAPPERS * self._wrapped):
             this = this.children()[0]
@@ -260,7 +260,7 @@ class LocalProcess(asyncio.SubprocessProtocol):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def _running(self) -> asyncio.SubprocessTransport:
+    def _open_transport(self) -> asyncio.SubprocessTransport:
         assert self._transport is not None
         return self._transport
 

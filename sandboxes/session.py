@@ -76,34 +76,34 @@ class Session:
         done = False
         try:
             limit_s = self._limits.timeout(timeout_s)
-            result = await self._call(code, limit_s)
+            result = await self._run_code_in_shell(code, limit_s)
             output, timed_out = self._output, result.status == "timeout"
             if output is not None and not output.begun and not timed_out:
                 # What an earlier call did (`set -r`, `exec 10<&-`) broke the shell or ended it.
-                result = await self._call(code, limit_s)
+                result = await self._run_code_in_shell(code, limit_s)
                 self.began_anew = True
             done = True
             return result
         finally:
             self._busy = False
             if not done:
-                await asyncio.shield(self._end_session())
+                await asyncio.shield(self._kill_shell_of_session())
 
-    async def _call(self, code: str, timeout_s: float) -> ExecResult:
-        ended = await self._start_shell()
+    async def _run_code_in_shell(self, code: str, timeout_s: float) -> ExecResult:
+        ended = await self._start_shell_if_ended()
         started = time.monotonic()
         assert self._process is not None
         lines, marks = _CALLS[self.kind](code)
         self._process.write(lines)
         output = self._output = Output(marks, self._limits.output_bytes)
-        return await self._finish_call(output, ended, started, timeout_s)
+        return await self._await_result_of_call(output, ended, started, timeout_s)
 
     async def interrupt(self) -> None:
         """Send SIGINT to what runs."""
         if self._process is not None and self.is_running:
             await self._process.interrupt()
 
-    async def _give_up(self, output: Output) -> None:
+    async def _interrupt_code_after_timeout(self, output: Output) -> None:
         # More than once: a shell takes no notice if its child has just ended well.
         for _ in range(_INTERRUPTS):
             await self.interrupt()
@@ -115,31 +115,31 @@ class Session:
     async def close(self) -> None:
         """End it; a second call does nothing."""
         self._closed = True
-        await asyncio.shield(self._end_session())
+        await asyncio.shield(self._kill_shell_of_session())
 
-    async def _start_shell(self) -> "asyncio.Task[int]":
+    async def _start_shell_if_ended(self) -> "asyncio.Task[int]":
         if self._closed:
             raise SandboxClosed(f"the {self.kind} session was closed")
         self.began_anew = self._ended is not None and self._ended.done()
         if self._ended is None or self.began_anew:
-            await self._end_session()
-            self._process = await self._open(self._take_output)
+            await self._kill_shell_of_session()
+            self._process = await self._open(self._feed_output_to_current_call)
             self._process.write(_FIRST[self.kind])
             self._ended = asyncio.create_task(self._process.wait())
         return self._ended
 
-    def _take_output(self, _: int, data: bytes) -> None:
+    def _feed_output_to_current_call(self, _: int, data: bytes) -> None:
         if self._output is not None:
             self._output.feed(data)
 
-    async def _finish_call(
+    async def _await_result_of_call(
         self, output: Output, ended: "asyncio.Task[int]", started: float, timeout_s: float
     ) -> ExecResult:
         ended.add_done_callback(output.stop)
         try:
             timed_out = not await output.over(timeout_s)
             if timed_out:
-                await self._give_up(output)
+                await self._interrupt_code_after_timeout(output)
         finally:
             ended.remove_done_callback(output.stop)
         code = output.code
@@ -147,7 +147,7 @@ class Session:
             # It ended, or what runs the code did not do so; then no success may be reported.
             code = await ended if ended.done() and not timed_out else code or 1
             code = code if output.begun else code or 1
-            await self._end_session()
+            await self._kill_shell_of_session()
         seen = output.seen()
         return ExecResult(
             status="timeout" if timed_out else "exited",
@@ -158,7 +158,7 @@ class Session:
             duration_s=time.monotonic() - started,
         )
 
-    async def _end_session(self) -> None:
+    async def _kill_shell_of_session(self) -> None:
         process, self._process = self._process, None
         ended, self._ended = self._ended, None
         if process is not None and ended is not None:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
+def _start_background_loop_once() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="agentrl-sandboxes", daemon=True).start()
     return loop
@@ -25,7 +25,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """The coroutine's result, from the loop of the sync sandboxes."""
-    future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+    future = asyncio.run_coroutine_threadsafe(coroutine, _start_background_loop_once())
     try:
         return future.result()
     except BaseException:
@@ -33,7 +33,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def _blocking(
+def _make_blocking_method(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
     """The method of the same name, awaited."""
@@ -69,18 +69,18 @@ class SyncSandbox:
     ) -> None:
         self.close()
 
-    close = _blocking(Sandbox.close)
-    exec = _blocking(Sandbox.exec)
-    read_file = _blocking(Sandbox.read_file)
-    write_file = _blocking(Sandbox.write_file)
-    read_files = _blocking(Sandbox.read_files)
-    write_files = _blocking(Sandbox.write_files)
-    list_dir = _blocking(Sandbox.list_dir)
-    upload = _blocking(Sandbox.upload)
-    download = _blocking(Sandbox.download)
-    snapshot = _blocking(Sandbox.snapshot)
-    restore = _blocking(Sandbox.restore)
-    reset = _blocking(Sandbox.reset)
+    close = _make_blocking_method(Sandbox.close)
+    exec = _make_blocking_method(Sandbox.exec)
+    read_file = _make_blocking_method(Sandbox.read_file)
+    write_file = _make_blocking_method(Sandbox.write_file)
+    read_files = _make_blocking_method(Sandbox.read_files)
+    write_files = _make_blocking_method(Sandbox.write_files)
+    list_dir = _make_blocking_method(Sandbox.list_dir)
+    upload = _make_blocking_method(Sandbox.upload)
+    download = _make_blocking_method(Sandbox.download)
+    snapshot = _make_blocking_method(Sandbox.snapshot)
+    restore = _make_blocking_method(Sandbox.restore)
+    reset = _make_blocking_method(Sandbox.reset)
 
     def session(self, kind: SessionKind = "bash") -> "SyncSession":
         """As `Sandbox.session`."""
@@ -98,5 +98,5 @@ class SyncSession:
         """As `Session.is_running`."""
         return self.behind.is_running
 
-    run = _blocking(Session.run)
-    close = _blocking(Session.close)
+    run = _make_blocking_method(Session.run)
+    close = _make_blocking_method(Session.close)

@@ -43,13 +43,13 @@ def root_folder() -> Path:
 
 
 @functools.cache
-def _owner_folder(pid: int) -> Path:
+def _make_owner_folder_path(pid: int) -> Path:
     return root_folder() / str(Owner.this())
 
 
 def owner_folder() -> Path:
     """The folder of this process; other users may pass through it, not list it."""
-    return private_folder(_owner_folder(os.getpid()))
+    return private_folder(_make_owner_folder_path(os.getpid()))
 
 
 def private_folder(folder: Path) -> Path:
@@ -72,10 +72,10 @@ def new_folder(sandbox: str) -> Path:
 
 def mount(kind: str, place: Path, options: str) -> None:
     """Mount a file system; the error is an OSError."""
-    _mount(b"agentrl", place, kind.encode(), 0, options.encode())
+    _mount_file_system(b"agentrl", place, kind.encode(), 0, options.encode())
 
 
-def _mount(source: bytes, place: Path, kind: bytes, flags: int, options: bytes) -> None:
+def _mount_file_system(source: bytes, place: Path, kind: bytes, flags: int, options: bytes) -> None:
     if _libc.mount(source, os.fsencode(place), kind, flags | _NOSUID | _NODEV, options):
         code = ctypes.get_errno()
         what = kind.decode() or source.decode(errors="replace")
@@ -85,8 +85,8 @@ def _mount(source: bytes, place: Path, kind: bytes, flags: int, options: bytes) 
 def _bind(source: Path, place: Path) -> None:
     """Show a folder at another place, to read; what is mounted below it is not shown."""
     place.mkdir(parents=True)
-    _mount(os.fsencode(source.absolute()), place, b"", _BIND, b"")
-    _mount(b"", place, b"", _BIND | _REMOUNT | _READ_ONLY, b"")
+    _mount_file_system(os.fsencode(source.absolute()), place, b"", _BIND, b"")
+    _mount_file_system(b"", place, b"", _BIND | _REMOUNT | _READ_ONLY, b"")
 
 
 def unmount(place: Path) -> None:
@@ -138,18 +138,18 @@ class Workspace:
         if self._mounts:
             size = f"size={self._limits.disk_bytes},nr_inodes={self._limits.files}"
             mount("tmpfs", self._disk, f"{size},mode=711")
-        self._own(self.tmp)
+        self._make_folder_owned_by_user(self.tmp)
         if not self._mounts:
             if self._base is not None:
                 copy_tree(Path(self._base), self.files)
-            self._own(self.files)
+            self._make_folder_owned_by_user(self.files)
             return
         if upper is None:
-            self._own(self._upper)
+            self._make_folder_owned_by_user(self._upper)
         else:
             copy_tree(upper, self._upper)
         (self._disk / "work").mkdir()
-        layers = f"lowerdir={self._lower()},upperdir={self._upper},workdir={self._disk}/work"
+        layers = f"lowerdir={self._make_lower()},upperdir={self._upper},workdir={self._disk}/work"
         mount("overlay", self.files, layers)
 
     def show(self, mounts: Mapping[str, Path]) -> dict[str, Path]:
@@ -184,13 +184,13 @@ class Workspace:
         unmount_all(self.folder)
         remove_tree(self.folder)
 
-    def _own(self, place: Path) -> None:
+    def _make_folder_owned_by_user(self, place: Path) -> None:
         place.mkdir(exist_ok=True)
         if self._uid is not None:
             os.chown(place, self._uid, self._uid)
         place.chmod(0o700)
 
-    def _lower(self) -> Path:
+    def _make_lower(self) -> Path:
         if self._base is not None:
             return prepared_base(self._base, self._uid)
         empty = self.folder / "empty"
@@ -201,11 +201,11 @@ class Workspace:
 def prepared_base(base: str, uid: int | None) -> Path:
     """A copy of a base folder that belongs to the sandboxes' user, made once per process."""
     with PREPARING:
-        return _prepared_base(base, uid)
+        return _copy_base_folder_for_user(base, uid)
 
 
 @functools.cache
-def _prepared_base(base: str, uid: int | None) -> Path:
+def _copy_base_folder_for_user(base: str, uid: int | None) -> Path:
     bases = owner_folder() / "bases"
     bases.mkdir(mode=0o711, exist_ok=True)
     copy = Path(tempfile.mkdtemp(dir=bases))
@@ -233,10 +233,10 @@ def copy_tree(source: Path, target: Path) -> None:
 
 def close_owner_folder() -> None:
     """Remove this process's folder when its last sandbox is closed."""
-    folder = _owner_folder(os.getpid())
+    folder = _make_owner_folder_path(os.getpid())
     with PREPARING:
         if not sandboxes_in(folder):
-            _prepared_base.cache_clear()
+            _copy_base_folder_for_user.cache_clear()
             remove_tree(folder)
 
 

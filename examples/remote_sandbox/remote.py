@@ -40,7 +40,7 @@ class RemoteSandbox(Sandbox):
     async def kill_leftovers(self) -> None:
         await self._ask("POST", f"{self._box}/kill", {})
 
-    async def _exec_command(self, command: Command) -> ExecResult:
+    async def _run_command_in_backend(self, command: Command) -> ExecResult:
         wanted = {
             "argv": command.argv,
             "cwd": command.cwd,

@@ -74,7 +74,7 @@ def test_each_sandbox_says_what_it_holds_or_why_it_does_not_work(
     def found_bwrap(image: str) -> str:
         return "bwrap"
 
-    monkeypatch.setattr("agentrl.sandboxes.choose._found", found_bwrap)
+    monkeypatch.setattr("agentrl.sandboxes.choose._choose_working_backend", found_bwrap)
     monkeypatch.setitem(
         cast("dict[str, str]", BACKENDS), "bwrap", "agentrl.sandboxes.local:UnsafeLocalSandbox"
     )

@@ -159,7 +159,7 @@ def test_the_last_end_takes_nothing_from_a_start_beside_it(
     def ours(pid: int) -> Path:
         return tmp_path / "all" / "ours"
 
-    monkeypatch.setattr(workspace, "_owner_folder", ours)
+    monkeypatch.setattr(workspace, "_make_owner_folder_path", ours)
     workspace.owner_folder()
     made: list[Path] = []
     start = threading.Thread(target=lambda: made.append(workspace.new_folder("next")))
