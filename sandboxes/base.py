@@ -56,6 +56,8 @@ class Sandbox(ABC):
     """
 
     name: ClassVar[str]
+    scratch_folders: ClassVar[tuple[str, ...]] = ("/tmp",)
+    """Folders beside the workspace that a reset empties."""
 
     def __init__(self, options: SandboxOptions | None = None) -> None:
         self.options = options or SandboxOptions()
@@ -442,16 +444,12 @@ class Sandbox(ABC):
 
     async def _load_workspace_from_file(self, place: Path | None) -> None:
         """Fill the workspace from what `_save_workspace_to_file` made; None: from the base."""
-        result = await self._run_script(files.WIPE, self.workspace, *self._scratch_folders())
+        result = await self._run_script(files.WIPE, self.workspace, *self.scratch_folders)
         files.require_ok(result, "emptying the workspace")
         if place is not None:
             await self._unpack_tar(await asyncio.to_thread(place.read_bytes), "")
         elif self.options.base is not None:
             await self.upload(self.options.base)
-
-    def _scratch_folders(self) -> tuple[str, ...]:
-        """Folders beside the workspace that a reset empties."""
-        return ("/tmp",)
 
 
 def _explain_impossible_command(argv: Sequence[str]) -> str:

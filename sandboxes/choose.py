@@ -72,17 +72,14 @@ def _choose_working_backend(image: str) -> str:
     reasons: list[str] = []
     try:
         if engine().has_image(image):
-            return _chosen("docker")
+            _log.info("sandboxes: docker")
+            return "docker"
         reasons.append(f"docker has no image {image}: run `agentrl sandbox build`")
     except SandboxUnavailable as error:
         reasons.append(str(error))
     probe = probe_bwrap()
     if probe.works:
-        return _chosen("bwrap")
+        _log.info("sandboxes: bwrap")
+        return "bwrap"
     reasons.append(probe.detail)
     raise SandboxUnavailable(f"no sandbox works on this machine: {'; '.join(reasons)}")
-
-
-def _chosen(name: str) -> str:
-    _log.info("sandboxes: %s", name)
-    return name

@@ -220,6 +220,7 @@ class DockerSandbox(Sandbox):
     """A container whose root is read-only and whose workspace is a tmpfs of limited size."""
 
     name = "docker"
+    scratch_folders = ("/tmp", "/dev/shm")
 
     def __init__(self, options: SandboxOptions | None = None) -> None:
         super().__init__(options)
@@ -293,9 +294,6 @@ class DockerSandbox(Sandbox):
         except TimeoutError:
             await self.close()
             raise SandboxDied("the processes in the container cannot be killed") from None
-
-    def _scratch_folders(self) -> tuple[str, ...]:
-        return ("/tmp", "/dev/shm")
 
     async def _call_client(self, question: Callable[[Any], T]) -> T:
         """Ask the engine's client."""

@@ -19,6 +19,7 @@ class UnsafeLocalSandbox(Sandbox):
     """Commands run as this user, with this machine's files and network."""
 
     name = "unsafe-local"
+    scratch_folders = ()  # /tmp is everybody's
     _home: Path | None = None
 
     async def _start_backend(self) -> None:
@@ -49,6 +50,3 @@ class UnsafeLocalSandbox(Sandbox):
 
     async def kill_leftovers(self) -> None:
         """Nothing keeps track of what a child left behind."""
-
-    def _scratch_folders(self) -> tuple[str, ...]:
-        return ()  # /tmp is everybody's

@@ -101,8 +101,9 @@ async def run(
     killed = code is not None and code != 0 and await was_oom(code)
     # Shells report a child's signal as 128 and its number.
     signalled = code is not None and 128 < code <= 128 + signal.NSIG
+    exited: Literal["signalled", "exited"] = "signalled" if signalled else "exited"
     return ExecResult(
-        status="timeout" if code is None else "oom" if killed else _name_end(signalled=signalled),
+        status="timeout" if code is None else "oom" if killed else exited,
         exit_code=code,
         stdout=out.data(),
         stderr=err.data(),
@@ -112,10 +113,6 @@ async def run(
         stderr_truncated=err.truncated,
         duration_s=duration,
     )
-
-
-def _name_end(*, signalled: bool) -> Literal["signalled", "exited"]:
-    return "signalled" if signalled else "exited"
 
 
 class LocalProcess(asyncio.SubprocessProtocol):

@@ -82,13 +82,6 @@ def _mount_file_system(source: bytes, place: Path, kind: bytes, flags: int, opti
         raise OSError(code, f"mounting {what}: {os.strerror(code)}", str(place))
 
 
-def _bind(source: Path, place: Path) -> None:
-    """Show a folder at another place, to read; what is mounted below it is not shown."""
-    place.mkdir(parents=True)
-    _mount_file_system(os.fsencode(source.absolute()), place, b"", _BIND, b"")
-    _mount_file_system(b"", place, b"", _BIND | _REMOUNT | _READ_ONLY, b"")
-
-
 def unmount(place: Path) -> None:
     """Take a mount away, at once for everybody; nothing happens if there is none."""
     if _libc.umount2(os.fsencode(place), _DETACH):
@@ -156,9 +149,12 @@ class Workspace:
         """Where bwrap, as the sandbox's user, finds folders that may lie in private ones."""
         if not self._mounts:
             return dict(mounts)
-        for name, source in mounts.items():
-            _bind(source, self.folder / "mounts" / name)
-        return {name: self.folder / "mounts" / name for name in mounts}
+        shown = {name: self.folder / "mounts" / name for name in mounts}
+        for name, place in shown.items():  # to read; what is mounted below it is not shown
+            place.mkdir(parents=True)
+            _mount_file_system(os.fsencode(mounts[name].absolute()), place, b"", _BIND, b"")
+            _mount_file_system(b"", place, b"", _BIND | _REMOUNT | _READ_ONLY, b"")
+        return shown
 
     def recreate(self, upper: Path | None) -> None:
         """Throw away what is there and create it anew."""
