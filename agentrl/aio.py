@@ -28,7 +28,8 @@ class Runner:
     """
 
     def __init__(self) -> None:
-        self._runner = _make_isolated_runner()
+        # It leaves the thread's own event loop, which may be a notebook's, as it is.
+        self._runner = asyncio.Runner(loop_factory=_make_reporting_loop)
         self._thread: ThreadPoolExecutor | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -46,7 +47,7 @@ class Runner:
 
     def close(self) -> None:
         """End the loop and the thread; a later `run` begins others."""
-        runner, self._runner = self._runner, _make_isolated_runner()
+        runner, self._runner = self._runner, asyncio.Runner(loop_factory=_make_reporting_loop)
         thread, self._thread = self._thread, None
         if thread is None:
             runner.close()
@@ -70,11 +71,6 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """The coroutine's result, on an event loop for it alone."""
     with Runner() as runner:
         return runner.run(coroutine)
-
-
-def _make_isolated_runner() -> asyncio.Runner:
-    """One that leaves the thread's own event loop, which may be a notebook's, as it is."""
-    return asyncio.Runner(loop_factory=_make_reporting_loop)
 
 
 def _make_reporting_loop() -> asyncio.AbstractEventLoop:

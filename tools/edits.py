@@ -136,7 +136,7 @@ def replaced(file: FileText, old: str, new: str, path: str) -> tuple[str, int]:
     start = exact[0] if named else file.place_of(places[0])
     there = [old]
     if exact != [start]:
-        old, new = file.folded(old), _unify_line_ends(new)
+        old, new = file.folded(old), new.replace("\r\n", "\n")
         kinds = {"\n": file.line_end, _UNKNOWN: f"{_ODD.pattern}|{_UNKNOWN}"}
         pattern = (f"({kinds.get(p) or re.escape(p)})" for p in re.split(_LOOSE, old))
         found = re.compile("".join(pattern)).match(file.text, start)
@@ -161,13 +161,9 @@ def inserted(file: FileText, line: int | None, new: str) -> tuple[str, int]:
     place = len("".join(lines[:line])) if line else mark
     ended = re.search(f"(?:{file.line_end})\\Z", lines[line - 1]) if line else None
     end = ended[0] if ended else file.end_at(place)
-    added = end.join(_unify_line_ends(new).removesuffix("\n").split("\n"))
+    added = end.join(new.replace("\r\n", "\n").removesuffix("\n").split("\n"))
     added = added + end if ended or not line else end + added
     return file.text[:place] + added + file.text[place:], place
-
-
-def _unify_line_ends(text: str) -> str:
-    return text.replace("\r\n", "\n")
 
 
 def _find_text_places(text: str, old: str) -> list[int]:

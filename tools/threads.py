@@ -141,25 +141,17 @@ def _run_work_into_future(
     try:
         result = work()
     except BaseException as error:
-        _post_to_loop_if_open(loop, functools.partial(_set_future_exception, future, error))
+        settle = functools.partial(future.set_exception, error)
     else:
-        _post_to_loop_if_open(loop, functools.partial(_set_future_result, future, result))
-
-
-def _post_to_loop_if_open(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        settle = functools.partial(future.set_result, result)
     try:
-        loop.call_soon_threadsafe(callback)
+        loop.call_soon_threadsafe(_settle_pending_future, future, settle)
     except RuntimeError:
         # The loop closed while the call ran: nobody waits for the result any more.
         if not loop.is_closed():
             raise
 
 
-def _set_future_result(future: "asyncio.Future[T]", result: T) -> None:
+def _settle_pending_future(future: "asyncio.Future[T]", settle: Callable[[], None]) -> None:
     if not future.done():
-        future.set_result(result)
-
-
-def _set_future_exception(future: "asyncio.Future[T]", error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
+        settle()

@@ -1,5 +1,6 @@
 """`agentrl template check`: can this chat template carry a conversation that grows?"""
 
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from pydantic import Field
 from agentrl.boundary import one_line
 from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.errors import ConfigError
-from agentrl.tokens import Renderer, Tokenizer, ToolFormat, choose_format
+from agentrl.tokens import Renderer, Tokenizer, choose_format
 from agentrl.tokens.template_check import TemplateReport, examine
 from agentrl.tokens.time_limit import limited
 from agentrl.tokens.tokenizer import read_template
@@ -33,7 +34,10 @@ class TemplateOptions(JsonOption):
 def _run_template_check(options: TemplateOptions, arguments: Arguments) -> int:
     name = arguments.positional[0]
     tokenizer, about = _load_tokenizer_of_template(name, options.tokenizer)
-    made = partial(Renderer, tokenizer, tool_format=_choose_format_or_none(tokenizer))
+    tool_format = None
+    with suppress(ConfigError):  # only a person can say which one the template writes
+        tool_format = choose_format(tokenizer)
+    made = partial(Renderer, tokenizer, tool_format=tool_format)
     with limited():
         reports = {
             "without tools": examine(made(), with_tools=False),
@@ -52,14 +56,6 @@ def _run_template_check(options: TemplateOptions, arguments: Arguments) -> int:
     data = {"template": name, "tokenizer": about, "safe": safe, "uses": uses}
     options.show(data, render(name, about, reports))
     return 0 if safe else 1
-
-
-def _choose_format_or_none(tokenizer: Tokenizer) -> ToolFormat | None:
-    """The format that the template writes; None where only a person can say which it is."""
-    try:
-        return choose_format(tokenizer)
-    except ConfigError:
-        return None
 
 
 def render(name: str, about: str, reports: dict[str, TemplateReport]) -> str:

@@ -114,7 +114,7 @@ class Renderer:
         """
         if not messages:
             raise ValueError("no messages to observe were given; expected at least one")
-        ending = self._choose_ending_before_messages(messages)
+        ending = self._choose_turn_ending(any(m.role == "tool" for m in messages))
         suffix = self._render_suffix(messages, self._later_turn_tools)
         if ending.is_next_role and after is not None and after != ending.stop.id:
             return self._guard.encode(ending.stop.text + suffix)
@@ -127,7 +127,7 @@ class Renderer:
         Calls that could not be parsed are left out.
         """
         message = turn.message()
-        ending = self._choose_ending_of_message(message)
+        ending = self._choose_turn_ending(bool(message.tool_calls))
         ids = self._guard.encode(self._render_assistant_turn(message, ending) + ending.stop.text)
         if not ending.stop.text:
             ids.append(ending.stop.id)
@@ -236,7 +236,7 @@ class Renderer:
 
     def spoken(self, message: Message) -> str:
         """What a model samples for the assistant's message, with its stop token, for readers."""
-        ending = self._choose_ending_of_message(message)
+        ending = self._choose_turn_ending(bool(message.tool_calls))
         return self._guard.plain(self._render_assistant_turn(message, ending)) + ending.stop.text
 
     def suffix(self, messages: Sequence[Message]) -> str:
@@ -271,7 +271,7 @@ class Renderer:
         chat = [*self._make_chat_before_messages(messages), *messages]
         text = self._render_marked_chat(chat, tools, generate=True)
         at = text.find(self._probe) + len(self._probe)
-        trailer = self._choose_ending_before_messages(messages).trailer
+        trailer = self._choose_turn_ending(any(m.role == "tool" for m in messages)).trailer
         if at < len(self._probe) or not text.startswith(trailer, at):
             raise ConfigError(not_preserving(chat, trailer, text[max(at, 0) :]))
         return text[at + len(trailer) :]
@@ -317,12 +317,8 @@ class Renderer:
         calls[-1] = replace(calls[-1], arguments={"x": self._probe})
         return [USER, Message(role="assistant", tool_calls=tuple(calls))]
 
-    def _choose_ending_before_messages(self, messages: Sequence[Message]) -> Ending:
-        answers = self.calls_in_template and any(m.role == "tool" for m in messages)
-        return self._usable_profile.after_calls if answers else self._usable_profile.after_text
-
-    def _choose_ending_of_message(self, message: Message) -> Ending:
-        calls = self.calls_in_template and message.tool_calls
+    def _choose_turn_ending(self, makes_calls: bool) -> Ending:
+        calls = self.calls_in_template and makes_calls
         return self._usable_profile.after_calls if calls else self._usable_profile.after_text
 
     def _render_assistant_turn(self, message: Message, ending: Ending) -> str:

@@ -72,18 +72,11 @@ def error_text(status: int, body: bytes) -> str:
     except orjson.JSONDecodeError:
         content = body.decode(errors="replace")
     for key in ("error", "message", "detail", "error_message"):
-        content = _get_field_or_content(content, key)
+        if isinstance(content, dict):
+            fields = cast("Json", content)
+            content = fields.get(key, fields)
     text = " ".join(str(content).split())[:300].rstrip(".")
     return f"{status}: {text}" if text else f"{status} without a message"
-
-
-def _get_field_or_content(content: object, key: str) -> object:
-    """A field of an object, or all of what has no such field."""
-    return (
-        cast("Json", content).get(key, cast("object", content))
-        if isinstance(content, dict)
-        else content
-    )
 
 
 def _parse_json_body(body: bytes) -> object:

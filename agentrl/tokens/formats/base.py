@@ -18,7 +18,7 @@ from functools import cached_property, partial
 from typing import ClassVar, NoReturn
 
 from agentrl.tokens.formats.markers import Finder, MarkedText
-from agentrl.tokens.formats.reader import Full, Lost, Reader, Refused
+from agentrl.tokens.formats.reader import Full, Lost, Reader, Refused, raise_error
 from agentrl.tokens.tokenizer import Tokenizer
 from agentrl.types import AssistantTurn, CallErrorReason, Json, StopReason, ToolCall, ToolSchema
 
@@ -163,7 +163,8 @@ class ToolFormat:
             reader.all_was_thinking(begin)
         elif marker in self.parts:
             again = (marker,) if marker in self.once else ()
-            self._attempt_calls(reader, bare, partial(_raise_part_outside_of_call, marker), again)
+            lost = Lost("malformed", f"{marker} stands outside of a call")
+            self._attempt_calls(reader, bare, partial(raise_error, lost), again)
         elif marker not in (*self.noise, *self.ends) and begin < len(reader.text):
             self._attempt_calls(reader, bare, partial(self.read_call, reader))
 
@@ -216,10 +217,6 @@ def _refuse_stray_text(text: str, marker: str) -> NoReturn:
     where = f"before {marker}" if marker else "at the end"
     got = f"the text {text.strip()[:60]!r}" if text.strip() else "none"
     raise Refused(reason, f"expected a call {where}, got {got}")
-
-
-def _raise_part_outside_of_call(marker: str) -> NoReturn:
-    raise Lost("malformed", f"{marker} stands outside of a call")
 
 
 def to_json(value: Json) -> str:

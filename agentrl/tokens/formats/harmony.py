@@ -3,10 +3,10 @@
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 from agentrl.tokens.formats.base import ToolFormat, to_json
-from agentrl.tokens.formats.reader import Lost, Reader, Refused
+from agentrl.tokens.formats.reader import Lost, Reader, Refused, raise_error
 from agentrl.tokens.formats.scan import read
 from agentrl.types import CallErrorReason, ToolCall
 
@@ -63,8 +63,8 @@ class Harmony(ToolFormat):
         addressed = self.recipient(head) is not None and (is_head or _ADDRESSED.match(head))
         if addressed or self.is_call(said, marker):
             reader.position = end
-            step = partial(_raise_lost_call, f"expected {MESSAGE} behind the head of the message")
-            self._attempt_call_in_message(reader, head, step)
+            lost = Lost("malformed", f"expected {MESSAGE} behind the head of the message")
+            self._attempt_call_in_message(reader, head, partial(raise_error, lost))
         else:
             reasoning = is_head and self.is_reasoning(head)
             (reader.thoughts if reasoning else reader.texts).append(said)
@@ -73,17 +73,15 @@ class Harmony(ToolFormat):
         """Read the call in a message; each recipient beyond the first is an error."""
         for name in _RECIPIENT.findall(head)[1:]:
             said = f"a message has one recipient, this one has to={name[:60]} too"
-            reader.attempt(partial(_raise_message_refused, said))
+            reader.attempt(partial(raise_error, Refused(CallErrorReason.MALFORMED, said)))
         reader.attempt(step, ends=self.ends, starts=self.starts)
 
     def _read_message_without_recipient(self, reader: Reader, head: str) -> None:
         """Read a message to nobody."""
         body, marker = self._take_message_body(reader)
         if self.is_call(body, marker):
-            step = partial(
-                _raise_message_refused, "a call names its tool in the head of the message: to=NAME"
-            )
-            reader.attempt(step)
+            said = "a call names its tool in the head of the message: to=NAME"
+            reader.attempt(partial(raise_error, Refused(CallErrorReason.MALFORMED, said)))
         else:
             (reader.thoughts if self.is_reasoning(head) else reader.texts).append(body)
 
@@ -134,11 +132,3 @@ class Harmony(ToolFormat):
             f"{to_json(c.arguments)}{CALL}"
             for c in calls
         )
-
-
-def _raise_lost_call(message: str) -> NoReturn:
-    raise Lost("malformed", message)
-
-
-def _raise_message_refused(message: str) -> NoReturn:
-    raise Refused(CallErrorReason.MALFORMED, message)

@@ -7,7 +7,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentrl.tokens.formats.scan import MAX_CHARS, MAX_DEPTH, BadJson, Extent, JsonText, read
+from agentrl.tokens.formats.scan import (
+    MAX_CHARS,
+    MAX_DEPTH,
+    BadJson,
+    Extent,
+    JsonText,
+    cut_off,
+    read,
+)
 from agentrl.types import Json
 
 _STRUCTURE = re.compile(r"""["'()\[\]{}]""")
@@ -40,13 +48,7 @@ def find_close(text: str, start: int) -> Extent:
         depth += (found[0] in "([{") - (found[0] in ")]}")
         if depth == 0:
             return Extent(position)
-    return _make_extent_of_cut_off_text(text, limit)
-
-
-def _make_extent_of_cut_off_text(text: str, limit: int) -> Extent:
-    if len(text) > limit:
-        return Extent(limit, "too_large", f"longer than {MAX_CHARS} characters")
-    return Extent(len(text), "unclosed", "the output ended inside the call")
+    return cut_off(text, limit, "call")
 
 
 def find_item_end(text: str, start: int, until: str, is_marker: Callable[[int], bool]) -> Extent:
@@ -69,7 +71,7 @@ def find_item_end(text: str, start: int, until: str, is_marker: Callable[[int], 
             position = _find_end_of_quoted_string(text, found.start(), limit)
             if position < 0:
                 break
-    return _make_extent_of_cut_off_text(text, limit)
+    return cut_off(text, limit, "call")
 
 
 def _find_end_of_quoted_string(text: str, start: int, limit: int) -> int:

@@ -1,7 +1,6 @@
 """Mistral, both generations: `[TOOL_CALLS][{...}, {...}]` and `[TOOL_CALLS]NAME[ARGS]{...}`."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from agentrl.tokens.formats.base import ToolFormat, to_json
 from agentrl.tokens.formats.reader import Lost, Reader
@@ -25,7 +24,7 @@ class Mistral(ToolFormat):
         """See `ToolFormat.read_call`."""
         reader.skip_space()
         if reader.at("[") and not reader.at_stop:
-            reader.attempt_list(partial(_read_mistral_call, reader))
+            reader.attempt_list(lambda: reader.add_object(reader.take_listed(), ignored=("id",)))
             return
         begin, head = reader.position, reader.take_until(ARGS, "the tool's name")
         name = head.partition(CALL_ID)[0].strip()
@@ -38,7 +37,3 @@ class Mistral(ToolFormat):
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""
         return "".join(f"{CALLS}{c.name}{ARGS}{to_json(c.arguments)}" for c in calls)
-
-
-def _read_mistral_call(reader: Reader) -> None:
-    reader.add_object(reader.take_listed(), ignored=("id",))

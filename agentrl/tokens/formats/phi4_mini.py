@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from functools import partial
 
 from agentrl.tokens.formats.base import ToolFormat, to_json
 from agentrl.tokens.formats.reader import Reader
@@ -31,7 +30,9 @@ class Phi4Mini(ToolFormat):
         while going_on:
             reader.take(FUNCTOOLS)
             reader.skip_space()
-            reader.attempt_list(partial(_read_phi4_mini_call, reader))
+            reader.attempt_list(
+                lambda: reader.add_object(reader.take_listed(), ignored=("type", "id"))
+            )
             reader.skip_space()
             going_on = reader.at(f"{FUNCTOOLS}[")
 
@@ -39,7 +40,3 @@ class Phi4Mini(ToolFormat):
         """See `ToolFormat.render_calls`."""
         bodies = (to_json({"name": c.name, "arguments": c.arguments}) for c in calls)
         return f"{CALLS}[{', '.join(bodies)}]{CALLS_END}"
-
-
-def _read_phi4_mini_call(reader: Reader) -> None:
-    reader.add_object(reader.take_listed(), ignored=("type", "id"))

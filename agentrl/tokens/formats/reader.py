@@ -275,7 +275,7 @@ class Reader:
         found, refused = take(), Refused(_MALFORMED, f"several calls stand before one {ends[0]}")
         alone = True
         while self._skip_to_next_call_in_list(begin):
-            self.attempt(partial(_raise_refusal, refused))
+            self.attempt(partial(raise_error, refused))
             found, alone = take(), False
         self.skip_space()
         if not any(map(self.take, ends)):
@@ -356,7 +356,8 @@ class Reader:
         raise Refused(CallErrorReason.UNKNOWN_TOOL, _explain_unknown_tool(name, self.tools), name)
 
 
-def _raise_refusal(error: Refused) -> NoReturn:
+def raise_error(error: Refused | Lost) -> NoReturn:
+    """A step for `Reader.attempt` that fails."""
     raise error
 
 

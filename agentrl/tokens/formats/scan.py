@@ -81,7 +81,7 @@ def find_end(text: str, start: int) -> Extent:
             return Extent(position, "too_large", _TOO_DEEP)
         if depth == 0:
             return Extent(position)
-    return _make_extent_of_cut_off_json(text, limit)
+    return cut_off(text, limit)
 
 
 def find_listed_end(text: str, start: int, is_marker: Callable[[int], bool]) -> Extent:
@@ -110,7 +110,7 @@ def find_listed_end(text: str, start: int, is_marker: Callable[[int], bool]) -> 
         if not opened.open:
             deep = opened.deepest > MAX_DEPTH
             return Extent(position, "too_large", _TOO_DEEP, True) if deep else Extent(position)
-    return _make_extent_of_cut_off_json(text, limit)
+    return cut_off(text, limit)
 
 
 def _find_end_of_string_or_word(text: str, start: int) -> Extent:
@@ -165,13 +165,14 @@ def _find_string_end(text: str, position: int, limit: int, pattern: re.Pattern[s
         if found[0] != "\\":
             return Extent(found.start(), "malformed", "a string holds a raw control character")
         position = found.end() + 1
-    return _make_extent_of_cut_off_json(text, limit)
+    return cut_off(text, limit)
 
 
-def _make_extent_of_cut_off_json(text: str, limit: int) -> Extent:
+def cut_off(text: str, limit: int, inside: str = "JSON") -> Extent:
+    """What is said of a value without an end."""
     if len(text) > limit:
         return Extent(limit, "too_large", f"longer than {MAX_CHARS} characters")
-    return Extent(len(text), "unclosed", "the output ended inside the JSON")
+    return Extent(len(text), "unclosed", f"the output ended inside the {inside}")
 
 
 def read(found: JsonText) -> Json:

@@ -8,7 +8,7 @@ ids.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch and transformers are not typed)
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -81,11 +81,8 @@ def load_whole(folder: Path, auto: Any, dtype: DType, *, device: str) -> PreTrai
 def _check_tied_and_finite(folder: Path, model: PreTrainedModel) -> None:
     """What no header says: numbers, and whether two tied tensors are one."""
     tied: dict[str, str] = model.get_expanded_tied_weights_keys(all_submodels=True)
-    apart = [
-        f"{a} and {b}"
-        for a, b in tied.items()
-        if _find_tensor(model, a) is not _find_tensor(model, b)
-    ]
+    find: Callable[[str], object] = model.get_parameter_or_buffer
+    apart = [f"{a} and {b}" for a, b in tied.items() if find(a) is not find(b)]
     if apart:
         raise ConfigError(
             f"{folder}: {apart[0]} are one tensor by tie_word_embeddings of config.json, but two "
@@ -100,10 +97,6 @@ def not_finite(named: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
         # The sum costs no memory, but may overflow by itself.
         if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
             yield name
-
-
-def _find_tensor(model: PreTrainedModel, name: str) -> object:
-    return model.get_parameter_or_buffer(name)
 
 
 def limit_ids(model: PreTrainedModel, num_ids: int) -> None:
