@@ -127,8 +127,8 @@ def replaced(file: FileText, old: str, new: str, path: str) -> tuple[str, int]:
     """The text with `old`, which it has exactly once, replaced; and where that begins."""
     if not old:
         raise ToolError("old_str is empty; to add text use insert, to make a file use create")
-    exact = _find_text_places(file.text, old)
-    places = _find_text_places(file.looks, file.folded(old))
+    exact = _find_places_of_text(file.text, old)
+    places = _find_places_of_text(file.looks, file.folded(old))
     # What is shown twice is asked for, unless a carriage return tells the one that is meant.
     named = bool(places) and "\r" in old and len(exact) == 1
     if len(places) != 1 and not named:
@@ -166,7 +166,7 @@ def inserted(file: FileText, line: int | None, new: str) -> tuple[str, int]:
     return file.text[:place] + added + file.text[place:], place
 
 
-def _find_text_places(text: str, old: str) -> list[int]:
+def _find_places_of_text(text: str, old: str) -> list[int]:
     """Where it is, overlapping places too; no more than tell that there are too many."""
     places: list[int] = []
     place = text.find(old)

@@ -216,7 +216,7 @@ class EditorTool(UsesSandbox):
                 return await self._view_file_or_folder(path, view_range)
             case "create":
                 data = _require_editor_argument(file_text, "create", "file_text").encode()
-                await self._write_with_undo(path, await self._read_or_none(path), data)
+                await self._write_file_with_undo(path, await self._read_bytes_or_none(path), data)
                 return f"Wrote {path}."
             case "str_replace":
                 old, new = (
@@ -246,17 +246,17 @@ class EditorTool(UsesSandbox):
         return _number_lines(file.lines, first, last) or "[empty]"
 
     async def _edit_and_show_lines(self, path: str, file: FileText, after: str, place: int) -> str:
-        await self._write_with_undo(path, file.encoded(file.text), file.encoded(after))
+        await self._write_file_with_undo(path, file.encoded(file.text), file.encoded(after))
         lines = [*replace(file, text=after).lines, ""]
         changed = len(replace(file, text=after[:place] + "x").lines)
         near = _number_lines(lines, max(1, changed - 3), min(len(lines), changed + 6))
         return f"Edited {path}:\n{near}"
 
-    async def _write_with_undo(self, path: str, before: bytes | None, after: bytes) -> None:
+    async def _write_file_with_undo(self, path: str, before: bytes | None, after: bytes) -> None:
         await self.sandbox.write_file(path, after, in_place=True)
         self._edits.setdefault(path, []).append((before, after))
 
-    async def _read_or_none(self, path: str) -> bytes | None:
+    async def _read_bytes_or_none(self, path: str) -> bytes | None:
         try:
             return await self.sandbox.read_file(path, max_bytes=_MAX_EDIT_BYTES)
         except FileAccessError as error:
@@ -268,7 +268,7 @@ class EditorTool(UsesSandbox):
         if not self._edits.get(path):
             raise ToolError(f"there is no edit of {path} to undo")
         before, after = self._edits[path][-1]
-        if await self._read_or_none(path) != after:
+        if await self._read_bytes_or_none(path) != after:
             raise ToolError(f"{path} was changed after its last edit here; edit it by hand")
         if before is None:
             await self.sandbox.exec(["rm", "-f", "--", path])

@@ -59,7 +59,7 @@ def load_env(arguments: Arguments) -> tuple[type[ToolEnv], Config]:
 def _run_env_check(options: EnvCheckOptions, arguments: Arguments) -> int:
     env_class, config = load_env(arguments)
     tokenizer, limit = (
-        _load_prompt_limit(options.model, arguments) if options.model else (None, None)
+        _load_tokenizer_and_limit(options.model, arguments) if options.model else (None, None)
     )
     report = check_env_class(
         env_class,
@@ -82,7 +82,7 @@ def _run_env_check(options: EnvCheckOptions, arguments: Arguments) -> int:
     return 0 if report.ok else 1
 
 
-def _load_prompt_limit(model: str, arguments: Arguments) -> tuple[Tokenizer, int]:
+def _load_tokenizer_and_limit(model: str, arguments: Arguments) -> tuple[Tokenizer, int]:
     """The model's tokenizer, and the tokens of a prompt that would fill what a run gives it."""
     from agentrl.engine.local.models.resolve import resolve_tokenizer
     from agentrl.orchestration.load import load_run_config

@@ -39,13 +39,13 @@ def _run_train(options: TrainOptions, arguments: Arguments) -> int:
         raise ConfigError("--accept-changes: got it without --resume, which it belongs to")
     loaded = load_resumed(arguments, options.resume) if options.resume else load(arguments)
     return (
-        _print_plan(loaded, options)
+        _print_run_plan(loaded, options)
         if options.dry_run
-        else _train_and_show(loaded, options, resumed)
+        else _train_and_show_result(loaded, options, resumed)
     )
 
 
-def _print_plan(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
+def _print_run_plan(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
     from agentrl.orchestration.model_files import is_at_hand, long_prompts
     from agentrl.orchestration.preflight import make_plan
 
@@ -76,7 +76,7 @@ def _print_plan(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
     return 0
 
 
-def _train_and_show(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> int:
+def _train_and_show_result(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> int:
     from agentrl.orchestration import jobs
 
     with shown(loaded.config, loaded.config.steps, options) as display:

@@ -201,13 +201,15 @@ class Draft(Generic[C]):
             self.problems.append(f"{flag.name}: got no value, expected a name")
             return
         made = Value({"name": flag.text}, flag.name)
-        wanted = self._name_of_row(table, made)
+        wanted = self._read_name_of_row(table, made)
         named = [
-            row for row in self._tables.get(table, []) if self._name_of_row(table, row) == wanted
+            row
+            for row in self._tables.get(table, [])
+            if self._read_name_of_row(table, row) == wanted
         ]
         self._tables[table] = named or [made]
 
-    def _name_of_row(self, table: str, row: Value) -> object:
+    def _read_name_of_row(self, table: str, row: Value) -> object:
         name = (as_mapping(row.value) or {}).get("name")
         info = self.schema.tables[table].model_fields.get("name")
         return name if info is None else self._anchor_value_to_folder(info, name, row.origin)
@@ -220,7 +222,7 @@ class Draft(Generic[C]):
             self.rows[table] = [self._make_draft_of_row(table, row, prefix) for row, prefix in made]
 
     def _make_draft_of_row(self, table: str, row: Value, prefix: str) -> "Draft[Config]":
-        cls, name = self.schema.tables[table], self._name_of_row(table, row)
+        cls, name = self.schema.tables[table], self._read_name_of_row(table, row)
         knows_all = table not in self.parameters
         if not knows_all and isinstance(name, str):
             try:

@@ -27,7 +27,7 @@ def load_reference(ref: str, what: str) -> object:
         )
     subject = f"{what} {short_path(place) if is_file(place) else place}:{qualname}"
     module = load_file(Path(place), subject) if is_file(place) else _import_module(place, subject)
-    return _find_qualname(module, qualname, subject, place)
+    return _find_attribute_by_path(module, qualname, subject, place)
 
 
 def _import_module(name: str, subject: str) -> ModuleType:
@@ -51,7 +51,7 @@ def _import_module(name: str, subject: str) -> ModuleType:
         raise ConfigError(import_message(subject, error, None)) from error
 
 
-def _find_qualname(module: ModuleType, qualname: str, subject: str, place: str) -> object:
+def _find_attribute_by_path(module: ModuleType, qualname: str, subject: str, place: str) -> object:
     found: object = module
     for name in qualname.split("."):
         if not hasattr(found, name):

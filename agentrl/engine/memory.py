@@ -56,18 +56,18 @@ class MemoryStages:
 
     def release(self, tags: Sequence[MemoryTag]) -> None:
         """Give up what serves, or is about to."""
-        self._check_stages(tags, (Stage.SERVING, Stage.LOADED), "released; resume it first")
+        self._check_memory_stages(tags, (Stage.SERVING, Stage.LOADED), "released; resume it first")
         self._stages |= dict.fromkeys(tags, Stage.RELEASED)
 
     def resume(self, tags: Sequence[MemoryTag]) -> None:
         """Take back what was released: weights without their values, a cache empty."""
-        self._check_stages(tags, (Stage.RELEASED,), "resumed, since it was not released")
+        self._check_memory_stages(tags, (Stage.RELEASED,), "resumed, since it was not released")
         for tag in tags:
             self._stages[tag] = Stage.RESUMED if tag == "weights" else Stage.LOADED
 
     def check_loadable(self) -> None:
         """Refuse weights that have no place."""
-        self._check_stages(
+        self._check_memory_stages(
             ["weights"], tuple(set(Stage) - {Stage.RELEASED}), "loaded; resume it first"
         )
 
@@ -80,10 +80,12 @@ class MemoryStages:
         """Sample again, with everything in its place."""
         ready = (Stage.LOADED, Stage.SERVING)
         released = "used; call resume_memory, then update_weights"
-        self._check_stages(MEMORY_TAGS, ready, released)
+        self._check_memory_stages(MEMORY_TAGS, ready, released)
         self._stages = dict.fromkeys(MEMORY_TAGS, Stage.SERVING)
 
-    def _check_stages(self, tags: Sequence[MemoryTag], allowed: Sequence[Stage], what: str) -> None:
+    def _check_memory_stages(
+        self, tags: Sequence[MemoryTag], allowed: Sequence[Stage], what: str
+    ) -> None:
         for tag in tags:
             if self._stages[tag] not in allowed:
                 raise EngineError(

@@ -115,7 +115,7 @@ class Renderer:
         if not messages:
             raise ValueError("no messages to observe were given; expected at least one")
         ending = self._choose_turn_ending(any(m.role == "tool" for m in messages))
-        suffix = self._render_suffix(messages, self._later_turn_tools)
+        suffix = self._render_observation_suffix(messages, self._later_turn_tools)
         if ending.is_next_role and after is not None and after != ending.stop.id:
             return self._guard.encode(ending.stop.text + suffix)
         # A stop token may swallow white space behind it.
@@ -243,7 +243,9 @@ class Renderer:
         """What the template writes for messages behind a stop token, for readers."""
         return self._guard.plain(self._render_chat_suffix(messages, self._later_turn_tools))
 
-    def _render_suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+    def _render_observation_suffix(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> str:
         """The marked text of an observation, from a frame around its contents if there is one."""
         contents = [message.content for message in messages]
         plain = all(

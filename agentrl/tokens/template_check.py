@@ -76,7 +76,10 @@ def examine(renderer: Renderer, *, with_tools: bool) -> TemplateReport:
     rows += _make_rows_of_unusual_spellings(renderer, with_tools)
     shown = [chat[-1].role != "assistant" for chat in chats]
     later = [row for row, goes_on in zip(rows, shown, strict=False) if goes_on]
-    facts = (*_list_template_facts(renderer, rows, later), *_try_value_kinds(renderer, with_tools))
+    facts = (
+        *_list_template_facts(renderer, rows, later),
+        *_make_rows_of_value_kinds(renderer, with_tools),
+    )
     return TemplateReport(rows=(*facts, *rows))
 
 
@@ -141,12 +144,12 @@ def _make_row_of_bos_count(renderer: Renderer) -> TemplateRow:
     return TemplateRow(name="BOS", detail=detail, action="refuse")
 
 
-def _try_value_kinds(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
+def _make_rows_of_value_kinds(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
     """How values of all kinds come out, and whether content can pose as scaffold."""
     if with_tools:
         arguments: dict[str, Json] = {"yes": True, "no": None, "text": "ü😀"}
         call = ToolCall(name="lookup", arguments=arguments, id="call_0")
-        chat = (_ASK, Message(role="assistant", tool_calls=(call,)), _make_tool_result("ü😀"))
+        chat = (_ASK, Message(role="assistant", tool_calls=(call,)), _make_tool_message("ü😀"))
         text = renderer.text(chat).partition(_ASK.content)[2]
         forms = {"JSON": ("true", "null"), "Python": ("True", "None")}
         manner = [name for name, words in forms.items() if all(word in text for word in words)]
@@ -155,7 +158,7 @@ def _try_value_kinds(renderer: Renderer, with_tools: bool) -> Iterator[TemplateR
         )
         kept = text.count("ü😀") == 2
         yield TemplateRow(name="unicode", detail="kept" if kept else "escaped")
-    answer = [_make_tool_result("")] if with_tools else [_say_as_user("")]
+    answer = [_make_tool_message("")] if with_tools else [_make_user_message("")]
     yield _make_row_of_suffix(renderer, "empty content", answer, lambda suffix: repr(suffix)[:70])
     yield _make_row_of_unchanged_answers(renderer, with_tools)
     yield _make_row_of_marker_injection(renderer)
@@ -170,7 +173,8 @@ def _make_row_of_unchanged_answers(renderer: Renderer, with_tools: bool) -> Temp
         tried.append(["Result one.", "Result two."])
     for said in tried:
         answers = [
-            _make_tool_result(t, i) if with_tools else _say_as_user(t) for i, t in enumerate(said)
+            _make_tool_message(t, i) if with_tools else _make_user_message(t)
+            for i, t in enumerate(said)
         ]
         try:
             text = renderer.suffix(answers)
@@ -199,7 +203,10 @@ def _find_only_place_of_content(content: str, text: str) -> int:
 
 def _make_row_of_marker_injection(renderer: Renderer) -> TemplateRow:
     evil = "x" + "".join(renderer.markers) + "x"
-    chats = [(_say_as_user(t), _make_assistant_message(t), _say_as_user(t)) for t in (evil, "x")]
+    chats = [
+        (_make_user_message(t), _make_assistant_message(t), _make_user_message(t))
+        for t in (evil, "x")
+    ]
     hostile, harmless = (renderer.num_controls(chat) for chat in chats)
     if hostile == harmless:
         return TemplateRow(name="injection", detail=f"{len(renderer.markers)} markers stay text")
@@ -207,7 +214,7 @@ def _make_row_of_marker_injection(renderer: Renderer) -> TemplateRow:
     return TemplateRow(name="injection", detail=detail, action="refuse")
 
 
-def _say_as_user(text: str) -> Message:
+def _make_user_message(text: str) -> Message:
     return Message(role="user", content=text)
 
 
@@ -219,18 +226,18 @@ def _make_assistant_message(text: str = "", calls: int = 0, reasoning: str = "")
     return Message(role="assistant", content=text, tool_calls=made, reasoning=reasoning)
 
 
-def _make_tool_result(text: str, number: int = 0) -> Message:
+def _make_tool_message(text: str, number: int = 0) -> Message:
     return Message(role="tool", content=text, name="lookup", tool_call_id=f"call_{number}")
 
 
 _ASK, _MORE, _LAST = (
-    _say_as_user("First ask."),
-    _say_as_user("Second ask."),
-    _say_as_user("Third ask."),
+    _make_user_message("First ask."),
+    _make_user_message("Second ask."),
+    _make_user_message("Third ask."),
 )
 _SAY, _CALL = _make_assistant_message("Some answer."), _make_assistant_message(calls=1)
 _THOUGHT, _THOUGHT_CALL = (replace(turn, reasoning="Some thought.") for turn in (_SAY, _CALL))
-_RESULT = _make_tool_result("Result one.")
+_RESULT = _make_tool_message("Result one.")
 _SYSTEM = Message(role="system", content="Some rule.")
 _TRIALS = (
     "".join(f"{i}. A line  of text\n\twith another.\n\n" for i in range(9)),
@@ -249,13 +256,13 @@ CHATS: tuple[tuple[Message, ...], ...] = (
     (_ASK, _CALL),
     (_ASK, _THOUGHT_CALL, _RESULT),
     (_ASK, _make_assistant_message("Some words.", calls=1), _RESULT),
-    (_ASK, _make_assistant_message(calls=2), _RESULT, _make_tool_result("Result two.", 1)),
+    (_ASK, _make_assistant_message(calls=2), _RESULT, _make_tool_message("Result two.", 1)),
     (_ASK, _CALL, _RESULT, _MORE),
     (_ASK, _THOUGHT_CALL, _RESULT, _THOUGHT, _MORE),
     (_ASK, _SAY, _MORE, _make_assistant_message("More words."), _LAST),
     (_ASK, _CALL, _RESULT, _SAY, _MORE),
-    (_ASK, _CALL, _RESULT, _make_assistant_message(calls=1), _make_tool_result("Result two.")),
-    (_ASK, _CALL, _RESULT, _SAY, _MORE, _CALL, _make_tool_result("Result three.")),
+    (_ASK, _CALL, _RESULT, _make_assistant_message(calls=1), _make_tool_message("Result two.")),
+    (_ASK, _CALL, _RESULT, _SAY, _MORE, _CALL, _make_tool_message("Result three.")),
 )
 
 
@@ -275,7 +282,7 @@ def _make_row_of_tried_chat(renderer: Renderer, chat: Sequence[Message]) -> Temp
                 f"{roles(so_far)}, it drops or alters {lost!r}; use a template that only appends"
             )
             return TemplateRow(name=_name_chat(chat), detail=detail, action="refuse")
-        if answers and (fault := _explain_lost_answer(renderer, so_far, begin, whole)):
+        if answers and (fault := _explain_unfit_answer(renderer, so_far, begin, whole)):
             return TemplateRow(name=_name_chat(chat), detail=fault, action="fork")
         try:
             record = (record or before) + renderer.spoken(chat[begin])
@@ -317,20 +324,20 @@ def _make_rows_of_unusual_spellings(renderer: Renderer, with_tools: bool) -> Ite
     answer, words, stop = _SAY.content, "Some words.", renderer.profile.after_text.stop.text
     blank = f" \n{answer}\n "
     chat = (_ASK, _make_assistant_message(blank), _MORE)
-    yield from _try_spelling(renderer, "blanks around an answer", chat, {answer: blank})
+    yield from _make_row_of_spelling(renderer, "blanks around an answer", chat, {answer: blank})
     if with_tools:
         stop = renderer.profile.after_calls.stop.text if renderer.calls_in_template else stop
         chat = (_ASK, _make_assistant_message(words, calls=1), _RESULT)
-        yield from _try_spelling(
+        yield from _make_row_of_spelling(
             renderer, "words behind a call", chat, {words: "", stop: words + stop}
         )
         chat = (_ASK, _CALL, _RESULT)
-        yield from _try_spelling(
+        yield from _make_row_of_spelling(
             renderer, "arguments without blanks", chat, {'"key0": ': '"key0":'}
         )
 
 
-def _try_spelling(
+def _make_row_of_spelling(
     renderer: Renderer, name: str, chat: Sequence[Message], edits: Mapping[str, str]
 ) -> Iterator[TemplateRow]:
     """The row of a chat whose turn the model writes with `edits` of the template's writing."""
@@ -350,7 +357,7 @@ def _try_spelling(
     yield TemplateRow(name=name, detail=rewritten or "kept", action="keep" if rewritten else "")
 
 
-def _explain_lost_answer(
+def _explain_unfit_answer(
     renderer: Renderer, chat: Sequence[Message], begin: int, whole: str
 ) -> str:
     """Why the answer to the turn at `begin` cannot be appended; empty if it can."""

@@ -55,7 +55,7 @@ def marked(message: Message, mark: Mark) -> Message:
         tool_calls=tuple(
             ToolCall(
                 name=mark(call.name),
-                arguments=_mark_mapping(call.arguments, mark),
+                arguments=_mark_keys_and_values(call.arguments, mark),
                 id=mark(call.id),
             )
             for call in message.tool_calls
@@ -74,7 +74,9 @@ def marked_tool(tool: ToolSchema, mark: Mark) -> ToolSchema:
     return ToolSchema(
         name=mark(tool.name),
         description=mark(tool.description),
-        parameters=_mark_mapping(tool.parameters, lambda s: s if s in _SCHEMA_WORDS else mark(s)),
+        parameters=_mark_keys_and_values(
+            tool.parameters, lambda s: s if s in _SCHEMA_WORDS else mark(s)
+        ),
     )
 
 
@@ -166,5 +168,5 @@ def _write_calls_into_content(message: Message, form: ToolFormat) -> Message:
     return replace(message, content=content, tool_calls=())
 
 
-def _mark_mapping(value: Mapping[str, Json], mark: Mark) -> dict[str, Json]:
+def _mark_keys_and_values(value: Mapping[str, Json], mark: Mark) -> dict[str, Json]:
     return {mark(key): mark_json(item, mark) for key, item in value.items()}

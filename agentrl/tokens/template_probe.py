@@ -244,7 +244,7 @@ class _Probe:
                 "assistant, user, it drops what was said; use a template that only appends"
             )
         going_on = self._cut_behind_word(whole, "said")
-        ending = self._derive_ending(alone, going_on, frozenset(), calls=False)
+        ending = self._derive_turn_ending(alone, going_on, frozenset(), calls=False)
         before = self._render_or_empty([self._asked]).partition(self._words["result"])[0]
         return replace(
             ending, is_next_role=ending.stop.text in self._split_at_controls(before)[-2:-1]
@@ -260,7 +260,9 @@ class _Probe:
         between, found, _ = two.rpartition(self._words["key2"])
         between = self._cut_behind_word(between, "value") if found else ""
         inner = frozenset(self._tokenizer.control_pattern.findall(between))
-        ending = self._derive_ending(alone, self._cut_behind_word(full, "value"), inner, calls=True)
+        ending = self._derive_turn_ending(
+            alone, self._cut_behind_word(full, "value"), inner, calls=True
+        )
         # A marker that a result brings without a call, or each result anew, is the result's.
         alone = self._cut_behind_word(
             self._render_or_empty([USER, self._said, self._results[0]]), "said"
@@ -277,7 +279,7 @@ class _Probe:
     def _cut_behind_word(self, text: str, word: str) -> str:
         return text.rpartition(self._words[word])[2]
 
-    def _derive_ending(
+    def _derive_turn_ending(
         self, alone: str, going_on: str, inner: frozenset[str], *, calls: bool
     ) -> Ending:
         """From what stands behind the content at the end, and in the midst of a conversation.

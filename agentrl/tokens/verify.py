@@ -196,19 +196,23 @@ def _check_order_of_sources_and_turns(rows: _Rows) -> None:
     after_prompt_A = np.zeros_like(begins_A)
     after_prompt_A[1:] = begins_A[:-1] & ~begins_A[1:] & ~sampled_A[1:]
     disorder_A = (begins_A != (source_A == Source.PROMPT)) | again_A | after_prompt_A
-    _refuse_tokens(rows, np.repeat(disorder_A, rows.appends_A), "is out of order")
+    _refuse_wrong_tokens(rows, np.repeat(disorder_A, rows.appends_A), "is out of order")
 
     first_R = fields.turns[rows.offsets_R1[:-1]].astype(np.int64)  # earlier segments had turns too
     turn_A = _number_turns(sampled_A, begins_A) + first_R[np.cumsum(begins_A) - 1]
     wrong_turn = (fields.turns < 0) | (fields.turns != np.repeat(turn_A, rows.appends_A))
-    _refuse_tokens(rows, wrong_turn, "has the wrong turn")
+    _refuse_wrong_tokens(rows, wrong_turn, "has the wrong turn")
     wrong_source = fields.sources != np.repeat(source_A, rows.appends_A)
-    _refuse_tokens(rows, wrong_source, "is not of its append's source")
+    _refuse_wrong_tokens(rows, wrong_source, "is not of its append's source")
 
     sampled = fields.sources == Source.MODEL
-    _refuse_tokens(rows, fields.mask & ~sampled, "is trained but the policy did not sample it")
-    _refuse_tokens(rows, (fields.logprobs != 0) & ~fields.mask, "has a logprob but is not trained")
-    _refuse_tokens(
+    _refuse_wrong_tokens(
+        rows, fields.mask & ~sampled, "is trained but the policy did not sample it"
+    )
+    _refuse_wrong_tokens(
+        rows, (fields.logprobs != 0) & ~fields.mask, "has a logprob but is not trained"
+    )
+    _refuse_wrong_tokens(
         rows, (fields.versions >= 0) != sampled, "has a version that does not fit its source"
     )
     stop_A = np.where(sampled_A, first_A + rows.appends_A, 0)
@@ -216,7 +220,7 @@ def _check_order_of_sources_and_turns(rows: _Rows) -> None:
     after_N = np.arange(len(sampled)) >= np.repeat(stop_R, np.diff(rows.offsets_R1))
     for name, values in fields.channels.items():
         filled = np.reshape(values != np.zeros((), values.dtype), (len(values), -1)).any(axis=1)
-        _refuse_tokens(
+        _refuse_wrong_tokens(
             rows, filled & after_N, f"has side channel {name!r} but nothing was sampled after"
         )
 
@@ -231,7 +235,7 @@ def _number_turns(sampled_A: NDArray[np.bool_], begins_A: NDArray[np.bool_]) -> 
     return turn_A
 
 
-def _refuse_tokens(rows: _Rows, wrong_N: NDArray[np.bool_], what: str) -> None:
+def _refuse_wrong_tokens(rows: _Rows, wrong_N: NDArray[np.bool_], what: str) -> None:
     if wrong_N.any():
         raise RecordMismatch(
             f"{rows.where(int(np.flatnonzero(wrong_N)[0]))} {what}; "

@@ -46,7 +46,9 @@ async def score_with(
         # A composite runs nothing itself, so its parts' limits are its own.
         work = verifier.score_parts(partial(score_with, view=view, pool=pool, timeout_s=timeout_s))
         return await _await_score_or_invalid(verifier, work)
-    return await _await_score_or_invalid(verifier, _run_verifier(verifier, view, pool, timeout_s))
+    return await _await_score_or_invalid(
+        verifier, _run_verifier_on_view(verifier, view, pool, timeout_s)
+    )
 
 
 async def _await_score_or_invalid(verifier: Verifier, work: Awaitable[object]) -> Outcome:
@@ -117,7 +119,7 @@ def as_number(value: object) -> float | None:
         return math.inf
 
 
-async def _run_verifier(
+async def _run_verifier_on_view(
     verifier: Verifier, view: EpisodeView, pool: WorkerPool, timeout_s: float
 ) -> object:
     method = method_of(verifier)

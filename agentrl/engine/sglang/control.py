@@ -104,7 +104,7 @@ class Control:
 
         Raises EngineError for a version that is not supported.
         """
-        said = _object_or_empty(await self._call_server("GET", "/server_info", admin=False))
+        said = _object_or_empty(await self._request_json("GET", "/server_info", admin=False))
         version = str(said.get("version"))
         if not OLDEST <= _parse_version_numbers(version) < BEYOND:
             oldest, beyond = (".".join(map(str, numbers)) for numbers in (OLDEST, BEYOND))
@@ -132,45 +132,45 @@ class Control:
 
     async def abort(self, rid: str) -> None:
         """End a running request; it answers with what it has."""
-        await self._call_server("POST", "/abort_request", {"rid": rid, "abort_all": False})
+        await self._request_json("POST", "/abort_request", {"rid": rid, "abort_all": False})
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling."""
-        await self._call_server("POST", "/pause_generation", {"mode": mode})
+        await self._request_json("POST", "/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
         """Go on."""
-        await self._call_server("POST", "/continue_generation", {})
+        await self._request_json("POST", "/continue_generation", {})
 
     async def release(self, tags: Sequence[str]) -> None:
         """Give up memory; the server must be paused, and nothing may run."""
-        await self._call_server("POST", "/release_memory_occupation", {"tags": list(tags)})
+        await self._request_json("POST", "/release_memory_occupation", {"tags": list(tags)})
 
     async def take_back(self, tags: Sequence[str]) -> None:
         """Take it again; a server ends at a tag that was not released."""
-        await self._call_server("POST", "/resume_memory_occupation", {"tags": list(tags)})
+        await self._request_json("POST", "/resume_memory_occupation", {"tags": list(tags)})
 
     async def flush(self, timeout_s: float = 30.0) -> None:
         """Forget all keys and values, once nothing runs."""
-        await self._call_server("POST", f"/flush_cache?timeout={timeout_s:g}", {})
+        await self._request_json("POST", f"/flush_cache?timeout={timeout_s:g}", {})
 
     async def begin_update(self) -> None:
         """Open a weight update."""
-        await self._call_server("POST", "/begin_weight_update", {"selector": "all"})
+        await self._request_json("POST", "/begin_weight_update", {"selector": "all"})
 
     async def end_update(self) -> None:
         """Close a weight update."""
-        await self._call_server("POST", "/end_weight_update", {})
+        await self._request_json("POST", "/end_weight_update", {})
 
     async def set_version(self, version: int) -> None:
         """Name the weights that are loaded."""
         body = {"new_version": str(version), "abort_all_requests": False}
-        await self._call_server("POST", "/update_weight_version", body)
+        await self._request_json("POST", "/update_weight_version", body)
 
     async def tokenize(self, text: str) -> Sequence[object]:
         """The server's ids of a text."""
         body = {"model": "", "prompt": text, "add_special_tokens": False}
-        said = _object_or_empty(await self._call_server("POST", "/tokenize", body, admin=False))
+        said = _object_or_empty(await self._request_json("POST", "/tokenize", body, admin=False))
         return cast("Sequence[object]", said.get("tokens") or ())
 
     async def truncated(self, ids: Sequence[int]) -> Mapping[str, object]:
@@ -178,7 +178,7 @@ class Control:
         sampling = {"max_new_tokens": 1, "temperature": 1.0, "top_k": 1}
         wanted = {"return_logprob": True, "return_sampling_mask": True}
         body = {"input_ids": ids, "sampling_params": sampling, **wanted}
-        said = _object_or_empty(await self._call_server("POST", "/generate", body, admin=False))
+        said = _object_or_empty(await self._request_json("POST", "/generate", body, admin=False))
         return _object_or_empty(said.get("meta_info"))
 
     async def first_rows(self, name: str, rows: int) -> Sequence[object] | None:
@@ -186,7 +186,7 @@ class Control:
         body = {"name": name, "truncate_size": rows}
         try:
             return cast(
-                "Sequence[object]", await self._call_server("POST", "/get_weights_by_name", body)
+                "Sequence[object]", await self._request_json("POST", "/get_weights_by_name", body)
             )
         except EngineError as error:
             if "Get parameter by name failed" not in str(error):
@@ -199,7 +199,7 @@ class Control:
         Leaves out tensors with one of `skipped` in their names.
         """
         body = {"action": "checksum", "skip_tensor_list": list(skipped)}
-        said = _object_or_empty(await self._call_server("POST", "/weights_checker", body))
+        said = _object_or_empty(await self._request_json("POST", "/weights_checker", body))
         found: dict[int, Mapping[str, str]] = {}
         for one in cast("Sequence[Mapping[str, Any]]", said.get("ranks") or ()):
             found[one["parallelism_info"][0]["tp_rank"]] = one["checksums"]
@@ -207,7 +207,7 @@ class Control:
 
     async def send(self, path: str, body: Mapping[str, object], *, timeout_s: float) -> None:
         """A call that says by `success` whether it worked."""
-        said = _object_or_empty(await self._call_server("POST", path, body, timeout_s=timeout_s))
+        said = _object_or_empty(await self._request_json("POST", path, body, timeout_s=timeout_s))
         if said.get("success") is False:
             raise EngineError(f"the SGLang server at {self.url} refused: {said.get('message')}")
 
@@ -215,7 +215,7 @@ class Control:
         """Close the connections."""
         await self._http.aclose()
 
-    async def _call_server(
+    async def _request_json(
         self,
         method: str,
         path: str,

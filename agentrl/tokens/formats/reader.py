@@ -159,7 +159,9 @@ class Reader:
     def take_listed(self) -> JsonText:
         """The same for an element of a list. Raises Refused for one whose end is known."""
         begin = self.position
-        found = self._take_json_of_extent(find_listed_end(self.text, begin, self._is_stop_at))
+        found = self._take_json_of_extent(
+            find_listed_end(self.text, begin, self._is_stop_marker_at)
+        )
         if not found.text.startswith("{"):
             self.refuse_element(begin, "a JSON object")
         return found
@@ -176,7 +178,7 @@ class Reader:
         """Move behind what is no call, up to one of `until`. Raises Refused, or Lost."""
         begin, extent = (
             self.position,
-            find_item_end(self.text, self.position, until, self._is_stop_at),
+            find_item_end(self.text, self.position, until, self._is_stop_marker_at),
         )
         self._take_json_of_extent(extent)
         self.position = max(self.position, begin + 1)
@@ -190,9 +192,9 @@ class Reader:
     @property
     def at_stop(self) -> bool:
         """True at the end of the text, and at a marker that stands between calls."""
-        return self.at_end or self._is_stop_at(self.position)
+        return self.at_end or self._is_stop_marker_at(self.position)
 
-    def _is_stop_at(self, place: int) -> bool:
+    def _is_stop_marker_at(self, place: int) -> bool:
         return any(
             self.text.startswith(marker, place) and self.marked.find(marker, place) == place
             for marker in self.stops

@@ -58,11 +58,13 @@ def from_text(texts: Mapping[str, str], schema: Schema) -> dict[str, Json]:
     """
     known = schema.get("properties")
     properties: Schema = known if isinstance(known, Mapping) else {}
-    return {key: _parse_by_schema(text, properties.get(key), key) for key, text in texts.items()}
+    return {
+        key: _parse_text_by_schema(text, properties.get(key), key) for key, text in texts.items()
+    }
 
 
-def _parse_by_schema(text: str, schema: Json, path: str) -> Json:
-    types = _collect_types(schema)
+def _parse_text_by_schema(text: str, schema: Json, path: str) -> Json:
+    types = _collect_schema_types(schema)
     word = text.strip()
     if word in _PYTHON and type_name(_PYTHON[word]) in types:
         return _PYTHON[word]
@@ -83,7 +85,7 @@ def _parse_by_schema(text: str, schema: Json, path: str) -> Json:
     return text if "string" in types and not fits else value
 
 
-def _collect_types(schema: Json) -> set[str]:
+def _collect_schema_types(schema: Json) -> set[str]:
     """The types that a value may have; empty if the schema does not say."""
     if not isinstance(schema, Mapping):
         return set()
@@ -93,7 +95,7 @@ def _collect_types(schema: Json) -> set[str]:
         if keyword in schema:
             return {type_name(value) for value in _wrap_in_list(schema[keyword])}
     options = [
-        _collect_types(o)
+        _collect_schema_types(o)
         for keyword in ("anyOf", "oneOf")
         for o in _wrap_in_list(schema.get(keyword, []))
     ]
@@ -171,7 +173,7 @@ def _fit_object_to_properties(value: Mapping[str, Json], schema: Schema, path: s
     for key in _wrap_in_list(schema.get("required", [])):
         if key not in value:
             raise SchemaMismatch(
-                f"{_quote_path(_join_path(path, str(key)))} is missing, it is required"
+                f"{_quote_path(_join_argument_path(path, str(key)))} is missing, it is required"
             )
     fitted: dict[str, Json] = {}
     for key, item in value.items():
@@ -181,10 +183,10 @@ def _fit_object_to_properties(value: Mapping[str, Json], schema: Schema, path: s
             hint = f"did you mean {near[0]!r}?" if near else f"known are {list(properties)}"
             mark = "," if near else ";"
             raise SchemaMismatch(
-                f"{_quote_path(_join_path(path, key))} is not expected{mark} {hint}"
+                f"{_quote_path(_join_argument_path(path, key))} is not expected{mark} {hint}"
             )
         fitted[key] = (
-            fit(item, inner, _join_path(path, key)) if isinstance(inner, Mapping) else item
+            fit(item, inner, _join_argument_path(path, key)) if isinstance(inner, Mapping) else item
         )
     return fitted
 
@@ -193,7 +195,7 @@ def _wrap_in_list(value: Json) -> Sequence[Json]:
     return [value] if isinstance(value, str) or not isinstance(value, Sequence) else value
 
 
-def _join_path(path: str, key: str) -> str:
+def _join_argument_path(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 

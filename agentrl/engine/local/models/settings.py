@@ -48,13 +48,13 @@ def check_numbers(path: Path, raw: object) -> None:
         lacks = value is None and not (_IN_ROPE.search(key) and re.search(_BASES, name))
         if re.search(f"{_BASES}|{_FACTORS}", name) and not lacks and not _is_above_zero(value):
             raise ConfigError(
-                _explain_wrong(path, key, value, "it is expected to be a number above 0")
+                _explain_wrong_setting(path, key, value, "it is expected to be a number above 0")
             )
         # Not every model has a window.
         counts = used and value is not None and re.search(f"{_POSITIONS}|{_WINDOWS}", name)
         if counts and not (_is_number(value) and value > 0 and value == int(value)):
             raise ConfigError(
-                _explain_wrong(path, key, value, "it is expected to be a count above 0")
+                _explain_wrong_setting(path, key, value, "it is expected to be a count above 0")
             )
 
 
@@ -82,7 +82,7 @@ def _check_settings_in_bounds(
         for pattern, least, most, why in bounds:
             named = re.search(pattern, key.rpartition(".")[2])
             if named and _is_number(value) and not least <= value <= most:
-                raise ConfigError(_explain_wrong(path, key, value, why))
+                raise ConfigError(_explain_wrong_setting(path, key, value, why))
 
 
 def settings_of(raw: object, inside: str = "") -> Iterator[tuple[str, object]]:
@@ -104,6 +104,6 @@ def _is_above_zero(value: object) -> bool:
     return _is_number(value) and 0 < value < math.inf
 
 
-def _explain_wrong(path: Path, key: str, value: object, why: str) -> str:
+def _explain_wrong_setting(path: Path, key: str, value: object, why: str) -> str:
     said = f"{value:g}" if _is_number(value) else json.dumps(value)[:60]
     return f"{path}: {key} is {said}, but {why}; download all files again, or correct the config"

@@ -50,7 +50,7 @@ class BroadcastTransport(CheckedWeights):
         """Take the groups apart on both sides."""
         groups, self._groups = self._groups, {}
 
-        await each(list(groups.values()), _leave_group)
+        await each(list(groups.values()), _leave_process_group)
 
     async def _broadcast_to_server(
         self, target: Target, made: Sequence[DigestedBucket], flush: bool
@@ -81,7 +81,7 @@ class BroadcastTransport(CheckedWeights):
         """The group with one server, made at its first use and when it came back from the dead."""
         known = self._groups.pop(control.url, None)
         if known is not None and known.info is not info:
-            await each([known], _leave_group)
+            await each([known], _leave_process_group)
             known = None
         if known is not None:
             self._groups[control.url] = known
@@ -132,7 +132,7 @@ class BroadcastTransport(CheckedWeights):
         group.broadcast([data], options).wait()
 
 
-async def _leave_group(group: _Group) -> None:
+async def _leave_process_group(group: _Group) -> None:
     body = {"group_name": group.name}
     await group.control.send("/destroy_weights_update_group", body, timeout_s=10)
 
