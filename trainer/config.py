@@ -123,6 +123,11 @@ class TrainerConfig(Config):
         description="what each token counts in the loss: a name of agentrl algorithm list, "
         "pkg.mod:Name or path/file.py:Name",
     )
+    correct: Reference = Field(
+        default="none",
+        description="what is done where the engine sampled otherwise than the trainer would: none, "
+        "a name of agentrl algorithm list, pkg.mod:Name or path/file.py:Name",
+    )
     scale_by_std: bool = Field(
         default=True,
         description="divide advantages by their standard deviation: of the group (Dr. GRPO: "

@@ -90,6 +90,8 @@ class StepStats(SupervisedStats):
     gap_max: float
     loss_statistics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Those of the policy loss by name, means over the trained tokens."""
+    batch_statistics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What was done to the batch before the update, by the names of `metrics.jsonl`."""
     value_loss: float | None = None
     """The critic's, weighed as the policy's is; None without a critic."""
     value_explained: float | None = None

@@ -190,13 +190,12 @@ class LocalTrainer:
         _check_weighed(batch)
         objective = PolicyObjective(batch, self.loss, self.config)
         result = self._accumulate(batch, objective)
-        ratios = ratio_stats(
-            result.logprobs_N[result.used_N], batch.logprobs_N[result.used_N].astype(np.float64)
-        )
+        policy_N, sampled_N = _before_rejection(batch, result)
+        ratios = ratio_stats(policy_N[sampled_N], batch.logprobs_N[sampled_N].astype(np.float64))
         num_used = int(result.used_N.sum())
         if not self.gate.is_open and not self.ranks.rank:
             warn_of_unrecorded(self.model, batch)
-        alarm = self.gate.judge(batch, result.logprobs_N, result.used_N)
+        alarm = self.gate.judge(batch, policy_N, sampled_N)
         if alarm is not None:
             self.optimizer.zero_grad(set_to_none=True)
             result = replace(result, nothing=alarm.reason)
@@ -363,7 +362,7 @@ class LocalTrainer:
             loss=float(found[0]),
             logprobs_N=found[len(found) - batch.num_tokens :],
             used_N=batch.mask_N & np.repeat(used_R, np.diff(batch.offsets_R1)),
-            nothing=_why_nothing(rows, active),
+            nothing=_why_nothing(batch, rows, active),
         )
 
     def _check_lengths(self, batch: Batch, rows: NDArray[np.int64]) -> None:
@@ -452,7 +451,17 @@ def _check_weighed(batch: Batch) -> None:
         raise RunError("the batch has no weights; call a normalisation before the update")
 
 
-def _why_nothing(rows: NDArray[np.int64], active: NDArray[np.bool_]) -> str | None:
+def _before_rejection(batch: Batch, result: _Pass) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """[N] The policy's logprobs, and where: what a correction rejected tells of the gap as well."""
+    rejected_N, proximal_N = batch.rejected_N, batch.proximal_N
+    if rejected_N is None or proximal_N is None:
+        return result.logprobs_N, result.used_N
+    return np.where(rejected_N, proximal_N, result.logprobs_N), result.used_N | rejected_N
+
+
+def _why_nothing(batch: Batch, rows: NDArray[np.int64], active: NDArray[np.bool_]) -> str | None:
+    if not len(rows) and batch.rejected_N is not None and batch.rejected_N.any():
+        return "trainer.correct rejected every token of the batch"
     if not len(rows):
         return "no token of the batch is trained"
     if not active.any():

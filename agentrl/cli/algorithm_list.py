@@ -20,7 +20,7 @@ def _run_algorithm_list(options: JsonOption, arguments: Arguments) -> int:
 
 
 COMMAND = Verb(
-    summary="List the built-in algorithms, estimators, losses and normalisations.",
+    summary="List the built-in algorithms and the functions that they are made of.",
     examples=["agentrl algorithm list", "agentrl algorithm list --json"],
     options=JsonOption,
     run=_run_algorithm_list,

@@ -42,6 +42,7 @@ from agentrl.rollout import (
 from agentrl.rollout.prompts import OddPrompt
 from agentrl.rollout.selection import Refill, Selection
 from agentrl.tools.threads import EpisodeThread
+from agentrl.trainer.algorithms.correction_metrics import correction_metrics
 from agentrl.trainer.algorithms.recipe import BatchRecipe
 from agentrl.trainer.stats import GapAlarm, StepStats, SupervisedStats
 from agentrl.types import Batch, Episode
@@ -194,7 +195,8 @@ class Controller:
     def _prepare_and_update(self, collected: Collected) -> StepStats:
         trainer = self._parts.trainer
         batch = self._make_batch(collected.episodes, collected.greedy)
-        return trainer.update(self._recipe.prepare(batch, trainer))
+        batch = self._recipe.prepare(batch, trainer)
+        return replace(trainer.update(batch), batch_statistics=correction_metrics(batch))
 
     def _make_batch(self, episodes: Sequence[Episode], greedy: Sequence[Episode]) -> Batch:
         """With the rewards that are trained on."""
@@ -246,6 +248,7 @@ class Controller:
         metrics = episode_metrics(collected) | self._selection.count(collected)
         metrics |= stat_numbers(stats)
         metrics |= {f"loss/{name}": value for name, value in stats.loss_statistics.items()}
+        metrics |= stats.batch_statistics
         metrics |= {"verified": stats.verified_share, **times}
         sampled = metrics.get("sampled_tokens", 0.0)
         metrics["tokens_per_s"] = sampled / times["rollout_s"] if times["rollout_s"] else 0.0

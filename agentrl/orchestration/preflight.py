@@ -19,6 +19,7 @@ from agentrl.rollout.selection import share_of
 from agentrl.run_dir import check_disk, check_new_run
 from agentrl.sandboxes import SandboxOptions, check_backend
 from agentrl.tokens.formats import resolve_format
+from agentrl.trainer.algorithms.corrections import make_correction
 from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.trainer.algorithms.needs import NEEDS
 from agentrl.trainer.algorithms.normalisations import make_normalisation
@@ -80,8 +81,10 @@ def make_plan(
     if train:
         estimator = make_estimator(config.trainer, objects.get(config.trainer.estimator))
         normalisation = make_normalisation(config.trainer, objects.get(config.trainer.normalise))
-        for function in (estimator, normalisation):
-            _check_needs_are_configured(config, function.label, function.needs)
+        correction = make_correction(config.trainer, objects.get(config.trainer.correct))
+        for function in (estimator, normalisation, correction):
+            if function is not None:
+                _check_needs_are_configured(config, function.label, function.needs)
         _check_selection(config.rollout, estimator.label, estimator.needs)
         _check_loss_needs(config, objects.get(config.trainer.loss))
     names = [name for env in envs for name in _check_tasks_and_list_tools(env, config, train)]

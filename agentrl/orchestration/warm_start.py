@@ -154,6 +154,7 @@ def supervised_plan(plan: Plan) -> Plan:
             "estimator": None,
             "loss": "clip",
             "normalise": "token_mean",
+            "correct": "none",
         }
     )
     # The experts sample, so no server is started for it.

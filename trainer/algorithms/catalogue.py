@@ -9,6 +9,7 @@ from typing import Final, cast
 
 from agentrl.config.nearest import nearest
 from agentrl.errors import ConfigError
+from agentrl.trainer.algorithms.corrections import BUILT_IN as CORRECTIONS
 from agentrl.trainer.algorithms.estimators import BUILT_IN as ESTIMATORS
 from agentrl.trainer.algorithms.losses import BUILT_IN as LOSSES
 from agentrl.trainer.algorithms.needs import COSTS, FLAGS, needs_of
@@ -20,8 +21,16 @@ KINDS: Final[Mapping[str, tuple[str, Mapping[str, Callable[..., object]]]]] = {
     "estimator": ("--estimator", ESTIMATORS),
     "loss": ("--loss", LOSSES),
     "normalisation": ("--trainer.normalise", NORMALISATIONS),
+    "correction": ("--trainer.correct", CORRECTIONS),
 }
 """The flag that names one of a kind, and those that there are."""
+_PARTS: Final[Mapping[str, Mapping[str, Callable[..., object]]]] = {
+    "estimator": ESTIMATORS,
+    "loss": LOSSES,
+    "normalise": NORMALISATIONS,
+    "correct": CORRECTIONS,
+}
+"""What the keys of an algorithm name."""
 _ENVS = {"state keys": "number_guess", "score parts": "code_sandbox"}
 """The built-in environments that give what not all of them do."""
 _PAPER = re.compile(r"arXiv:\d{4}\.\d{5}|Williams 1992")
@@ -65,15 +74,15 @@ def find_entries(name: str) -> list[AlgorithmEntry]:
 
 
 def _describe_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEntry:
-    estimator, loss = ESTIMATORS[str(keys["estimator"])], LOSSES[str(keys["loss"])]
-    needs = tuple(dict.fromkeys(needs_of(estimator) + needs_of(loss)))
-    names = {value: key for key, value in keys.items()}
+    parts = {key: known[str(keys[key])] for key, known in _PARTS.items() if key in keys}
+    needs = tuple(dict.fromkeys(need for part in parts.values() for need in needs_of(part)))
+    named_by_loss = "loss" if keys["loss"] == name else "estimator"
+    own = parts["correct" if "correct" in parts else named_by_loss]
     rounds = cast("float", ROLLOUT.get(name, {}).get("refill", 1.0))
-    own = loss if name in names and names[name] == "loss" else estimator
     return AlgorithmEntry(
         name=name,
         kind="algorithm",
-        about=", ".join(f"{key} {keys[key]}" for key in ("estimator", "loss", "normalise")),
+        about=", ".join(f"{key} {keys[key]}" for key in parts),
         formula="",
         paper=PAPERS.get(name) or _find_paper(own),
         needs=needs,

@@ -52,10 +52,10 @@ def _quantiles(batch: Batch) -> dict[str, float]:
         return {}
     ratios_K = token_ratios(batch)[batch.mask_N]
     versions_K = batch.versions_N[batch.mask_N]
-    return {
-        f"correct/late{versions_K.max() - version}_ratio_{name}": float(
-            np.quantile(ratios_K[versions_K == version], share)
-        )
-        for version in np.unique(versions_K)
-        for name, share in _QUANTILES.items()
-    }
+    newest = int(versions_K.max())
+    found: dict[str, float] = {}
+    for version in np.unique(versions_K).tolist():
+        values = np.quantile(ratios_K[versions_K == version], list(_QUANTILES.values()))
+        for name, value in zip(_QUANTILES, values.tolist(), strict=True):
+            found[f"correct/late{newest - version}_ratio_{name}"] = value
+    return found

@@ -1,4 +1,4 @@
-"""The corrections by name, and how what one gives is checked.
+"""The correction that a configuration names: found, tried on a made-up batch, checked each time.
 
 Suffixes: N tokens of all rows, E episodes.
 """
@@ -10,9 +10,12 @@ from typing import Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.errors import RunError
+from agentrl.config.seams import Seam
+from agentrl.errors import AgentrlError, ConfigError, RunError
 from agentrl.tools import user_code
+from agentrl.trainer.algorithms.made_up import made_up_batch
 from agentrl.trainer.algorithms.needs import needs_of
+from agentrl.trainer.algorithms.options import resolve_function
 from agentrl.trainer.algorithms.rollout_correction import (
     decoupled,
     icepop,
@@ -24,10 +27,17 @@ from agentrl.trainer.algorithms.rollout_correction import (
     tis,
 )
 from agentrl.trainer.algorithms.token_arrays import weights_fault
+from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 
 Correction = Callable[[Batch], Batch]
 """Gives the batch with less of its mask, with factors on the loss weights, or with both."""
+
+
+def none(batch: Batch) -> Batch:
+    """Nothing is corrected."""
+    return batch
+
 
 BUILT_IN: Final[Mapping[str, Correction]] = {
     "decoupled": decoupled,
@@ -69,12 +79,31 @@ class CheckedCorrection:
                 f"{self.label} gave factors for the way to the proximal policy, whose logprobs the "
                 'batch does not have; declare it by @needs("proximal")'
             )
-        return replace(
-            batch,
-            mask_N=found.mask_N,
-            factors_N=found.factors_N,
-            rejected_N=batch.mask_N & ~found.mask_N,
-        )
+        rejected_N = batch.mask_N & ~found.mask_N
+        if batch.rejected_N is not None:
+            rejected_N |= batch.rejected_N
+        return replace(batch, mask_N=found.mask_N, factors_N=found.factors_N, rejected_N=rejected_N)
+
+
+def make_correction(config: TrainerConfig, given: object = None) -> CheckedCorrection | None:
+    """The configured correction, tried on a made-up batch; `given` is it where it is an object.
+
+    None if nothing is corrected.
+
+    Raises:
+        ConfigError: there is none of that name, or what it gives is not what it has to be.
+    """
+    seam = Seam("correction", {"none": none, **BUILT_IN}, "agentrl.corrections")
+    label, function = resolve_function(seam, config.correct, given, "batch")
+    if function is none:
+        return None
+    checked = CheckedCorrection(label, cast("Correction", function))
+    try:
+        checked(made_up_batch(checked.needs))
+    except AgentrlError as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(f"{said}; it was tried on a made-up batch") from error
+    return checked
 
 
 def leave_out_rejected(batch: Batch) -> Batch:

@@ -1,4 +1,4 @@
-"""What an algorithm's name stands for: an estimator, a loss, and the keys that its paper sets.
+"""What an algorithm's name stands for: its functions, and the keys that its paper sets.
 
 The normalisation is that of the paper where it says one; `grpo` is the exception, which takes the
 token mean where its paper has the mean of sequence means.
@@ -34,6 +34,9 @@ Algorithm = Literal[
     "kl_cov",
     "turn_ppo",
     "vapo",
+    "decoupled_ppo",
+    "tis",
+    "icepop",
 ]
 
 _CRITIC: Final[Mapping[str, Mapping[str, object]]] = {
@@ -41,6 +44,7 @@ _CRITIC: Final[Mapping[str, Mapping[str, object]]] = {
     "turn_ppo": {"estimator": "turn_gae"},
     "vapo": {"estimator": "vapo", "clip.high": 0.28, "critic.target_decay": 1.0},
     "pf_ppo": {"estimator": "gae"},
+    "decoupled_ppo": {"estimator": "gae", "correct": "decoupled"},
 }
 _LOSSES: Final = ("gspo", "gmpo", "cispo", "sapo", "dppo", "clip_cov", "kl_cov")
 _NORMALISATIONS: Final = {
@@ -51,6 +55,7 @@ _NORMALISATIONS: Final = {
 _KEYS: Final[Mapping[str, Mapping[str, object]]] = {
     **{name: {"estimator": name, "loss": "clip"} for name in get_args(Algorithm)},
     **{name: {"estimator": "grpo", "loss": name} for name in _LOSSES},
+    **{name: {"estimator": "grpo", "loss": "clip", "correct": name} for name in ("tis", "icepop")},
     **{name: {"loss": "clip", **keys} for name, keys in _CRITIC.items()},
     "dapo": {"estimator": "grpo", "loss": "clip", "clip.high": 0.28},
 }

@@ -9,7 +9,11 @@ needs it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from agentrl.trainer.algorithms.corrections import leave_out_rejected
+from agentrl.trainer.algorithms.corrections import (
+    CheckedCorrection,
+    leave_out_rejected,
+    make_correction,
+)
 from agentrl.trainer.algorithms.estimators import CheckedEstimator, make_estimator
 from agentrl.trainer.algorithms.losses import make_loss
 from agentrl.trainer.algorithms.normalisations import CheckedNormalisation, make_normalisation
@@ -27,7 +31,7 @@ class BatchRecipe:
 
     estimator: CheckedEstimator
     normalisation: CheckedNormalisation
-    correction: Step | None = None
+    correction: CheckedCorrection | None = None
     """Takes tokens out of the mask, or writes `factors_N`."""
     shapings: Sequence[Step] = ()
     """Each replaces rewards."""
@@ -69,8 +73,15 @@ def make_recipe(
     """
     estimator = make_estimator(config, find_object(config.estimator))
     normalisation = make_normalisation(config, find_object(config.normalise))
+    correction = make_correction(config, find_object(config.correct))
     loss = make_loss(config, find_object(config.loss))
     needs = {*estimator.needs, *normalisation.needs, *loss.needs}
+    needs |= {*correction.needs} if correction else set()
     needs |= {"critic"} if config.has_critic else set()
     needs |= {"reference"} if config.kl.coef else set()
-    return BatchRecipe(estimator=estimator, normalisation=normalisation, needs=frozenset(needs))
+    return BatchRecipe(
+        estimator=estimator,
+        normalisation=normalisation,
+        correction=correction,
+        needs=frozenset(needs),
+    )

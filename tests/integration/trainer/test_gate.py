@@ -20,6 +20,7 @@ from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.run import PlannedRun
 from agentrl.run_dir import read_episodes
 from agentrl.trainer import RatioBandConfig, TrainerConfig
+from agentrl.trainer.algorithms.recipe import make_recipe
 from agentrl.trainer.first_update_check import GapGate
 from agentrl.trainer.stats import GapAlarm
 from agentrl.trainer.trainer import LocalTrainer
@@ -125,6 +126,27 @@ def test_only_the_newest_version_is_judged_also_after_a_resume() -> None:
     assert not resumed.is_open
     with pytest.raises(RunError, match="before the first update"):
         judge(resumed, 6, 3.0)
+
+
+def test_what_a_correction_rejected_is_judged_too() -> None:
+    """A wrong temperature is not hidden by rejecting all that it makes unlikely."""
+    model = tiny_model()
+    config = TrainerConfig(correct="icepop(low=0.7, high=1.4)", estimator="reinforce")
+    recipe = make_recipe(config)
+    honest = on_policy(model, random_segments((30, 25, 20)), advantages=(1, -1, 1))
+    trainer = LocalTrainer(model, config, total_steps=2)
+    cold = recipe.prepare(replace(honest, temperature=0.5), trainer)
+    assert 0 < cold.num_trained < honest.num_trained
+    with pytest.raises(RunError, match=f"ratios of {honest.num_trained} tokens have mean"):
+        trainer.update(cold)
+    trainer = LocalTrainer(tiny_model(), config, total_steps=2)
+    prepared = recipe.prepare(honest, trainer)
+    prepared = replace(prepared, mask_N=np.zeros_like(prepared.mask_N), rejected_N=honest.mask_N)
+    prepared = replace(prepared, weights_N=np.zeros_like(prepared.logprobs_N))
+    stats = trainer.update(prepared)
+    assert stats.skipped == "trainer.correct rejected every token of the batch"
+    assert stats.verified_share == 1
+    assert stats.gap_max == pytest.approx(0, abs=1e-4)
 
 
 def test_a_batch_with_an_alarm_changes_nothing_and_a_checkpoint_keeps_the_count(

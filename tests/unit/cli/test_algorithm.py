@@ -9,6 +9,7 @@ from agentrl.cli.dispatch import main
 from agentrl.config import dump_config
 from agentrl.orchestration.load import load_run_config
 from agentrl.trainer.algorithms.catalogue import entries
+from agentrl.trainer.algorithms.corrections import make_correction
 from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.trainer.algorithms.losses import make_loss
 from agentrl.trainer.algorithms.normalisations import make_normalisation
@@ -31,7 +32,7 @@ def test_the_list_is_what_the_document_says(capsys: pytest.CaptureFixture[str]) 
 def test_the_list_for_people_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["algorithm", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(list(entries())) + 4
+    assert len(lines) == len(list(entries())) + 5
     assert "[critic, turn rewards]" in next(line for line in lines if line.startswith("  gae "))
 
 
@@ -85,6 +86,24 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
             "rollout.filter_share: got 0.4 without rollout.filter; set that too",
         ),
         (["--rollout.filter-share", "0"], "--rollout.filter-share: got 0, expected a number above"),
+        (
+            ["--trainer.correct", "icpop"],
+            "correction icpop is unknown (your own is written pk",
+        ),
+        (["--trainer.correct", "icpop"], "did you mean icepop"),
+        (["--trainer.correct", "non"], "did you mean none"),
+        (["--trainer.correct", "none(cap=2)"], "correction none has no option cap"),
+        (["--trainer.correct", "tis(cap=0)"], "correction tis: option cap: got 0, expected more"),
+        (["--trainer.correct", "tis(cpa=2)"], "correction tis has no option cpa, did you mean cap"),
+        (
+            ["--trainer.correct", "icepop(low=3, high=2)"],
+            "got low = 3 and high = 2, expected low",
+        ),
+        (
+            ["--trainer.correct", "math:pi"],
+            "correction math:pi is of type float, expected f(b",
+        ),
+        (["--trainer.correct", "tis", "--temperature", "0"], "temperature: got 0, expected a"),
     ],
 )
 def test_what_is_missing_is_refused(
@@ -114,6 +133,9 @@ def test_an_algorithm_sets_what_nobody_else_does() -> None:
     assert trainer.clip.high == 0.5
     assert loaded.origins["trainer.estimator"] == "algorithm vapo"
     assert loaded.origins["trainer.clip.high"] == "--trainer.clip.high"
+    assert load_run_config(flags=["--algorithm", "icepop"]).config.trainer.correct == "icepop"
+    none = ["--algorithm", "icepop", "--trainer.correct", "none"]
+    assert load_run_config(flags=none).config.trainer.correct == "none"
     other = load_run_config(flags=["--algorithm", "gspo", "--estimator", "rloo"]).config.trainer
     assert (other.estimator, other.loss, other.has_critic) == ("rloo", "gspo", False)
 
@@ -147,6 +169,9 @@ def test_each_algorithm_can_be_made(name: str) -> None:
     assert make_estimator(config).label == f"estimator {config.estimator}"
     assert make_loss(config).label == f"loss {config.loss}"
     assert make_normalisation(config).label == f"normalisation {config.normalise}"
+    correction = make_correction(config)
+    assert (correction is None) == (config.correct == "none")
+    assert correction is None or correction.label == f"correction {config.correct}"
     assert load_run_config(flags=["--algorithm", name]).config.trainer.estimator == config.estimator
 
 

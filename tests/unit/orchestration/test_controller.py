@@ -187,6 +187,24 @@ async def test_passes_are_made_where_something_needs_them(bench: Bench) -> None:
     assert bench.log[:3] == ["pause", "reference", "update"]
 
 
+async def test_a_correction_comes_before_the_advantages_and_is_told(bench: Bench) -> None:
+    controller = bench.controller("--trainer.correct", "decoupled", "--estimator", "reinforce")
+    result = await controller.step(1, REFS, no_more)
+    assert bench.log[:3] == ["pause", "proximal", "update"]
+    batch = bench.trainer.batches[0]
+    assert batch.factors_N is not None
+    assert batch.weights_N is not None
+    trained_N = batch.mask_N
+    ratios = np.exp(-batch.logprobs_N[trained_N])  # to proximal logprobs of 0
+    assert batch.weights_N[trained_N] * trained_N.sum() == pytest.approx(ratios, rel=1e-5)
+    assert result.metrics["correct/rejected"] == 0
+    assert result.metrics["correct/late0_ratio_p50"] == pytest.approx(np.median(ratios), rel=1e-5)
+    bench.log.clear()
+    result = await bench.controller().step(2, REFS, no_more)
+    assert bench.log[:2] == ["pause", "update"]
+    assert not any(name.startswith("correct/") for name in result.metrics)
+
+
 async def test_an_alarm_is_told_and_the_last_one_ends_the_run(bench: Bench) -> None:
     bench.trainer.answers = [alarm(final=False), alarm(final=True)]
     controller = bench.controller()

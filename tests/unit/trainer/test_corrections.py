@@ -22,6 +22,7 @@ from agentrl.trainer.algorithms.needs import needs_of
 from agentrl.trainer.algorithms.policy_losses.clip import clip
 from agentrl.trainer.algorithms.trained_tokens import trained_tokens
 from agentrl.types import Batch
+from benchmarks.corrections import LENGTH, METHODS, SINGLE, Model, faults, measure
 from tests.unit.trainer.batches import batch_of as recorded
 from tests.unit.trainer.batches import random_segments
 
@@ -367,3 +368,12 @@ def test_factors_without_a_proximal_policy_are_refused() -> None:
     batch = replace(batch_of([[0]]), proximal_N=None)
     with pytest.raises(RunError, match=r"mine gave factors .* declare it by @needs"):
         CheckedCorrection("mine", gives(factors_N=batch.mask_N.astype(np.float32)))(batch)
+
+
+def test_bias_and_variance_are_what_the_formulas_promise() -> None:
+    single = measure(Model(1, 0), SINGLE)
+    assert faults(measure(Model(LENGTH, 0), METHODS), single) == []
+    wrong = {**METHODS, "all sequence ratios": METHODS["decoupled"], "mis": METHODS["none"]}
+    said = "\n".join(faults(measure(Model(LENGTH, 0), wrong), single))
+    assert "four versions late: sequence ratios have a bias of" in said
+    assert "one version late: mis has more variance than decoupled" in said
