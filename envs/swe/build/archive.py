@@ -60,7 +60,7 @@ def fetch(spec: str, sha256: str = "") -> Archive:
         ConfigError: There is no such archive, or it has another hash.
     """
     match = _SPEC.fullmatch(spec)
-    archive = _from_index(match[1], match[2]) if match else _from_folder(Path(spec))
+    archive = _download_archive(match[1], match[2]) if match else _pack_folder(Path(spec))
     if sha256 and archive.sha256 != sha256:
         raise ConfigError(
             f"the archive of {spec} has the hash {archive.sha256[:12]}, expected {sha256[:12]}; "
@@ -69,7 +69,7 @@ def fetch(spec: str, sha256: str = "") -> Archive:
     return archive
 
 
-def _from_folder(folder: Path) -> Archive:
+def _pack_folder(folder: Path) -> Archive:
     if not folder.is_dir():
         raise ConfigError(f"{folder}: got neither NAME==VERSION nor a folder that exists")
     name = re.sub(r"[^A-Za-z0-9._-]", "-", folder.resolve().name)
@@ -78,24 +78,24 @@ def _from_folder(folder: Path) -> Archive:
         copy = Path(scratch) / name
         shutil.copytree(folder, copy, ignore=_LEFT_OUT)
         for path in sorted(copy.rglob("*")):
-            tar.add(path, str(path.relative_to(scratch)), recursive=False, filter=_nameless)
+            tar.add(path, str(path.relative_to(scratch)), recursive=False, filter=_anonymise)
     return Archive(name=name, version="0", data=packed.getvalue())
 
 
-def _nameless(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _anonymise(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """Without times and owners, so that the same folder has the same hash."""
     member.mtime = member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member
 
 
-def _from_index(name: str, version: str) -> Archive:
+def _download_archive(name: str, version: str) -> Archive:
     kept = cache_folder() / "archives"
     kept.mkdir(exist_ok=True)
     path, wanted = kept / f"{name}-{version}.tar.gz", f"{name}=={version}"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=kept) as scratch:
-            _pip(
+            _run_pip(
                 ["download", "--no-deps", f"--no-binary={name}", f"--dest={scratch}", wanted],
                 f"{wanted} has no source archive in the package index",
             )
@@ -112,7 +112,7 @@ def unpack(archive: Archive) -> Path:
     Raises:
         ConfigError: It is damaged, or a member would lie outside of its folder.
     """
-    tree = _tree(archive.name, archive.version, archive.sha256)
+    tree = _make_tree_path(archive.name, archive.version, archive.sha256)
     if not tree.exists():
         with tempfile.TemporaryDirectory(dir=tree.parent) as scratch:
             try:
@@ -133,11 +133,11 @@ def unpacked(name: str, version: str, sha256: str) -> Path:
     Raises:
         ConfigError: It is in neither of the two, or has another hash.
     """
-    tree = _tree(name, version, sha256)
+    tree = _make_tree_path(name, version, sha256)
     return tree if tree.exists() else unpack(fetch(f"{name}=={version}", sha256))
 
 
-def _tree(name: str, version: str, sha256: str) -> Path:
+def _make_tree_path(name: str, version: str, sha256: str) -> Path:
     trees = cache_folder() / "trees"
     trees.mkdir(exist_ok=True)
     return trees / f"{name}-{version}-{sha256[:16]}"
@@ -154,12 +154,12 @@ def install_tools(requires: Sequence[str] = ()) -> Path:
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             target = Path(scratch) / "tools"
-            _pip(["install", "--target", str(target), *wanted], f"cannot install {wanted}")
+            _run_pip(["install", "--target", str(target), *wanted], f"cannot install {wanted}")
             target.replace(folder)
     return folder
 
 
-def _pip(arguments: Sequence[str], failed: str) -> None:
+def _run_pip(arguments: Sequence[str], failed: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
     try:
         done = subprocess.run(

@@ -36,7 +36,7 @@ def executed_lines(
     runner: SuiteRunner, suite: Suite, sources: Sequence[str], tests: Sequence[str]
 ) -> Mapping[str, frozenset[int]]:
     """The lines of each source that the suite runs."""
-    report = _watched(runner, suite, "lines", sources, tests)
+    report = _run_suite_watched(runner, suite, "lines", sources, tests)
     notes = [note for note in report.notes if note["event"] == "lines"] if report else []
     found = cast("dict[str, list[int]]", notes[0]["lines"]) if notes else {}
     return {name: frozenset(lines) for name, lines in found.items()}
@@ -46,7 +46,7 @@ def calls(
     runner: SuiteRunner, suite: Suite, sources: Sequence[str], tests: Sequence[str]
 ) -> Mapping[str, tuple[Call, ...]]:
     """What each test of a suite asks of the package."""
-    report = _watched(runner, suite, "calls", sources, tests)
+    report = _run_suite_watched(runner, suite, "calls", sources, tests)
     found: dict[str, tuple[Call, ...]] = {}
     for note in report.notes if report else ():
         rows = cast("list[list[str]]", note["calls"])
@@ -69,7 +69,7 @@ def differences(
                 break
 
 
-def _watched(
+def _run_suite_watched(
     runner: SuiteRunner, suite: Suite, mode: str, sources: Sequence[str], tests: Sequence[str]
 ) -> SuiteReport | None:
     watch = [str(WATCHER), mode, str(suite.root), "\n".join(sources), "\n".join(tests)]

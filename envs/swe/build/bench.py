@@ -74,17 +74,17 @@ class Bench:
             check=False,
         )
         for name in self.layout.sources:
-            _new_time(self.root / name)
+            _set_new_file_time(self.root / name)
         return done.returncode == 0
 
 
 def write(path: Path, data: bytes) -> None:
     """Write a file with a time that it never had, so that no stale bytecode is taken for it."""
     path.write_bytes(data)
-    _new_time(path)
+    _set_new_file_time(path)
 
 
-def _new_time(path: Path) -> None:
+def _set_new_file_time(path: Path) -> None:
     now = next(_times)
     os.utime(path, (now, now))
 
@@ -119,11 +119,11 @@ def set_up(
         tools=install_tools(requires),
         arguments=tuple(arguments or _test_files(found)),
     )
-    texts, as_they_are = _rewrite(archive.name, suite)
+    texts, as_they_are = _rewrite_test_files(archive.name, suite)
     # Each in a process of its own: what depends on the order of sets or on addresses is not steady.
-    runs = [_run_alone(suite, seed) for seed in range(RUNS)]
+    runs = [_run_suite_alone(suite, seed) for seed in range(RUNS)]
     runner = resources.enter_context(SuiteRunner(suite.tools))
-    tests = steady([_outcomes(archive.name, run) for run in runs])
+    tests = steady([_require_passing_outcomes(archive.name, run) for run in runs])
     if not tests:
         raise ConfigError(f"{archive.name}: none of its tests passes in each of {RUNS} runs")
     seconds = sorted(run.seconds for run in runs)[RUNS // 2]
@@ -141,9 +141,9 @@ def set_up(
     )
 
 
-def _rewrite(name: str, suite: Suite) -> tuple[dict[str, str], tuple[str, ...]]:
+def _rewrite_test_files(name: str, suite: Suite) -> tuple[dict[str, str], tuple[str, ...]]:
     """Rewrite the test files in place, except where a test comes to another end by it."""
-    plain = by_file(_outcomes(name, _run_alone(suite, 0)))
+    plain = by_file(_require_passing_outcomes(name, _run_suite_alone(suite, 0)))
     texts: dict[str, str] = {}
     for file in plain:
         try:
@@ -152,14 +152,16 @@ def _rewrite(name: str, suite: Suite) -> tuple[dict[str, str], tuple[str, ...]]:
             texts[file] = text
         except (SyntaxError, ValueError, RecursionError):
             continue
-    report = _run_alone(suite, 0).report
+    report = _run_suite_alone(suite, 0).report
     found = by_file(report.outcomes) if report else {}
     for file in [file for file in texts if found.get(file) != plain[file]]:
         write(suite.root / file, texts.pop(file).encode())
-    return {**_data(suite.root, [*texts]), **texts}, tuple(sorted(plain.keys() - texts.keys()))
+    return {**_read_data_files(suite.root, [*texts]), **texts}, tuple(
+        sorted(plain.keys() - texts.keys())
+    )
 
 
-def _data(root: Path, tests: Sequence[str]) -> dict[str, str]:
+def _read_data_files(root: Path, tests: Sequence[str]) -> dict[str, str]:
     """What tests may read, in their folders."""
     found: dict[str, str] = {}
     for path in sorted(root.rglob("*")):
@@ -170,7 +172,7 @@ def _data(root: Path, tests: Sequence[str]) -> dict[str, str]:
     return dict(itertools.islice(found.items(), MOST_FILES))
 
 
-def _run_alone(suite: Suite, hash_seed: int) -> SuiteRun:
+def _run_suite_alone(suite: Suite, hash_seed: int) -> SuiteRun:
     with SuiteRunner(suite.tools, hash_seed=hash_seed) as runner:
         return runner.run(suite)
 
@@ -191,7 +193,7 @@ def _test_files(found: PackageLayout) -> Iterator[str]:
     return (file for file, name in names if re.match(r"test.*\.py$|.*_tests?\.py$", name))
 
 
-def _outcomes(name: str, run: SuiteRun) -> Mapping[str, Outcome]:
+def _require_passing_outcomes(name: str, run: SuiteRun) -> Mapping[str, Outcome]:
     if run.report is None:
         raise ConfigError(f"{name}: its suite does not run to the end: {run.problem}")
     if run.report.broken:

@@ -90,7 +90,7 @@ class _Work:
             own: for each of several candidates the tests that fail only because of it.
         """
         try:
-            kept = _Kept(self._validated(chosen, own), chosen)
+            kept = _Kept(self._make_task(chosen, own), chosen)
         except Dropped as reason:
             self.dropped[str(reason)] += 1
             return None
@@ -99,39 +99,39 @@ class _Work:
         self.say(f"  {kept.task.task}  {kinds}  {len(kept.task.fail_to_pass)} failing")
         return kept
 
-    def _validated(self, chosen: Sequence[Candidate], own: Sequence[frozenset[str]]) -> RepairTask:
+    def _make_task(self, chosen: Sequence[Candidate], own: Sequence[frozenset[str]]) -> RepairTask:
         bench = self.bench
         mutations = tuple(candidate.mutation for candidate in chosen)
         try:
             broken, whole = mutated(bench.pristine, mutations)
         except ConfigError as error:
             raise Dropped("overlapping places") from error
-        if not all(map(_compiles, broken.values())):
+        if not all(map(_is_compilable, broken.values())):
             raise Dropped("does not compile")
-        if self._is_seen(tuple(sorted(broken.items()))):
+        if self._is_key_seen_before(tuple(sorted(broken.items()))):
             raise Dropped("duplicate")
         with bench.changed(broken):
-            failed, seconds = self._failing()
+            failed, seconds = self._run_broken()
             failing = tuple(failed)
-            if self._is_seen((tuple(c.function for c in chosen), failing)):
+            if self._is_key_seen_before((tuple(c.function for c in chosen), failing)):
                 raise Dropped("duplicate")
             if any(not tests.intersection(failing) for tests in own):
                 raise Dropped("one bug hides the other")
             names = frozenset[str]().union(*(c.names for c in chosen))
             bugs = [tests & {*failing} for tests in own] or [frozenset(failing)]
-            found = self._deciding(bugs, failed, frozenset(failing))  # before what takes long
+            found = self._choose_decoys(bugs, failed, frozenset(failing))  # before what takes long
             told = [
-                tests - self._held_out(tests, mine) for tests, mine in zip(bugs, found, strict=True)
+                tests - self._hold_out(tests, mine) for tests, mine in zip(bugs, found, strict=True)
             ]
             issue = self.issue(told, names, failing)
-            deciding = self._deciding(bugs, failed, self._untold(failed, issue))
+            deciding = self._choose_decoys(bugs, failed, self._find_untold(failed, issue))
             times = [seconds]
             for _ in range(RUNS - 1):
-                again, seconds = self._failing()
+                again, seconds = self._run_broken()
                 if tuple(again) != failing:
                     raise Dropped("flaky")
                 times.append(seconds)
-            self._check_repair(make_patch(broken, whole), whole)
+            self._check_repair_passes_all(make_patch(broken, whole), whole)
         key = "".join(mutation.model_dump_json() for mutation in mutations)
         return RepairTask(
             task=f"{bench.archive.name}-{bench.archive.version}-{_digest(key)}",
@@ -143,12 +143,12 @@ class _Work:
             seconds=tuple(round(t, 2) for t in times),
         )
 
-    def _is_seen(self, key: object) -> bool:
+    def _is_key_seen_before(self, key: object) -> bool:
         known = key in self.seen
         self.seen.add(key)
         return known
 
-    def _failing(self) -> tuple[dict[str, Saw | None], float]:
+    def _run_broken(self) -> tuple[dict[str, Saw | None], float]:
         """The tests that fail now, in the suite's order, each with the comparison it ends at."""
         tests = self.bench.tests
         run = self.bench.runner.run(self.bench.suite)
@@ -190,7 +190,7 @@ class _Work:
             raise Dropped("nothing to tell")
         return issue
 
-    def _deciding(
+    def _choose_decoys(
         self,
         bugs: Sequence[Collection[str]],
         failed: Mapping[str, Saw | None],
@@ -207,14 +207,14 @@ class _Work:
             raise Dropped("too few decoys to rule out guesses")
         return found
 
-    def _held_out(self, tests: frozenset[str], numbers: Sequence[int]) -> frozenset[str]:
+    def _hold_out(self, tests: frozenset[str], numbers: Sequence[int]) -> frozenset[str]:
         """Failing tests that the issue does not tell of, so that they can decide."""
         decoys = [self.decoys[number].decoy for number in numbers]
         best = max(decoys, key=lambda decoy: decoy.secret)
         held = tests.intersection(best.sees)
         return held if held < tests else frozenset()
 
-    def _untold(self, failed: Mapping[str, Saw | None], issue: str) -> frozenset[str]:
+    def _find_untold(self, failed: Mapping[str, Saw | None], issue: str) -> frozenset[str]:
         """The failing tests whose first call that ends another way is not in the issue."""
         bench, tests = self.bench, [*failed]
         wrong = calls(
@@ -227,7 +227,7 @@ class _Work:
                 told.add(test)
         return frozenset(tests) - told
 
-    def _check_repair(self, patch: str, whole: Mapping[str, str]) -> None:
+    def _check_repair_passes_all(self, patch: str, whole: Mapping[str, str]) -> None:
         """The reference patch makes every test pass."""
         bench = self.bench
         if not bench.apply(patch):
@@ -259,29 +259,29 @@ def build(entry: RecipeEntry, *, seed: int, say: Say) -> Built:
         rng = random.Random(f"{seed} {archive.sha256}")
         right = calls(bench.runner, bench.suite, bench.layout.sources, bench.layout.tests)
         work = _Work(bench, entry, rng, say, right)
-        found = _candidates(bench, bench.suite)
+        found = _list_bugs(bench, bench.suite)
         wrong = rng.sample(found, min(WRONG_PROGRAMS, len(found)))
         work.decoys = find_decoys(bench, observe(bench, wrong), rng)
         share = share_with_decoys(work.decoys, bench.tests)
         say(f"  {len(work.decoys)} decoys, in {share:.0%} of the tests")
         # Where no test with a decoy comes by, no bug can be decided about.
         guarded = sorted({test for one in work.decoys for test in one.decoy.sees})
-        _single(work, _candidates(bench, bench.suite.only(guarded)) if guarded else [])
-        _several(work)
+        _offer_singles(work, _list_bugs(bench, bench.suite.only(guarded)) if guarded else [])
+        _offer_pairs(work)
         return Built(
-            package=_package(bench, entry, [one.decoy for one in work.decoys]),
+            package=_make_package_record(bench, entry, [one.decoy for one in work.decoys]),
             tasks=tuple(kept.task for kept in work.kept),
             dropped=work.dropped,
         )
 
 
-def _candidates(bench: Bench, suite: Suite) -> list[Candidate]:
+def _list_bugs(bench: Bench, suite: Suite) -> list[Candidate]:
     """The bugs on lines that a suite runs."""
     lines = executed_lines(bench.runner, suite, bench.layout.sources, bench.layout.tests)
     return candidates(bench.pristine, bench.layout.sources, lines)
 
 
-def _single(work: _Work, found: Sequence[Candidate]) -> None:
+def _offer_singles(work: _Work, found: Sequence[Candidate]) -> None:
     """Tasks with one bug each."""
     wanted = work.entry.tasks - work.entry.multiple
     share = math.ceil(wanted * work.entry.per_file)
@@ -293,7 +293,7 @@ def _single(work: _Work, found: Sequence[Candidate]) -> None:
             chooser.keep(candidate)
 
 
-def _several(work: _Work) -> None:
+def _offer_pairs(work: _Work) -> None:
     """Tasks with two bugs: pairs of tasks in two functions, each with failing tests of its own."""
     singles = [*work.kept]
     pairs = [
@@ -317,7 +317,7 @@ def _several(work: _Work) -> None:
             used.update((a.task.task, b.task.task))
 
 
-def _package(bench: Bench, entry: RecipeEntry, decoys: Sequence[Decoy]) -> Package:
+def _make_package_record(bench: Bench, entry: RecipeEntry, decoys: Sequence[Decoy]) -> Package:
     tests: dict[str, list[str]] = defaultdict(list)
     for test in bench.tests:
         file, _, name = test.partition("::")
@@ -347,7 +347,7 @@ def split(packages: Iterable[Package]) -> list[Package]:
     ]
 
 
-def _compiles(text: str) -> bool:
+def _is_compilable(text: str) -> bool:
     try:
         compile(text, "candidate", "exec", dont_inherit=True)
     except (SyntaxError, ValueError):

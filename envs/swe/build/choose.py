@@ -34,16 +34,16 @@ def candidates(
             source = PackageSource((root / file).read_bytes())
         except NotMutable:
             continue  # in another encoding, say: there are other files
-        found += _of_file(source, file, lines.get(file, frozenset()))
+        found += _list_file_bugs(source, file, lines.get(file, frozenset()))
     return found
 
 
-def _of_file(source: PackageSource, file: str, lines: frozenset[int]) -> Iterator[Candidate]:
+def _list_file_bugs(source: PackageSource, file: str, lines: frozenset[int]) -> Iterator[Candidate]:
     for node in source.nodes():
         if node.lineno not in lines:
             continue
         function, name = source.functions.get(node, (node, getattr(node, "name", "")))
-        if isinstance(function, ast.FunctionDef) and _is_plumbing(function.name):
+        if isinstance(function, ast.FunctionDef) and _is_plumbing_method(function.name):
             continue
         for kind, operator in OPERATORS.items():
             for edit in operator(source, node):
@@ -58,7 +58,7 @@ def _of_file(source: PackageSource, file: str, lines: frozenset[int]) -> Iterato
                 yield Candidate(mutation=mutation, function=f"{file}:{name}", names=names)
 
 
-def _is_plumbing(name: str) -> bool:
+def _is_plumbing_method(name: str) -> bool:
     """True for methods that nobody would report a bug of."""
     return name in ("__repr__", "__str__", "__del__", "__reduce__", "__getstate__", "__setstate__")
 
@@ -77,7 +77,7 @@ class Chooser:
 
     def __iter__(self) -> Iterator[Candidate]:
         while self._left:
-            best = min(range(len(self._left)), key=lambda i: self._rank(self._left[i]))
+            best = min(range(len(self._left)), key=lambda i: self._rank_candidate(self._left[i]))
             candidate = self._left.pop(best)
             if self.files[candidate.mutation.file] < self._per_file:
                 self._tried[candidate.mutation.operator] += 1
@@ -89,7 +89,7 @@ class Chooser:
         self.files[candidate.mutation.file] += 1
         self._functions[candidate.function] += 1
 
-    def _rank(self, candidate: Candidate) -> tuple[int, int, int]:
+    def _rank_candidate(self, candidate: Candidate) -> tuple[int, int, int]:
         kind = candidate.mutation.operator
         return (
             self._functions[candidate.function],

@@ -44,15 +44,19 @@ def find_data_spots(
     for test, code in texts.items():
         saws = {saw for file, saw in observed if file == test}
         read = [file for file in texts if saws and is_data(file, [test])]
-        found = [s for file in read for s in _spots_in(test, code, file, texts[file], saws)]
+        found = [s for file in read for s in _find_spots(test, code, file, texts[file], saws)]
         # What is long stands in few places by chance.
         yield from sorted(found, key=lambda spot: -len(spot.written))[:_MOST_SPOTS]
 
 
-def _spots_in(test: str, code: str, file: str, text: str, saws: Collection[Saw]) -> Iterator[Spot]:
-    values = [*_values(file, text)][:_MOST_VALUES]
+def _find_spots(
+    test: str, code: str, file: str, text: str, saws: Collection[Saw]
+) -> Iterator[Spot]:
+    values = [*_list_values(file, text)][:_MOST_VALUES]
     for place, written, value in values:
-        wrong = {(saw.site, side) for saw in saws for side in (0, 1) if _is_wrong(saw, side, value)}
+        wrong = {
+            (saw.site, side) for saw in saws for side in (0, 1) if _is_side_wrong(saw, side, value)
+        }
         sites = {site: side for site, side in wrong if (site, 1 - side) not in wrong}
         if sites:
             yield Spot(
@@ -67,7 +71,7 @@ def _spots_in(test: str, code: str, file: str, text: str, saws: Collection[Saw])
             )
 
 
-def _is_wrong(saw: Saw, side: int, value: object) -> bool:
+def _is_side_wrong(saw: Saw, side: int, value: object) -> bool:
     """True if a program gave something else on one side than a value on the other."""
     mine, other = saw.sides[side], saw.sides[1 - side]
     return UNKNOWN not in saw.sides and bare(value) in other and bare(value) not in mine
@@ -78,7 +82,7 @@ def bare(value: object) -> str:
     return literal(value).strip("'\"")
 
 
-def _values(file: str, text: str) -> Iterator[tuple[Place, str, object]]:
+def _list_values(file: str, text: str) -> Iterator[tuple[Place, str, object]]:
     is_json = file.endswith(".json")
     for match in (_JSON if is_json else _CELL).finditer(text):
         if is_json and match[2]:  # a key

@@ -77,7 +77,7 @@ def search(
         old: the test files that it finds there.
     """
     text = "\n".join([*rewrite_files(texts, []).values(), told])
-    values = _values_of(old)
+    values = _collect_literals_by_function(old)
     found: list[Validated] = []
     left = [*rounds(candidates(texts, observed, rng))]
     while left:
@@ -113,7 +113,7 @@ def candidates(texts: Mapping[str, str], observed: Observed, rng: random.Random)
     tests = {file: text for file, text in texts.items() if file.endswith(".py")}
     in_tests = itertools.chain.from_iterable(itertools.starmap(find_spots, tests.items()))
     for spot in (*in_tests, *find_data_spots(texts, observed)):
-        wrong = [*_wrong_values(spot, observed)]
+        wrong = [*_list_wrong_values(spot, observed)]
         other = other_value(spot.value, wrong, spot.siblings, rng)
         if other is not None and (text := written_as(spot, other)):
             found.append(Change(spot=spot, to=other, text=text))
@@ -121,7 +121,7 @@ def candidates(texts: Mapping[str, str], observed: Observed, rng: random.Random)
     return found
 
 
-def _wrong_values(spot: Spot, observed: Observed) -> Iterator[object]:
+def _list_wrong_values(spot: Spot, observed: Observed) -> Iterator[object]:
     right = literal(spot.value)
     for file, saw in observed:
         side = spot.sites.get(saw.site)
@@ -156,7 +156,7 @@ def as_decoys(chosen: Sequence[Change]) -> list[Decoy]:
     return [Decoy(file=c.spot.file, place=c.spot.place, to=c.text, sees={}) for c in chosen]
 
 
-def _values_of(old: Mapping[str, str]) -> dict[tuple[str, str], set[str]]:
+def _collect_literals_by_function(old: Mapping[str, str]) -> dict[tuple[str, str], set[str]]:
     """The literals of each function, by file and name."""
     return {
         (file, function.name): {ast.unparse(n) for n in ast.walk(function) if _is_value(n)}
@@ -198,13 +198,13 @@ def validated(
         mine = by_user[file_of(test), function_of(test).rpartition("::")[2]]
         for candidate in [c for c in mine if not c.spot.case or test.endswith(f"[{c.spot.case}]")]:
             effects = found[id(candidate)]
-            if saw and outcome == "failed" and _shows(candidate, saw):
+            if saw and outcome == "failed" and _is_change_shown(candidate, saw):
                 effects.shown[test] = saw
             elif outcome == "failed":
                 effects.spoiled.append(test)
             else:
                 effects.broken.append(test)
-    made = (_validated(candidate, found[id(candidate)], text, old) for candidate in chosen)
+    made = (_validate_decoy(candidate, found[id(candidate)], text, old) for candidate in chosen)
     return [one for one in made if one is not None]
 
 
@@ -218,7 +218,7 @@ class _Effects:
     """Tests that come to another end."""
 
 
-def _shows(candidate: Change, saw: Saw) -> bool:
+def _is_change_shown(candidate: Change, saw: Saw) -> bool:
     """True if the program's value and the expected one differ by the change and in nothing else."""
     spot = candidate.spot
     if saw.site not in spot.sites:
@@ -240,7 +240,7 @@ def _shows(candidate: Change, saw: Saw) -> bool:
     return is_part and true != shown and _OPENED.findall(true) == _OPENED.findall(shown)
 
 
-def _validated(
+def _validate_decoy(
     candidate: Change,
     effects: _Effects,
     text: str,
@@ -313,13 +313,13 @@ def deciding(
         if not one.is_known
         and untold.issuperset(one.decoy.sees.keys() & failing.keys())
         and any(
-            _is_there(one, test, failing[test])
+            _is_at_decoy(one, test, failing[test])
             for test in one.decoy.sees.keys() & failing.keys() & untold
         )
     )
 
 
-def _is_there(one: Validated, test: str, saw: Saw | None) -> bool:
+def _is_at_decoy(one: Validated, test: str, saw: Saw | None) -> bool:
     """True if a test ends at a decoy's comparison, by neither the true value nor the decoy's."""
     if saw is None or (saw.site, saw.count) != (one.decoy.site, one.counts[test]):
         return False

@@ -38,7 +38,7 @@ def find_decoys(bench: Bench, observed: Observed, rng: random.Random) -> list[Va
     try:
         decoys = next(asking)
         while True:
-            decoys = asking.send(_run(bench, decoys))
+            decoys = asking.send(_run_with_decoys(bench, decoys))
     except StopIteration as stop:
         return cast("list[Validated]", stop.value)
 
@@ -50,7 +50,7 @@ def _told(bench: Bench) -> str:
     return "\n".join(path.read_text(errors="replace") for path in files if path not in hidden)
 
 
-def _run(bench: Bench, decoys: Sequence[Decoy]) -> SuiteReport | None:
+def _run_with_decoys(bench: Bench, decoys: Sequence[Decoy]) -> SuiteReport | None:
     touched = {decoy.file for decoy in decoys}
     texts = {file: text for file, text in bench.texts.items() if file in touched}
     with bench.changed(rewrite_files(texts, decoys)):

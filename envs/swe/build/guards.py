@@ -65,7 +65,7 @@ async def find_guard(sandbox: Sandbox, repair: PublicRepair, grading: Grading) -
     """
     digest = digest_of(repair)
     kept = cache_folder() / "guards" / f"{digest}-{_VERSION}.json"
-    async with _lock_of(kept):
+    async with _hold_search_lock(kept):
         if kept.exists():
             try:
                 return Guard.model_validate_json(kept.read_bytes())
@@ -80,7 +80,7 @@ async def find_guard(sandbox: Sandbox, repair: PublicRepair, grading: Grading) -
 
 
 @contextlib.asynccontextmanager
-async def _lock_of(kept: Path) -> AsyncGenerator[None]:
+async def _hold_search_lock(kept: Path) -> AsyncGenerator[None]:
     """One search at a time: the episodes of a group begin together, in one process or in many."""
     kept.parent.mkdir(exist_ok=True)
     with kept.with_suffix(".lock").open("w") as file:
@@ -106,11 +106,11 @@ class _Search:
         # Tests are known here with their files, whatever the instance calls them.
         command = replace(self._grading.command, names="full")
         grading = replace(self._grading, command=command)
-        plain = await self._report(grading)
+        plain = await self._run_reset_suite(grading)
         if plain is None:
             return Guard()
-        texts = await self._texts(sorted({file_of(t) for t in plain.passed() if "::" in t}))
-        called = self._called(plain, texts.values())
+        texts = await self._read_texts(sorted({file_of(t) for t in plain.passed() if "::" in t}))
+        called = self._map_test_names(plain, texts.values())
         both = plain.passed() & called.keys()
         passed = frozenset(test for test in both if called[test] in self._expected)
         named = {called[test] for test in passed}
@@ -119,24 +119,24 @@ class _Search:
         if left or not named.issuperset(self._grading.fail_to_pass):
             return Guard()
         full = replace(grading, rewritten=tuple(texts))
-        rewritten = await self._report(full)
+        rewritten = await self._run_reset_suite(full)
         if rewritten is None:
             return Guard()
         before, after = by_file(plain.outcomes), by_file(rewritten.outcomes)
         texts = {file: text for file, text in texts.items() if before.get(file) == after.get(file)}
-        pairs = _paired(plain, rewritten, texts.keys())
+        pairs = _pair_ids(plain, rewritten, texts.keys())
         names = {test: called[before] for test, before in pairs.items()}
         full = replace(grading, rewritten=tuple(texts))
         num_called = Counter(names.values())
         once = (test for test, name in names.items() if num_called[name] == 1)
         tests = frozenset(test for test in once if pairs[test] in passed)
-        failing = await self._failing(full, names)
+        failing = await self._run_broken(full, names)
         observed = [(file_of(test), saw) for test, saw in failing.items() if saw]
-        read = {**texts, **await self._texts(await self._data(texts))}
-        told = await self._told()
-        old = await self._read([*texts])
+        read = {**texts, **await self._read_texts(await self._list_data_files(texts))}
+        told = await self._read_agents_repository()
+        old = await self._read_rewritable_files([*texts])
         asking = search(read, tests, observed, self._rng, told, old)
-        found = await self._found(replace(grading, rewritten=tuple(read)), asking)
+        found = await self._search_decoys(replace(grading, rewritten=tuple(read)), asking)
         numbers = deciding(found, failing, frozenset(failing))
         decoys = tuple(_renamed(one.decoy, names) for one in found)
         if not is_guarded([[decoys[i] for i in numbers]]):
@@ -144,7 +144,7 @@ class _Search:
         files = tuple(sorted({*texts, *(decoy.file for decoy in decoys)}))
         return Guard(rewritten=files, names=names, decoys=decoys, deciding=numbers)
 
-    def _called(self, plain: SuiteReport, texts: Collection[str]) -> dict[str, str]:
+    def _map_test_names(self, plain: SuiteReport, texts: Collection[str]) -> dict[str, str]:
         """What the instance calls the tests that it expects: some by their docstrings' first lines.
 
         A log has such a line behind the test's name; here it counts if it can be no other test's.
@@ -158,28 +158,30 @@ class _Search:
                 found[test] = said
         return found
 
-    async def _found(self, grading: Grading, asking: Search) -> list[Validated]:
+    async def _search_decoys(self, grading: Grading, asking: Search) -> list[Validated]:
         try:
             decoys = next(asking)
             while True:
-                decoys = asking.send(await self._report(grading, decoys))
+                decoys = asking.send(await self._run_reset_suite(grading, decoys))
         except StopIteration as stop:
             return cast("list[Validated]", stop.value)
 
-    async def _failing(self, grading: Grading, names: Mapping[str, str]) -> dict[str, Saw | None]:
+    async def _run_broken(
+        self, grading: Grading, names: Mapping[str, str]
+    ) -> dict[str, Saw | None]:
         """The tests that fail without the reference, by their ids in rewritten files."""
-        report = await self._report(grading, mended=False)
+        report = await self._run_reset_suite(grading, mended=False)
         if report is None:
             return {}
         expected = {test for test, name in names.items() if name in grading.fail_to_pass}
         return {test: report.saws.get(test) for test in expected - report.passed()}
 
-    async def _texts(self, files: Sequence[str]) -> dict[str, str]:
-        await self._fresh()
+    async def _read_texts(self, files: Sequence[str]) -> dict[str, str]:
+        await self._reset_to_whole_tree()
         await put_tests(self._sandbox, self._grading)
-        return await self._read(files)
+        return await self._read_rewritable_files(files)
 
-    async def _read(self, files: Sequence[str]) -> dict[str, str]:
+    async def _read_rewritable_files(self, files: Sequence[str]) -> dict[str, str]:
         """Those that the sandbox has and that can be read."""
         paths = {posixpath.join(self._grading.root, file): file for file in files}
         found = await self._sandbox.read_files(paths.keys())
@@ -190,7 +192,7 @@ class _Search:
                 texts.update(text)
         return texts
 
-    async def _data(self, tests: Collection[str]) -> Sequence[str]:
+    async def _list_data_files(self, tests: Collection[str]) -> Sequence[str]:
         """The files that tests may read, in their folders; the sandbox has the instance's tests."""
         done = await self._sandbox.exec(
             ["find", ".", "-type", "f", "-size", f"-{MOST_BYTES}c", "-print0"],
@@ -199,7 +201,7 @@ class _Search:
         names = done.stdout.decode(errors="replace").replace("\0./", "\0")[2:].split("\0")
         return sorted(name for name in names if is_data(name, [*tests]))[:MOST_FILES]
 
-    async def _told(self) -> str:
+    async def _read_agents_repository(self) -> str:
         """What stands in the repository as the agent finds it, in older tests too."""
         await self._sandbox.reset()
         await fill(self._sandbox, trees_of(self._repair).agent, commit=False)
@@ -210,22 +212,22 @@ class _Search:
         )
         return done.stdout.decode(errors="replace")
 
-    async def _report(
+    async def _run_reset_suite(
         self, grading: Grading, decoys: Sequence[Decoy] = (), *, mended: bool = True
     ) -> SuiteReport | None:
-        await self._fresh()
+        await self._reset_to_whole_tree()
         patch, is_bug = self._repair.patch() if mended else ("", False)
         try:
             return await run_tests(self._sandbox, grading, patch, decoys, reverse=is_bug)
         except BadReport:
             return None
 
-    async def _fresh(self) -> None:
+    async def _reset_to_whole_tree(self) -> None:
         await self._sandbox.reset()
         await fill(self._sandbox, trees_of(self._repair).whole, commit=False)
 
 
-def _paired(plain: SuiteReport, rewritten: SuiteReport, files: Collection[str]) -> dict[str, str]:
+def _pair_ids(plain: SuiteReport, rewritten: SuiteReport, files: Collection[str]) -> dict[str, str]:
     """What tests are called in the files as they are, by their ids in rewritten ones."""
     found: dict[str, str] = {}
     for file in files:

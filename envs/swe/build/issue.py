@@ -48,7 +48,7 @@ def write_issue(
         return ""
     each = -(-_MOST_EXAMPLES // len(told))
     chosen = {line: file for examples in told for line, file in examples[:each]}
-    areas = [area for area in map(_area, chosen.values()) if words.allow(area)]
+    areas = [area for area in map(_name_module_of_file, chosen.values()) if words.allow(area)]
     area = areas[0] if areas else package
     openings = [text for text in _OPENINGS if words.allow(text.format(area=area))]
     closings = [text for text in _CLOSINGS if words.allow(text)]
@@ -72,21 +72,21 @@ class _Words:
 
 def _examples(behaviours: Iterable[Behaviour], words: _Words) -> list[tuple[str, str]]:
     """Sentences, shortest first, each with the file that it is about."""
-    found = {_example(behaviour, words): behaviour.right.file for behaviour in behaviours}
+    found = {_tell_behaviour(behaviour, words): behaviour.right.file for behaviour in behaviours}
     return sorted(((line, file) for line, file in found.items() if line), key=lambda x: len(x[0]))
 
 
-def _example(behaviour: Behaviour, words: _Words) -> str:
+def _tell_behaviour(behaviour: Behaviour, words: _Words) -> str:
     right, wrong = behaviour.right, behaviour.wrong
-    subject = _subject(right, words)
-    for said, wanted in _endings(right, wrong) if subject else ():
+    subject = _describe_call(right, words)
+    for said, wanted in _list_difference_phrases(right, wrong) if subject else ():
         text = f"{subject} {said}, {wanted}." if wanted else f"{subject} {said}."
         if words.allow(text) and not _UNSTEADY.search(text) and "\n" not in text:
             return text
     return ""
 
 
-def _subject(call: Call, words: _Words) -> str:
+def _describe_call(call: Call, words: _Words) -> str:
     """The call, with its name where that may be said; "" if its arguments cannot be."""
     if not words.allow(call.arguments):
         return ""
@@ -109,7 +109,7 @@ def _plain(name: str) -> bool:
     return not (name.startswith("__") or "<" in name)
 
 
-def _endings(right: Call, wrong: Call) -> Sequence[tuple[str, str]]:
+def _list_difference_phrases(right: Call, wrong: Call) -> Sequence[tuple[str, str]]:
     """What happens and what should; the plainest first, then ways that tell less."""
     if "…" in right.result or "…" in wrong.result:
         return []  # what was cut off may be what differs
@@ -147,6 +147,6 @@ def _should(right: Call) -> str:
     return f"but `{right.result}` is right" if known else "but it is valid"
 
 
-def _area(file: str) -> str:
+def _name_module_of_file(file: str) -> str:
     parts = PurePosixPath(file).with_suffix("").parts
     return ".".join(part for part in parts if part not in ("src", "__init__"))

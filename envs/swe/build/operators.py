@@ -70,7 +70,7 @@ _SMALL: Final = 1000
 _MOST_OTHER_NAMES: Final = 3
 
 
-def _between(
+def _replace_op(
     source: PackageSource, left: Node, right: Node, old: str, new: str
 ) -> Iterator[SourceEdit]:
     """Replace the operator between two operands; `old` is a pattern."""
@@ -80,27 +80,27 @@ def _between(
         yield SourceEdit(start=start + found.start(), end=start + found.end(), text=new, to=new)
 
 
-def _whole(source: PackageSource, node: Node, text: str, to: str) -> SourceEdit:
+def _replace_node(source: PackageSource, node: Node, text: str, to: str) -> SourceEdit:
     start, end = source.span(node)
     return SourceEdit(start=start, end=end, text=text, to=to)
 
 
-def _compared(
+def _replace_comparison(
     source: PackageSource, node: Node, table: Mapping[type[ast.cmpop], tuple[str, str]]
 ) -> Iterator[SourceEdit]:
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in table:
         old, new = table[type(node.ops[0])]
-        yield from _between(source, node.left, node.comparators[0], old, new)
+        yield from _replace_op(source, node.left, node.comparators[0], old, new)
 
 
 def boundary(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """`<` becomes `<=` and so on."""
-    return _compared(source, node, _BOUNDARIES)
+    return _replace_comparison(source, node, _BOUNDARIES)
 
 
 def comparison(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """`==` becomes `!=`, `in` becomes `not in`."""
-    return _compared(source, node, _COMPARISONS)
+    return _replace_comparison(source, node, _COMPARISONS)
 
 
 def arithmetic(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
@@ -109,14 +109,14 @@ def arithmetic(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
         sides = (node.left, node.right)
         if not any(isinstance(side, ast.JoinedStr) or _is_str(side) for side in sides):
             old, new = _ARITHMETIC[type(node.op)]
-            yield from _between(source, node.left, node.right, re.escape(old), new)
+            yield from _replace_op(source, node.left, node.right, re.escape(old), new)
 
 
 def logic(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """`and` becomes `or`."""
     if isinstance(node, ast.BoolOp) and len(node.values) == 2:
         old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
-        yield from _between(source, node.values[0], node.values[1], old, new)
+        yield from _replace_op(source, node.values[0], node.values[1], old, new)
 
 
 def condition(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
@@ -124,16 +124,16 @@ def condition(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     if isinstance(node, ast.If | ast.IfExp):
         test = node.test
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            yield _whole(source, test, source.segment(test.operand), "without not")
+            yield _replace_node(source, test, source.segment(test.operand), "without not")
         else:
-            yield _whole(source, test, f"not ({source.segment(test)})", "not")
+            yield _replace_node(source, test, f"not ({source.segment(test)})", "not")
 
 
 def missing_condition(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """One part of an `and` or `or` is left out."""
     if isinstance(node, ast.BoolOp) and len(node.values) == 2:
         for i, kept in enumerate(node.values):
-            yield _whole(source, node, f"({source.segment(kept)})", f"part {i + 1}")
+            yield _replace_node(source, node, f"({source.segment(kept)})", f"part {i + 1}")
 
 
 def off_by_one(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
@@ -141,13 +141,13 @@ def off_by_one(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     if isinstance(node, ast.Constant) and type(node.value) is int and node.value < _SMALL:
         for value in (node.value + 1, node.value - 1):
             text = f"({value})" if value < 0 else str(value)
-            yield _whole(source, node, text, str(value))
+            yield _replace_node(source, node, text, str(value))
 
 
 def flag(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """`True` becomes `False`."""
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        yield _whole(source, node, str(not node.value), str(not node.value))
+        yield _replace_node(source, node, str(not node.value), str(not node.value))
 
 
 def default(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
@@ -162,7 +162,7 @@ def default(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
                 new = old + 1
             elif isinstance(old, str):
                 new = "" if old else " "
-            yield _whole(source, value, repr(new), f"{_index(node, value)}: {new!r}")
+            yield _replace_node(source, value, repr(new), f"{_index(node, value)}: {new!r}")
 
 
 def missing_call(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
@@ -171,9 +171,9 @@ def missing_call(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
         return
     if len(node.args) == 1 and not isinstance(node.args[0], ast.Starred | ast.GeneratorExp):
         if isinstance(node.func, ast.Name):
-            yield _whole(source, node, f"({source.segment(node.args[0])})", "argument")
+            yield _replace_node(source, node, f"({source.segment(node.args[0])})", "argument")
     elif not node.args and isinstance(node.func, ast.Attribute):
-        yield _whole(source, node, source.segment(node.func.value), "object")
+        yield _replace_node(source, node, source.segment(node.func.value), "object")
 
 
 def missing_statement(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
@@ -184,19 +184,19 @@ def missing_statement(source: PackageSource, node: Node) -> Iterator[SourceEdit]
         or isinstance(node, ast.AugAssign | ast.Delete)
         or isinstance(target, ast.Attribute | ast.Subscript)
     ):
-        yield _whole(source, node, "pass", "pass")
+        yield _replace_node(source, node, "pass", "pass")
 
 
 def wrong_variable(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """A variable is read where another parameter or variable of the function was meant."""
     if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
         return
-    names = _known(source.functions[node][0], node.lineno)
+    names = _list_known_names(source.functions[node][0], node.lineno)
     if node.id in names:
         # Names that look alike are confused most.
         others = sorted(names - {node.id}, key=lambda n: (n[:1] != node.id[:1], n))
         for name in others[:_MOST_OTHER_NAMES]:
-            yield _whole(source, node, name, name)
+            yield _replace_node(source, node, name, name)
 
 
 def exception(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
@@ -208,7 +208,7 @@ def exception(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
         where = node.type
     if isinstance(where, ast.Name) and where.id in _EXCEPTIONS:
         new = _EXCEPTIONS[where.id]
-        yield _whole(source, where, new, new)
+        yield _replace_node(source, where, new, new)
 
 
 def missing_argument(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
@@ -240,14 +240,14 @@ def missing_return(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
         and node.value is not None
         and source.segment(node.value) != "None"
     ):
-        yield _whole(source, node, "return None", "None")
+        yield _replace_node(source, node, "return None", "None")
 
 
 def loop(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """`break` becomes `continue`."""
     if isinstance(node, ast.Break | ast.Continue):
         text = "continue" if isinstance(node, ast.Break) else "break"
-        yield _whole(source, node, text, text)
+        yield _replace_node(source, node, text, text)
 
 
 def slice_bound(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
@@ -255,7 +255,7 @@ def slice_bound(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
         for name, bound in (("lower", node.slice.lower), ("upper", node.slice.upper)):
             if bound is not None:
-                yield _whole(source, bound, "", name)
+                yield _replace_node(source, bound, "", name)
 
 
 def assignment(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
@@ -264,7 +264,7 @@ def assignment(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
         old, new = _ARITHMETIC.get(type(node.op), ("", ""))
         if old:
             for text in ("=", f"{new}="):
-                yield from _between(source, node.target, node.value, re.escape(old) + "=", text)
+                yield from _replace_op(source, node.target, node.value, re.escape(old) + "=", text)
 
 
 def wrong_method(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
@@ -276,7 +276,7 @@ def wrong_method(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
         yield SourceEdit(start=end - len(node.func.attr), end=end, text=new, to=new)
     elif isinstance(node.func, ast.Name) and node.func.id in ("min", "max", "any", "all"):
         new = _METHODS[node.func.id]
-        yield _whole(source, node.func, new, new)
+        yield _replace_node(source, node.func, new, new)
 
 
 OPERATORS: Final[Mapping[str, Operator]] = {
@@ -309,7 +309,7 @@ def _index(function: ast.FunctionDef | ast.AsyncFunctionDef, value: ast.expr) ->
     return [*function.args.defaults, *function.args.kw_defaults].index(value)
 
 
-def _known(function: ast.FunctionDef | ast.AsyncFunctionDef, line: int) -> set[str]:
+def _list_known_names(function: ast.FunctionDef | ast.AsyncFunctionDef, line: int) -> set[str]:
     """The function's parameters, and the variables that it sets on lines before."""
     of = function.args
     every = [*of.posonlyargs, *of.args, *of.kwonlyargs, of.vararg, of.kwarg]

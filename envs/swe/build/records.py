@@ -159,16 +159,16 @@ def read_records(
         if not line.strip():
             continue
         try:
-            _read_record(line, packages, tasks)
+            _parse_record_line(line, packages, tasks)
         except ValueError as error:
-            problem = f"{path}, line {number} {_said(error)}"
+            problem = f"{path}, line {number} {_describe_record_error(error)}"
             if not skip_bad:
                 raise ConfigError(f"{problem}; --env.skip-bad leaves such ones out") from error
             problems.append(problem)
     return packages, tasks, tuple(problems)
 
 
-def _read_record(line: str, packages: dict[str, Package], tasks: list[RepairTask]) -> None:
+def _parse_record_line(line: str, packages: dict[str, Package], tasks: list[RepairTask]) -> None:
     if not line.startswith('{"task"'):
         package = Package.model_validate_json(line)
         packages[package.package] = package
@@ -179,7 +179,7 @@ def _read_record(line: str, packages: dict[str, Package], tasks: list[RepairTask
     tasks.append(task)
 
 
-def _said(error: ValueError) -> str:
+def _describe_record_error(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]

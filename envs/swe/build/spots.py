@@ -69,23 +69,23 @@ def find_spots(file: str, text: str) -> list[Spot]:
         SyntaxError: It is no Python.
     """
     tree = ast.parse(text)
-    constants = {**_constants(tree.body), **_class_constants(tree)}
-    helpers = _helpers(ast.walk(tree))
+    constants = {**_find_constants(tree.body), **_find_class_constants(tree)}
+    helpers = _list_helpers(ast.walk(tree))
     found: dict[Place, Spot] = {}
     users: dict[Place, set[str]] = defaultdict(set)
     values: dict[str, list[object]] = defaultdict(list)
-    for name, function, marks in _functions(tree, ()):
+    for name, function, marks in _list_functions(tree, ()):
         names: Names = {
             **constants,
-            **_locals(function, constants),
-            **_cases(marks, constants),
+            **_find_locals(function, constants),
+            **_list_parameter_values(marks, constants),
         }
-        nested = {**helpers, **_helpers(itertools.islice(ast.walk(function), 1, None))}
-        scopes = [*_scopes(function, names, nested, constants)]
-        for place in _used([*dict(scopes), *marks], constants):
+        nested = {**helpers, **_list_helpers(itertools.islice(ast.walk(function), 1, None))}
+        scopes = [*_list_scopes(function, names, nested, constants)]
+        for place in _list_used_places([*dict(scopes), *marks], constants):
             users[place].add(name)
-        alone = sum(map(_is_parametrize, marks)) == 1
-        for spot in itertools.chain.from_iterable(_spots_in(file, *scope) for scope in scopes):
+        alone = sum(map(_is_parametrize_mark, marks)) == 1
+        for spot in itertools.chain.from_iterable(_find_spots(file, *scope) for scope in scopes):
             values[min(spot.users)].append(spot.value)
             known = found.get(spot.place, spot)
             case = spot.case if alone and known.case == spot.case else ""
@@ -100,7 +100,7 @@ def find_spots(file: str, text: str) -> list[Spot]:
     ]
 
 
-def _used(nodes: Sequence[ast.AST], constants: Names) -> Iterator[Place]:
+def _list_used_places(nodes: Sequence[ast.AST], constants: Names) -> Iterator[Place]:
     """Where the expressions of a function stand, and those of the constants that it names."""
     for node in itertools.chain.from_iterable(map(ast.walk, nodes)):
         if isinstance(node, ast.expr):
@@ -108,27 +108,27 @@ def _used(nodes: Sequence[ast.AST], constants: Names) -> Iterator[Place]:
         if isinstance(node, ast.Name | ast.Attribute):
             for source in constants.get(name := ast.unparse(node), ()):
                 others = {n: c for n, c in constants.items() if n != name}
-                yield from _used([source.node], others)
+                yield from _list_used_places([source.node], others)
 
 
-def _functions(
+def _list_functions(
     node: ast.Module | ast.ClassDef, marks: tuple[ast.expr, ...]
 ) -> Iterator[tuple[str, Function, tuple[ast.expr, ...]]]:
     for child in node.body:
         if isinstance(child, ast.ClassDef):
-            yield from _functions(child, (*marks, *child.decorator_list))
+            yield from _list_functions(child, (*marks, *child.decorator_list))
         elif isinstance(child, Function):
             yield child.name, child, (*marks, *child.decorator_list)
 
 
-def _helpers(nodes: Iterable[ast.AST]) -> dict[str, Function]:
+def _list_helpers(nodes: Iterable[ast.AST]) -> dict[str, Function]:
     """Functions that tests may call, by names that only one has."""
     found = [node for node in nodes if isinstance(node, Function)]
     num_of = Counter(function.name for function in found)
     return {function.name: function for function in found if num_of[function.name] == 1}
 
 
-def _scopes(
+def _list_scopes(
     function: Function, names: Names, helpers: Helpers, constants: Names
 ) -> Iterator[tuple[Function, Names]]:
     """A function and the helpers that it calls, each with what its names stand for."""
@@ -139,33 +139,33 @@ def _scopes(
                 func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name)
             ) if name in helpers:
                 given = {
-                    parameter: [*_literals(Origin(value), names, 0)]
-                    for parameter, value in _arguments(node, helpers[name])
+                    parameter: [*_find_literals(Origin(value), names, 0)]
+                    for parameter, value in _match_arguments(node, helpers[name])
                 }
                 known = {**constants, **given}
-                inside = {**known, **_locals(helpers[name], known)}
+                inside = {**known, **_find_locals(helpers[name], known)}
                 others = {n: helper for n, helper in helpers.items() if n != name}
-                yield from _scopes(helpers[name], inside, others, constants)
+                yield from _list_scopes(helpers[name], inside, others, constants)
             case _:
                 pass
 
 
-def _arguments(call: ast.Call, helper: Function) -> Iterator[tuple[str, ast.expr]]:
+def _match_arguments(call: ast.Call, helper: Function) -> Iterator[tuple[str, ast.expr]]:
     parameters = [a.arg for a in helper.args.args if a.arg not in ("self", "cls")]
     plain = itertools.takewhile(lambda value: not isinstance(value, ast.Starred), call.args)
     yield from zip(parameters, plain, strict=False)
     yield from ((keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg)
 
 
-def _spots_in(file: str, function: Function, names: Names) -> Iterator[Spot]:
+def _find_spots(file: str, function: Function, names: Names) -> Iterator[Spot]:
     for node in ast.walk(function):
         if not isinstance(node, ast.stmt):
             continue
         for comparison, sides in comparisons(node):
-            if _has_limits(comparison):
+            if _has_tolerance(comparison):
                 continue
             for expected in (1, 0):
-                sources = [*_literals(Origin(sides[expected]), names, 0)]
+                sources = [*_find_literals(Origin(sides[expected]), names, 0)]
                 for source in sources:
                     yield Spot(
                         file=file,
@@ -180,23 +180,23 @@ def _spots_in(file: str, function: Function, names: Names) -> Iterator[Spot]:
                     break
 
 
-def _literals(source: Origin, names: Names, depth: int) -> Iterator[Origin]:
+def _find_literals(source: Origin, names: Names, depth: int) -> Iterator[Origin]:
     """The literals that an expression is made of; of a call or a container the first one."""
     node = source.node
-    if depth > _DEEPEST or _has_limits(node):
+    if depth > _DEEPEST or _has_tolerance(node):
         return
     if is_literal(node):
         yield source
     elif isinstance(node, ast.Name | ast.Attribute):
         for other in names.get(ast.unparse(node), ()):
             case = source.case or other.case
-            yield from _literals(Origin(other.node, case), names, depth + 1)
-    elif parts := _parts(node):
-        each = ([*_literals(Origin(part, source.case), names, depth + 1)] for part in parts)
+            yield from _find_literals(Origin(other.node, case), names, depth + 1)
+    elif parts := _list_parts(node):
+        each = ([*_find_literals(Origin(part, source.case), names, depth + 1)] for part in parts)
         yield from next((literals for literals in each if literals), list[Origin]())
 
 
-def _parts(node: ast.expr) -> Sequence[ast.expr]:
+def _list_parts(node: ast.expr) -> Sequence[ast.expr]:
     match node:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _PURE:
             return [*node.args, *(keyword.value for keyword in node.keywords)]
@@ -208,7 +208,7 @@ def _parts(node: ast.expr) -> Sequence[ast.expr]:
             return []
 
 
-def _has_limits(node: ast.expr) -> bool:
+def _has_tolerance(node: ast.expr) -> bool:
     """True for tests for nearness that say how near: further than we take for rounding, maybe."""
     if not isinstance(node, ast.Call):
         return False
@@ -226,7 +226,7 @@ def is_literal(node: ast.expr | str) -> bool:
     return True
 
 
-def _constants(body: Sequence[ast.stmt]) -> dict[str, list[Origin]]:
+def _find_constants(body: Sequence[ast.stmt]) -> dict[str, list[Origin]]:
     """Names that are bound once, to an expression."""
     bound: dict[str, list[Origin]] = defaultdict(list)
     for statement in body:
@@ -240,24 +240,24 @@ def _constants(body: Sequence[ast.stmt]) -> dict[str, list[Origin]]:
     return {name: sources for name, sources in bound.items() if len(sources) == 1}
 
 
-def _class_constants(tree: ast.Module) -> dict[str, list[Origin]]:
+def _find_class_constants(tree: ast.Module) -> dict[str, list[Origin]]:
     """Names that classes bind, as their methods say them: any class's of a name that several do."""
     classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    found = [pair for node in classes for pair in _constants(node.body).items()]
+    found = [pair for node in classes for pair in _find_constants(node.body).items()]
     return {f"self.{n}": [s for o, more in found if o == n for s in more] for n, _ in found}
 
 
-def _locals(function: Function, constants: Names) -> dict[str, list[Origin]]:
+def _find_locals(function: Function, constants: Names) -> dict[str, list[Origin]]:
     """Names of a function: bound once, or by a loop over a list."""
     inside = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
-    bound: dict[str, list[Origin]] = _constants(inside)
+    bound: dict[str, list[Origin]] = _find_constants(inside)
     known = {**constants, **bound}
     for node in inside:
         if isinstance(node, ast.For | ast.AsyncFor):
-            for i, target in enumerate(_targets(node.target)):
-                rows = _rows(node.iter, known)
+            for i, target in enumerate(_list_target_names(node.target)):
+                rows = _list_rows(node.iter, known)
                 one = not isinstance(node.target, ast.Tuple | ast.List)
-                cells = [row if one else _cell(row, i) for row in rows]
+                cells = [row if one else _get_cell(row, i) for row in rows]
                 bound[target] = [Origin(cell) for cell in cells if cell is not None]
     # What is a parameter too, or bound in another way, is not known.
     others = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)}
@@ -267,36 +267,36 @@ def _locals(function: Function, constants: Names) -> dict[str, list[Origin]]:
     return {name: sources for name, sources in bound.items() if name not in others}
 
 
-def _targets(node: ast.expr) -> Sequence[str]:
+def _list_target_names(node: ast.expr) -> Sequence[str]:
     parts = node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
     return [part.id if isinstance(part, ast.Name) else "" for part in parts]
 
 
-def _rows(node: ast.expr, names: Names) -> Sequence[ast.expr]:
+def _list_rows(node: ast.expr, names: Names) -> Sequence[ast.expr]:
     """The elements of a list that is written out, or named."""
     match node:
         case ast.List(elts=rows) | ast.Tuple(elts=rows):
             return rows
         case ast.Call(func=ast.Attribute(value=value, attr="items"), args=[]):
-            table = _named(value, names)
+            table = _resolve_name(value, names)
             if isinstance(table, ast.Dict):
                 pairs = zip(table.keys, table.values, strict=True)
                 return [ast.Tuple([k, v], ast.Load()) for k, v in pairs if k is not None]
             return []
         case ast.Name():
-            other = _named(node, names)
+            other = _resolve_name(node, names)
             return other.elts if isinstance(other, ast.List | ast.Tuple) else []
         case _:
             return []
 
 
-def _named(node: ast.expr, names: Names) -> ast.expr:
+def _resolve_name(node: ast.expr, names: Names) -> ast.expr:
     if isinstance(node, ast.Name) and len(names.get(node.id, ())) == 1:
         return names[node.id][0].node
     return node
 
 
-def _cell(row: ast.expr, column: int) -> ast.expr | None:
+def _get_cell(row: ast.expr, column: int) -> ast.expr | None:
     match row:
         case ast.Tuple(elts=cells) | ast.List(elts=cells):
             return cells[column] if column < len(cells) else None
@@ -306,20 +306,23 @@ def _cell(row: ast.expr, column: int) -> ast.expr | None:
             return None
 
 
-def _is_parametrize(mark: ast.expr) -> bool:
+def _is_parametrize_mark(mark: ast.expr) -> bool:
     return isinstance(mark, ast.Call) and getattr(mark.func, "attr", "") == "parametrize"
 
 
-def _cases(marks: Sequence[ast.expr], constants: Names) -> dict[str, list[Origin]]:
+def _list_parameter_values(marks: Sequence[ast.expr], constants: Names) -> dict[str, list[Origin]]:
     """The parameters of a test, each with its values."""
     found: dict[str, list[Origin]] = {}
     for mark in marks:
         match mark:
             case ast.Call(func=ast.Attribute(attr="parametrize"), args=[first, second, *_]):
-                names = _parameter_names(first)
+                names = _parse_parameter_names(first)
                 for i, name in enumerate(names):
-                    rows = _rows(second, constants)
-                    cells = [_value_of(row) if len(names) == 1 else _cell(row, i) for row in rows]
+                    rows = _list_rows(second, constants)
+                    cells = [
+                        _get_only_value(row) if len(names) == 1 else _get_cell(row, i)
+                        for row in rows
+                    ]
                     found[name] = [
                         Origin(cell, f"c{k}") for k, cell in enumerate(cells) if cell is not None
                     ]
@@ -328,12 +331,12 @@ def _cases(marks: Sequence[ast.expr], constants: Names) -> dict[str, list[Origin
     return found
 
 
-def _value_of(row: ast.expr) -> ast.expr | None:
+def _get_only_value(row: ast.expr) -> ast.expr | None:
     is_param = isinstance(row, ast.Call) and getattr(row.func, "attr", "") == "param"
-    return _cell(row, 0) if is_param else row
+    return _get_cell(row, 0) if is_param else row
 
 
-def _parameter_names(node: ast.expr) -> Sequence[str]:
+def _parse_parameter_names(node: ast.expr) -> Sequence[str]:
     if not is_literal(node):
         return []
     value: object = ast.literal_eval(node)

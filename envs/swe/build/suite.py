@@ -132,7 +132,7 @@ class SuiteRunner:
                 path.touch()
             files["stdin"].write_bytes(suite.request(watch).to_bytes(key))
             job = {**{name: str(path) for name, path in files.items()}, "cpu_s": str(int(cpu_s))}
-            seconds, in_time = self._do(job, cpu_s * _WALL)
+            seconds, in_time = self._run_job(job, cpu_s * _WALL)
             if not in_time:
                 problem = f"it takes longer than {cpu_s:.0f} s"
                 return SuiteRun(report=None, problem=problem, seconds=seconds)
@@ -144,7 +144,7 @@ class SuiteRunner:
                 problem = f"{error}: {''.join(said[-1:])[:_LINE_CHARS]}"
                 return SuiteRun(report=None, problem=problem, seconds=seconds)
 
-    def _do(self, job: dict[str, str], timeout_s: float) -> tuple[float, bool]:
+    def _run_job(self, job: dict[str, str], timeout_s: float) -> tuple[float, bool]:
         """Processor time in seconds, and whether it ended by itself."""
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
@@ -154,26 +154,26 @@ class SuiteRunner:
         child = int(stdout.readline() or b"0")
         if not child:
             raise RunError("the process for the suites has died; is pytest installed whole?")
-        in_time = _wait(stdout, child, timeout_s)
+        in_time = _wait_for_suite(stdout, child, timeout_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         return float(stdout.readline()), in_time
 
 
-def _wait(stdout: IO[bytes], child: int, timeout_s: float) -> bool:
+def _wait_for_suite(stdout: IO[bytes], child: int, timeout_s: float) -> bool:
     """Wait for a run's end; False if it takes too long, or does nothing any more."""
     end, before = time.monotonic() + timeout_s, ""
     while time.monotonic() < end:
         if select.select([stdout], [], [], min(_IDLE_S, max(0.0, end - time.monotonic())))[0]:
             return True
-        used = _processor_time(child)
+        used = _read_processor_time(child)
         if used == before:
             return False
         before = used
     return False
 
 
-def _processor_time(process: int) -> str:
+def _read_processor_time(process: int) -> str:
     """Of a process and its ended children, in ticks; "" if it has ended."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")

@@ -78,16 +78,16 @@ class Watcher:
         frame.f_trace_lines = False
         if id(frame) not in self._calls:
             source = self._sources[frame.f_code.co_filename]
-            call: list[object] = [source, frame.f_code.co_qualname, self._arguments(frame), "", ""]
+            call: list[object] = [source, frame.f_code.co_qualname, self._show_args(frame), "", ""]
             self._calls[id(frame)] = call
             self._order.append(call)
             self._keep.append(frame)
-        return self._trace_call
+        return self._record_call_event
 
-    def _trace_call(self, frame: FrameType, event: str, arg: Any) -> Any:
+    def _record_call_event(self, frame: FrameType, event: str, arg: Any) -> Any:
         call = self._calls[id(frame)]
         if event == "exception":
-            call[3:] = ["raised", f"{arg[0].__name__}: {self._text(arg[1], plain=True)}"]
+            call[3:] = ["raised", f"{arg[0].__name__}: {self._to_text(arg[1], plain=True)}"]
             frame.f_trace_lines = True  # shows whether it goes on in this frame
         elif event == "line":
             # It was caught, or a `finally` runs: what a return of None means now is unknown.
@@ -95,21 +95,23 @@ class Watcher:
         elif event == "return" and (call[3] not in ("raised", "unknown") or arg is not None):
             if frame.f_code.co_flags & GENERATOR:
                 before = f"{call[4]}, " if call[3] == "yielded" else ""
-                call[3:] = ["yielded", (before + self._text(arg))[:TEXT_CHARS]]
+                call[3:] = ["yielded", (before + self._to_text(arg))[:TEXT_CHARS]]
             else:
-                call[3:] = ["returned", self._text(arg)]
-        return self._trace_call
+                call[3:] = ["returned", self._to_text(arg)]
+        return self._record_call_event
 
-    def _arguments(self, frame: FrameType) -> str:
+    def _show_args(self, frame: FrameType) -> str:
         code = frame.f_code
         count = code.co_argcount + code.co_kwonlyargcount
         names = code.co_varnames
-        parts = [self._text(frame.f_locals[n]) for n in names[:count] if n not in ("self", "cls")]
+        parts = [
+            self._to_text(frame.f_locals[n]) for n in names[:count] if n not in ("self", "cls")
+        ]
         if code.co_flags & VARARGS:
-            parts += [self._text(value) for value in frame.f_locals[names[count]]]
+            parts += [self._to_text(value) for value in frame.f_locals[names[count]]]
         return ", ".join(parts)
 
-    def _text(self, value: object, *, plain: bool = False) -> str:
+    def _to_text(self, value: object, *, plain: bool = False) -> str:
         self._busy = True
         try:
             text = str(value) if plain else repr(value)
