@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from agentrl.errors import ConfigError
 
 RUNS: Final = 3
 """How often a suite runs to see whether it is steady."""
+_TEST_FILE: Final = re.compile(r"(?:\A|/)(?:test[^/]*|[^/]*_tests?)\.py\Z")
 _GIT_TIMEOUT_S: Final = 60.0
 _SLOWER: Final = 5
 """A suite with a bug may take so many times as long as one without, and as many seconds."""
@@ -117,7 +118,7 @@ def set_up(
         root=root,
         paths=found.paths,
         tools=install_tools(requires),
-        arguments=tuple(arguments or _test_files(found)),
+        arguments=tuple(arguments or filter(_TEST_FILE.search, found.tests)),
     )
     texts, as_they_are = _rewrite_test_files(archive.name, suite)
     # Each in a process of its own: what depends on the order of sets or on addresses is not steady.
@@ -186,11 +187,6 @@ def steady(runs: Sequence[Mapping[str, Outcome]]) -> tuple[str, ...]:
         for test in runs[0]
         if function_of(test) not in changing and all(run[test] == "passed" for run in runs)
     )
-
-
-def _test_files(found: PackageLayout) -> Iterator[str]:
-    names = ((file, file.rpartition("/")[2]) for file in found.tests)
-    return (file for file, name in names if re.match(r"test.*\.py$|.*_tests?\.py$", name))
 
 
 def _require_passing_outcomes(name: str, run: SuiteRun) -> Mapping[str, Outcome]:

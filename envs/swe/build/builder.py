@@ -132,9 +132,9 @@ class _Work:
                     raise Dropped("flaky")
                 times.append(seconds)
             self._check_repair_passes_all(make_patch(broken, whole), whole)
-        key = "".join(mutation.model_dump_json() for mutation in mutations)
+        key = "".join(mutation.model_dump_json() for mutation in mutations).encode()
         return RepairTask(
-            task=f"{bench.archive.name}-{bench.archive.version}-{_digest(key)}",
+            task=f"{bench.archive.name}-{bench.archive.version}-{hashlib.sha256(key).hexdigest()[:8]}",
             package=bench.archive.name,
             mutations=mutations,
             issue=issue,
@@ -353,7 +353,3 @@ def _is_compilable(text: str) -> bool:
     except (SyntaxError, ValueError):
         return False
     return True
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -159,15 +159,13 @@ def as_decoys(chosen: Sequence[Change]) -> list[Decoy]:
 def _collect_literals_by_function(old: Mapping[str, str]) -> dict[tuple[str, str], set[str]]:
     """The literals of each function, by file and name."""
     return {
-        (file, function.name): {ast.unparse(n) for n in ast.walk(function) if _is_value(n)}
+        (file, function.name): {
+            ast.unparse(n) for n in ast.walk(function) if isinstance(n, ast.expr) and is_literal(n)
+        }
         for file, text in old.items()
         for function in ast.walk(ast.parse(text))
         if isinstance(function, Function)
     }
-
-
-def _is_value(node: ast.AST) -> bool:
-    return isinstance(node, ast.expr) and is_literal(node)
 
 
 def validated(

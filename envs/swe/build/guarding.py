@@ -34,20 +34,17 @@ def observe(bench: Bench, bugs: Iterable[Candidate]) -> Observed:
 
 def find_decoys(bench: Bench, observed: Observed, rng: random.Random) -> list[Validated]:
     """The decoys of a package."""
-    asking = search(bench.texts, frozenset(bench.tests), observed, rng, _told(bench), {})
+    # What stands in the files that the agent finds, those that tests read among them.
+    hidden = {bench.pristine / test for test in bench.texts if test.endswith(".py")}
+    files = (path for path in sorted(bench.pristine.rglob("*")) if path.is_file())
+    told = "\n".join(path.read_text(errors="replace") for path in files if path not in hidden)
+    asking = search(bench.texts, frozenset(bench.tests), observed, rng, told, {})
     try:
         decoys = next(asking)
         while True:
             decoys = asking.send(_run_with_decoys(bench, decoys))
     except StopIteration as stop:
         return cast("list[Validated]", stop.value)
-
-
-def _told(bench: Bench) -> str:
-    """What stands in the files that the agent finds, those that tests read among them."""
-    hidden = {bench.pristine / test for test in bench.texts if test.endswith(".py")}
-    files = (path for path in sorted(bench.pristine.rglob("*")) if path.is_file())
-    return "\n".join(path.read_text(errors="replace") for path in files if path not in hidden)
 
 
 def _run_with_decoys(bench: Bench, decoys: Sequence[Decoy]) -> SuiteReport | None:

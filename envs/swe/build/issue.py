@@ -14,6 +14,7 @@ from agentrl.envs.swe.build.behaviour import Behaviour, Call
 
 _MOST_EXAMPLES: Final = 3
 _MOST_CHARS: Final = 110
+_PLAIN: Final = re.compile(r"(?!__)[^<]*")
 _UNSTEADY: Final = re.compile(r"0x[0-9a-f]{6,}|<\?>|/tmp/")
 _OPENINGS: Final = (
     "Something in `{area}` is wrong since the last change.",
@@ -94,7 +95,7 @@ def _describe_call(call: Call, words: _Words) -> str:
     arguments = call.arguments if len(call.arguments) <= _MOST_CHARS else cut
     name = call.name.replace(".__init__", "").replace(".<locals>", "")
     parts = name.split(".")
-    while parts and not (words.allow(parts[-1]) and _plain(parts[-1])):
+    while parts and not (words.allow(parts[-1]) and _PLAIN.fullmatch(parts[-1])):
         parts.pop()
     shown = ".".join(parts)
     if shown == name:
@@ -103,10 +104,6 @@ def _describe_call(call: Call, words: _Words) -> str:
     return (
         f"{owner} with the arguments `{arguments}`" if arguments else f"{owner} without arguments"
     )
-
-
-def _plain(name: str) -> bool:
-    return not (name.startswith("__") or "<" in name)
 
 
 def _list_difference_phrases(right: Call, wrong: Call) -> Sequence[tuple[str, str]]:
@@ -122,7 +119,9 @@ def _list_difference_phrases(right: Call, wrong: Call) -> Sequence[tuple[str, st
         ]
     if wrong.how == "raised":
         error = wrong.result.split(":")[0]
-        wanted = _should(right)
+        known = right.how == "returned" and right.result != "None"
+        is_short = len(right.result) < _MOST_CHARS
+        wanted = f"but `{right.result}` is right" if known and is_short else "but it is valid"
         return [
             (f"fails with `{wrong.result}`", wanted),
             (f"fails with {error}", wanted),
@@ -140,11 +139,6 @@ def _list_difference_phrases(right: Call, wrong: Call) -> Sequence[tuple[str, st
         verb = "yields" if wrong.how == "yielded" else "gives"
         return [(f"{verb} `{wrong.result}`", f"but `{right.result}` is right")]
     return []
-
-
-def _should(right: Call) -> str:
-    known = right.how == "returned" and right.result != "None" and len(right.result) < _MOST_CHARS
-    return f"but `{right.result}` is right" if known else "but it is valid"
 
 
 def _name_module_of_file(file: str) -> str:

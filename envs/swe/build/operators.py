@@ -107,7 +107,10 @@ def arithmetic(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """`+` becomes `-`; what is done to a literal string is left alone."""
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
         sides = (node.left, node.right)
-        if not any(isinstance(side, ast.JoinedStr) or _is_str(side) for side in sides):
+        texts = [
+            s for s in sides if isinstance(s, ast.Constant) and isinstance(s.value, str | bytes)
+        ]
+        if not texts and not any(isinstance(side, ast.JoinedStr) for side in sides):
             old, new = _ARITHMETIC[type(node.op)]
             yield from _replace_op(source, node.left, node.right, re.escape(old), new)
 
@@ -154,7 +157,7 @@ def default(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
     """The default of a parameter is another one."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return
-    for value in [*node.args.defaults, *node.args.kw_defaults]:
+    for i, value in enumerate([*node.args.defaults, *node.args.kw_defaults]):
         if isinstance(value, ast.Constant) and value.value is not None:
             old = value.value
             new: object = not old if isinstance(old, bool) else None
@@ -162,7 +165,7 @@ def default(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
                 new = old + 1
             elif isinstance(old, str):
                 new = "" if old else " "
-            yield _replace_node(source, value, repr(new), f"{_index(node, value)}: {new!r}")
+            yield _replace_node(source, value, repr(new), f"{i}: {new!r}")
 
 
 def missing_call(source: PackageSource, node: Node) -> Iterator[SourceEdit]:
@@ -299,14 +302,6 @@ def changed_names(source: PackageSource, node: Node, edit: SourceEdit) -> frozen
         names.update(re.findall(r"[^\W\d]\w*", text))
     harmless = {"self", "cls", *dir(builtins)} - _EXCEPTIONS.keys()
     return frozenset(n for n in names if n not in harmless and not iskeyword(n))
-
-
-def _is_str(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
-
-
-def _index(function: ast.FunctionDef | ast.AsyncFunctionDef, value: ast.expr) -> int:
-    return [*function.args.defaults, *function.args.kw_defaults].index(value)
 
 
 def _list_known_names(function: ast.FunctionDef | ast.AsyncFunctionDef, line: int) -> set[str]:

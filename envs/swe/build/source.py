@@ -89,7 +89,9 @@ class PackageSource:
         functions = {id(f): f for f, _ in self.functions.values()}.values()
         skipped: set[ast.AST] = set()
         for function in functions:
-            outside = [*function.decorator_list, function.returns, *_annotations(function)]
+            outside = [*function.decorator_list, function.returns]
+            inner = ast.walk(function)
+            outside += [n.annotation for n in inner if isinstance(n, ast.arg | ast.AnnAssign)]
             skipped.update(n for top in outside if top is not None for n in ast.walk(top))
         for node in ast.walk(self.tree):
             if isinstance(node, ast.JoinedStr):  # until Python 3.12 the places in it are wrong
@@ -117,8 +119,3 @@ def position(node: Node | ast.keyword | ast.arg) -> Position:
     """The place of a node."""
     end_line, end_column = node.end_lineno, node.end_col_offset
     return node.lineno, node.col_offset, end_line or 0, end_column or 0  # `ast.parse` sets them
-
-
-def _annotations(function: Function) -> list[ast.expr | None]:
-    inside = [node for node in ast.walk(function) if isinstance(node, ast.arg | ast.AnnAssign)]
-    return [node.annotation for node in inside]
