@@ -236,7 +236,7 @@ class RemotePlay:
         """Start the process and begin the episode there."""
         limit_s = self._rules.hook_timeout_s
         self._process = await EnvProcess.start(self._birth, self._pool, limit_s)
-        await self._call_in_process("areset", limit_s, seed=seed, options={"task": self.task})
+        await self._call_env_process("areset", limit_s, seed=seed, options={"task": self.task})
 
     async def advance(self, turn: AssistantTurn) -> Transition:
         """Play one turn there; a process that does not answer in time is killed."""
@@ -244,7 +244,7 @@ class RemotePlay:
         known = len(self.messages)
         limit_s = len(turn.calls) * self._tool_s + self._turn_s
         try:
-            transition: Transition = await self._call_in_process("advance", limit_s, turn)
+            transition: Transition = await self._call_env_process("advance", limit_s, turn)
         except TimeoutError:
             return await self._end_stuck_episode(EpisodeStop.TOOL_TIMEOUT, turn)
         return replace(transition, messages=self.messages[known + 1 :])
@@ -253,7 +253,7 @@ class RemotePlay:
         """End the episode by a budget; a process that is still busy is killed."""
         new = None if turn is self._last_turn else turn
         try:
-            transition: Transition = await self._call_in_process(
+            transition: Transition = await self._call_env_process(
                 "truncate", self._rules.grace_s, stop, new
             )
         except TimeoutError:
@@ -266,7 +266,7 @@ class RemotePlay:
             return Invalid(reason="the environment's process died", blame="environment")
         if self._process is None:
             return Score(value=0.0)
-        outcome: Outcome = await self._call_in_process("ascore", self._rules.hook_timeout_s)
+        outcome: Outcome = await self._call_env_process("ascore", self._rules.hook_timeout_s)
         return outcome
 
     async def close(self) -> None:
@@ -274,13 +274,13 @@ class RemotePlay:
         if self._process is None:
             return
         try:
-            await self._call_in_process("aclose", 2 * self._rules.hook_timeout_s)
+            await self._call_env_process("aclose", 2 * self._rules.hook_timeout_s)
         except TimeoutError:
             raise EnvironmentFault("teardown did not end in time; its process is gone") from None
         finally:
             await self._kill_env_process()
 
-    async def _call_in_process(
+    async def _call_env_process(
         self, method: str, limit_s: float, *args: object, **kwargs: object
     ) -> Any:
         """The value of a method there; the view comes back with it."""
@@ -294,13 +294,15 @@ class RemotePlay:
             raise
         if reply.view is not None:
             known = self.messages
-            new = tuple(self._cut_result(message) for message in reply.view.messages[len(known) :])
+            new = tuple(
+                self._cut_tool_message(message) for message in reply.view.messages[len(known) :]
+            )
             self._view = replace(reply.view, messages=(*known, *new))
         if reply.error is not None:
             raise reply.error
         return reply.value
 
-    def _cut_result(self, message: Message) -> Message:
+    def _cut_tool_message(self, message: Message) -> Message:
         if message.role != "tool":
             return message
         text = truncate_middle(message.content, self._rules.max_tool_tokens, self._tokenizer)

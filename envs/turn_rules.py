@@ -180,7 +180,7 @@ class Play:
             check_text("state_key's text", key or "")
             tally.state_key = key
         stop = await (
-            self._run_tool_calls(turn.calls) if turn.calls else self._run_reply(turn.text)
+            self._run_tool_calls(turn.calls) if turn.calls else self._run_reply_hook(turn.text)
         )
         left = self._rules.max_turns - self._num_turns
         if stop is None and left <= 0:
@@ -224,7 +224,7 @@ class Play:
             )
         return self._tally
 
-    async def _run_reply(self, text: str) -> EpisodeStop | None:
+    async def _run_reply_hook(self, text: str) -> EpisodeStop | None:
         """A turn without calls: the next user message, or the end."""
         reply: object = None
         if "reply" in self._declared.hooks:

@@ -82,9 +82,9 @@ async def host_place(most: int) -> AsyncGenerator[None]:
     """
     folder = workspace.private_folder(workspace.root_folder() / "places")
     async with _first.place():
-        line = await _lock_free_file([folder / "line"])
+        line = await _lock_first_unlocked_file([folder / "line"])
         try:
-            place = await _lock_free_file(
+            place = await _lock_first_unlocked_file(
                 [folder / str(number) for number in reversed(range(most))]
             )
         finally:
@@ -95,7 +95,7 @@ async def host_place(most: int) -> AsyncGenerator[None]:
         _unlock_and_close_file(place)
 
 
-async def _lock_free_file(files: Iterable[Path]) -> int:
+async def _lock_first_unlocked_file(files: Iterable[Path]) -> int:
     """A descriptor of the first of the files that is free, locked; as soon as one is."""
     while True:
         for file in files:

@@ -260,7 +260,7 @@ class Sandbox(ABC):
         argv = tuple(part.encode(errors="replace").decode() for part in command.argv)
         home = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
         return Command(
-            argv=("/bin/sh", "-c", _ENTER, "sh", self._join_path(command.cwd), *argv),
+            argv=("/bin/sh", "-c", _ENTER, "sh", self._resolve_path(command.cwd), *argv),
             cwd=self.workspace,
             env={**home, "TERM": "dumb", **self.options.env, **command.env},
             stdin=command.stdin,
@@ -268,7 +268,7 @@ class Sandbox(ABC):
             max_output=command.max_output,
         )
 
-    def _join_path(self, path: str) -> str:
+    def _resolve_path(self, path: str) -> str:
         if _NO_PATH.search(path):
             raise FileAccessError(f"{path!a} is no path: it has a character that no path can have")
         return posixpath.join(self.workspace, path)
@@ -288,7 +288,7 @@ class Sandbox(ABC):
         """
         limit = min(max_bytes or self.limits.read_bytes, self.limits.read_bytes)
         result = await self._run_script(
-            files.READ, self._join_path(path), str(limit), max_output=limit + 4096
+            files.READ, self._resolve_path(path), str(limit), max_output=limit + 4096
         )
         return files.require_ok(result, path).stdout
 
@@ -307,13 +307,13 @@ class Sandbox(ABC):
         wanted = "keep" if mode is None else f"{mode:o}"
         place = "follow" if in_place else "replace"
         result = await self._run_script(
-            files.WRITE, self._join_path(path), wanted, place, stdin=data
+            files.WRITE, self._resolve_path(path), wanted, place, stdin=data
         )
         files.require_ok(result, path)
 
     async def read_files(self, paths: Collection[str]) -> dict[str, bytes]:
         """The contents of those of many regular files that are there, by one command."""
-        names = {self._join_path(path): path for path in paths}
+        names = {self._resolve_path(path): path for path in paths}
         listed = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
         result = await self._run_script(
             files.PACK_NAMED,
@@ -326,7 +326,7 @@ class Sandbox(ABC):
 
     async def write_files(self, contents: Mapping[str, bytes]) -> None:
         """Write many files by one command; their folders are made."""
-        data = files.pack_files({self._join_path(path): text for path, text in contents.items()})
+        data = files.pack_files({self._resolve_path(path): text for path, text in contents.items()})
         if contents:
             await self._unpack_tar(data, "/")
 
@@ -336,7 +336,7 @@ class Sandbox(ABC):
         Raises:
             FileAccessError: There is no such folder, or it holds too much.
         """
-        result = await self._run_script(files.LIST, self._join_path(path))
+        result = await self._run_script(files.LIST, self._resolve_path(path))
         if result.stdout_truncated:
             raise FileAccessError(f"{path or '.'}: it holds more than can be listed")
         return files.entries(files.require_ok(result, path or ".").stdout)
@@ -359,7 +359,7 @@ class Sandbox(ABC):
     async def _pack_folder(self, source: str) -> bytes:
         result = await self._run_script(
             files.PACK,
-            self._join_path(source),
+            self._resolve_path(source),
             max_output=self._most_archive_bytes,
             timeout_s=files.TREE_TIMEOUT_S,
         )
@@ -372,7 +372,7 @@ class Sandbox(ABC):
 
     async def _unpack_tar(self, data: bytes, target: str) -> None:
         result = await self._run_script(
-            files.UNPACK, self._join_path(target), stdin=data, timeout_s=files.TREE_TIMEOUT_S
+            files.UNPACK, self._resolve_path(target), stdin=data, timeout_s=files.TREE_TIMEOUT_S
         )
         files.require_ok(result, target or ".")
 

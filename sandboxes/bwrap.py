@@ -167,7 +167,7 @@ class BwrapSandbox(Sandbox):
             (folder / "seccomp").write_bytes(program())
         except OSError as error:
             raise SandboxStartError(f"the sandbox's folder cannot be made: {error}") from error
-        self._arguments = tuple(_build_arguments(self._place, self.limits.disk_bytes, shown))
+        self._arguments = tuple(_build_bwrap_arguments(self._place, self.limits.disk_bytes, shown))
         bwrap = shared_copy(self._machine.bwrap) if uid is not None else self._machine.bwrap
         self._launch = _build_launch_command(self._machine, bwrap, self._uid, self._group, self)
 
@@ -190,7 +190,7 @@ class BwrapSandbox(Sandbox):
     async def _start_process_in_backend(self, command: Command, sink: Sink) -> Process:
         assert self._place is not None
         await self._wait_until_processes_fit()
-        refused = self._count_refusals() if self._group else -1
+        refused = self._count_refused_forks() if self._group else -1
         arguments = [*self._arguments]
         for key, value in command.env.items():
             arguments += ["--setenv", key, value]
@@ -231,10 +231,10 @@ class BwrapSandbox(Sandbox):
                 os.dup(status),
                 self._running,
                 said,
-                lambda: self._count_refusals() > refused,
+                lambda: self._count_refused_forks() > refused,
             )
 
-    def _count_refusals(self) -> int:
+    def _count_refused_forks(self) -> int:
         """How often what runs in it has used up its processes; without a group, unknown."""
         return 0 if self._group is None else self._group.refused_forks()
 
@@ -360,7 +360,9 @@ def _build_launch_command(
     return ("/bin/sh", "-c", f'{" ".join(steps)} "$0" "$@"', bwrap)
 
 
-def _build_arguments(place: Workspace, disk_bytes: int, mounts: Mapping[str, Path]) -> list[str]:
+def _build_bwrap_arguments(
+    place: Workspace, disk_bytes: int, mounts: Mapping[str, Path]
+) -> list[str]:
     """The world of a command: /usr and a made-up /etc to read, two folders to write."""
     shm = str(min(_SHM_BYTES, disk_bytes))
     arguments = [

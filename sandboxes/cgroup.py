@@ -72,23 +72,23 @@ class Group:
             self._write_v1_limits(limits, *self._folders)
 
     def _write_v1_limits(self, limits: Limits, memory: Path, pids: Path, cpu: Path) -> None:
-        _write_value(memory / "memory.limit_in_bytes", limits.memory_bytes)
+        _write_cgroup_value(memory / "memory.limit_in_bytes", limits.memory_bytes)
         swap = memory / "memory.memsw.limit_in_bytes"
         if swap.exists():
-            _write_value(swap, limits.memory_bytes)
-        _write_value(pids / "pids.max", limits.processes)
-        _write_value(cpu / "cpu.cfs_period_us", _PERIOD_US)
-        _write_value(cpu / "cpu.cfs_quota_us", int(limits.cpus * _PERIOD_US))
+            _write_cgroup_value(swap, limits.memory_bytes)
+        _write_cgroup_value(pids / "pids.max", limits.processes)
+        _write_cgroup_value(cpu / "cpu.cfs_period_us", _PERIOD_US)
+        _write_cgroup_value(cpu / "cpu.cfs_quota_us", int(limits.cpus * _PERIOD_US))
 
     def _write_v2_limits(self, limits: Limits, folder: Path) -> None:
         if not (folder / "memory.max").exists():
-            _write_value(folder.parent / "cgroup.subtree_control", "+memory +pids +cpu")
-        _write_value(folder / "memory.max", limits.memory_bytes)
+            _write_cgroup_value(folder.parent / "cgroup.subtree_control", "+memory +pids +cpu")
+        _write_cgroup_value(folder / "memory.max", limits.memory_bytes)
         swap = folder / "memory.swap.max"
         if swap.exists():
-            _write_value(swap, 0)
-        _write_value(folder / "pids.max", limits.processes)
-        _write_value(folder / "cpu.max", f"{int(limits.cpus * _PERIOD_US)} {_PERIOD_US}")
+            _write_cgroup_value(swap, 0)
+        _write_cgroup_value(folder / "pids.max", limits.processes)
+        _write_cgroup_value(folder / "cpu.max", f"{int(limits.cpus * _PERIOD_US)} {_PERIOD_US}")
 
     @property
     def entrances(self) -> tuple[str, ...]:
@@ -97,13 +97,13 @@ class Group:
 
     def oom_kills(self) -> int:
         """How many processes were killed for memory."""
-        return _read_count(
+        return _read_cgroup_count(
             self._folders[0] / ("memory.events" if self._v2 else "memory.oom_control"), "oom_kill"
         )
 
     def refused_forks(self) -> int:
         """How often the limit of processes let none begin."""
-        return _read_count(self._folders[0 if self._v2 else 1] / "pids.events", "max")
+        return _read_cgroup_count(self._folders[0 if self._v2 else 1] / "pids.events", "max")
 
     def num_alive(self) -> int:
         """How many tasks are in it, without those that have ended and wait for init."""
@@ -117,7 +117,7 @@ class Group:
             # In this order: what begins between the two counts as alive.
             counted = int((folder / "pids.current").read_text())
             dead = max(0, counted - self.num_alive())
-            _write_value(folder / "pids.max", processes + min(dead, processes))
+            _write_cgroup_value(folder / "pids.max", processes + min(dead, processes))
             return dead <= processes
         return True
 
@@ -158,7 +158,7 @@ class Group:
         return True
 
 
-def _read_count(file: Path, wanted: str) -> int:
+def _read_cgroup_count(file: Path, wanted: str) -> int:
     with contextlib.suppress(OSError, ValueError):
         for line in file.read_text().splitlines():
             key, _, value = line.partition(" ")
@@ -167,7 +167,7 @@ def _read_count(file: Path, wanted: str) -> int:
     return 0
 
 
-def _write_value(file: Path, value: object) -> None:
+def _write_cgroup_value(file: Path, value: object) -> None:
     # No file may be made here: on a recorded tree a missing controller has to be seen.
     with file.open("r+") as open_file:
         open_file.write(str(value))

@@ -83,4 +83,4 @@ class FakeSandbox(Sandbox):
             self.files = pickle.loads(await asyncio.to_thread(place.read_bytes))
 
     def _make_file_key(self, path: str) -> str:
-        return posixpath.normpath(self._join_path(path))
+        return posixpath.normpath(self._resolve_path(path))

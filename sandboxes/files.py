@@ -149,9 +149,9 @@ def unpack(data: bytes, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             for member in tar:
-                place = target / _check_no_escape(member.name, member.name)
+                place = target / _check_path_stays_inside(member.name, member.name)
                 if member.issym():
-                    _check_no_escape(
+                    _check_path_stays_inside(
                         member.linkname, member.name, PurePosixPath(member.name).parent
                     )
                     place.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def _write_tar_member_to_disk(tar: tarfile.TarFile, member: tarfile.TarInfo, pla
     place.chmod(member.mode & 0o777 | 0o600)
 
 
-def _check_no_escape(path: str, name: str, folder: PurePosixPath = _HERE) -> PurePosixPath:
+def _check_path_stays_inside(path: str, name: str, folder: PurePosixPath = _HERE) -> PurePosixPath:
     """The path, if it stays in the archive's folder however its links are resolved.
 
     `..` counts only where it begins a link's path: behind a name it may be a link's parent.

@@ -159,7 +159,7 @@ class Controller:
         refill = Refill(
             self._selection,
             drawn=len(refs),
-            teaches=self._teaches_something,
+            teaches=self._is_group_worth_training,
             draw=lambda place: parts.jobs.job(draw_one(), "train", step=number, place=place),
         )
         groups = parts.collector.collect(
@@ -192,13 +192,13 @@ class Controller:
             self._observer.warn(f"step {number}: left out: {one_line(next(iter(new.values())))}")
             self._store.event(event, step=number, tasks=[*new.values()])
 
-    def _prepare_and_update(self, collected: Collected) -> StepStats:
+    def _update_on_collected(self, collected: Collected) -> StepStats:
         trainer = self._parts.trainer
-        batch = self._make_batch(collected.episodes, collected.greedy)
+        batch = self._make_train_batch(collected.episodes, collected.greedy)
         batch = self._recipe.prepare(batch, trainer)
         return replace(trainer.update(batch), batch_statistics=correction_metrics(batch))
 
-    def _make_batch(self, episodes: Sequence[Episode], greedy: Sequence[Episode]) -> Batch:
+    def _make_train_batch(self, episodes: Sequence[Episode], greedy: Sequence[Episode]) -> Batch:
         """With the rewards that are trained on."""
         shape = self._selection.shape_reward
         return make_batch(
@@ -207,17 +207,17 @@ class Controller:
             greedy=[*map(shape, greedy)],
         )
 
-    def _teaches_something(self, group: PlayedGroup) -> bool:
+    def _is_group_worth_training(self, group: PlayedGroup) -> bool:
         """True if the estimator has an advantage for any token of the group, seen alone."""
         greedy = [group.greedy] if group.greedy else []
-        return bool(self._recipe.estimator(self._make_batch(group.episodes, greedy)).any())
+        return bool(self._recipe.estimator(self._make_train_batch(group.episodes, greedy)).any())
 
     async def _train_in_thread(self, collected: Collected, number: int) -> StepStats:
         self._observer.phase("train")
         # A thread, so that the loop looks after servers and sandboxes meanwhile; a daemon, since
         # one that was given up may be inside of a long product.
         thread = EpisodeThread("agentrl-update")
-        updating = asyncio.create_task(thread.call(self._prepare_and_update, math.inf, collected))
+        updating = asyncio.create_task(thread.call(self._update_on_collected, math.inf, collected))
         try:
             while not updating.done():
                 await asyncio.wait([updating], timeout=_WAKE_S)

@@ -105,7 +105,7 @@ async def build_parts(
             learner, engine = _load_trainer_and_engine(plan, setup, server, num_ids)
         else:
             learner, engine = None, server or _load_engine_with_own_model(setup, num_ids)
-        parts = _make_parts(plan, codec, engine, learner)
+        parts = _assemble_run_parts(plan, codec, engine, learner)
         undo.push_async_callback(parts.aclose)
         await kind.begin(engine, setup, learner)
         undo.pop_all()
@@ -119,7 +119,7 @@ def scripted_parts(plan: Plan, folder: Path, agent: Agent) -> Parts:
     plan = replace(plan, config=plan.config.model_copy(update={"rollout": rollout}))
     codec = checked_codec(plan, folder)
     renderer = codec.renderer(plan.envs[0].prototype.tool_schemas)
-    return _make_parts(plan, codec, ScriptedEngine(agent, renderer))
+    return _assemble_run_parts(plan, codec, ScriptedEngine(agent, renderer))
 
 
 def make_collector(
@@ -138,7 +138,9 @@ def make_collector(
     return Collector(engine=engine, codec=codec, settings=settings)
 
 
-def _make_parts(plan: Plan, codec: Codec, engine: Engine, learner: Trainer | None = None) -> Parts:
+def _assemble_run_parts(
+    plan: Plan, codec: Codec, engine: Engine, learner: Trainer | None = None
+) -> Parts:
     config, services = plan.config, EnvServices()
     collector = partial(make_collector, engine, codec, config)
     return Parts(

@@ -85,7 +85,7 @@ def make_plan(
         for function in (estimator, normalisation, correction):
             if function is not None:
                 _check_needs_are_configured(config, function.label, function.needs)
-        _check_selection(config.rollout, estimator.label, estimator.needs)
+        _check_refill_settings(config.rollout, estimator.label, estimator.needs)
         _check_loss_needs(config, objects.get(config.trainer.loss))
     names = [name for env in envs for name in _check_tasks_and_list_tools(env, config, train)]
     if train:  # now that each environment is known to have a task
@@ -180,7 +180,7 @@ def _check_needs_are_configured(config: RunConfig, label: str, needs: Sequence[s
             raise ConfigError(f"{label} needs a {need}: {NEEDS[need]}")
 
 
-def _check_selection(rollout: RolloutConfig, label: str, needs: Sequence[str]) -> None:
+def _check_refill_settings(rollout: RolloutConfig, label: str, needs: Sequence[str]) -> None:
     """Refuse keys that decide what of a group is trained on and could not do what they say."""
     compares = {"group of 2", "greedy member"} & {*needs} and not {"critic", "reference"} & {*needs}
     if rollout.refill > 1 and not compares:

@@ -152,7 +152,9 @@ class PlannedRun:
             yield
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | Terminated):
-                _extend_stop_text(error, f"before the first step; {_format_resume_hint(directory)}")
+                _append_to_stop_message(
+                    error, f"before the first step; {_format_resume_hint(directory)}"
+                )
             elif not self._resume:
                 directory.forget()
             self._journal.stopped(error)
@@ -199,7 +201,7 @@ class PlannedRun:
         if self.step > self._kept and not self._is_in_step and not self._stopping.is_urgent:
             self._save_checkpoint()
         kept = f"step {self._kept} is kept" if self._kept else "no step is kept"
-        _extend_stop_text(stop, f"{kept}; {_format_resume_hint(self._store.directory)}")
+        _append_to_stop_message(stop, f"{kept}; {_format_resume_hint(self._store.directory)}")
 
     def __iter__(self) -> "Iterator[StepResult]":
         """The steps that are left, each done when it is yielded."""
@@ -284,7 +286,7 @@ def _announce_lora_and_server(plan: Plan, folder: Path, observer: Observer) -> N
         observer.phase("engine")
 
 
-def _extend_stop_text(stop: KeyboardInterrupt | Terminated, what: str) -> None:
+def _append_to_stop_message(stop: KeyboardInterrupt | Terminated, what: str) -> None:
     """Let what stopped the run say what is left of it."""
     if isinstance(stop, Terminated):
         stop.message += f"; {what}"

@@ -159,8 +159,8 @@ def nested(rows: Sequence[Sequence[NDArray[np.generic]]], kind: pa.DataType) -> 
     from_arrays: Any = getattr(pa.ListArray, "from_arrays")  # noqa: B009  # its stub is too narrow
     arrays = [array for row in rows for array in row]
     flat = np.concatenate(arrays) if arrays else np.zeros(0, kind.to_pandas_dtype())
-    inner = from_arrays(_compute_offsets(arrays), pa.array(flat, kind))
-    column: pa.Array[Any] = from_arrays(_compute_offsets(rows), inner)
+    inner = from_arrays(_make_list_offsets(arrays), pa.array(flat, kind))
+    column: pa.Array[Any] = from_arrays(_make_list_offsets(rows), inner)
     return column
 
 
@@ -175,5 +175,5 @@ def arrays_of(
     ]
 
 
-def _compute_offsets(items: Sequence[Sequence[object] | NDArray[np.generic]]) -> "pa.Int32Array":
+def _make_list_offsets(items: Sequence[Sequence[object] | NDArray[np.generic]]) -> "pa.Int32Array":
     return pa.array(np.cumsum([0, *(len(item) for item in items)]), pa.int32())

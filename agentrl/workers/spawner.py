@@ -54,12 +54,12 @@ class Spawner:
             "max_result_bytes": self._max_result_bytes,
         }
         with theirs:
-            self._send_message(message, theirs)
+            self._send_message_to_fork_server(message, theirs)
         return channel
 
     def kill(self, channel: Channel) -> None:
         """Kill the worker with all that it started; its stream ends when it is reaped."""
-        self._send_message({"do": "kill", "number": channel.number})
+        self._send_message_to_fork_server({"do": "kill", "number": channel.number})
 
     def close(self) -> None:
         """End the template and all workers and wait for it; a second call does nothing."""
@@ -94,7 +94,7 @@ class Spawner:
                 env={**os.environ, **dict.fromkeys(_THREADS, "1")},
             )
 
-    def _send_message(
+    def _send_message_to_fork_server(
         self, message: dict[str, object], connection: socket.socket | None = None
     ) -> None:
         """Send a message; a template that is gone shows in its workers' streams."""

@@ -111,7 +111,7 @@ class _Work:
         if self._is_key_seen_before(tuple(sorted(broken.items()))):
             raise Dropped("duplicate")
         with bench.changed(broken):
-            failed, seconds = self._run_broken()
+            failed, seconds = self._run_broken_suite()
             failing = tuple(failed)
             if self._is_key_seen_before((tuple(c.function for c in chosen), failing)):
                 raise Dropped("duplicate")
@@ -121,13 +121,14 @@ class _Work:
             bugs = [tests & {*failing} for tests in own] or [frozenset(failing)]
             found = self._choose_decoys(bugs, failed, frozenset(failing))  # before what takes long
             told = [
-                tests - self._hold_out(tests, mine) for tests, mine in zip(bugs, found, strict=True)
+                tests - self._hold_out_tests(tests, mine)
+                for tests, mine in zip(bugs, found, strict=True)
             ]
             issue = self.issue(told, names, failing)
-            deciding = self._choose_decoys(bugs, failed, self._find_untold(failed, issue))
+            deciding = self._choose_decoys(bugs, failed, self._find_untold_tests(failed, issue))
             times = [seconds]
             for _ in range(RUNS - 1):
-                again, seconds = self._run_broken()
+                again, seconds = self._run_broken_suite()
                 if tuple(again) != failing:
                     raise Dropped("flaky")
                 times.append(seconds)
@@ -148,7 +149,7 @@ class _Work:
         self.seen.add(key)
         return known
 
-    def _run_broken(self) -> tuple[dict[str, Saw | None], float]:
+    def _run_broken_suite(self) -> tuple[dict[str, Saw | None], float]:
         """The tests that fail now, in the suite's order, each with the comparison it ends at."""
         tests = self.bench.tests
         run = self.bench.runner.run(self.bench.suite)
@@ -207,14 +208,14 @@ class _Work:
             raise Dropped("too few decoys to rule out guesses")
         return found
 
-    def _hold_out(self, tests: frozenset[str], numbers: Sequence[int]) -> frozenset[str]:
+    def _hold_out_tests(self, tests: frozenset[str], numbers: Sequence[int]) -> frozenset[str]:
         """Failing tests that the issue does not tell of, so that they can decide."""
         decoys = [self.decoys[number].decoy for number in numbers]
         best = max(decoys, key=lambda decoy: decoy.secret)
         held = tests.intersection(best.sees)
         return held if held < tests else frozenset()
 
-    def _find_untold(self, failed: Mapping[str, Saw | None], issue: str) -> frozenset[str]:
+    def _find_untold_tests(self, failed: Mapping[str, Saw | None], issue: str) -> frozenset[str]:
         """The failing tests whose first call that ends another way is not in the issue."""
         bench, tests = self.bench, [*failed]
         wrong = calls(

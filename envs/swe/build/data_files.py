@@ -52,7 +52,7 @@ def find_data_spots(
 def _find_spots(
     test: str, code: str, file: str, text: str, saws: Collection[Saw]
 ) -> Iterator[Spot]:
-    values = [*_list_values(file, text)][:_MOST_VALUES]
+    values = [*_list_data_values(file, text)][:_MOST_VALUES]
     for place, written, value in values:
         wrong = {
             (saw.site, side) for saw in saws for side in (0, 1) if _is_side_wrong(saw, side, value)
@@ -82,7 +82,7 @@ def bare(value: object) -> str:
     return literal(value).strip("'\"")
 
 
-def _list_values(file: str, text: str) -> Iterator[tuple[Place, str, object]]:
+def _list_data_values(file: str, text: str) -> Iterator[tuple[Place, str, object]]:
     is_json = file.endswith(".json")
     for match in (_JSON if is_json else _CELL).finditer(text):
         if is_json and match[2]:  # a key

@@ -311,13 +311,13 @@ def deciding(
         if not one.is_known
         and untold.issuperset(one.decoy.sees.keys() & failing.keys())
         and any(
-            _is_at_decoy(one, test, failing[test])
+            _is_failure_at_decoy(one, test, failing[test])
             for test in one.decoy.sees.keys() & failing.keys() & untold
         )
     )
 
 
-def _is_at_decoy(one: Validated, test: str, saw: Saw | None) -> bool:
+def _is_failure_at_decoy(one: Validated, test: str, saw: Saw | None) -> bool:
     """True if a test ends at a decoy's comparison, by neither the true value nor the decoy's."""
     if saw is None or (saw.site, saw.count) != (one.decoy.site, one.counts[test]):
         return False

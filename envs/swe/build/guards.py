@@ -130,7 +130,7 @@ class _Search:
         num_called = Counter(names.values())
         once = (test for test, name in names.items() if num_called[name] == 1)
         tests = frozenset(test for test in once if pairs[test] in passed)
-        failing = await self._run_broken(full, names)
+        failing = await self._run_broken_suite(full, names)
         observed = [(file_of(test), saw) for test, saw in failing.items() if saw]
         read = {**texts, **await self._read_texts(await self._list_data_files(texts))}
         told = await self._read_agents_repository()
@@ -138,7 +138,7 @@ class _Search:
         asking = search(read, tests, observed, self._rng, told, old)
         found = await self._search_decoys(replace(grading, rewritten=tuple(read)), asking)
         numbers = deciding(found, failing, frozenset(failing))
-        decoys = tuple(_renamed(one.decoy, names) for one in found)
+        decoys = tuple(_rename_tests_of_decoy(one.decoy, names) for one in found)
         if not is_guarded([[decoys[i] for i in numbers]]):
             return Guard()
         files = tuple(sorted({*texts, *(decoy.file for decoy in decoys)}))
@@ -166,7 +166,7 @@ class _Search:
         except StopIteration as stop:
             return cast("list[Validated]", stop.value)
 
-    async def _run_broken(
+    async def _run_broken_suite(
         self, grading: Grading, names: Mapping[str, str]
     ) -> dict[str, Saw | None]:
         """The tests that fail without the reference, by their ids in rewritten files."""
@@ -236,7 +236,7 @@ def _pair_ids(plain: SuiteReport, rewritten: SuiteReport, files: Collection[str]
     return found
 
 
-def _renamed(decoy: Decoy, names: Mapping[str, str]) -> Decoy:
+def _rename_tests_of_decoy(decoy: Decoy, names: Mapping[str, str]) -> Decoy:
     sees = {names[test]: value for test, value in decoy.sees.items()}
     spoils = tuple(names[test] for test in decoy.spoils)
     return decoy.model_copy(update={"sees": sees, "spoils": spoils})

@@ -44,7 +44,7 @@ def write_issue(
         rng: chooses among phrases.
     """
     words = _Words(forbidden)
-    told = [_examples(behaviours, words) for behaviours in bugs]
+    told = [_list_examples(behaviours, words) for behaviours in bugs]
     if not all(told):
         return ""
     each = -(-_MOST_EXAMPLES // len(told))
@@ -71,7 +71,7 @@ class _Words:
         return not (self._short.intersection(words) or self._long & {w.lower() for w in words})
 
 
-def _examples(behaviours: Iterable[Behaviour], words: _Words) -> list[tuple[str, str]]:
+def _list_examples(behaviours: Iterable[Behaviour], words: _Words) -> list[tuple[str, str]]:
     """Sentences, shortest first, each with the file that it is about."""
     found = {_tell_behaviour(behaviour, words): behaviour.right.file for behaviour in behaviours}
     return sorted(((line, file) for line, file in found.items() if line), key=lambda x: len(x[0]))

@@ -191,12 +191,12 @@ def _find_literals(source: Origin, names: Names, depth: int) -> Iterator[Origin]
         for other in names.get(ast.unparse(node), ()):
             case = source.case or other.case
             yield from _find_literals(Origin(other.node, case), names, depth + 1)
-    elif parts := _list_parts(node):
+    elif parts := _list_literal_parts(node):
         each = ([*_find_literals(Origin(part, source.case), names, depth + 1)] for part in parts)
         yield from next((literals for literals in each if literals), list[Origin]())
 
 
-def _list_parts(node: ast.expr) -> Sequence[ast.expr]:
+def _list_literal_parts(node: ast.expr) -> Sequence[ast.expr]:
     match node:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _PURE:
             return [*node.args, *(keyword.value for keyword in node.keywords)]
@@ -257,7 +257,7 @@ def _find_locals(function: Function, constants: Names) -> dict[str, list[Origin]
             for i, target in enumerate(_list_target_names(node.target)):
                 rows = _list_rows(node.iter, known)
                 one = not isinstance(node.target, ast.Tuple | ast.List)
-                cells = [row if one else _get_cell(row, i) for row in rows]
+                cells = [row if one else _get_cell_of_row(row, i) for row in rows]
                 bound[target] = [Origin(cell) for cell in cells if cell is not None]
     # What is a parameter too, or bound in another way, is not known.
     others = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)}
@@ -296,7 +296,7 @@ def _resolve_name(node: ast.expr, names: Names) -> ast.expr:
     return node
 
 
-def _get_cell(row: ast.expr, column: int) -> ast.expr | None:
+def _get_cell_of_row(row: ast.expr, column: int) -> ast.expr | None:
     match row:
         case ast.Tuple(elts=cells) | ast.List(elts=cells):
             return cells[column] if column < len(cells) else None
@@ -320,7 +320,7 @@ def _list_parameter_values(marks: Sequence[ast.expr], constants: Names) -> dict[
                 for i, name in enumerate(names):
                     rows = _list_rows(second, constants)
                     cells = [
-                        _get_only_value(row) if len(names) == 1 else _get_cell(row, i)
+                        _get_only_value(row) if len(names) == 1 else _get_cell_of_row(row, i)
                         for row in rows
                     ]
                     found[name] = [
@@ -333,7 +333,7 @@ def _list_parameter_values(marks: Sequence[ast.expr], constants: Names) -> dict[
 
 def _get_only_value(row: ast.expr) -> ast.expr | None:
     is_param = isinstance(row, ast.Call) and getattr(row.func, "attr", "") == "param"
-    return _get_cell(row, 0) if is_param else row
+    return _get_cell_of_row(row, 0) if is_param else row
 
 
 def _parse_parameter_names(node: ast.expr) -> Sequence[str]:

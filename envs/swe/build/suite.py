@@ -132,7 +132,7 @@ class SuiteRunner:
                 path.touch()
             files["stdin"].write_bytes(suite.request(watch).to_bytes(key))
             job = {**{name: str(path) for name, path in files.items()}, "cpu_s": str(int(cpu_s))}
-            seconds, in_time = self._run_job(job, cpu_s * _WALL)
+            seconds, in_time = self._run_suite_job(job, cpu_s * _WALL)
             if not in_time:
                 problem = f"it takes longer than {cpu_s:.0f} s"
                 return SuiteRun(report=None, problem=problem, seconds=seconds)
@@ -144,7 +144,7 @@ class SuiteRunner:
                 problem = f"{error}: {''.join(said[-1:])[:_LINE_CHARS]}"
                 return SuiteRun(report=None, problem=problem, seconds=seconds)
 
-    def _run_job(self, job: dict[str, str], timeout_s: float) -> tuple[float, bool]:
+    def _run_suite_job(self, job: dict[str, str], timeout_s: float) -> tuple[float, bool]:
         """Processor time in seconds, and whether it ended by itself."""
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:

@@ -87,7 +87,7 @@ class Watcher:
     def _record_call_event(self, frame: FrameType, event: str, arg: Any) -> Any:
         call = self._calls[id(frame)]
         if event == "exception":
-            call[3:] = ["raised", f"{arg[0].__name__}: {self._to_text(arg[1], plain=True)}"]
+            call[3:] = ["raised", f"{arg[0].__name__}: {self._show_value(arg[1], plain=True)}"]
             frame.f_trace_lines = True  # shows whether it goes on in this frame
         elif event == "line":
             # It was caught, or a `finally` runs: what a return of None means now is unknown.
@@ -95,9 +95,9 @@ class Watcher:
         elif event == "return" and (call[3] not in ("raised", "unknown") or arg is not None):
             if frame.f_code.co_flags & GENERATOR:
                 before = f"{call[4]}, " if call[3] == "yielded" else ""
-                call[3:] = ["yielded", (before + self._to_text(arg))[:TEXT_CHARS]]
+                call[3:] = ["yielded", (before + self._show_value(arg))[:TEXT_CHARS]]
             else:
-                call[3:] = ["returned", self._to_text(arg)]
+                call[3:] = ["returned", self._show_value(arg)]
         return self._record_call_event
 
     def _show_args(self, frame: FrameType) -> str:
@@ -105,13 +105,13 @@ class Watcher:
         count = code.co_argcount + code.co_kwonlyargcount
         names = code.co_varnames
         parts = [
-            self._to_text(frame.f_locals[n]) for n in names[:count] if n not in ("self", "cls")
+            self._show_value(frame.f_locals[n]) for n in names[:count] if n not in ("self", "cls")
         ]
         if code.co_flags & VARARGS:
-            parts += [self._to_text(value) for value in frame.f_locals[names[count]]]
+            parts += [self._show_value(value) for value in frame.f_locals[names[count]]]
         return ", ".join(parts)
 
-    def _to_text(self, value: object, *, plain: bool = False) -> str:
+    def _show_value(self, value: object, *, plain: bool = False) -> str:
         self._busy = True
         try:
             text = str(value) if plain else repr(value)
