@@ -134,7 +134,10 @@ def load_checkpoint(trainer: "LocalTrainer", path: Path) -> Mapping[str, Json]:
     _load_tensors(trainer, path / "weights")
     host = orjson.loads((path / "state.json").read_bytes())
     trainer.step = host["trainer"]["step"]
+    trainer.attempted = host["trainer"]["attempted"]
     trainer.num_skipped = host["trainer"]["num_skipped"]
+    if trainer.critic is not None:
+        trainer.critic.num_skipped = host["trainer"]["critic_skipped"]
     trainer.gate.restore(host["trainer"]["gate"])
     set_random_states(host["random"])
     return cast(Mapping[str, Json], host["state"])
@@ -319,7 +322,9 @@ def _host_state(trainer: "LocalTrainer", state: Mapping[str, Json]) -> dict[str,
         "state": dict(state),
         "trainer": {
             "step": trainer.step,
+            "attempted": trainer.attempted,
             "num_skipped": trainer.num_skipped,
+            "critic_skipped": trainer.critic.num_skipped if trainer.critic else 0,
             "gate": trainer.gate.state(),
         },
         "random": random_states(),

@@ -62,7 +62,7 @@ class CriticConfig(Config):
     max_grad_norm: float = Field(
         default=1.0, gt=0, description="the critic's gradient is scaled down to this norm"
     )
-    updates: int = Field(default=1, ge=1, description="the critic's optimizer steps per batch")
+    updates: int = Field(default=1, ge=1, description="the critic's optimizer steps per mini-batch")
     discount: float = Field(
         default=1.0, gt=0, le=1, description="what a reward one token later counts (gamma)"
     )
@@ -128,6 +128,10 @@ class TrainerConfig(Config):
         description="what is done where the engine sampled otherwise than the trainer would: none, "
         "a name of agentrl algorithm list, pkg.mod:Name or path/file.py:Name",
     )
+    minibatches: int = Field(
+        default=1, ge=1, description="updates in which a batch is trained on once, of whole groups"
+    )
+    epochs: int = Field(default=1, ge=1, description="how often each batch is trained on")
     scale_by_std: bool = Field(
         default=True,
         description="divide advantages by their standard deviation: of the group (Dr. GRPO: "
@@ -139,7 +143,7 @@ class TrainerConfig(Config):
     )
     lr: float = Field(default=1e-5, gt=0, description="peak learning rate")
     warmup_steps: int = Field(
-        default=0, ge=0, description="steps over which the learning rate rises to its peak"
+        default=0, ge=0, description="updates over which the learning rate rises to its peak"
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="how the learning rate falls to 0 after the warm-up"

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from agentrl.errors import RunError
 from agentrl.trainer.algorithms.advantages.gae import gae_sums
 from agentrl.trainer.algorithms.trajectories import Trajectories
 from agentrl.trainer.algorithms.value_loss import value_loss
@@ -38,8 +39,8 @@ class CriticStats:
 
     loss: float
     """Half the clipped squared error, weighed as the policy's loss is, in the last pass."""
-    explained: float
-    """1 less the values' mean squared error before the update over the targets' variance."""
+    skipped: str | None = None
+    """Why it was left as it is in one of its updates; None if it learned in all of them."""
 
 
 class ValueModel(nn.Module):
@@ -76,6 +77,9 @@ class Critic:
         self.optimizer = make_optimizer(
             self.model, config.model_copy(update={"lr": config.critic.lr})
         )
+        self.num_skipped = 0
+        """Updates whose gradient was not finite."""
+        self._skipped_in_a_row = 0
 
     def values(self, batch: Batch) -> NDArray[np.float32]:
         """[N] The value of the state before each trained token, 0 elsewhere."""
@@ -89,26 +93,49 @@ class Critic:
     def update(self, batch: Batch) -> CriticStats:
         """Regress onto the returns that follow; a gradient that is not finite changes nothing.
 
-        The batch has the values that its advantages were estimated with.
+        The batch has the values that its advantages were estimated with. Raises RunError if as many
+        gradients in a row were not finite as `trainer.max_skipped_steps` allows.
         """
+        _, targets_N = self._find_targets(batch)
+        skipped, loss = None, 0.0
+        for _ in range(self._config.critic.updates):
+            loss = self._accumulate_gradients(batch, targets_N)
+            most = self._config.critic.max_grad_norm
+            norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), most))
+            if math.isfinite(loss) and torch.isfinite(norm):
+                self.optimizer.step()
+                self._skipped_in_a_row = 0
+            else:
+                skipped = f"the critic's loss is {loss} and its gradient norm {norm}, not finite"
+                self._count_skipped(skipped)
+            self.optimizer.zero_grad(set_to_none=True)
+        return CriticStats(loss=loss, skipped=skipped)
+
+    def explained(self, batch: Batch) -> float:
+        """1 less the mean squared error of the batch's values over its targets' variance."""
+        sums_K, targets_N = self._find_targets(batch)
+        spread = float(targets_N[batch.mask_N].var())
+        return 1 - float((sums_K**2).mean()) / spread if spread > 0 else 0.0
+
+    def _find_targets(self, batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+        """[K] By how much the values miss their targets, by trajectory, and [N] the targets."""
         settings = self._config.critic
         assert batch.values_N is not None
         tokens = Trajectories.of(batch)
         sums_K = gae_sums(tokens, discount=settings.discount, decay=settings.target_decay)
-        targets_N = tokens.put(sums_K + batch.values_N[tokens.source])
-        loss = 0.0
-        for _ in range(settings.updates):
-            loss = self._pass(batch, targets_N)
-            norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm))
-            if math.isfinite(loss) and torch.isfinite(norm):
-                self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-        spread = float(targets_N[batch.mask_N].var())
-        left = float((sums_K**2).mean())
-        return CriticStats(loss=loss, explained=1 - left / spread if spread > 0 else 0.0)
+        return sums_K, tokens.put(sums_K + batch.values_N[tokens.source])
 
-    def _pass(self, batch: Batch, targets_N: NDArray[np.float32]) -> float:
-        """Gradients of all micro-batches."""
+    def _count_skipped(self, reason: str) -> None:
+        self.num_skipped += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row >= self._config.max_skipped_steps:
+            raise RunError(
+                f"{reason}, for {self._skipped_in_a_row} updates in a row; lower trainer.critic.lr "
+                "or look at the rewards of the last batches"
+            )
+
+    def _accumulate_gradients(self, batch: Batch, targets_N: NDArray[np.float32]) -> float:
+        """Gradients of all micro-batches; their loss."""
         assert batch.values_N is not None
         assert batch.weights_N is not None
         total = 0.0

@@ -73,12 +73,12 @@ def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.Optim
     )
 
 
-def learning_rate(step: int, config: TrainerConfig, total_steps: int) -> float:
-    """The rate of optimizer step `step` (from 0); it reaches 0 after `total_steps`, if it falls."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    left = max(1, total_steps - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / left)
+def learning_rate(update: int, config: TrainerConfig, total_updates: int) -> float:
+    """The rate of the update after so many others; it reaches 0 after all, if it falls."""
+    if update < config.warmup_steps:
+        return config.lr * (update + 1) / config.warmup_steps
+    left = max(1, total_updates - config.warmup_steps)
+    progress = min(1.0, (update - config.warmup_steps) / left)
     match config.schedule:
         case "constant":
             return config.lr

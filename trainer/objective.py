@@ -48,8 +48,7 @@ class SupervisedObjective:
     """
 
     def __init__(self, batch: Batch, smoothing: float = 0.0) -> None:
-        assert batch.weights_N is not None
-        self._weights_N, self._smoothing = batch.weights_N, smoothing
+        self._batch, self._smoothing = batch, smoothing
         self.sums = np.zeros(0)
 
     def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -59,7 +58,8 @@ class SupervisedObjective:
     def loss(self, rows: PackedRows, scores_2K: Tensor) -> Tensor:
         """Minus the weighted sum of logprobs under the smoothed targets."""
         smoothed_K = torch.lerp(scores_2K[0], scores_2K[1], self._smoothing)
-        weights_K = torch.from_numpy(self._weights_N[rows.source_K]).to(smoothed_K)
+        assert self._batch.weights_N is not None
+        weights_K = torch.from_numpy(self._batch.weights_N[rows.source_K]).to(smoothed_K)
         return -(weights_K * smoothed_K).sum()
 
 

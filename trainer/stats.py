@@ -30,6 +30,8 @@ class SupervisedStats:
     """Trained tokens whose record was recomputed and agreed, just before the loss."""
     skipped: str | None
     """Why the weights were left as they are; None if they were updated."""
+    num_skipped: int = 0
+    """Updates that left them so."""
     seconds: float
 
     @property
@@ -76,7 +78,7 @@ class GapAlarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats(SupervisedStats):
-    """One policy update; ratios and gaps compare policy and behavior before the step."""
+    """One step of the policy: over all of its updates, each before it changed the weights."""
 
     ratio_mean: float
     """Mean importance ratio; 1 if policy and behavior agree."""
@@ -86,7 +88,7 @@ class StepStats(SupervisedStats):
     kl: float
     """Mean k3 to the reference, in nats; 0 without a reference."""
     gap_mean: float
-    """Mean |policy - behavior| in nats: the engine/trainer gap while training is on policy."""
+    """Mean |policy - behavior| in nats in the first update: the engine/trainer gap, on policy."""
     gap_max: float
     loss_statistics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Those of the policy loss by name, means over the trained tokens."""
@@ -94,6 +96,8 @@ class StepStats(SupervisedStats):
     """What was done to the batch before the update, by the names of `metrics.jsonl`."""
     value_loss: float | None = None
     """The critic's, weighed as the policy's is; None without a critic."""
+    value_skipped: str | None = None
+    """Why the critic was left as it is in one of its updates."""
     value_explained: float | None = None
     """1 less the mean squared error of its values, before the step, over the targets' variance."""
     alarm: GapAlarm | None = None

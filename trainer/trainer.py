@@ -1,7 +1,8 @@
-"""`LocalTrainer`: one optimizer step from one batch.
+"""`LocalTrainer`: the optimizer steps of one batch.
 
-    verify records -> micro-batches: logprobs, weighted sum, backward -> sums over ranks
-                   -> gate -> finite? -> clip -> AdamW
+    verify records -> for each epoch and mini-batch:
+        micro-batches: logprobs, weighted sum, backward -> sums over ranks
+        -> gate -> finite? -> clip -> AdamW
 
 With several ranks each process has a `LocalTrainer` and gives it the same batch. All sums are taken
 over the ranks before anything is decided, so all of them decide alike.
@@ -18,7 +19,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
@@ -32,9 +33,10 @@ from agentrl.engine.local.demands import context_length
 from agentrl.errors import ConfigError, RunError
 from agentrl.tokens import verify_batch
 from agentrl.trainer.algorithms.losses import CheckedLoss, make_loss
+from agentrl.trainer.algorithms.minibatches import split_minibatches
 from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.trainer.config import TrainerConfig, check_heads
-from agentrl.trainer.critic import Critic, CriticStats
+from agentrl.trainer.critic import Critic
 from agentrl.trainer.device import CPU, give_back, memory_errors
 from agentrl.trainer.export import export_hf
 from agentrl.trainer.first_update_check import GapGate
@@ -48,7 +50,15 @@ from agentrl.trainer.packing import PackedRows, num_read, trained_rows
 from agentrl.trainer.parallel_dims import SINGLE, Ranks
 from agentrl.trainer.routing_replay import replayed, warn_of_unrecorded
 from agentrl.trainer.sharded_load import read_slices
-from agentrl.trainer.stats import StepStats, SupervisedStats, ratio_stats
+from agentrl.trainer.stats import StepStats, SupervisedStats
+from agentrl.trainer.updates import (
+    Applied,
+    BatchUpdate,
+    Pass,
+    before_rejection,
+    summarise_policy,
+    summarise_updates,
+)
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Batch
 
@@ -56,28 +66,6 @@ _LOG = logging.getLogger(__name__)
 
 _END_S = 5.0
 """How long an update that was given up may take to notice: it looks before each micro-batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pass:
-    """What the micro-batches of one batch came to."""
-
-    loss: float
-    logprobs_N: NDArray[np.float64]
-    """The policy's, at the tokens of `used_N`."""
-    used_N: NDArray[np.bool_]
-    """Trained tokens of rows with a weight."""
-    nothing: str | None
-    """Why there is no gradient."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Applied:
-    """What became of the gradient."""
-
-    grad_norm: float = 0.0
-    lr: float
-    skipped: str | None = None
 
 
 class LocalTrainer:
@@ -105,7 +93,7 @@ class LocalTrainer:
         Args:
             model: to be trained, with float32 weights, or with none yet (`empty_model`).
             config: how.
-            total_steps: optimizer steps of the run, for the learning rate.
+            total_steps: steps of the run, for the learning rate.
             longest: most tokens of a row; by default the model's context.
             reference: instead of a copy.
             ranks: which of how many processes this is.
@@ -144,10 +132,12 @@ class LocalTrainer:
         self.model = model.train()
         self.ranks = ranks
         self.config = config
-        self.total_steps = total_steps
+        self.total_updates = total_steps * config.minibatches * config.epochs
         self.optimizer = make_optimizer(model, config)
         self.step = 0
         """Optimizer steps taken."""
+        self.attempted = 0
+        """Updates that were taken or skipped: the learning rate goes by them."""
         self.num_skipped = 0
         """Updates whose gradient was not finite."""
         self.saving: Future[None] | None = None
@@ -155,8 +145,7 @@ class LocalTrainer:
         self.has_changed = False
         """Set before an update changes anything; who wants to know sets it to False before."""
         self._updating, self._changing = Lock(), Lock()
-        self._is_given_up = False
-        self._skipped_in_a_row = 0
+        self._is_given_up, self._skipped_in_a_row = False, 0
         self.gate = GapGate(config.ratio_band, config.max_gap_alarms)
         """Compares engine and trainer before each update."""
         self._warned = ranks.rank > 0
@@ -184,47 +173,52 @@ class LocalTrainer:
             yield
 
     def _update_policy(self, batch: Batch) -> StepStats:
+        """All updates of a step: each mini-batch once in each epoch, until one is an alarm."""
         self._check_saving()
         started = time.perf_counter()
         num_verified = verify_batch(batch)
-        _check_weighed(batch)
-        objective = PolicyObjective(batch, self.loss, self.config)
-        result = self._accumulate(batch, objective)
-        policy_N, sampled_N = _before_rejection(batch, result)
-        ratios = ratio_stats(policy_N[sampled_N], batch.logprobs_N[sampled_N].astype(np.float64))
-        num_used = int(result.used_N.sum())
+        explained = self.critic.explained(batch) if self._learns_values(batch) else None
+        first, updates, objectives = self.attempted, list[BatchUpdate](), list[PolicyObjective]()
+        for part in [part for part, _ in split_minibatches(batch)] * self.config.epochs:
+            objectives.append(PolicyObjective(part, self.loss, self.config))
+            updates.append(self._update_once(part, objectives[-1]))
+            if updates[-1].alarm is not None:
+                break
+            if updates[-1].applied.skipped is None:
+                self.gate.trained(batch)
+        # As many as there would have been without groups that were left out, so that the rate is
+        # where it should be.
+        self.attempted = first + self.config.minibatches * self.config.epochs
+        common = summarise_updates(
+            batch, updates, step=self.step, num_verified=num_verified, started=started
+        )
+        return summarise_policy(common, updates, objectives, explained)
+
+    def _update_once(self, batch: Batch, objective: PolicyObjective) -> BatchUpdate:
+        """One update by a mini-batch, of the policy and of the critic."""
+        done = self._accumulate(batch, objective)
         if not self.gate.is_open and not self.ranks.rank:
             warn_of_unrecorded(self.model, batch)
-        alarm = self.gate.judge(batch, policy_N, sampled_N)
+        alarm = self.gate.judge(batch, *before_rejection(batch, done))
         if alarm is not None:
             self.optimizer.zero_grad(set_to_none=True)
-            result = replace(result, nothing=alarm.reason)
-        common = self._finish_update(batch, result, num_verified, started)
-        if common.skipped is None:
-            self.gate.trained(batch)
-        critic = None if alarm else self._update_critic(batch)
-        return StepStats(
-            **asdict(common),
-            ratio_mean=ratios.mean,
-            ratio_deviation_mean=ratios.deviation_mean,
-            ratio_deviation_max=ratios.deviation_max,
-            loss_statistics=objective.statistics(num_used),
-            kl=objective.kl_sum / max(1, num_used),
-            gap_mean=ratios.gap_mean,
-            gap_max=ratios.gap_max,
-            value_loss=critic.loss if critic else None,
-            value_explained=critic.explained if critic else None,
-            alarm=alarm,
-        )
+            done = replace(done, nothing=alarm.reason)
+        applied, critic = self._apply(done), None
+        if self.critic is not None and self._learns_values(batch) and alarm is None:
+            with memory_errors(self.config.token_budget):
+                critic = self.critic.update(batch)
+        return BatchUpdate(batch=batch, done=done, applied=applied, alarm=alarm, critic=critic)
 
     def supervised_update(self, batch: Batch, *, smoothing: float = 0.0) -> SupervisedStats:
         """See `Trainer.supervised_update`."""
         self._check_saving()
         started = time.perf_counter()
         num_verified = verify_batch(batch)
-        _check_weighed(batch)
-        result = self._accumulate(batch, SupervisedObjective(batch, smoothing))
-        return self._finish_update(batch, result, num_verified, started)
+        done = self._accumulate(batch, SupervisedObjective(batch, smoothing))
+        update = BatchUpdate(batch=batch, done=done, applied=self._apply(done))
+        return summarise_updates(
+            batch, [update], step=self.step, num_verified=num_verified, started=started
+        )
 
     def with_values(self, batch: Batch) -> Batch:
         """See `Trainer.with_values`."""
@@ -317,15 +311,14 @@ class LocalTrainer:
         if self.saving is not None and self.saving.done():
             self.finish_saving()
 
-    def _update_critic(self, batch: Batch) -> CriticStats | None:
-        """Only where its values were asked for, and something is trained."""
-        if self.critic is None or batch.values_N is None or not batch.num_trained:
-            return None
-        with memory_errors(self.config.token_budget):
-            return self.critic.update(batch)
+    def _learns_values(self, batch: Batch) -> bool:
+        """Only where the critic's values were asked for, and something is trained."""
+        return self.critic is not None and batch.values_N is not None and batch.num_trained > 0
 
-    def _accumulate(self, batch: Batch, objective: Objective) -> _Pass:
+    def _accumulate(self, batch: Batch, objective: Objective) -> Pass:
         """Gradients of all micro-batches."""
+        if batch.weights_N is None:
+            raise RunError("the batch has no weights; call a normalisation before the update")
         if not batch.temperature > 0:
             raise RunError(
                 f"the batch was sampled at temperature {batch.temperature}, expected above 0; "
@@ -358,7 +351,7 @@ class LocalTrainer:
         used_R[rows] = True
         found = self.ranks.sum_(np.concatenate([[loss], objective.sums, logprobs_N]))
         objective.sums = found[1 : -batch.num_tokens or None]
-        return _Pass(
+        return Pass(
             loss=float(found[0]),
             logprobs_N=found[len(found) - batch.num_tokens :],
             used_N=batch.mask_N & np.repeat(used_R, np.diff(batch.offsets_R1)),
@@ -396,44 +389,26 @@ class LocalTrainer:
             self._check_given_up()
             yield packed
 
-    def _finish_update(
-        self, batch: Batch, result: _Pass, num_verified: int, started: float
-    ) -> SupervisedStats:
-        """Take the step and say what it did."""
-        used = result.logprobs_N[result.used_N]
-        applied = self._apply(result)
-        return SupervisedStats(
-            step=self.step,
-            loss=result.loss,
-            grad_norm=applied.grad_norm,
-            lr=applied.lr,
-            entropy=-float(used.mean()) if len(used) else 0.0,
-            episode_probability=_episode_probability(batch, result),
-            num_trained=batch.num_trained,
-            num_verified=num_verified,
-            skipped=applied.skipped,
-            seconds=time.perf_counter() - started,
-        )
-
-    def _apply(self, result: _Pass) -> _Applied:
+    def _apply(self, done: Pass) -> Applied:
         """Take the step, unless there is no gradient or it is not finite."""
-        lr = learning_rate(self.step, self.config, self.total_steps)
-        if result.nothing is not None:
-            return _Applied(lr=lr, skipped=result.nothing)
+        lr = learning_rate(self.attempted, self.config, self.total_updates)
+        self.attempted += 1
+        if done.nothing is not None:
+            return Applied(lr=lr, skipped=done.nothing)
         parameters = self.model.parameters()
         norm = whole(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
         grad_norm = float(norm)
-        if not math.isfinite(grad_norm) or not math.isfinite(result.loss):
-            return self._skip(grad_norm, lr, result.loss)
+        if not math.isfinite(grad_norm) or not math.isfinite(done.loss):
+            return self._skip(grad_norm, lr, done.loss)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self._skipped_in_a_row = 0
-        return _Applied(grad_norm=grad_norm, lr=lr)
+        return Applied(grad_norm=grad_norm, lr=lr)
 
-    def _skip(self, grad_norm: float, lr: float, loss: float) -> _Applied:
+    def _skip(self, grad_norm: float, lr: float, loss: float) -> Applied:
         self.optimizer.zero_grad(set_to_none=True)
         self.num_skipped += 1
         self._skipped_in_a_row += 1
@@ -443,20 +418,7 @@ class LocalTrainer:
                 f"{reason}, for {self._skipped_in_a_row} updates in a row; the weights are "
                 f"those of step {self.step}: lower the learning rate or look at the last batches"
             )
-        return _Applied(grad_norm=grad_norm, lr=lr, skipped=reason)
-
-
-def _check_weighed(batch: Batch) -> None:
-    if batch.weights_N is None:
-        raise RunError("the batch has no weights; call a normalisation before the update")
-
-
-def _before_rejection(batch: Batch, result: _Pass) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """[N] The policy's logprobs, and where: what a correction rejected tells of the gap as well."""
-    rejected_N, proximal_N = batch.rejected_N, batch.proximal_N
-    if rejected_N is None or proximal_N is None:
-        return result.logprobs_N, result.used_N
-    return np.where(rejected_N, proximal_N, result.logprobs_N), result.used_N | rejected_N
+        return Applied(grad_norm=grad_norm, lr=lr, skipped=reason)
 
 
 def _why_nothing(batch: Batch, rows: NDArray[np.int64], active: NDArray[np.bool_]) -> str | None:
@@ -467,10 +429,3 @@ def _why_nothing(batch: Batch, rows: NDArray[np.int64], active: NDArray[np.bool_
     if not active.any():
         return "every advantage is 0: within each group all rewards are equal"
     return None
-
-
-def _episode_probability(batch: Batch, result: _Pass) -> float:
-    episode_N = np.repeat(batch.episode_R, np.diff(batch.offsets_R1))[result.used_N]
-    sums_E = np.bincount(episode_N, weights=result.logprobs_N[result.used_N])
-    used_E = np.bincount(episode_N) > 0
-    return float(np.exp(sums_E[used_E]).mean()) if used_E.any() else 0.0

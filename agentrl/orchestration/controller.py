@@ -225,6 +225,9 @@ class Controller:
         finally:
             updating.cancel()
             thread.stop()
+        if stats.value_skipped is not None:
+            self._observer.warn(f"step {number}: {stats.value_skipped}: it was left as it is")
+            self._store.event("critic_skipped", step=number, reason=stats.value_skipped)
         if stats.alarm is not None:
             self._report_gap_alarm(stats.alarm, collected, number)
         elif stats.skipped:

@@ -144,7 +144,13 @@ def _check_rank_settings(config: RunConfig) -> None:
             raise ConfigError(
                 f"trainer.{key}: got {share}, expected a divisor of trainer.ranks ({trainer.ranks})"
             )
-    episodes = config.rollout.tasks_per_step * config.rollout.group_size
+    tasks = config.rollout.tasks_per_step
+    if tasks % trainer.minibatches:
+        raise ConfigError(
+            f"trainer.minibatches: got {trainer.minibatches}, expected a divisor of "
+            f"rollout.tasks_per_step ({tasks}), whose groups they share"
+        )
+    episodes = tasks * config.rollout.group_size
     if trainer.ranks // trainer.sequence_parallel > episodes:
         raise ConfigError(
             f"trainer.ranks: got {trainer.ranks}, but a step has only {episodes} episodes to share "

@@ -139,7 +139,7 @@ class PlannedRun:
             store=self._store,
             observer=journal,
             stopping=self._stopping,
-            recipe=make_recipe(settings, plan.objects.get),
+            recipe=make_recipe(settings, plan.objects.get, seed=self.config.seed),
         )
 
     @contextmanager

@@ -155,6 +155,8 @@ def supervised_plan(plan: Plan) -> Plan:
             "loss": "clip",
             "normalise": "token_mean",
             "correct": "none",
+            "minibatches": 1,
+            "epochs": 1,
         }
     )
     # The experts sample, so no server is started for it.

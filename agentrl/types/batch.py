@@ -5,7 +5,9 @@ U turns of all episodes one after the other.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from itertools import compress
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,9 +76,11 @@ class Batch:
     loss is the proximal one, not that of the engine."""
     rejected_N: NDArray[np.bool_] | None = None
     """What a correction took out of the mask that was recorded."""
+    minibatch_E: NDArray[np.int32] | None = None
+    """Which of the step's mini-batches each episode is in; None: there is one."""
     weights_N: NDArray[np.float32] | None = None
-    """Set by a normalisation before the update: what each token counts in the step's loss, which is
-    one sum, divided by nothing; zero where the mask is false."""
+    """Set by a normalisation before the update: what each token counts in the loss of its
+    mini-batch, which is one sum, divided by nothing; zero where the mask is false."""
 
     @property
     def num_rows(self) -> int:
@@ -93,6 +97,38 @@ class Batch:
         """Tokens with mask true."""
         return int(self.mask_N.sum())
 
+    def take_episodes(self, chosen_E: NDArray[np.bool_]) -> "Batch":
+        """The batch of these episodes alone, in order, with all that is known of them."""
+        chosen_R = chosen_E[self.episode_R]
+        chosen = {
+            "N": np.repeat(chosen_R, np.diff(self.offsets_R1)),
+            "R": chosen_R,
+            "A": np.repeat(chosen_R, np.diff(self.append_offsets_R1)),
+            "E": chosen_E,
+        }
+        if self.turn_offsets_E1 is not None:
+            chosen["U"] = np.repeat(chosen_E, np.diff(self.turn_offsets_E1))
+        taken: dict[str, object] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            axis = {"channels": "N", "episode_ids": "E"}.get(each.name, each.name.split("_")[-1])
+            if axis.endswith("1") and value is not None:
+                lengths = np.diff(value)[chosen[axis[0]]]
+                taken[each.name] = np.concatenate([[0], np.cumsum(lengths)])
+            elif axis in chosen:
+                taken[each.name] = _take(value, chosen[axis])
+        renumbered_E = np.cumsum(chosen_E, dtype=np.int32) - 1
+        taken["episode_R"] = renumbered_E[self.episode_R[chosen_R]]
+        return replace(self, **taken)  # type: ignore[arg-type]  # each by its name
+
     def row(self, r: int) -> slice:
         """The slice of row r in the flat arrays."""
         return slice(int(self.offsets_R1[r]), int(self.offsets_R1[r + 1]))
+
+
+def _take(value: object, chosen: NDArray[np.bool_]) -> object:
+    if isinstance(value, np.ndarray):
+        return cast("NDArray[np.generic]", value)[chosen]
+    if isinstance(value, Mapping):
+        return {k: _take(v, chosen) for k, v in cast("Mapping[str, object]", value).items()}
+    return None if value is None else tuple(compress(cast("tuple[object, ...]", value), chosen))

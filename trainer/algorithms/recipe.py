@@ -9,6 +9,9 @@ needs it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agentrl.trainer.algorithms.corrections import (
     CheckedCorrection,
     leave_out_rejected,
@@ -16,10 +19,12 @@ from agentrl.trainer.algorithms.corrections import (
 )
 from agentrl.trainer.algorithms.estimators import CheckedEstimator, make_estimator
 from agentrl.trainer.algorithms.losses import make_loss
+from agentrl.trainer.algorithms.minibatches import deal_groups, split_minibatches
 from agentrl.trainer.algorithms.normalisations import CheckedNormalisation, make_normalisation
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.protocol import Trainer
 from agentrl.types import Batch
+from agentrl.types.identity import derive_seed
 
 Step = Callable[[Batch], Batch]
 """Gives the batch with something of it replaced."""
@@ -37,6 +42,9 @@ class BatchRecipe:
     """Each replaces rewards."""
     needs: frozenset[str]
     """What the functions and the loss need, all together."""
+    minibatches: int = 1
+    seed: int = 0
+    """Decides, with the trainer's step, which groups share a mini-batch."""
 
     def prepare(self, batch: Batch, trainer: Trainer) -> Batch:
         """The batch as `Trainer.update` takes it; raises RunError for what a function got wrong."""
@@ -46,10 +54,17 @@ class BatchRecipe:
         for shape in self.shapings:
             batch = shape(batch)
         batch = replace(batch, advantages_N=self.estimator(leave_out_rejected(batch)))
-        weights_N = self.normalisation(batch)
-        if batch.factors_N is not None:
-            weights_N = weights_N * batch.factors_N
-        return replace(batch, weights_N=weights_N)
+        if self.minibatches > 1:
+            seed = derive_seed(self.seed, "minibatches", trainer.step)
+            batch = replace(batch, minibatch_E=deal_groups(batch, self.minibatches, seed))
+        return replace(batch, weights_N=self._weigh(batch))
+
+    def _weigh(self, batch: Batch) -> NDArray[np.float32]:
+        """[N] What each token counts in its mini-batch, normalised as a batch of its own."""
+        weights_N = np.zeros(batch.num_tokens, dtype=np.float32)
+        for part, chosen_N in split_minibatches(batch):
+            weights_N[chosen_N] = self.normalisation(part)
+        return weights_N if batch.factors_N is None else weights_N * batch.factors_N
 
     def _make_passes(self, batch: Batch, trainer: Trainer) -> Batch:
         if "critic" in self.needs:
@@ -62,11 +77,15 @@ class BatchRecipe:
 
 
 def make_recipe(
-    config: TrainerConfig, find_object: Callable[[str], object] = lambda _: None
+    config: TrainerConfig,
+    find_object: Callable[[str], object] = lambda _: None,
+    *,
+    seed: int = 0,
 ) -> BatchRecipe:
     """The configured functions, each tried on a made-up batch.
 
-    `find_object` gives the object that stands behind a text of the configuration, if one does.
+    `find_object` gives the object that stands behind a text of the configuration, if one does;
+    `seed` is the run's.
 
     Raises:
         ConfigError: there is none of a name, or what one gives is not what it has to be.
@@ -84,4 +103,6 @@ def make_recipe(
         normalisation=normalisation,
         correction=correction,
         needs=frozenset(needs),
+        minibatches=config.minibatches,
+        seed=seed,
     )

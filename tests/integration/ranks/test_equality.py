@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentrl.trainer.algorithms.normalisations import BUILT_IN as NORMALISATIONS
 from agentrl.trainer.config import LoraConfig
-from tests.integration.ranks.cases import CONFIG, ragged, reference, update
+from tests.integration.ranks.cases import CONFIG, ragged, reference, steps, update
 from tests.integration.ranks.conftest import Group
 from tests.unit.trainer.batches import batch_of, random_segments
 
@@ -49,6 +49,18 @@ def test_each_normalisation_has_one_scale_on_any_number_of_ranks(group: Group, n
             for parameter, gradient in expected.gradients.items():
                 found = result.gradients[parameter]
                 torch.testing.assert_close(found, gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_mini_batches_are_the_same_on_any_number_of_ranks(group: Group) -> None:
+    batch = ragged((20, 7, 19, 3, 18, 33), 2)
+    halves = replace(batch, minibatch_E=np.array([1, 0, 0, 1, 0, 1], dtype=np.int32))
+    config = CONFIG.model_copy(update={"minibatches": 2, "epochs": 2, "lr": 1e-3})
+    [(losses, weights)] = group(1).call(steps, [halves, batch], config)
+    for size in (2, 3):
+        for their_losses, theirs in group(size).call(steps, [halves, batch], config):
+            assert their_losses == pytest.approx(losses, rel=1e-4)
+            for name, weight in weights.items():
+                torch.testing.assert_close(theirs[name], weight, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("lora_rank", [0, 3])

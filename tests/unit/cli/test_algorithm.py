@@ -59,6 +59,10 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
             ["--trainer.critic.lr", "1"],
             "trainer.critic.lr: got 1.0 with trainer.algorithm grpo, w",
         ),
+        (
+            ["--trainer.minibatches", "3", "--tasks-per-step", "8"],
+            "trainer.minibatches: got 3, expected a divisor of rollout.tasks_per_step (8)",
+        ),
         (["--estimator", "vapo"], "estimator vapo needs a critic, but trainer.algorithm is grpo"),
         (["--rollout.refill", "0.5"], "--rollout.refill: got 0.5, expected a number of at least 1"),
         (
