@@ -177,7 +177,8 @@ class LocalTrainer:
         self._check_saving()
         started = time.perf_counter()
         num_verified = verify_batch(batch)
-        explained = self.critic.explained(batch) if self._learns_values(batch) else None
+        learner = self._find_learning_critic(batch)
+        explained = learner.explained(batch) if learner else None
         first, updates, objectives = self.attempted, list[BatchUpdate](), list[PolicyObjective]()
         for part in [part for part, _ in split_minibatches(batch)] * self.config.epochs:
             objectives.append(PolicyObjective(part, self.loss, self.config))
@@ -204,9 +205,10 @@ class LocalTrainer:
             self.optimizer.zero_grad(set_to_none=True)
             done = replace(done, nothing=alarm.reason)
         applied, critic = self._apply(done), None
-        if self.critic is not None and self._learns_values(batch) and alarm is None:
+        learner = self._find_learning_critic(batch)
+        if learner is not None and alarm is None:
             with memory_errors(self.config.token_budget):
-                critic = self.critic.update(batch)
+                critic = learner.update(batch)
         return BatchUpdate(batch=batch, done=done, applied=applied, alarm=alarm, critic=critic)
 
     def supervised_update(self, batch: Batch, *, smoothing: float = 0.0) -> SupervisedStats:
@@ -311,9 +313,9 @@ class LocalTrainer:
         if self.saving is not None and self.saving.done():
             self.finish_saving()
 
-    def _learns_values(self, batch: Batch) -> bool:
-        """Only where the critic's values were asked for, and something is trained."""
-        return self.critic is not None and batch.values_N is not None and batch.num_trained > 0
+    def _find_learning_critic(self, batch: Batch) -> Critic | None:
+        """The critic, where its values were asked for and something is trained."""
+        return self.critic if batch.values_N is not None and batch.num_trained else None
 
     def _accumulate(self, batch: Batch, objective: Objective) -> Pass:
         """Gradients of all micro-batches."""

@@ -1,5 +1,8 @@
 """Whole groups, dealt evenly, and what is left of a batch of some episodes alone."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
+
 from dataclasses import fields, replace
 
 import numpy as np
