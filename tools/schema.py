@@ -46,7 +46,7 @@ class ToolArguments:
         found = self._adapter.json_schema(schema_generator=_Untitled)
         found = _inline_references(found, found.pop("$defs", {}), depth=0)
         properties = {
-            p.name: _describe_schema(found["properties"][p.name], descriptions[p.name], p.default)
+            p.name: _add_description(found["properties"][p.name], descriptions[p.name], p.default)
             for p in self._parameters
         }
         required = [p.name for p in self._parameters if p.default is p.empty]
@@ -137,7 +137,7 @@ def _inline_references(node: Any, definitions: Mapping[str, Any], *, depth: int)
     }
 
 
-def _describe_schema(
+def _add_description(
     schema: Mapping[str, Json], description: str, default: object
 ) -> dict[str, Json]:
     described: dict[str, Json] = {**schema, "description": description}

@@ -26,14 +26,14 @@ class EngineCheckOptions(JsonOption):
 
 def _run_engine_check(options: EngineCheckOptions, arguments: Arguments) -> int:
     url = arguments.positional[0].rstrip("/")
-    rows = asyncio.run(_check_server_at_url(url, options.model))
+    rows = asyncio.run(_examine_server_at_url(url, options.model))
     ok = all(row.ok for row in rows)
     lines = [f"{'ok  ' if row.ok else 'FAIL'}  {row.name:11}  {row.detail}" for row in rows]
     options.show({"url": url, "ok": ok, "rows": [asdict(row) for row in rows]}, "\n".join(lines))
     return 0 if ok else 1
 
 
-async def _check_server_at_url(url: str, model: str | None) -> list[EngineCheckRow]:
+async def _examine_server_at_url(url: str, model: str | None) -> list[EngineCheckRow]:
     """The rows of a running server against a model on the CPU.
 
     Raises:

@@ -137,10 +137,10 @@ class Draft(Generic[C]):
                 own = replace(flag, key=flag.key.removeprefix(f"{table}."))
                 below.setdefault(table, []).append(own)
             else:
-                self._lay_flag_or_note_problem(flag)
+                self._apply_flag_or_note_problem(flag)
         self._make_drafts_of_rows()
         for table, own_flags in below.items():
-            self._lay_flags_of_only_row(table, own_flags)
+            self._apply_flags_to_only_row(table, own_flags)
 
     def check(self) -> Loaded[C]:
         """Validate everything.
@@ -239,7 +239,7 @@ class Draft(Generic[C]):
         draft.lay(as_mapping(row.value) or {}, row.origin)
         return draft
 
-    def _lay_flags_of_only_row(self, table: str, flags: Sequence[Flag]) -> None:
+    def _apply_flags_to_only_row(self, table: str, flags: Sequence[Flag]) -> None:
         rows = self.rows.get(table, [])
         if len(rows) == 1:
             rows[0].lay_flags(flags)
@@ -281,7 +281,7 @@ class Draft(Generic[C]):
             if "." not in key and is_path and str(info.default) and key not in self.values:
                 self._put_plain_value(key, info.default, DEFAULT)
 
-    def _lay_flag_or_note_problem(self, flag: Flag) -> None:
+    def _apply_flag_or_note_problem(self, flag: Flag) -> None:
         key = flag.key
         if key in self.schema.leaves:
             self._put_decoded_flag(flag)

@@ -100,7 +100,7 @@ class ChatTemplate:
     def inserted(self) -> frozenset[str]:
         """Texts that the template puts between parts of a message, by `replace` or `join`."""
         texts: set[str] = set()
-        for name, subject, arguments in self._list_filter_calls():
+        for name, subject, arguments in self._list_filters_and_methods():
             if name in ("replace", "join"):
                 texts.update(
                     text for argument in arguments for text in _find_constant_texts(argument)
@@ -113,11 +113,13 @@ class ChatTemplate:
         for compare in self._tree.find_all(nodes.Compare):
             if any(operand.op in ("in", "notin") for operand in compare.ops):
                 yield from _find_constant_texts(compare.expr)
-        for name, _, arguments in self._list_filter_calls():
+        for name, _, arguments in self._list_filters_and_methods():
             if name in LOOKS and arguments:
                 yield from _find_constant_texts(arguments[0])
 
-    def _list_filter_calls(self) -> Iterator[tuple[str, nodes.Node | None, list[nodes.Expr]]]:
+    def _list_filters_and_methods(
+        self,
+    ) -> Iterator[tuple[str, nodes.Node | None, list[nodes.Expr]]]:
         """Filters and methods: their name, what they are applied to, and their arguments."""
         for node in self._tree.find_all(nodes.Filter):
             yield node.name, node.node, [*node.args, *(k.value for k in node.kwargs)]

@@ -409,14 +409,14 @@ class Renderer:
     ) -> str:
         """The conversation with the content marked."""
         guard = self._guard
-        text = self._render_chat_by_mark(messages, tools, generate, guard.mark)
+        text = self._render_chat_with_mark(messages, tools, generate, guard.mark)
         if guard.stitches:
-            harmless = self._render_chat_by_mark(messages, tools, generate, guard.neutral)
+            harmless = self._render_chat_with_mark(messages, tools, generate, guard.neutral)
             if guard.num_controls(text) != guard.num_controls(harmless):
-                return self._render_chat_by_mark(messages, tools, generate, guard.mark_everywhere)
+                return self._render_chat_with_mark(messages, tools, generate, guard.mark_everywhere)
         return text
 
-    def _render_chat_by_mark(
+    def _render_chat_with_mark(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], generate: bool, mark: Mark
     ) -> str:
         told = [marked(message, mark) for message in messages]

@@ -87,7 +87,9 @@ def _list_template_facts(
     renderer: Renderer, rows: Sequence[TemplateRow], later: Sequence[TemplateRow]
 ) -> Iterator[TemplateRow]:
     profile, name = renderer.profile, renderer.name_of
-    yield TemplateRow(name="prefix-preserving", detail=_describe_preserving(renderer, rows, later))
+    yield TemplateRow(
+        name="prefix-preserving", detail=_describe_kept_history(renderer, rows, later)
+    )
     stops = ", ".join(sorted(map(name, renderer.stop_ids)))
     by_role = "; the marker of the next role" if profile.after_text.is_next_role else ""
     yield TemplateRow(name="stop tokens", detail=f"{stops}{by_role}")
@@ -122,7 +124,7 @@ def _describe_separator_of_suffix(suffix: str) -> str:
     return f"{suffix.partition(_ASK.content)[0]!r} (given by the environment)"
 
 
-def _describe_preserving(
+def _describe_kept_history(
     renderer: Renderer, rows: Sequence[TemplateRow], later: Sequence[TemplateRow]
 ) -> str:
     """Whether the template shows `later` what was sampled; thinking counts where it knows any."""

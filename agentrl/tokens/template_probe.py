@@ -236,14 +236,14 @@ class _Probe:
         return False
 
     def _find_ending_after_text(self) -> Ending:
-        alone = self._cut_behind_word(self._render_or_empty([USER, self._said]), "said")
+        alone = self._find_text_behind(self._render_or_empty([USER, self._said]), "said")
         whole = self._render_or_empty([USER, self._said, self._asked], generate=True)
         if not all(self._words[word] in whole for word in ("said", "result")):
             raise ConfigError(
                 "the chat template changes earlier text when messages are added: for user, "
                 "assistant, user, it drops what was said; use a template that only appends"
             )
-        going_on = self._cut_behind_word(whole, "said")
+        going_on = self._find_text_behind(whole, "said")
         ending = self._derive_turn_ending(alone, going_on, frozenset(), calls=False)
         before = self._render_or_empty([self._asked]).partition(self._words["result"])[0]
         return replace(
@@ -252,31 +252,31 @@ class _Probe:
 
     def _find_ending_after_calls(self, after_text: Ending) -> Ending:
         calls = Message(role="assistant", tool_calls=self._one)
-        alone = self._cut_behind_word(self._render_or_empty([USER, calls], tools=True), "value")
+        alone = self._find_text_behind(self._render_or_empty([USER, calls], tools=True), "value")
         full = self._render_or_empty([USER, calls, self._results[0]], tools=True, generate=True)
         two = self._render_or_empty(
             [USER, Message(role="assistant", tool_calls=self._two)], tools=True
         )
         between, found, _ = two.rpartition(self._words["key2"])
-        between = self._cut_behind_word(between, "value") if found else ""
+        between = self._find_text_behind(between, "value") if found else ""
         inner = frozenset(self._tokenizer.control_pattern.findall(between))
         ending = self._derive_turn_ending(
-            alone, self._cut_behind_word(full, "value"), inner, calls=True
+            alone, self._find_text_behind(full, "value"), inner, calls=True
         )
         # A marker that a result brings without a call, or each result anew, is the result's.
-        alone = self._cut_behind_word(
+        alone = self._find_text_behind(
             self._render_or_empty([USER, self._said, self._results[0]]), "said"
         )
         alone = alone.partition(self._words["result"])[0]
         several = self._render_or_empty(
             [USER, replace(calls, tool_calls=self._two), *self._results]
         )
-        several = self._cut_behind_word(several.partition(self._second_result)[0], "result")
+        several = self._find_text_behind(several.partition(self._second_result)[0], "result")
         by_result = ending.stop.text in self._split_at_controls(alone + several)[1::2]
         by_result = by_result and ending.stop != after_text.stop
         return replace(ending, is_next_role=ending.is_next_role or by_result)
 
-    def _cut_behind_word(self, text: str, word: str) -> str:
+    def _find_text_behind(self, text: str, word: str) -> str:
         return text.rpartition(self._words[word])[2]
 
     def _derive_turn_ending(

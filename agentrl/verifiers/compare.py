@@ -117,9 +117,7 @@ def read_json(text: str | bytes) -> object:
         NotJson: It is no JSON.
     """
     try:
-        value: object = json.loads(
-            text, parse_constant=_refuse_nan_or_inf, object_pairs_hook=_build_unique_dict
-        )
+        value: object = json.loads(text, object_pairs_hook=_build_unique_dict)
     except (ValueError, RecursionError) as error:
         raise NotJson(str(error)) from error
     check_json(value)
@@ -239,10 +237,6 @@ def _build_unique_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(found) < len(pairs):
         raise NotJson("an object has a key twice")
     return found
-
-
-def _refuse_nan_or_inf(name: str) -> object:
-    raise NotJson(f"{name} is no JSON")
 
 
 @dataclass(frozen=True, slots=True)

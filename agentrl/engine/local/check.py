@@ -59,18 +59,18 @@ class _Passes:
         odd_R = np.arange(len(self._rows)) % 2 == 1
         half_R = self._lengths_R // 2
         half_R[1] = 0
-        self._compute_next_tokens(half_R)
+        self._run_pass_over_next_tokens(half_R)
         # Row 1 begins with what row 0 has computed.
         shared = min(SHARED, int(self._filled_R[0]))
         self._cache.copy(0, 1, shared)
         self._filled_R[1] = shared
         self._found[1] = [logits[:shared] for logits in self._found[0]]
         left_R = self._lengths_R - self._filled_R
-        self._compute_next_tokens(np.where(odd_R, left_R - 1, np.minimum(left_R, 1)))
-        self._compute_next_tokens(self._lengths_R - self._filled_R)
+        self._run_pass_over_next_tokens(np.where(odd_R, left_R - 1, np.minimum(left_R, 1)))
+        self._run_pass_over_next_tokens(self._lengths_R - self._filled_R)
         return [torch.cat(found) for found in self._found]
 
-    def _compute_next_tokens(self, num_R: NDArray[np.int64]) -> None:
+    def _run_pass_over_next_tokens(self, num_R: NDArray[np.int64]) -> None:
         """One pass over the next tokens of each row."""
         if not num_R.any():
             return

@@ -104,7 +104,7 @@ class Control:
 
         Raises EngineError for a version that is not supported.
         """
-        said = _object_or_empty(await self._request_json("GET", "/server_info", admin=False))
+        said = _as_json_object(await self._request_json("GET", "/server_info", admin=False))
         version = str(said.get("version"))
         if not OLDEST <= _parse_version_numbers(version) < BEYOND:
             oldest, beyond = (".".join(map(str, numbers)) for numbers in (OLDEST, BEYOND))
@@ -170,7 +170,7 @@ class Control:
     async def tokenize(self, text: str) -> Sequence[object]:
         """The server's ids of a text."""
         body = {"model": "", "prompt": text, "add_special_tokens": False}
-        said = _object_or_empty(await self._request_json("POST", "/tokenize", body, admin=False))
+        said = _as_json_object(await self._request_json("POST", "/tokenize", body, admin=False))
         return cast("Sequence[object]", said.get("tokens") or ())
 
     async def truncated(self, ids: Sequence[int]) -> Mapping[str, object]:
@@ -178,8 +178,8 @@ class Control:
         sampling = {"max_new_tokens": 1, "temperature": 1.0, "top_k": 1}
         wanted = {"return_logprob": True, "return_sampling_mask": True}
         body = {"input_ids": ids, "sampling_params": sampling, **wanted}
-        said = _object_or_empty(await self._request_json("POST", "/generate", body, admin=False))
-        return _object_or_empty(said.get("meta_info"))
+        said = _as_json_object(await self._request_json("POST", "/generate", body, admin=False))
+        return _as_json_object(said.get("meta_info"))
 
     async def first_rows(self, name: str, rows: int) -> Sequence[object] | None:
         """The first rows of a weight, nested as its shape is; None if this model cannot be read."""
@@ -199,7 +199,7 @@ class Control:
         Leaves out tensors with one of `skipped` in their names.
         """
         body = {"action": "checksum", "skip_tensor_list": list(skipped)}
-        said = _object_or_empty(await self._request_json("POST", "/weights_checker", body))
+        said = _as_json_object(await self._request_json("POST", "/weights_checker", body))
         found: dict[int, Mapping[str, str]] = {}
         for one in cast("Sequence[Mapping[str, Any]]", said.get("ranks") or ()):
             found[one["parallelism_info"][0]["tp_rank"]] = one["checksums"]
@@ -207,7 +207,7 @@ class Control:
 
     async def send(self, path: str, body: Mapping[str, object], *, timeout_s: float) -> None:
         """A call that says by `success` whether it worked."""
-        said = _object_or_empty(await self._request_json("POST", path, body, timeout_s=timeout_s))
+        said = _as_json_object(await self._request_json("POST", path, body, timeout_s=timeout_s))
         if said.get("success") is False:
             raise EngineError(f"the SGLang server at {self.url} refused: {said.get('message')}")
 
@@ -246,7 +246,7 @@ class Control:
             return response.text
 
 
-def _object_or_empty(said: object) -> Mapping[str, object]:
+def _as_json_object(said: object) -> Mapping[str, object]:
     """A JSON object's fields; none for any other answer."""
     return cast("Mapping[str, object]", said) if isinstance(said, dict) else {}
 

@@ -123,7 +123,7 @@ class SglangEngine:
         clock = asyncio.timeout(self._timeout_s)
         try:
             async with clock:
-                return await self._complete_across_pauses(list(ids), sampling, session, flight)
+                return await self._sample_across_pauses(list(ids), sampling, session, flight)
         except TimeoutError as error:
             if not clock.expired():
                 raise
@@ -204,7 +204,7 @@ class SglangEngine:
         self._fleet.going.set()
         await self._fleet.aclose()
 
-    async def _complete_across_pauses(
+    async def _sample_across_pauses(
         self, ids: list[int], sampling: Sampling, session: EpisodeSession, flight: _InFlight
     ) -> Completion:
         """One request, or more: after a pause that ended it, or a stop at a token not ours."""
@@ -212,7 +212,7 @@ class SglangEngine:
         parts: list[Completion] = []
         while True:
             pauses = self._fleet.pauses
-            part, stopped_by = await self._complete_on_any_server(
+            part, stopped_by = await self._sample_on_any_server(
                 ids, replace(sampling, max_new_tokens=room), session, flight
             )
             parts.append(part)
@@ -227,7 +227,7 @@ class SglangEngine:
                 return _join_completions(parts, StopReason.LENGTH)
             ids = [*ids, *part.ids_T.tolist()]
 
-    async def _complete_on_any_server(
+    async def _sample_on_any_server(
         self, ids: list[int], sampling: Sampling, session: EpisodeSession, flight: _InFlight
     ) -> tuple[Completion, int | None]:
         """Ask servers until one answers: later if it is busy, elsewhere if it is gone."""
@@ -242,7 +242,7 @@ class SglangEngine:
                 await asyncio.sleep(_BACK_OFF_S[1] * random.uniform(0.5, 1))
                 continue
             try:
-                return await self._complete_on_server(slot, ids, sampling, flight)
+                return await self._sample_on_server(slot, ids, sampling, flight)
             except Busy:
                 tries += 1
             except Unreachable as error:
@@ -255,7 +255,7 @@ class SglangEngine:
             low, high = _BACK_OFF_S
             await asyncio.sleep(min(high, low * 2**tries) * random.uniform(0.5, 1))
 
-    async def _complete_on_server(
+    async def _sample_on_server(
         self, slot: ServerState, ids: list[int], sampling: Sampling, flight: _InFlight
     ) -> tuple[Completion, int | None]:
         flight.slot, flight.rid = slot, new_rid()

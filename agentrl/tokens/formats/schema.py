@@ -30,11 +30,12 @@ def fit(value: Json, schema: Schema, path: str = "") -> Json:
     value = _fit_value_to_schema_type(value, schema, path)
     if "enum" in schema and value not in (allowed := _wrap_in_list(schema["enum"])):
         raise SchemaMismatch(
-            f"{_quote_path(path)} is {_show_value(value)}, expected one of {allowed}"
+            f"{_quote_path(path)} is {_describe_value(value)}, expected one of {allowed}"
         )
     if "const" in schema and value != schema["const"]:
         raise SchemaMismatch(
-            f"{_quote_path(path)} is {_show_value(value)}, expected {_show_value(schema['const'])}"
+            f"{_quote_path(path)} is {_describe_value(value)}, expected "
+            f"{_describe_value(schema['const'])}"
         )
     for keyword in ("anyOf", "oneOf"):
         if keyword in schema:
@@ -143,7 +144,7 @@ def _fit_value_to_schema_type(value: Json, schema: Schema, path: str) -> Json:
     if "integer" in names and isinstance(value, float) and value.is_integer():
         return int(value)
     raise SchemaMismatch(
-        f"{_quote_path(path)} is {_show_value(value)}, expected {' or '.join(names)}"
+        f"{_quote_path(path)} is {_describe_value(value)}, expected {' or '.join(names)}"
     )
 
 
@@ -203,7 +204,7 @@ def _quote_path(path: str) -> str:
     return f"argument {_shorten_text(path)!r}" if path else "the arguments object"
 
 
-def _show_value(value: Json) -> str:
+def _describe_value(value: Json) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
