@@ -28,7 +28,7 @@ from agentrl.envs.splits import SPLITS
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.errors import ConfigError, EpisodeError
 from agentrl.tokens import Renderer, Tokenizer
-from agentrl.tokens.time_limit import limited
+from agentrl.tokens.time_limit import template_time_limit
 from agentrl.tools import user_code
 from agentrl.types import Agent, Invalid, Message, Outcome, Score, Task, ToolSchema
 
@@ -331,7 +331,7 @@ def _judge_prompts(
     if tokenizer is None:
         size = max(sum(len(message.content) for message in prompt) for prompt in prompts)
         return True, f"at most {size} characters without tools"
-    with limited():
+    with template_time_limit():
         renderer = Renderer(tokenizer, env.tool_schemas)
         size = max(len(renderer.prompt(prompt)) for prompt in prompts)
     if limit is not None and size >= limit:

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from agentrl.config import Config
-from agentrl.config.describe import expectation
+from agentrl.config.describe import describe_expected
 from agentrl.errors import ConfigError
 
 Isolation = Literal["none", "process"]
@@ -65,5 +65,5 @@ def rules_of(env: DeclaredRules | type[DeclaredRules]) -> EnvRules:
         key = str(problem["loc"][0])
         name = (env if isinstance(env, type) else type(env)).__name__
         raise ConfigError(
-            f"{name}.{key} is {given[key]!r}, expected {expectation(problem)}"
+            f"{name}.{key} is {given[key]!r}, expected {describe_expected(problem)}"
         ) from error

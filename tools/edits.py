@@ -123,7 +123,7 @@ def require_argument(text: str, name: str) -> str:
     return require_text(text, name)
 
 
-def replaced(file: FileText, old: str, new: str, path: str) -> tuple[str, int]:
+def replace_once(file: FileText, old: str, new: str, path: str) -> tuple[str, int]:
     """The text with `old`, which it has exactly once, replaced; and where that begins."""
     if not old:
         raise ToolError("old_str is empty; to add text use insert, to make a file use create")
@@ -151,7 +151,7 @@ def replaced(file: FileText, old: str, new: str, path: str) -> tuple[str, int]:
     return file.text[:start] + new + file.text[start + len("".join(there)) :], start
 
 
-def inserted(file: FileText, line: int | None, new: str) -> tuple[str, int]:
+def insert_lines(file: FileText, line: int | None, new: str) -> tuple[str, int]:
     """The text with a line or more after that line, ended as the file's lines are."""
     lines = file.lines
     if line is None or not 0 <= line <= len(lines):

@@ -16,9 +16,9 @@ from agentrl.sandboxes import ExecResult, FileAccessError, Sandbox, Session
 from agentrl.tools.declare import tool
 from agentrl.tools.edits import (
     FileText,
-    inserted,
+    insert_lines,
     line_shown,
-    replaced,
+    replace_once,
     require_argument,
     require_text,
 )
@@ -224,12 +224,14 @@ class EditorTool(UsesSandbox):
                     require_text(new_str or "", "new_str"),
                 )
                 file = await self._read_sandbox_text_file(path)
-                return await self._edit_and_show_lines(path, file, *replaced(file, old, new, path))
+                return await self._edit_and_show_lines(
+                    path, file, *replace_once(file, old, new, path)
+                )
             case "insert":
                 new = _require_editor_argument(new_str, command, "new_str")
                 file = await self._read_sandbox_text_file(path)
                 return await self._edit_and_show_lines(
-                    path, file, *inserted(file, insert_line, new)
+                    path, file, *insert_lines(file, insert_line, new)
                 )
             case "undo_edit":
                 return await self._undo_last_edit(path)

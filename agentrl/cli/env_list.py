@@ -29,7 +29,7 @@ class Listed:
 
 
 def _run_env_list(options: JsonOption, arguments: Arguments) -> int:
-    found = [describe(name) for name in BUILT_IN]
+    found = [describe_env(name) for name in BUILT_IN]
     lines: list[str] = []
     for env in found:
         lines.append(f"{env.name:14} {env.about}")
@@ -47,7 +47,7 @@ COMMAND = Verb(
 )
 
 
-def describe(name: str) -> Listed:
+def describe_env(name: str) -> Listed:
     """What `env list` shows of one environment."""
     cls = resolve_env(name)
     parameters = {

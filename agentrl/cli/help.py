@@ -8,7 +8,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from agentrl.cli.command import Verb
-from agentrl.config.describe import bounds, placeholder
+from agentrl.config.describe import describe_bounds, placeholder
 from agentrl.config.dump import toml_value
 from agentrl.config.flags import flag_of
 from agentrl.config.plain import plain
@@ -75,7 +75,7 @@ def _name_flag_with_value(name: str, field: FieldInfo) -> str:
 
 
 def _describe_config_field(field: FieldInfo) -> str:
-    facts = [bounds(field)]
+    facts = [describe_bounds(field)]
     if field.is_required():
         facts.append("required")
     else:

@@ -18,7 +18,7 @@ def step_line(step: int, total: int, metrics: Mapping[str, float], eta_s: float 
         times = phase_times(metrics)
         parts.append(f"{metrics['step_s']:.1f}s{f' ({times})' if times else ''}")
     if eta_s is not None:
-        parts.append(f"eta {duration(eta_s)}")
+        parts.append(f"eta {format_duration(eta_s)}")
     return "  ".join(parts)
 
 
@@ -32,8 +32,8 @@ def summary(metrics: Mapping[str, float]) -> dict[str, str]:
         "success": _format_metric(metrics, "success", "{:.0%}"),
         "loss": "" if "reward" in metrics else _format_metric(metrics, "loss", "{:.3f}"),
         "len": _format_metric(metrics, "length", "{:.0f}"),
-        "gap": gap(metrics),
-        "verified": verified(metrics),
+        "gap": format_gap(metrics),
+        "verified": format_verified(metrics),
         "tok/s": _format_metric(metrics, "tokens_per_s", "{:,.0f}"),
         "held-out": _format_metric(metrics, "eval/success", "{:.1%}")
         or _format_metric(metrics, "eval/reward", "{:.2f}"),
@@ -44,13 +44,13 @@ def summary(metrics: Mapping[str, float]) -> dict[str, str]:
     return {label: text for label, text in shown.items() if text}
 
 
-def gap(metrics: Mapping[str, float]) -> str:
+def format_gap(metrics: Mapping[str, float]) -> str:
     """The gap between the engine's and the trainer's logprobs: mean and maximum."""
     mean, highest = (_format_metric(metrics, key, "{:.1e}") for key in ("gap_mean", "gap_max"))
     return f"{mean}/{highest}" if mean and highest else ""
 
 
-def verified(metrics: Mapping[str, float]) -> str:
+def format_verified(metrics: Mapping[str, float]) -> str:
     """The share of trained tokens whose record was verified; "100%" only if it is all of them."""
     trained, checked = metrics.get("num_trained", 0), metrics.get("num_verified", 0)
     if not trained:
@@ -64,7 +64,7 @@ def phase_times(metrics: Mapping[str, float]) -> str:
     return " ".join(f"{label} {seconds:.1f}" for label, seconds in times if seconds >= 0.05)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time span in at most two units, such as "2m51s"."""
     whole = max(0, round(seconds))
     for unit, size, below, part in _UNITS:

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.lines import Eta, duration, gap, phase_times, sparkline, summary
+from agentrl.cli.lines import Eta, format_duration, format_gap, phase_times, sparkline, summary
 from agentrl.orchestration.observers import ROUTINE, Observer
 
 _REFRESH_HZ = 4
@@ -84,10 +84,12 @@ class LiveDisplay(Observer):
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._total, completed=self._step, width=30)
         seconds = time.monotonic() - self._phase_began
-        doing = self._phase + self._groups + (f" {duration(seconds)}" if seconds >= 1 else "")
+        doing = (
+            self._phase + self._groups + (f" {format_duration(seconds)}" if seconds >= 1 else "")
+        )
         left = ""
         if self._left is not None and self._phase != "stopped":
-            left = f"eta {duration(self._left - (time.monotonic() - self._asked))}"
+            left = f"eta {format_duration(self._left - (time.monotonic() - self._asked))}"
         title = Text(self._name, style="bold")
         head.add_row(title, f"step {self._step}/{self._total}", bar, left, Text(doing, style="dim"))
         return head
@@ -107,8 +109,8 @@ class LiveDisplay(Observer):
             body.add_row("  loss", shown["loss"], "")
         if "len" in shown:
             body.add_row("  length", shown["len"], f"tokens, {metrics.get('turns', 0):.1f} turns")
-        if gap(metrics):
-            mean, highest = gap(metrics).split("/")
+        if format_gap(metrics):
+            mean, highest = format_gap(metrics).split("/")
             verified = shown.get("verified", "?")
             text = f"mean, {highest} max; {verified} of trained tokens verified"
             body.add_row("  gap", mean, text)

@@ -1,12 +1,12 @@
 """`agentrl sandbox gc`: remove what dead processes left behind."""
 
 from agentrl.cli.command import Arguments, JsonOption, Verb
-from agentrl.cli.sandbox_list import show
+from agentrl.cli.sandbox_list import show_sandboxes
 from agentrl.sandboxes.leftovers import collect_leftovers
 
 
 def _run_sandbox_gc(options: JsonOption, arguments: Arguments) -> int:
-    show(collect_leftovers(), options, "Nothing was left behind.")
+    show_sandboxes(collect_leftovers(), options, "Nothing was left behind.")
     return 0
 
 

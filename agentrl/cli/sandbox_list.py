@@ -8,11 +8,11 @@ from agentrl.sandboxes.leftovers import Found, find_sandboxes
 
 
 def _run_sandbox_list(options: JsonOption, arguments: Arguments) -> int:
-    show(find_sandboxes(), options, "There are no sandboxes.")
+    show_sandboxes(find_sandboxes(), options, "There are no sandboxes.")
     return 0
 
 
-def show(found: Sequence[Found], options: JsonOption, nothing: str) -> None:
+def show_sandboxes(found: Sequence[Found], options: JsonOption, nothing: str) -> None:
     """Print sandboxes; `nothing` if there are none."""
     lines = [
         f"{sandbox.backend:8} {sandbox.name:26} "

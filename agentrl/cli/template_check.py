@@ -12,7 +12,7 @@ from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.errors import ConfigError
 from agentrl.tokens import Renderer, Tokenizer, choose_format
 from agentrl.tokens.template_check import TemplateReport, examine
-from agentrl.tokens.time_limit import limited
+from agentrl.tokens.time_limit import template_time_limit
 from agentrl.tokens.tokenizer import read_template
 from agentrl.types import ToolSchema
 
@@ -38,7 +38,7 @@ def _run_template_check(options: TemplateOptions, arguments: Arguments) -> int:
     with suppress(ConfigError):  # only a person can say which one the template writes
         tool_format = choose_format(tokenizer)
     made = partial(Renderer, tokenizer, tool_format=tool_format)
-    with limited():
+    with template_time_limit():
         reports = {
             "without tools": examine(made(), with_tools=False),
             "with tools": examine(made([_TOOL]), with_tools=True),

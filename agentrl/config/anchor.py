@@ -34,15 +34,15 @@ def anchor_of(field: FieldInfo) -> Anchor | None:
     return next(_find_type_anchors((field.annotation, *field.metadata)), None)
 
 
-def anchored(value: object, anchor: Anchor, folder: Path) -> object:
+def anchor_value(value: object, anchor: Anchor, folder: Path) -> object:
     """The value with its paths absolute, those that are relative from the folder on."""
     if isinstance(value, str):
         return _anchor_text(value, anchor, folder) if value else value
     if isinstance(value, Mapping):
         items = cast("Mapping[object, object]", value).items()
-        return {key: anchored(item, anchor, folder) for key, item in items}
+        return {key: anchor_value(item, anchor, folder) for key, item in items}
     if isinstance(value, list | tuple):
-        return [anchored(item, anchor, folder) for item in cast("list[object]", value)]
+        return [anchor_value(item, anchor, folder) for item in cast("list[object]", value)]
     return value
 
 

@@ -11,7 +11,7 @@ import annotated_types as at
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from agentrl.config.schema import members
+from agentrl.config.schema import union_members
 
 _PLACEHOLDERS: Mapping[object, str] = {
     bool: "BOOL",
@@ -50,7 +50,7 @@ _EXPECTED: Mapping[str, str] = {
 def placeholder(info: FieldInfo) -> str:
     """The accepted values as one word for `--help`, such as "INT" or "a|b"."""
     words: list[str] = []
-    for member in members(info.annotation):
+    for member in union_members(info.annotation):
         kind: object = get_origin(member) or member
         if kind is Literal:
             words += [str(arg) for arg in get_args(member)]
@@ -61,7 +61,7 @@ def placeholder(info: FieldInfo) -> str:
     return "|".join(dict.fromkeys(words))
 
 
-def bounds(info: FieldInfo) -> str:
+def describe_bounds(info: FieldInfo) -> str:
     """The limits of a field, such as "at least 1"; empty where there are none."""
     return " and ".join(
         text.format(getattr(item, name))
@@ -87,7 +87,7 @@ def _is_number_text(text: str) -> bool:
         return False
 
 
-def expectation(error: ErrorDetails) -> str:
+def describe_expected(error: ErrorDetails) -> str:
     """What pydantic wanted, such as "a number of at least 1"."""
     limits = {
         name: int(limit) if isinstance(limit, float) and limit.is_integer() else limit
@@ -97,7 +97,7 @@ def expectation(error: ErrorDetails) -> str:
     return words or error["msg"].removeprefix("Input should be ")
 
 
-def refusal(errors: Iterable[ErrorDetails], depth: int, got: object) -> str:
+def explain_refusal(errors: Iterable[ErrorDetails], depth: int, got: object) -> str:
     """Why pydantic refused one value, in one sentence.
 
     Args:
@@ -110,5 +110,5 @@ def refusal(errors: Iterable[ErrorDetails], depth: int, got: object) -> str:
         if error["type"] in ("value_error", "assertion_error"):
             return str(error.get("ctx", {}).get("error", error["msg"]))
         inner = [part for part in error["loc"][depth:] if isinstance(part, int)]
-        wanted.append(expectation(error) + "".join(f" at item {index}" for index in inner))
+        wanted.append(describe_expected(error) + "".join(f" at item {index}" for index in inner))
     return f"got {shown(got)}, expected {' or '.join(dict.fromkeys(wanted))}"

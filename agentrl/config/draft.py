@@ -14,9 +14,9 @@ from pydantic import ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from agentrl.config.anchor import PATH, anchor_of, anchored
-from agentrl.config.describe import placeholder, refusal, shown
-from agentrl.config.flags import Flag, decode, flag_of
+from agentrl.config.anchor import PATH, anchor_of, anchor_value
+from agentrl.config.describe import explain_refusal, placeholder, shown
+from agentrl.config.flags import Flag, decode_text, flag_of
 from agentrl.config.nearest import nearest
 from agentrl.config.plain import as_list, as_mapping, to_plain
 from agentrl.config.schema import (
@@ -272,7 +272,7 @@ class Draft(Generic[C]):
     def _anchor_value_to_folder(self, info: FieldInfo, value: object, origin: str) -> object:
         anchor = anchor_of(info)
         folder = self.folders.get(origin) or Path.cwd()
-        return value if anchor is None else anchored(value, anchor, folder)
+        return value if anchor is None else anchor_value(value, anchor, folder)
 
     def _anchor_default_paths(self) -> None:
         """Paths by default are relative to the working folder, which a stored file is not in."""
@@ -305,7 +305,7 @@ class Draft(Generic[C]):
         if flag.text is None and not is_switch(info):
             self.problems.append(f"{flag.name}: got no value, expected {placeholder(info)}")
             return
-        value = True if flag.text is None else decode(flag.text, info)
+        value = True if flag.text is None else decode_text(flag.text, info)
         if is_list_of_texts(info):
             before = self.values.get(flag.key)
             kept = as_list(before.value) if before and before.origin.startswith("--") else None
@@ -345,7 +345,7 @@ class Draft(Generic[C]):
                 self._note_problem(key, origin, what)
             return
         got = items[0]["input"] if value is None else value.value
-        self._note_problem(key, origin, refusal(items, key.count(".") + bool(key), got))
+        self._note_problem(key, origin, explain_refusal(items, key.count(".") + bool(key), got))
 
     def _suggest_key_name(
         self, name: str, known: Iterable[str], key: str, spell: Callable[[str], str] = str

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from agentrl.config.schema import Schema, is_switch, members
+from agentrl.config.schema import Schema, is_switch, union_members
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ def switches_of(schema: Schema, short: Mapping[str, str]) -> Callable[[str], boo
     return switches
 
 
-def decode(text: str, info: FieldInfo) -> object:
+def decode_text(text: str, info: FieldInfo) -> object:
     """The value that a text stands for at a field: itself where text is one of the values."""
-    if any(_takes_text_as_it_is(member, text) for member in members(info.annotation)):
+    if any(_takes_text_as_it_is(member, text) for member in union_members(info.annotation)):
         return text
     for read in (int, float, _parse_toml_value):
         try:

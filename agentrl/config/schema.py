@@ -44,7 +44,7 @@ class Schema:
         """Take a class apart below a section; its own sections are followed, tables are not."""
         for attribute, info in cls.model_fields.items():
             name = f"{section}.{info.alias or attribute}".lstrip(".")
-            below = _filter_config_classes(members(info.annotation))
+            below = _filter_config_classes(union_members(info.annotation))
             items = get_args(info.annotation) if accepts_many(info) else ()
             if below:
                 self.sections[name] = info
@@ -62,14 +62,14 @@ def schema_of(cls: type[Config]) -> Schema:
     return schema
 
 
-def members(annotation: Any) -> tuple[Any, ...]:
+def union_members(annotation: Any) -> tuple[Any, ...]:
     """The members of a union, or the annotation alone; metadata is taken off."""
     return tuple(_flatten_union(annotation))
 
 
 def accepts_none(info: FieldInfo) -> bool:
     """True if the word `none` stands for None at this key."""
-    return type(None) in members(info.annotation)
+    return type(None) in union_members(info.annotation)
 
 
 def accepts_many(info: FieldInfo) -> bool:
@@ -80,12 +80,12 @@ def accepts_many(info: FieldInfo) -> bool:
 
 def is_switch(info: FieldInfo) -> bool:
     """True for a key whose value may be left out on the command line."""
-    return {*members(info.annotation)} - {type(None)} == {bool}
+    return {*union_members(info.annotation)} - {type(None)} == {bool}
 
 
 def is_list_of_texts(info: FieldInfo) -> bool:
     """True for a key whose flag may be given several times, an item each."""
-    return accepts_many(info) and members(get_args(info.annotation)[0]) == (str,)
+    return accepts_many(info) and union_members(get_args(info.annotation)[0]) == (str,)
 
 
 def _flatten_union(annotation: Any) -> Iterator[Any]:

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from agentrl.tokens import Reasoning, Renderer, Results, Tokenizer, ToolFormat, choose_format
-from agentrl.tokens.time_limit import limited
+from agentrl.tokens.time_limit import template_time_limit
 from agentrl.types import Message, ToolSchema
 
 PROMPTS_KEPT = 256
@@ -36,7 +36,7 @@ class Codec:
         key = repr(tuple(tools))
         renderer = self._renderers.get(key)
         if renderer is None:
-            with limited():
+            with template_time_limit():
                 renderer = Renderer(
                     self.tokenizer,
                     tools,

@@ -101,7 +101,7 @@ def pack(fields: Fields) -> Packed:
     )
 
 
-def joined(blocks: Iterable[bytes], channels: Mapping[str, NDArray[np.generic]]) -> Packed:
+def join_packed(blocks: Iterable[bytes], channels: Mapping[str, NDArray[np.generic]]) -> Packed:
     """Packed appends, one behind the other."""
     tokens_N = np.frombuffer(b"".join(blocks), dtype=np.uint8).reshape(-1, _TOKEN.itemsize)
     return Packed(tokens_N, channel_bytes(channels, len(tokens_N)), channel_header(channels))
@@ -139,7 +139,7 @@ def unpack(packed: Packed, channels: Mapping[str, NDArray[np.generic]]) -> Field
     )
 
 
-def marks(packed: Packed) -> NDArray[np.uint32]:
+def token_marks(packed: Packed) -> NDArray[np.uint32]:
     """The fingerprint of each token."""
     mixed_N = _hash_byte_rows(packed.tokens, _WORD_FACTORS)
     if packed.channels.shape[1]:
@@ -150,7 +150,7 @@ def marks(packed: Packed) -> NDArray[np.uint32]:
     return (mixed_N >> np.uint64(32)).astype(np.uint32)
 
 
-def link(previous: bytes, block: bytes | memoryview, channels: bytes = b"") -> bytes:
+def link_digest(previous: bytes, block: bytes | memoryview, channels: bytes = b"") -> bytes:
     """h_k from h_(k-1), the packed tokens of append k, and its side channels if it has any."""
     num = len(block) // _TOKEN.itemsize
     content = b"".join((previous, num.to_bytes(4, "little"), block, channels))
@@ -168,7 +168,7 @@ def chain_digest(packed: Packed, lengths: Iterable[int], start: int = 0) -> byte
         if packed.header and block[_SOURCE_AT] == _MODEL:
             channels = packed.header + packed.channels[since:end].tobytes()
             since = end
-        digest = link(digest, block, channels)
+        digest = link_digest(digest, block, channels)
         start = end
     return digest
 

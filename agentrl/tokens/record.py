@@ -26,10 +26,10 @@ from agentrl.tokens.hash_chain import (
     channel_header,
     completion_content,
     completion_digest,
-    joined,
-    link,
-    marks,
+    join_packed,
+    link_digest,
     pack_append,
+    token_marks,
     unpack,
 )
 from agentrl.types import Completion, Segment, Source
@@ -113,7 +113,7 @@ class TokenRecord:
             raise ValueError("the record is empty; append a prompt before closing it")
         self._closed = True
         channels = self._concatenate_side_channels()
-        packed = joined(self._blocks, channels)
+        packed = join_packed(self._blocks, channels)
         fields = unpack(packed, channels)
         return Segment(
             ids_T=fields.ids,
@@ -124,7 +124,7 @@ class TokenRecord:
             versions_T=fields.versions,
             channels=fields.channels,
             appends_A=np.array(self._lengths, dtype=np.int32),
-            marks_T=marks(packed),
+            marks_T=token_marks(packed),
             digest=self._digest,
         )
 
@@ -202,7 +202,7 @@ class TokenRecord:
             num = len(next(iter(channels.values())))
             extra = channel_header(channels) + channel_bytes(channels, num).tobytes()
             self._channels_of.append(channels)
-        self._digest = link(self._digest, block, extra)
+        self._digest = link_digest(self._digest, block, extra)
         self._blocks.append(block)
         self._lengths.append(len(ids))
         self._sources.append(source)

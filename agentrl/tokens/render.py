@@ -20,13 +20,19 @@ from agentrl.tokens.injection_guard import ContentGuard, Mark
 from agentrl.tokens.suffix_cache import Frame, find_frame
 from agentrl.tokens.template_dialect import (
     calls_as_text,
-    marked,
-    marked_tool,
+    mark_message,
+    mark_tool,
     results_as_user,
     to_wire,
     with_instructions,
 )
-from agentrl.tokens.template_probe import USER, Ending, TemplateProfile, first_difference, probe
+from agentrl.tokens.template_probe import (
+    USER,
+    Ending,
+    TemplateProfile,
+    first_difference,
+    probe_template,
+)
 from agentrl.tokens.tokenizer import Tokenizer
 from agentrl.types import AssistantTurn, Message, StopReason, ToolCall, ToolSchema
 
@@ -81,7 +87,7 @@ class Renderer:
     @cached_property
     def profile(self) -> TemplateProfile:
         """What the template does."""
-        return probe(self._tokenizer)
+        return probe_template(self._tokenizer)
 
     @property
     def _usable_profile(self) -> TemplateProfile:
@@ -419,8 +425,8 @@ class Renderer:
     def _render_chat_with_mark(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], generate: bool, mark: Mark
     ) -> str:
-        told = [marked(message, mark) for message in messages]
-        described = [marked_tool(tool, mark) for tool in tools]
+        told = [mark_message(message, mark) for message in messages]
+        described = [mark_tool(tool, mark) for tool in tools]
         if not self.calls_in_template:
             told = calls_as_text(told, self._format, results=self._tool_results == "template")
         if self._tool_results == "user":
@@ -439,13 +445,13 @@ def not_preserving(conversation: Sequence[Message], expected: str, got: str) -> 
     """What a template does that breaks the record, with the conversation that shows it."""
     at = first_difference(expected, got)
     return (
-        f"the chat template changes earlier text when messages are added: for {roles(conversation)}"
-        f", it writes {got[at : at + 40]!r} where {expected[at : at + 40]!r} stood; "
-        "use a template that only appends"
+        "the chat template changes earlier text when messages are added: for "
+        f"{describe_roles(conversation)}, it writes {got[at : at + 40]!r} where "
+        f"{expected[at : at + 40]!r} stood; use a template that only appends"
     )
 
 
-def roles(conversation: Sequence[Message]) -> str:
+def describe_roles(conversation: Sequence[Message]) -> str:
     """The conversation in a few words, such as "user, assistant with call, tool"."""
     return ", ".join(
         message.role

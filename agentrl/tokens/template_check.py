@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentrl.errors import ConfigError
-from agentrl.tokens.render import Reasoning, Renderer, not_preserving, roles
+from agentrl.tokens.render import Reasoning, Renderer, describe_roles, not_preserving
 from agentrl.tokens.template_probe import first_difference
 from agentrl.types import Json, Message, ToolCall
 
@@ -281,7 +281,8 @@ def _make_row_of_tried_chat(renderer: Renderer, chat: Sequence[Message]) -> Temp
         if lost := _find_said_word_not_in_text(so_far, whole):
             detail = (
                 "the chat template changes earlier text when messages are added: for "
-                f"{roles(so_far)}, it drops or alters {lost!r}; use a template that only appends"
+                f"{describe_roles(so_far)}, it drops or alters {lost!r}; use a template that only "
+                "appends"
             )
             return TemplateRow(name=_name_chat(chat), detail=detail, action="refuse")
         if answers and (fault := _explain_unfit_answer(renderer, so_far, begin, whole)):
@@ -300,7 +301,7 @@ def _make_row_of_tried_chat(renderer: Renderer, chat: Sequence[Message]) -> Temp
 def _name_chat(chat: Sequence[Message]) -> str:
     """Its roles, and where words stand beside a call, that too: no two of `CHATS` share one."""
     words = any(message.tool_calls and message.content for message in chat)
-    return roles(chat) + ", with words beside the call" * words
+    return describe_roles(chat) + ", with words beside the call" * words
 
 
 def _describe_rewriting_of_record(chat: Sequence[Message], record: str, whole: str) -> str:
@@ -310,7 +311,7 @@ def _describe_rewriting_of_record(chat: Sequence[Message], record: str, whole: s
         return ""
     at = first_difference(record, whole)
     return (
-        f"for {roles(chat)}, the record keeps {_excerpt_word_at(record, at)!r}; a server "
+        f"for {describe_roles(chat)}, the record keeps {_excerpt_word_at(record, at)!r}; a server "
         f"that renders the plain chat template would show {_excerpt_word_at(whole, at)!r}"
     )
 

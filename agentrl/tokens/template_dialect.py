@@ -47,7 +47,7 @@ def to_wire(messages: Sequence[Message], dialect: Dialect) -> list[Wire]:
     ]
 
 
-def marked(message: Message, mark: Mark) -> Message:
+def mark_message(message: Message, mark: Mark) -> Message:
     """The message with every text of it marked."""
     return Message(
         role=message.role,
@@ -66,7 +66,7 @@ def marked(message: Message, mark: Mark) -> Message:
     )
 
 
-def marked_tool(tool: ToolSchema, mark: Mark) -> ToolSchema:
+def mark_tool(tool: ToolSchema, mark: Mark) -> ToolSchema:
     """The tool with its name, description and schema marked.
 
     The words of JSON schemas stay as they are: templates look them up.

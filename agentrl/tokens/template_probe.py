@@ -1,7 +1,7 @@
 """What is learnt about a chat template, once, from rendering short conversations.
 
-`probe` finds how the template wants its input (the dialect), where an assistant's message ends and
-which token a model samples there, and whether tools, calls and results survive at all.
+`probe_template` finds how the template wants its input (the dialect), where an assistant's message
+ends and which token a model samples there, and whether tools, calls and results survive at all.
 """
 
 import re
@@ -36,7 +36,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateProfile:
-    """What a template does; see `probe`."""
+    """What a template does; see `probe_template`."""
 
     dialect: Dialect
     fault: str
@@ -61,7 +61,7 @@ class TemplateProfile:
     """Whether the reasoning of the last assistant message is written."""
 
 
-def probe(tokenizer: Tokenizer) -> TemplateProfile:
+def probe_template(tokenizer: Tokenizer) -> TemplateProfile:
     """Try the template; never raises for what it does."""
     return _Probe(tokenizer).profile()
 

@@ -12,7 +12,7 @@ TEMPLATE_LIMIT_S = 60.0
 
 
 @contextmanager
-def limited() -> Generator[None]:
+def template_time_limit() -> Generator[None]:
     """Raises ConfigError where the block takes longer; without limit outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals come to the main thread alone

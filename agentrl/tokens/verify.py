@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import RecordMismatch
-from agentrl.tokens.hash_chain import Fields, Packed, chain_digest, marks, pack
+from agentrl.tokens.hash_chain import Fields, Packed, chain_digest, pack, token_marks
 from agentrl.types import Batch, Segment, Source
 
 _DTYPES = {
@@ -142,7 +142,7 @@ def _check_row_offsets(what: str, offsets: NDArray[np.int64], total: int, num_ro
 
 
 def _check_token_marks_unchanged(rows: _Rows, packed: Packed) -> None:
-    differing = np.flatnonzero(marks(packed) != rows.marks_N)
+    differing = np.flatnonzero(token_marks(packed) != rows.marks_N)
     if len(differing):
         raise RecordMismatch(
             f"{rows.where(int(differing[0]))} is not what was recorded ({len(differing)} tokens "

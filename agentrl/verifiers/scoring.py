@@ -55,7 +55,7 @@ async def _await_score_or_invalid(verifier: Verifier, work: Awaitable[object]) -
     name = name_of(verifier)
     try:
         with user_code(f"verifier {name}", fault=_Raised):
-            return checked(await work, score_range(verifier), name)
+            return outcome_of(await work, score_range(verifier), name)
     except WorkerTimeout as error:
         return _make_invalid_by_verifier(f"verifier {name} took too long: {error}")
     except CallFailed as error:
@@ -85,7 +85,7 @@ def is_async(method: Callable[..., object]) -> bool:
     )
 
 
-def checked(value: object, allowed: tuple[float, float], name: str) -> Outcome:
+def outcome_of(value: object, allowed: tuple[float, float], name: str) -> Outcome:
     """The value as an outcome, if it is one."""
     if isinstance(value, Invalid):
         return value

@@ -26,7 +26,7 @@ from agentrl.engine.local.check import check_engine
 from agentrl.engine.local.demands import context_length, measure_heads, set_attention
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.stepper import SlotRequest, Stepper
-from agentrl.engine.local.weights import Slices, inference_model, update
+from agentrl.engine.local.weights import Slices, inference_model, update_parameters
 from agentrl.engine.memory import MEMORY_TAGS, MemoryStages, MemoryTag
 from agentrl.engine.protocol import Health, check_request, check_version
 from agentrl.errors import ConfigError, EngineError
@@ -148,7 +148,7 @@ class LocalEngine:
         )
         model = self._stepper.model
         await self.between_steps(
-            lambda _: self._change_weights(lambda: update(model, tensors), version)
+            lambda _: self._change_weights(lambda: update_parameters(model, tensors), version)
         )
 
     async def pause(self) -> None:

@@ -202,7 +202,9 @@ class Rows:
                 self._row_of[owner] = row
 
 
-def uniforms(seeds_B: NDArray[np.uint64], positions_B: NDArray[np.int64]) -> NDArray[np.float64]:
+def draw_uniforms(
+    seeds_B: NDArray[np.uint64], positions_B: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """One number in [0, 1) for each pair of seed and position (splitmix64, 53 bits)."""
     with np.errstate(over="ignore"):
         bits_B = _mix_random_bits(
@@ -218,7 +220,7 @@ def _mix_random_bits(state_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed_B ^ (mixed_B >> np.uint64(31))
 
 
-def draw(
+def draw_ids(
     logits_BV: Tensor, temperatures_B: NDArray[np.float32], uniforms_B: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The drawn ids and their natural logprobs under the sampling distribution.

@@ -26,7 +26,7 @@ from agentrl.engine.local.cache import RowCache
 from agentrl.engine.local.demands import Heads
 from agentrl.engine.local.models.load import known_ids
 from agentrl.engine.local.routing_replay import mixtures, routed
-from agentrl.engine.local.rows import Rows, draw, uniforms
+from agentrl.engine.local.rows import Rows, draw_ids, draw_uniforms
 from agentrl.errors import EngineError
 from agentrl.types import Sampling, StopReason
 
@@ -205,10 +205,10 @@ class Stepper:
 
     def _draw_next_tokens(self, logits_SV: torch.Tensor, rows_S: NDArray[np.int64]) -> None:
         requests = [self.running[row] for row in rows_S.tolist()]
-        ids_S, logprobs_S = draw(
+        ids_S, logprobs_S = draw_ids(
             logits_SV,
             np.array([request.sampling.temperature for request in requests], dtype=np.float32),
-            uniforms(
+            draw_uniforms(
                 np.array([request.seed for request in requests], dtype=np.uint64),
                 self._rows.known_R[rows_S],
             ),

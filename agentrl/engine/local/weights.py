@@ -43,7 +43,7 @@ def inference_model(model: PreTrainedModel, dtype: torch.dtype, *, share: bool) 
     return ours
 
 
-def update(
+def update_parameters(
     model: nn.Module, theirs: Iterable[tuple[str, Tensor]], *, partial: bool = False
 ) -> None:
     """Write every named tensor into the model, or none of them: `theirs` is gone through twice.

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.stepper import Stepper
-from agentrl.engine.local.weights import update
+from agentrl.engine.local.weights import update_parameters
 from agentrl.engine.protocol import check_request
 from agentrl.engine.serve.unpickle import Named, read_tensors
 from agentrl.engine.serve.wire import (
@@ -229,7 +229,7 @@ class Serving:
                 raise EngineError(f"the folder lacks {len(lacking)} tensors, first {min(lacking)}")
             if asked.abort_all_requests:
                 stepper.abort_all()
-            update(stepper.model, named, partial=True)
+            update_parameters(stepper.model, named, partial=True)
             if asked.weight_version is not None:
                 self._name_weights_version(stepper, asked.weight_version)
             if self.mode is None and asked.flush_cache:

@@ -61,7 +61,7 @@ async def check_server(
     return rows
 
 
-def refuse(url: str, rows: Sequence[EngineCheckRow]) -> None:
+def refuse_unfit_server(url: str, rows: Sequence[EngineCheckRow]) -> None:
     """Raise ConfigError with what is unfit for training."""
     wrong = [f"{row.name}: {row.detail}" for row in rows if not row.ok]
     if wrong:

@@ -9,7 +9,7 @@ from agentrl.engine.experts import experts_per_token
 from agentrl.engine.local.models.files import read_json
 from agentrl.engine.local.models.resolve import default_cache_dir
 from agentrl.engine.protocol import Engine
-from agentrl.engine.sglang.check import check_server, refuse
+from agentrl.engine.sglang.check import check_server, refuse_unfit_server
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.install import require_installed
 from agentrl.engine.sglang.server import start
@@ -75,7 +75,7 @@ async def wait_for_servers(
             reference=None if trainer is None else trainer.logprobs,
             in_place=settings.pause == "in_place",
         )
-        refuse(slot.url, rows)
+        refuse_unfit_server(slot.url, rows)
         taken = slot.info.longest_prompt if slot.info else 0
         if taken < longest:
             raise ConfigError(

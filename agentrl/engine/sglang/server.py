@@ -104,7 +104,7 @@ class Server:
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
             tail = file.read().decode(errors="replace")
-        return f"{explain(tail, self.port, status)} (log: {self.log})"
+        return f"{explain_log(tail, self.port, status)} (log: {self.log})"
 
     def again(self) -> "Server":
         """Start a server that ended once more, where it was, with a log of its own."""
@@ -184,7 +184,7 @@ def _launch_under_watchdog(
     return process
 
 
-def explain(tail: str, port: int, status: int | None) -> str:
+def explain_log(tail: str, port: int, status: int | None) -> str:
     """The reason that the last lines of a server's log give: the last ones since it was ready."""
     tail = tail.rpartition(_READY)[2]
     for sign, reason in _KNOWN:

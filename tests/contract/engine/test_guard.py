@@ -144,4 +144,4 @@ def test_a_guard_that_is_killed_leaves_no_secrets(tmp_path: Path) -> None:
     ],
 )
 def test_a_failed_start_is_explained_by_the_logs_tail(tail: str, status: int, said: str) -> None:
-    assert said in server.explain(tail, 7, status)
+    assert said in server.explain_log(tail, 7, status)

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
-from agentrl.engine.local.weights import update
+from agentrl.engine.local.weights import update_parameters
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import EpisodeSession, Sampling
 from tests.integration.engine.plain import (
@@ -230,10 +230,10 @@ def test_a_part_of_the_weights_may_name_tied_ones_by_either_name() -> None:
     tied = torch.full_like(model.lm_head.weight, 0.5)
     norm = torch.full_like(model.model.norm.weight, 2.0)
     with pytest.raises(EngineError, match=r"hold the unknown 1 .*bogus"):
-        update(model, [("model.norm.weight", norm), ("bogus", norm)], partial=True)
+        update_parameters(model, [("model.norm.weight", norm), ("bogus", norm)], partial=True)
     assert not torch.equal(model.model.norm.weight, norm)
-    update(model, [("lm_head.weight", tied), ("model.norm.weight", norm)], partial=True)
+    update_parameters(model, [("lm_head.weight", tied), ("model.norm.weight", norm)], partial=True)
     assert torch.equal(model.model.embed_tokens.weight, tied)
     assert torch.equal(model.model.norm.weight, norm)
     with pytest.raises(EngineError, match="lack"):
-        update(model, [("model.norm.weight", norm)])
+        update_parameters(model, [("model.norm.weight", norm)])

@@ -195,7 +195,7 @@ def test_content_never_becomes_a_control_token(name: str) -> None:
 
 def harmless(message: Message) -> Message:
     """The same message with nothing in it that looks like a marker."""
-    from agentrl.tokens.template_dialect import marked
+    from agentrl.tokens.template_dialect import mark_message
 
     kept = {tool.name for tool in TOOLS} | {"query", "limit", "", "call_0"}
-    return marked(message, lambda text: text if text in kept else "xyx")
+    return mark_message(message, lambda text: text if text in kept else "xyx")

@@ -201,12 +201,12 @@ def run(
 
 def heat(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     """The engine says logprobs of another temperature than the trainer is told."""
-    draw = vars(stepper)["draw"]  # heated before, perhaps
+    draw = vars(stepper)["draw_ids"]  # heated before, perhaps
 
     def hot(logits: Any, temperatures: Any, uniforms: Any) -> Any:
         return draw(logits, temperatures * np.float32(factor), uniforms)
 
-    monkeypatch.setattr(stepper, "draw", hot)
+    monkeypatch.setattr(stepper, "draw_ids", hot)
 
 
 def events(tmp_path: Path) -> Sequence[Mapping[str, Any]]:

@@ -19,7 +19,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import CHANNEL
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.routing_replay import mixtures, routed
-from agentrl.engine.local.weights import update
+from agentrl.engine.local.weights import update_parameters
 from agentrl.errors import RunError
 from agentrl.tokens import TokenRecord, verify_batch
 from agentrl.trainer import RatioBandConfig, TrainerConfig
@@ -209,7 +209,7 @@ def test_weights_have_the_names_that_files_have(model: Qwen3MoeForCausalLM, tmp_
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
-    update(other, list(saved.items()), partial=True)
+    update_parameters(other, list(saved.items()), partial=True)
     theirs = dict(model.named_parameters())
     assert all(torch.equal(theirs[name], value) for name, value in other.named_parameters())
 

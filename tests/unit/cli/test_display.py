@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from agentrl.cli.display import PlainDisplay, make_display
-from agentrl.cli.lines import Eta, duration, sparkline, step_line, verified
+from agentrl.cli.lines import Eta, format_duration, format_verified, sparkline, step_line
 from agentrl.cli.live import LiveDisplay
 
 METRICS = {
@@ -42,9 +42,9 @@ def test_a_step_is_one_line() -> None:
 
 
 def test_verified_says_100_percent_only_if_it_is_all() -> None:
-    assert verified({"num_trained": 10**6, "num_verified": 10**6}) == "100%"
-    assert verified({"num_trained": 10**6, "num_verified": 10**6 - 1}) == "99.9%"
-    assert verified({"num_trained": 0, "num_verified": 0}) == ""
+    assert format_verified({"num_trained": 10**6, "num_verified": 10**6}) == "100%"
+    assert format_verified({"num_trained": 10**6, "num_verified": 10**6 - 1}) == "99.9%"
+    assert format_verified({"num_trained": 0, "num_verified": 0}) == ""
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_verified_says_100_percent_only_if_it_is_all() -> None:
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_a_sparkline_runs_from_the_lowest_to_the_highest() -> None:

@@ -7,7 +7,7 @@ import pytest
 from pydantic import Field, PositiveInt
 
 from agentrl.config import Config
-from agentrl.config.describe import bounds, placeholder, shown
+from agentrl.config.describe import describe_bounds, placeholder, shown
 
 
 class Color(Enum):
@@ -58,9 +58,9 @@ def test_a_field_in_one_word(name: str, word: str) -> None:
 
 
 def test_bounds_are_of_the_field_alone() -> None:
-    assert bounds(Everything.model_fields["share"]) == "above 0 and at most 1"
-    assert bounds(Everything.model_fields["limited"]) == "below 2"
-    assert bounds(Everything.model_fields["plain"]) == ""
+    assert describe_bounds(Everything.model_fields["share"]) == "above 0 and at most 1"
+    assert describe_bounds(Everything.model_fields["limited"]) == "below 2"
+    assert describe_bounds(Everything.model_fields["plain"]) == ""
 
 
 def test_shown_values_are_short() -> None:

@@ -39,7 +39,7 @@ def test_a_run_gives_up_a_template_without_an_end(
 def test_a_timer_that_was_set_before_goes_on() -> None:
     left = signal.setitimer(signal.ITIMER_REAL, 1000)
     try:
-        with time_limit.limited():
+        with time_limit.template_time_limit():
             pass
         assert 900 < signal.getitimer(signal.ITIMER_REAL)[0] <= 1000
     finally:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from agentrl.errors import EngineError, RecordMismatch
 from agentrl.tokens import TokenRecord, seal, verify_batch, verify_segment
-from agentrl.tokens.hash_chain import Fields, chain_digest, marks, pack
+from agentrl.tokens.hash_chain import Fields, chain_digest, pack, token_marks
 from agentrl.types import Batch, Completion, Segment, Source, StopReason
 
 VOCAB = 100
@@ -243,7 +243,7 @@ def test_a_channel_changed_together_with_its_marks_is_refused() -> None:
         renamed,
     ):
         broken = replace(good, channels=channels)
-        broken = replace(broken, marks_T=marks(pack(fields_of(broken))))
+        broken = replace(broken, marks_T=token_marks(pack(fields_of(broken))))
         with pytest.raises(RecordMismatch, match="digest of the hash chain differs"):
             verify_segment(broken, "e")
 
@@ -340,7 +340,7 @@ def test_a_record_made_elsewhere_must_follow_the_rules() -> None:
         segment = replace(good, **changes)
         packed = pack(fields_of(segment))
         digest = chain_digest(packed, segment.appends_A.tolist())
-        return replace(segment, marks_T=marks(packed), digest=digest)
+        return replace(segment, marks_T=token_marks(packed), digest=digest)
 
     cases: list[tuple[dict[str, Any], str]] = [
         ({"mask_T": ~good.mask_T}, "token 0 .* did not sample"),
@@ -434,7 +434,7 @@ def test_channels_of_given_tokens_come_with_the_next_completion() -> None:
     assert not segment.channels["experts"][13:].any()
     assert verify_segment(segment, "e") == 5
     late = replace(segment, channels={"experts": changed(segment.channels["experts"], 40, 0)})
-    late = replace(late, marks_T=marks(pack(fields_of(late))))
+    late = replace(late, marks_T=token_marks(pack(fields_of(late))))
     with pytest.raises(RecordMismatch, match=r"token 13 .* nothing was sampled after"):
         verify_segment(late, "e")
 

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agentrl.errors import ToolError
-from agentrl.tools.edits import FileText, inserted, line_shown, replaced
+from agentrl.tools.edits import FileText, insert_lines, line_shown, replace_once
 
 _pieces = st.sampled_from(
     [b"a", b"b ", b"\n", b"\r\n", b"\r", b"\xe9", b"\xff\xfe", b"\0", "é€😀\ufffd".encode()]
@@ -38,7 +38,7 @@ def test_a_replacement_names_all_that_it_changes(
     old = file.shown[start : start + length]
     assume(old and file.text[start - 1 : start + 1] != "\r\n")
     try:
-        after, place = replaced(file, old, new, "f")
+        after, place = replace_once(file, old, new, "f")
     except ToolError:
         return
     before = file.encoded(file.text[:place])
@@ -61,7 +61,7 @@ def test_what_is_shown_can_be_replaced(data: bytes, draw: st.DataObject) -> None
     old = "\n".join(shown[first : last + 1])
     assume(old)
     try:
-        after, _ = replaced(file, old, "X" + old + "Y", "f")
+        after, _ = replace_once(file, old, "X" + old + "Y", "f")
     except ToolError as error:
         said = str(error)
         allowed = ("times, at the lines", "only ASCII", "only the white space differs")
@@ -75,7 +75,7 @@ def test_what_is_shown_can_be_replaced(data: bytes, draw: st.DataObject) -> None
 def test_an_insertion_leaves_all_bytes_there(data: bytes, line: int, new: str) -> None:
     file = FileText.read(data)
     assume(line <= len(file.lines))
-    after, place = inserted(file, line, new)
+    after, place = insert_lines(file, line, new)
     added = after[place : len(after) - len(file.text) + place]
     assert after == file.text[:place] + added + file.text[place:]
     changed = file.encoded(after)
@@ -109,9 +109,9 @@ def test_replacements(data: bytes, old: str, new: str, after: bytes | None) -> N
     file = FileText.read(data)
     if after is None:
         with pytest.raises(ToolError, match=r"only ASCII can be added|2 times"):
-            replaced(file, old, new, "f")
+            replace_once(file, old, new, "f")
     else:
-        assert file.encoded(replaced(file, old, new, "f")[0]) == after
+        assert file.encoded(replace_once(file, old, new, "f")[0]) == after
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_replacements(data: bytes, old: str, new: str, after: bytes | None) -> N
 )
 def test_insertions(data: bytes, line: int, new: str, after: bytes) -> None:
     file = FileText.read(data)
-    assert file.encoded(inserted(file, line, new)[0]) == after
+    assert file.encoded(insert_lines(file, line, new)[0]) == after
 
 
 @pytest.mark.parametrize(
@@ -142,14 +142,14 @@ def test_insertions(data: bytes, line: int, new: str, after: bytes) -> None:
 def test_text_that_repeats_itself_holds_nobody_up(text: str, old: str, said: str) -> None:
     before = time.process_time()
     with pytest.raises(ToolError, match=said):
-        replaced(FileText.read(text.encode()), old, "", "f")
+        replace_once(FileText.read(text.encode()), old, "", "f")
     assert time.process_time() - before < 5
 
 
 def test_a_large_change_is_found_in_time() -> None:
     file = FileText.read(b"x\n" + b"a\r\n" * 4000 + b"y\n")
     old, before = "a\n" * 4000, time.process_time()
-    after, _ = replaced(file, old, "a\n" + "b\n" * 3998 + "a\n", "f")
+    after, _ = replace_once(file, old, "a\n" + "b\n" * 3998 + "a\n", "f")
     assert after == "x\na\r\n" + "b\r\n" * 3998 + "a\r\ny\n"
     assert time.process_time() - before < 5
 
@@ -164,7 +164,7 @@ def test_a_large_change_is_found_in_time() -> None:
 )
 def test_what_is_shown_twice_is_not_chosen_by_what_is_not_shown(data: bytes, old: str) -> None:
     with pytest.raises(ToolError, match="2 times"):
-        replaced(FileText.read(data), old, "new", "f")
+        replace_once(FileText.read(data), old, "new", "f")
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_what_is_shown_twice_is_not_chosen_by_what_is_not_shown(data: bytes, old
 )
 def test_two_characters_that_end_a_line_are_one_end(old: str, new: str, after: bytes) -> None:
     file = FileText.read(b"a\r\nb\r\n")
-    assert file.encoded(replaced(file, old, new, "f")[0]) == after
+    assert file.encoded(replace_once(file, old, new, "f")[0]) == after
 
 
 def test_a_carriage_return_tells_which_one_is_meant() -> None:
     file = FileText.read(b"x\r\ny\r\n--\nx\ny\n")
-    assert replaced(file, "x\r\ny", "z", "f")[0] == "z\r\n--\nx\ny\n"
+    assert replace_once(file, "x\r\ny", "z", "f")[0] == "z\r\n--\nx\ny\n"
     with pytest.raises(ToolError, match="is not in f"):
-        replaced(FileText.read(b"a\r\nb"), "a\r", "c", "f")
+        replace_once(FileText.read(b"a\r\nb"), "a\r", "c", "f")

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from agentrl.engine.sglang.control import Control
 from agentrl.engine.sglang.weights.bucket import Named, buckets
-from agentrl.engine.sglang.weights.transport import UPDATE_S, CheckedWeights, Target, each
+from agentrl.engine.sglang.weights.transport import UPDATE_S, CheckedWeights, Target, call_each
 from agentrl.errors import EngineError
 
 
@@ -47,7 +47,7 @@ class AdapterTransport(CheckedWeights):
             path = "/load_lora_adapter_from_tensors"
             await control.send(path, body, timeout_s=self._timeout_s)
 
-        return await each(targets, load)
+        return await call_each(targets, load)
 
     async def confirm(self, control: Control, named: Named, version: int) -> None:
         """The name is the version."""

@@ -18,7 +18,13 @@ from torch.distributed import distributed_c10d as c10d
 
 from agentrl.engine.sglang.control import Control, Info
 from agentrl.engine.sglang.weights.bucket import DigestedBucket, Named, buckets
-from agentrl.engine.sglang.weights.transport import UPDATE_S, CheckedWeights, Target, each, session
+from agentrl.engine.sglang.weights.transport import (
+    UPDATE_S,
+    CheckedWeights,
+    Target,
+    call_each,
+    update_session,
+)
 from agentrl.errors import EngineError
 
 
@@ -44,13 +50,15 @@ class BroadcastTransport(CheckedWeights):
     ) -> Sequence[EngineError | None]:
         """Bring all tensors to all targets."""
         made = list(buckets(named))
-        return await each(targets, lambda target: self._broadcast_to_server(target, made, flush))
+        return await call_each(
+            targets, lambda target: self._broadcast_to_server(target, made, flush)
+        )
 
     async def aclose(self) -> None:
         """Take the groups apart on both sides."""
         groups, self._groups = self._groups, {}
 
-        await each(list(groups.values()), _leave_process_group)
+        await call_each(list(groups.values()), _leave_process_group)
 
     async def _broadcast_to_server(
         self, target: Target, made: Sequence[DigestedBucket], flush: bool
@@ -58,7 +66,7 @@ class BroadcastTransport(CheckedWeights):
         control, info = target
         try:
             group = await self._find_or_make_group(control, info, made[0].data.device.type)
-            async with session(control, info):
+            async with update_session(control, info):
                 for i, bucket in enumerate(made):
                     body = {
                         "names": [meta.name for meta in bucket.metadata],
@@ -81,7 +89,7 @@ class BroadcastTransport(CheckedWeights):
         """The group with one server, made at its first use and when it came back from the dead."""
         known = self._groups.pop(control.url, None)
         if known is not None and known.info is not info:
-            await each([known], _leave_process_group)
+            await call_each([known], _leave_process_group)
             known = None
         if known is not None:
             self._groups[control.url] = known

@@ -11,7 +11,13 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from agentrl.engine.sglang.weights.bucket import Named, buckets
-from agentrl.engine.sglang.weights.transport import UPDATE_S, CheckedWeights, Target, each, session
+from agentrl.engine.sglang.weights.transport import (
+    UPDATE_S,
+    CheckedWeights,
+    Target,
+    call_each,
+    update_session,
+)
 from agentrl.errors import EngineError
 
 
@@ -26,7 +32,7 @@ class TensorTransport(CheckedWeights):
 
         async def to_one(target: Target) -> None:
             control, info = target
-            async with session(control, info):
+            async with update_session(control, info):
                 for i, bucket in enumerate(made):
                     # One text per rank; an empty list would end the server.
                     texts = [bucket.packed()] * info.tp_size
@@ -39,7 +45,7 @@ class TensorTransport(CheckedWeights):
                         "/update_weights_from_tensor", body, timeout_s=self._timeout_s
                     )
 
-        return await each(targets, to_one)
+        return await call_each(targets, to_one)
 
 
 class DiskTransport(CheckedWeights):
@@ -57,7 +63,7 @@ class DiskTransport(CheckedWeights):
         save_file(tensors, self._folder / "model.safetensors", metadata={"format": "pt"})
         body = {"model_path": str(self._folder), "flush_cache": flush}
         path, timeout_s = "/update_weights_from_disk", self._timeout_s
-        return await each(targets, lambda one: one[0].send(path, body, timeout_s=timeout_s))
+        return await call_each(targets, lambda one: one[0].send(path, body, timeout_s=timeout_s))
 
     async def aclose(self) -> None:
         """Remove the folder."""

@@ -32,7 +32,7 @@ from torch.multiprocessing import reductions
 from agentrl.engine.sglang.control import Control, Info
 from agentrl.engine.sglang.weights.bucket import Named
 from agentrl.engine.sglang.weights.layout import loader_layout, server_layout
-from agentrl.engine.sglang.weights.transport import UPDATE_S, CheckedWeights, Target, session
+from agentrl.engine.sglang.weights.transport import UPDATE_S, CheckedWeights, Target, update_session
 from agentrl.errors import EngineError
 from agentrl.weights.check import Sums, written
 from agentrl.weights.plan import Bucket, Layout, buckets, plan, shapes_of
@@ -202,7 +202,7 @@ class SharedTransport(CheckedWeights):
         digests: Digests = {}
         sums |= await self._write_bucket_to_memory(route.buckets[0], memory, known, weights)
         try:
-            async with session(control, info):
+            async with update_session(control, info):
                 for i, (bucket, body) in enumerate(zip(route.buckets, requests, strict=True)):
                     if i:
                         sums |= await self._write_bucket_to_memory(bucket, memory, known, weights)

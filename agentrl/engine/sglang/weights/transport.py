@@ -98,7 +98,7 @@ class CheckedWeights:
                 raise failure
             await self.confirm(target[0], named, version)
 
-        return await each(zip(targets, failures, strict=True), lambda pair: finish(*pair))
+        return await call_each(zip(targets, failures, strict=True), lambda pair: finish(*pair))
 
     async def send(
         self, targets: Sequence[Target], named: Named, version: int, *, flush: bool
@@ -203,7 +203,7 @@ class CheckedWeights:
 
 
 @asynccontextmanager
-async def session(control: Control, info: Info) -> AsyncGenerator[None]:
+async def update_session(control: Control, info: Info) -> AsyncGenerator[None]:
     """An update session where the server has them, closed also after a failure."""
     if not info.has_sessions:
         yield
@@ -221,7 +221,7 @@ async def session(control: Control, info: Info) -> AsyncGenerator[None]:
         await control.end_update()
 
 
-async def each(
+async def call_each(
     items: "Sequence[Any] | Iterator[Any]", call: Callable[[Any], Awaitable[None]]
 ) -> list[EngineError | None]:
     """Call for all at once; the EngineError of each, or None."""
