@@ -203,7 +203,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_a_flag_is_split_decoded_and_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the command line to the configuration; a flag that was split off goes on as it is."""
     calls: list[str] = []
-    for module, name in ((load_module, "split_flags"), (draft_module, "decode")):
+    for module, name in ((load_module, "split_flags"), (draft_module, "decode_text")):
         monkeypatch.setattr(module, name, _counted(getattr(module, name), calls))
     monkeypatch.setattr(Tree, "model_validate_json", _counted(Tree.model_validate_json, calls))
     _, flags = split_flags(["--model", "m", "--lr", "1e-4"], lambda key: False)
@@ -211,7 +211,7 @@ def test_a_flag_is_split_decoded_and_checked_once(monkeypatch: pytest.MonkeyPatc
         Tree, flags=flags, short=SHORT, preset=lambda given: [({"steps": 3}, "preset")]
     ).config
     assert (config.trainer.lr, config.steps) == (1e-4, 3)
-    assert Counter(calls) == {"split_flags": 1, "decode": 2, "model_validate_json": 1}
+    assert Counter(calls) == {"split_flags": 1, "decode_text": 2, "model_validate_json": 1}
 
 
 def _counted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
