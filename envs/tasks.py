@@ -4,7 +4,7 @@ import functools
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -137,20 +137,30 @@ def read_tasks(path: Path) -> tuple[Task, ...]:
     Raises:
         ConfigError: It is missing, or a line is no task.
     """
+    return tuple(_parse_task(item, where) for where, item in read_json_lines(path, "tasks"))
+
+
+def read_json_lines(path: Path, what: str) -> Iterator[tuple[str, object]]:
+    """What each line of a JSONL file holds, after its place in words; empty lines are left out.
+
+    Raises:
+        ConfigError: `what` is in the file cannot be read, or a line is no JSON.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the tasks in {path} cannot be read: {error}") from error
-    lines = enumerate(text.split("\n"), start=1)
-    return tuple(_parse_task_line(line, f"{path}, line {n}") for n, line in lines if line.strip())
+        raise ConfigError(f"the {what} in {path} cannot be read: {error}") from error
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, _parse_json_line(line, where)
 
 
-def _parse_task_line(line: str, where: str) -> Task:
+def _parse_json_line(line: str, where: str) -> object:
     try:
-        item: object = json.loads(line, parse_constant=_refuse_nan, parse_float=_parse_finite_float)
+        return json.loads(line, parse_constant=_refuse_nan, parse_float=_parse_finite_float)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is no JSON: {error}") from error
-    return _parse_task(item, where)
 
 
 def _refuse_nan(text: str) -> float:
@@ -176,7 +186,7 @@ def _parse_task(item: object, where: str) -> Task:
         raise ConfigError(f"{where} has data of type {type(data).__name__}, expected an object")
     try:
         return Task(
-            prompt=_parse_prompt_or_messages(fields["prompt"], where),
+            prompt=parse_text_or_messages(fields["prompt"], "prompt", where),
             answer=fields.get("answer"),
             data=cast("Mapping[str, Any]", data or {}),
             id=str(fields.get("id") or ""),
@@ -185,15 +195,19 @@ def _parse_task(item: object, where: str) -> Task:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _parse_prompt_or_messages(prompt: object, where: str) -> str | tuple[Message, ...]:
-    """Text, or messages in their usual JSON form."""
-    if isinstance(prompt, str):
-        return prompt
-    messages = cast("list[object]", prompt) if isinstance(prompt, list) else []
+def parse_text_or_messages(said: object, key: str, where: str) -> str | tuple[Message, ...]:
+    """Text, or messages in their usual JSON form.
+
+    Raises:
+        ConfigError: what stands under `key` is neither.
+    """
+    if isinstance(said, str):
+        return said
+    messages = cast("list[object]", said) if isinstance(said, list) else []
     found = tuple(m for item in messages if (m := _parse_message_or_none(item)) is not None)
     if not found or len(found) != len(messages):
         raise ConfigError(
-            f'{where} has a prompt that is neither text nor a list of {{"role", "content"}} objects'
+            f'{where} has a {key} that is neither text nor a list of {{"role", "content"}} objects'
         )
     return found
 

@@ -74,7 +74,7 @@ def export_hf(
             with quiet():
                 model.save_pretrained(unfinished, state_dict=tensors)
         # Safetensors keeps weights to the owner; they get the mode of their neighbours.
-        mode = (unfinished / "generation_config.json").stat().st_mode
+        mode = min(unfinished.glob("*.json")).stat().st_mode
         for path in unfinished.glob("*.safetensors"):
             path.chmod(mode)
         for name in _TOKENIZER_FILES:

@@ -29,6 +29,7 @@ _PASS_ON_S = 0.5
 COMMANDS: Mapping[str, str] = {
     "train": "train a model on an environment by reinforcement learning",
     "sft": "warm-start a model on an environment's scripted demonstrations",
+    "reward train": "train a reward model on preference pairs",
     "eval": "play held-out tasks with a model",
     "export": "write a run's model as a Hugging Face folder",
     "env list": "list the built-in environments",

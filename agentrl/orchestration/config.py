@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -83,12 +83,41 @@ class WarmStartConfig(Config):
     )
 
 
+ModelName = Annotated[str, Anchor("folder", (TINY, SMOLLM2))]
+
+
+class RewardConfig(Config):
+    """The training of a reward model on preference pairs."""
+
+    model: ModelName = Field(
+        default=TINY, description="What it begins as, as of a run: its head of scores is new."
+    )
+    passes: int = Field(default=1, ge=1, description="How often each pair is trained on.")
+    batch: int = Field(default=32, ge=1, description="Pairs per optimizer step.")
+    lr: float = Field(default=1e-5, gt=0, description="Peak learning rate; it falls to 0.")
+    heldout: float = Field(
+        default=0.1, gt=0, lt=1, description="Share of the prompts that is measured, not trained."
+    )
+    token_budget: int = Field(
+        default=4096, ge=1, description="Tokens per micro-batch: bounds memory, not the result."
+    )
+    device: str = Field(default="cpu", description="cpu, auto or a kind of accelerator.")
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="What passes compute in; weights stay float32."
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of everything random.")
+    threads: int = Field(default=0, ge=0, description="CPU threads of torch; 0: torch's choice.")
+    deterministic: bool = Field(
+        default=False, description="Take only kernels that give the same bits each time."
+    )
+
+
 class RunConfig(Config):
     """A whole run."""
 
     name: str | None = Field(default=None, description="Name of the run; made up by default.")
     runs_dir: PathText = Field(default="runs", description="Folder that holds the runs.")
-    model: Annotated[str, Anchor("folder", (TINY, SMOLLM2))] = Field(
+    model: ModelName = Field(
         default=TINY, description="tiny, smollm2-135m, a Hugging Face folder or a hub name."
     )
     env: tuple[EnvEntry, ...] = Field(default=(), description="The environments.")

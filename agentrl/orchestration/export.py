@@ -58,8 +58,7 @@ def export_run(source: str, out: Path, *, adapter: bool, runs_dir: Path) -> Path
         ConfigError: there is no such run or checkpoint, or `out` is in the way.
         RunError: the checkpoint is broken, or its base is gone.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: is there already; name a new folder")
+    check_new_folder(out)
     directory, checkpoint = _resolve_run_and_checkpoint(source, runs_dir)
     loaded, layers = load_run_config(file=directory.config), Layers.read(directory)
     step = int(checkpoint.name.removeprefix("step-"))
@@ -86,6 +85,12 @@ def export_run(source: str, out: Path, *, adapter: bool, runs_dir: Path) -> Path
     ]
     card = _render_model_card(directory, checkpoint, config, name, changes, adapter=adapter)
     return export_hf(model, base, out, adapter=adapter, card=card)
+
+
+def check_new_folder(out: Path) -> None:
+    """Raise ConfigError for a place where there is something already."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: is there already; name a new folder")
 
 
 def _resolve_run_and_checkpoint(source: str, runs_dir: Path) -> tuple[RunDirectory, Path]:
