@@ -136,11 +136,11 @@ class Play:
             raise ResetNeeded(f"the episode has stopped ({self.stop}); call reset first")
         tally = self._tally or _Tally()
         if turn is not None and turn is not self._last_turn:
-            self._append_turn_to_messages(turn)
             tally.num_calls = len(turn.calls)
             tally.errors += [
                 call.reason if isinstance(call, CallError) else CUT_OFF for call in turn.calls
             ]
+            await self._begin_turn(turn, tally)
         return self._end_turn_with_transition(tally, stop)
 
     async def score(self) -> Outcome:
@@ -159,10 +159,8 @@ class Play:
             raise ResetNeeded(f"the episode has stopped ({self.stop}); call reset first")
         if turn.stop_reason is StopReason.LENGTH:
             return await self.truncate(EpisodeStop.TURN_TOKENS, turn)
-        # Until the turn has come to its end: what cuts it off leaves an episode that cannot go on.
-        self.stop = EpisodeStop.INVALID
-        self._tally = tally = _Tally(num_calls=len(turn.calls))
-        self._append_turn_to_messages(turn)
+        tally = _Tally(num_calls=len(turn.calls))
+        await self._begin_turn(turn, tally)
         try:
             stop = await self._run_calls_or_reply(turn, tally)
         except EpisodeError:
@@ -170,15 +168,27 @@ class Play:
             raise
         return self._end_turn_with_transition(tally, stop)
 
-    async def _run_calls_or_reply(self, turn: AssistantTurn, tally: _Tally) -> EpisodeStop | None:
-        if "state_key" in self._declared.hooks:
+    async def _begin_turn(self, turn: AssistantTurn, tally: _Tally) -> None:
+        """Record a turn, and the state that it begins in; nothing of it has run."""
+        # Until the turn has come to its end: what cuts it off leaves an episode that cannot go on.
+        self.stop = EpisodeStop.INVALID
+        self._tally = tally
+        self._append_turn_to_messages(turn)
+        if "state_key" not in self._declared.hooks:
+            return
+        try:
             key = await self.world.call_hook("state_key", self._env.state_key)
             if not isinstance(key, str | None):
                 raise EnvironmentFault(
                     f"state_key returned a {type(key).__name__}, expected str or None"
                 )
             check_text("state_key's text", key or "")
-            tally.state_key = key
+        except EpisodeError:
+            self._tally = None
+            raise
+        tally.state_key = key
+
+    async def _run_calls_or_reply(self, turn: AssistantTurn, tally: _Tally) -> EpisodeStop | None:
         stop = await (
             self._run_tool_calls(turn.calls) if turn.calls else self._run_reply_hook(turn.text)
         )

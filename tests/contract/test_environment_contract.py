@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -386,6 +387,53 @@ async def test_the_state_key_is_of_the_state_that_was_acted_in() -> None:
 
     transitions = await play(Keyed(), call("note", text="a"), call("note", text="b"), say("yes"))
     assert [t.state_key for t in transitions] == ["", "a", "a,b"]
+
+
+async def test_a_turn_that_a_limit_cut_has_the_key_of_its_state_too() -> None:
+    """Nothing of it runs, so it was asked in the state that it leaves."""
+
+    class Keyed(Base):
+        async def state_key(self) -> str:
+            return ",".join(self.log)
+
+    cut = replace(call("note", text="b"), stop_reason=StopReason.LENGTH)
+    first, last = await play(Keyed(), call("note", text="a"), cut)
+    assert (first.state_key, last.state_key, last.stop) == ("", "a", EpisodeStop.TURN_TOKENS)
+    env = Keyed()
+    await env.areset(seed=0)
+    transition = await env.truncate(EpisodeStop.EPISODE_TOKENS, call("note", text="a"))
+    assert (transition.state_key, env.log) == ("", [])
+
+
+async def test_a_key_that_takes_too_long_leaves_a_cut_turn_that_can_be_scored() -> None:
+    class Slow(Base):
+        async def state_key(self) -> str:
+            await asyncio.sleep(60)
+            return ""
+
+    env = Slow()
+    await env.areset(seed=0)
+    cut = replace(call("note", text="b"), stop_reason=StopReason.LENGTH)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(env.advance(cut), 0.02)
+    transition = await env.truncate(EpisodeStop.WALL_TIME, cut)
+    assert (transition.state_key, transition.num_calls) == (None, 1)
+    assert [m.role for m in env.conversation] == ["user", "assistant"]
+    assert isinstance(await env.ascore(), Score)
+
+
+async def test_a_key_that_is_none_makes_a_cut_episode_invalid() -> None:
+    class Odd(Base):
+        def state_key(self) -> str:
+            return 7  # type: ignore[return-value]  # the fault
+
+    env = Odd()
+    await env.areset(seed=0)
+    cut = replace(call("note", text="b"), stop_reason=StopReason.LENGTH)
+    with pytest.raises(EnvironmentFault, match="state_key returned a int, expected str or None"):
+        await env.advance(cut)
+    with pytest.raises(ResetNeeded, match="invalid"):
+        await env.advance(cut)
 
 
 async def test_the_last_results_say_how_many_turns_are_left() -> None:
