@@ -1,4 +1,4 @@
-"""Runs that replace groups: the same bits twice, each task once, and a resume in between."""
+"""Runs that choose what they train on: groups replaced, members filtered, groups of one."""
 
 import json
 from pathlib import Path
@@ -13,9 +13,18 @@ from agentrl.types import Episode
 ENV = f"{Path(__file__).parent / 'coin_env.py'}:Coin"
 FLAGS = [
     *("train", "--env", ENV, "--threads", "1", "--checkpoint.every", "1", "--lr", "1e-3"),
-    *("--rollout.tasks-per-step", "3", "--group-size", "2", "--rollout.max-new-tokens", "3"),
+    *("--rollout.tasks-per-step", "3", "--rollout.max-new-tokens", "3"),
 ]
-DAPO = [*FLAGS, "--algorithm", "dapo", "--rollout.overlong-buffer", "0", "--deterministic"]
+DAPO = [
+    *FLAGS,
+    "--group-size",
+    "2",
+    "--algorithm",
+    "dapo",
+    "--rollout.overlong-buffer",
+    "0",
+    "--deterministic",
+]
 
 
 def play(root: Path, *flags: str) -> Path:
@@ -78,3 +87,30 @@ def test_a_resumed_run_goes_on_behind_the_last_task_with_the_same_bits(
     same = ("reward", "loss", "grad_norm", "groups/drawn", "groups/kept", "length/dropped")
     for resumed, step in zip(metrics(run), metrics(whole), strict=True):
         assert {key: resumed[key] for key in same} == {key: step[key] for key in same}
+
+
+def test_a_filter_trains_on_the_best_and_the_worst_of_each_group(tmp_path: Path) -> None:
+    flags = ["--algorithm", "pf_ppo", "--group-size", "4", "--steps", "2"]
+    run = play(tmp_path, *FLAGS, *flags)
+    episodes = read_episodes(run / "episodes")
+    groups = {e.group: [m for m in episodes if m.group == e.group] for e in episodes}
+    assert {len(members) for members in groups.values()} == {4}
+    for members in groups.values():
+        kept = sorted(e.reward for e in members if not e.dropped)
+        rewards = sorted(e.reward for e in members)
+        assert kept == [rewards[0], rewards[-1]]
+        assert {e.dropped for e in members} == {"", "filter"}
+    for step in metrics(run):
+        assert step["dropped/filter"] == 2 * len(groups) / 2
+        assert step["num_trained"] == step["trained_tokens"] > 0
+        assert "value_loss" in step
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
+def test_a_group_of_one_is_enough_where_nobody_compares(algorithm: str, tmp_path: Path) -> None:
+    flags = ["--algorithm", algorithm, "--group-size", "1", "--steps", "2"]
+    run = play(tmp_path, *FLAGS, *flags)
+    for step in metrics(run):
+        assert step["episodes"] == 3
+        assert step["num_trained"] > 0
+        assert step["grad_norm"] > 0

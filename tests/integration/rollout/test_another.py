@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.envs import EnvServices
-from agentrl.envs.calculator import Calculator
+from agentrl.envs import EnvServices, ToolEnv
 from agentrl.errors import RunError
 from agentrl.rollout import (
     Codec,
@@ -26,7 +25,15 @@ from agentrl.rollout import (
 from agentrl.rollout.collect import Another
 from agentrl.rollout.selection import drop
 from agentrl.tokens import Tokenizer
-from agentrl.types import Completion, EpisodeSession, Sampling, Task
+from agentrl.types import (
+    AssistantTurn,
+    Completion,
+    EpisodeSession,
+    EpisodeView,
+    Sampling,
+    Score,
+    Task,
+)
 
 SERVICES = EnvServices()
 
@@ -36,12 +43,18 @@ def codec(tiny_folder: Path) -> Codec:
     return Codec(Tokenizer.load(tiny_folder))
 
 
+class Says:
+    """Something, without a call."""
+
+    def act(self, view: EpisodeView) -> AssistantTurn:
+        return AssistantTurn(text="yes")
+
+
 class Slow(ScriptedEngine):
     """Answers after a time that depends on nothing but `noise`, and keeps who asked, in order."""
 
     def __init__(self, codec: Codec, noise: int) -> None:
-        renderer = codec.renderer(Calculator().tool_schemas)
-        super().__init__(Calculator.expert(), renderer, vocab_size=768)
+        super().__init__(Says(), codec.renderer(()), vocab_size=768)
         self.waits = random.Random(noise)
         self.asked: list[str] = []
 
@@ -53,13 +66,23 @@ class Slow(ScriptedEngine):
         return await super().generate(ids, sampling, session)
 
 
-class Late(Calculator):
-    """Takes its time to begin, another one in each run."""
+class Late(ToolEnv):
+    """As many turns as the task says; takes its time to begin, another one in each run."""
 
+    tasks = (Task(prompt="unused"),)
     waits = random.Random()
+    left = 0
 
     async def setup(self) -> None:
+        self.left = self.task.answer
         await asyncio.sleep(self.waits.random() / 100)
+
+    def reply(self, text: str) -> str | None:
+        self.left -= 1
+        return "More." if self.left else None
+
+    def score(self, answer: str) -> Score:
+        return Score(value=1.0)
 
 
 def job(place: int) -> GroupJob:
@@ -67,7 +90,7 @@ def job(place: int) -> GroupJob:
         key=EpisodeKey.first(run=0, step=1, place=place),
         env="env",
         make_env=lambda: Late(services=SERVICES),
-        task=Late.task_at(place, split="train", seed=0),
+        task=Task(prompt="How long?", answer=1 + place * 5 % 4, id=str(place)),
         split="train",
     )
 
