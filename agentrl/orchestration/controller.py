@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+import numpy as np
+
 from agentrl.boundary import one_line
 from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration.device_policy import DevicePolicy
@@ -195,6 +197,9 @@ class Controller:
     def _update_on_collected(self, collected: Collected) -> StepStats:
         trainer = self._parts.trainer
         batch = self._make_train_batch(collected.episodes, collected.greedy)
+        if not collected.episodes:  # what a recipe needs of a batch is not in one without any
+            nothing_N = np.zeros(0, dtype=np.float32)
+            return trainer.update(replace(batch, advantages_N=nothing_N, weights_N=nothing_N))
         batch = self._recipe.prepare(batch, trainer)
         return replace(trainer.update(batch), batch_statistics=correction_metrics(batch))
 
@@ -209,8 +214,14 @@ class Controller:
 
     def _is_group_worth_training(self, group: PlayedGroup) -> bool:
         """True if the estimator has an advantage for any token of the group, seen alone."""
-        greedy = [group.greedy] if group.greedy else []
-        return bool(self._recipe.estimator(self._make_train_batch(group.episodes, greedy)).any())
+        batch = self._make_train_batch(group.episodes, [group.greedy] if group.greedy else [])
+        # Of what other groups of the step have it may have nothing.
+        num = len(group.episodes)
+        keys_U = batch.keys_U or (None,) * sum(len(e.turns) for e in group.episodes)
+        parts_E = batch.parts_E or {"none": np.zeros(num)}
+        greedy_E = np.full(num, np.nan) if batch.greedy_E is None else batch.greedy_E
+        batch = replace(batch, keys_U=keys_U, parts_E=parts_E, greedy_E=greedy_E)
+        return bool(self._recipe.estimator(batch).any())
 
     async def _train_in_thread(self, collected: Collected, number: int) -> StepStats:
         self._observer.phase("train")

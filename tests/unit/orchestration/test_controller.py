@@ -334,3 +334,37 @@ async def test_a_long_turn_gets_less_in_the_batch_and_not_in_the_file(bench: Ben
     assert batch.turn_rewards_U is not None
     assert batch.turn_rewards_U.sum() == pytest.approx(batch.rewards_E.sum())
     assert (result.metrics["overlong"], result.metrics["reward"]) == (1.0, 1.0)
+
+
+async def test_a_group_alone_may_lack_what_an_estimator_needs_of_a_step(bench: Bench) -> None:
+    """Keys, parts and greedy members that other groups have: without them it teaches nothing."""
+
+    class Compares(Picks):
+        def __call__(self, batch: Batch) -> NDArray[np.float32]:
+            seen.append((batch.keys_U, {*batch.parts_E}, batch.greedy_E))
+            return super().__call__(batch)
+
+    seen: list[tuple[Any, set[str], Any]] = []
+    controller = bench.controller("--rollout.refill", "2", estimator=Compares(0, 1))
+    seen.clear()
+    await controller.step(1, REFS, no_more)
+    alone = seen[:2]
+    assert [(keys, {*parts}) for keys, parts, _ in alone] == [((None,) * 4, {"none"})] * 2
+    assert all(np.isnan(greedy).tolist() == [True, True] for _, _, greedy in alone)
+
+
+async def test_a_step_without_episodes_asks_no_estimator(bench: Bench) -> None:
+    """One whose groups all taught nothing: an estimator could need what no batch without has."""
+
+    class Refuses(Picks):
+        def __call__(self, batch: Batch) -> NDArray[np.float32]:
+            assert batch.num_rows
+            return super().__call__(batch)
+
+    further = iter(REFS)
+    controller = bench.controller("--rollout.refill", "2", estimator=Refuses())
+    await controller.step(1, REFS, lambda: next(further))
+    batch = bench.trainer.batches[0]
+    assert (batch.num_rows, batch.episode_ids) == (0, ())
+    assert batch.advantages_N is not None
+    assert batch.weights_N is not None
