@@ -97,6 +97,7 @@ nightly: venv $(RENDERERS) $(PEERS) sglang
 	$(PY) benchmarks/engine.py
 	$(PY) benchmarks/train_step.py
 	PYTHONPATH=$(PEERS) $(PY) benchmarks/algorithms.py
+	$(PY) benchmarks/corrections.py
 	$(PY) benchmarks/models.py
 	$(PY) benchmarks/parsers.py
 	PYTHONPATH=$(RENDERERS) $(PY) benchmarks/agreement.py

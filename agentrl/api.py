@@ -41,8 +41,8 @@ def train(
         accept_changes: resume although the tasks are not those that the run was trained on.
         keys: any key of the configuration by its short name (`steps=50`, `lr=1e-3`), or a section
             as a mapping (`trainer={"clip": {"high": 0.28}}`). `verifier`, `estimator`,
-            `loss`, `engine`, `sampler`, `tool_format` and the items of `observers` may be objects
-            too.
+            `loss`, `engine`, `sampler`, `tool_format`, the items of `observers` and, in `trainer`,
+            `normalise` and `correct` may be objects too.
 
     Raises:
         ConfigError: something given is wrong; nothing has been loaded yet.
@@ -86,6 +86,10 @@ def _load_run_keywords(
         parts = as_list(values[key])
         texts = None if parts is None else [_name_object_as_text(part, given) for part in parts]
         values[key] = _name_object_as_text(values[key], given) if texts is None else texts
+    for section, _, part in (key.partition(".") for key in SEAMS):
+        inside = cast("Mapping[str, object] | None", values.get(section))
+        if isinstance(inside, Mapping) and part in inside:
+            values[section] = {**inside, part: _name_object_as_text(inside[part], given)}
     objects = Overrides(given=given)
     if resume:
         return _load_resumed_run(name, values, objects), objects

@@ -39,6 +39,8 @@ def none(batch: Batch) -> Batch:
     return batch
 
 
+_SURE: Final = -0.01
+"""Nats: no engine that rounds gives 0 for a token that the trainer thinks less likely."""
 BUILT_IN: Final[Mapping[str, Correction]] = {
     "decoupled": decoupled,
     "tis": tis,
@@ -67,7 +69,8 @@ class CheckedCorrection:
         """The corrected batch; raises RunError if it cannot be corrected, or was not."""
         _check_sampled(self.label, batch)
         with user_code(self.label, fault=RunError):
-            found = cast("object", self.function(batch))
+            # The mask is its own, so that a function that writes into it shows what it rejects.
+            found = cast("object", self.function(replace(batch, mask_N=batch.mask_N.copy())))
         if not isinstance(found, Batch):
             raise RunError(f"{self.label} gave a {type(found).__name__}, expected a batch")
         if fault := _mask_fault(found.mask_N, batch):
@@ -139,7 +142,8 @@ def _check_sampled(label: str, batch: Batch) -> None:
             f"{label}: the trainer's logprob of {_token_name(batch, int(wrong[0]))} is nan; its "
             "weights are no longer finite: go back to an earlier checkpoint and lower trainer.lr"
         )
-    if len(behavior) and not behavior.any() and proximal_N.any():
+    # A policy that is sure of all tokens has logprobs of 0 too, but then so has the trainer.
+    if len(behavior) and not behavior.any() and proximal_N.min() < _SURE:
         raise RunError(
             f"{label}: the engine gave a logprob of 0 for all of the {len(behavior)} tokens, so "
             "nothing says how they were sampled; use an engine that gives logprobs"

@@ -13,6 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.orchestration.preflight import make_plan
 from agentrl.trainer.algorithms.advantages.group_relative import grpo
 from agentrl.trainer.algorithms.estimators import make_estimator
+from agentrl.trainer.algorithms.rollout_correction import tis
 from agentrl.types import Batch
 from agentrl.verifiers import ExactNumber
 
@@ -45,6 +46,18 @@ def test_one_that_nothing_finds_is_named_and_asked_for(tmp_path: Path) -> None:
     assert config.observers == ("<Watches>", "<Watches 2>")
     with pytest.raises(ConfigError, match="verifier <ExactNumber> was an object in Python"):
         make_plan(config, train=False, scripted=True)
+
+
+def test_a_section_may_hold_objects(tmp_path: Path) -> None:
+    corrections = {"correct": tis, "lr": 0.5}
+    run = given(tmp_path, trainer=corrections)
+    assert run.config.trainer.correct == "agentrl.trainer.algorithms.rollout_correction:tis"
+    assert run.config.trainer.lr == 0.5
+    own = given(tmp_path, trainer={"correct": functools.partial(tis, cap=3.0)}).config.trainer
+    assert own.correct == "<partial>"
+    assert corrections["correct"] is tis
+    named = given(tmp_path, trainer={"correct": "tis(cap=3)"}).config.trainer
+    assert named.correct == "tis(cap=3)"
 
 
 class Locked:

@@ -20,6 +20,7 @@ from agentrl.trainer.algorithms.estimators import BUILT_IN as ESTIMATORS
 from agentrl.trainer.algorithms.made_up import made_up_batch
 from agentrl.trainer.algorithms.needs import needs_of
 from agentrl.trainer.algorithms.policy_losses.clip import clip
+from agentrl.trainer.algorithms.rollout_correction import icepop
 from agentrl.trainer.algorithms.trained_tokens import trained_tokens
 from agentrl.types import Batch
 from benchmarks.corrections import LENGTH, METHODS, SINGLE, Model, faults, measure
@@ -316,6 +317,26 @@ def train_the_rest(batch: Batch) -> Batch:
 def test_what_one_s_own_gives_is_checked(function: Callable[[Batch], Any], said: str) -> None:
     with pytest.raises(RunError, match=said):
         CheckedCorrection("mine", function)(batch_of([[0], [0]]))
+
+
+def test_one_that_writes_into_the_mask_rejects() -> None:
+    def reject(batch: Batch) -> Batch:
+        batch.mask_N[1] = False
+        return batch
+
+    after = CheckedCorrection("mine", reject)(batch_of([[0], [0]]))
+    assert after.mask_N.tolist() == [False, False, False, True]
+    assert after.rejected_N is not None
+    assert after.rejected_N.tolist() == [False, True, False, False]
+    twice = CheckedCorrection("icepop", icepop)(after)
+    assert twice.rejected_N is not None
+    assert twice.rejected_N.tolist() == [False, True, False, False]
+
+
+def test_a_sure_policy_is_no_engine_without_logprobs() -> None:
+    sure = np.zeros(4, np.float32)
+    batch = replace(batch_of([[0], [0]]), logprobs_N=sure, proximal_N=sure - np.float32(1e-6))
+    assert corrected("tis", batch).num_trained == 2
 
 
 @pytest.mark.parametrize(
