@@ -1,15 +1,20 @@
 """A loss of the user's own on several ranks, and what becomes of one that is given up there."""
 
 import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
 from agentrl.engine.local.models.load import load_model
 from agentrl.errors import RunError
+from agentrl.trainer.algorithms.corrections import CheckedCorrection
 from agentrl.trainer.algorithms.losses import make_loss
+from agentrl.trainer.algorithms.rollout_correction import icepop, token_ratios
 from agentrl.trainer.executor import RankTrainer, TrainerPlan
 from agentrl.trainer.protocol import Trainer
 from agentrl.trainer.trainer import LocalTrainer
@@ -42,6 +47,17 @@ def trainers(folder: Path, ref: str, given: object = None) -> tuple[Trainer, Tra
     return RankTrainer(plan), LocalTrainer(load_model(folder), config, total_steps=2, loss=loss)
 
 
+def corrected(batch: Batch, trainer: Trainer) -> Batch:
+    """Without the tokens whose ratio is below the half or above twice the median, weighed."""
+    batch = trainer.with_proximal(batch)
+    middle = float(np.median(token_ratios(batch)[batch.mask_N]))
+    correct = partial(icepop, low=middle / 2, high=middle * 2)
+    after = CheckedCorrection("correction icepop", correct)(batch)
+    assert after.weights_N is not None
+    assert after.factors_N is not None
+    return replace(after, weights_N=after.weights_N * after.factors_N)
+
+
 @pytest.mark.parametrize("how", ["file", "object without a name"])
 def test_ranks_have_the_loss_of_the_run(tiny_folder: Path, tmp_path: Path, how: str) -> None:
     (tmp_path / "loss.py").write_text(FILE)
@@ -63,6 +79,13 @@ def test_ranks_have_the_loss_of_the_run(tiny_folder: Path, tmp_path: Path, how: 
         assert ours.loss_statistics == pytest.approx(alone.loss_statistics)
         assert ours.loss_statistics["scale"] == pytest.approx(expected)
         assert pair[0].step == 1
+        one, other = (corrected(batch, trainer) for trainer in pair)
+        assert 0 < one.num_trained < batch.num_trained
+        assert one.mask_N.tolist() == other.mask_N.tolist()
+        assert one.weights_N == pytest.approx(other.weights_N, rel=1e-3)
+        ours, alone = pair[0].update(one), pair[1].update(other)
+        assert ours.loss == pytest.approx(alone.loss, rel=1e-3)
+        assert ours.num_verified == ours.num_trained == one.num_trained
     finally:
         pair[0].close()
 

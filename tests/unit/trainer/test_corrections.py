@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,8 +20,11 @@ from agentrl.trainer.algorithms.estimators import BUILT_IN as ESTIMATORS
 from agentrl.trainer.algorithms.made_up import made_up_batch
 from agentrl.trainer.algorithms.needs import needs_of
 from agentrl.trainer.algorithms.policy_losses.clip import clip
+from agentrl.trainer.algorithms.recipe import make_recipe
 from agentrl.trainer.algorithms.rollout_correction import icepop
 from agentrl.trainer.algorithms.trained_tokens import trained_tokens
+from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.protocol import Trainer
 from agentrl.types import Batch
 from benchmarks.corrections import LENGTH, METHODS, SINGLE, Model, faults, measure
 from tests.unit.trainer.batches import batch_of as recorded
@@ -140,7 +143,7 @@ ROWS = st.lists(st.lists(LOG_RATIO, max_size=5), min_size=1, max_size=4)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(rows=ROWS)
 def test_loops_give_the_same(name: str, rows: list[list[float]]) -> None:
     expected = slowly(name, rows)
@@ -226,6 +229,28 @@ def test_what_is_rejected_leaves_its_group() -> None:
     by_hand = np.array([0, 0.5, 0])
     by_hand = (by_hand - by_hand.mean()) / by_hand.std()
     assert ESTIMATORS["grpo"](seen)[[1, 3, 5]].tolist() == pytest.approx([*by_hand[:2], 0])
+
+
+class ProximalAlready:
+    def with_proximal(self, batch: Batch) -> Batch:
+        assert batch.proximal_N is not None
+        return batch
+
+
+def test_a_recipe_corrects_before_it_compares_and_weighs() -> None:
+    """Rewards 0, 0.5, 1, the third rejected: two tokens are left, of which each counts a half."""
+    batch = replace(batch_of([[0.1], [0], [3]]), group_E=np.zeros(3, np.int32))
+    recipe = make_recipe(TrainerConfig(correct="mis(cap=2)", normalise="token_mean"))
+    assert "proximal" in recipe.needs
+    ready = recipe.prepare(batch, cast("Trainer", ProximalAlready()))
+    assert ready.group_E.tolist() == [0, 0, 0]
+    assert ready.advantages_N is not None
+    assert ready.weights_N is not None
+    assert ready.advantages_N.tolist() == pytest.approx([0, -1, 0, 1, 0, 0])
+    assert ready.weights_N.tolist() == pytest.approx([0, math.exp(0.1) / 2, 0, 0.5, 0, 0])
+    plain = make_recipe(TrainerConfig())
+    assert plain.correction is None
+    assert "proximal" not in plain.needs
 
 
 @pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"gae", "turn_gae", "vapo"}))
