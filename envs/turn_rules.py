@@ -21,6 +21,7 @@ from agentrl.errors import EnvironmentFault, EpisodeError, ToolError
 from agentrl.tools import (
     TextTokenizer,
     ToolHangs,
+    ToolSpec,
     ToolTimeout,
     result_text,
     run_tool,
@@ -49,10 +50,12 @@ if TYPE_CHECKING:
 class _Tally:
     """What happened in the running turn."""
 
-    messages: list[Message] = field(default_factory=list[Message])
-    errors: list[str] = field(default_factory=list[str])
+    # Made in each turn: `list[str]()` takes thirty times as long as `[]`.
+
+    messages: list[Message] = field(default_factory=lambda: [])
+    errors: list[str] = field(default_factory=lambda: [])
     reward: float = 0.0
-    parts: dict[str, float] = field(default_factory=dict[str, float])
+    parts: dict[str, float] = field(default_factory=lambda: {})
     num_calls: int = 0
     state_key: str | None = None
     finish: tuple[Any] | None = None
@@ -190,7 +193,9 @@ class Play:
 
     async def _run_calls_or_reply(self, turn: AssistantTurn, tally: _Tally) -> EpisodeStop | None:
         stop = await (
-            self._run_tool_calls(turn.calls) if turn.calls else self._run_reply_hook(turn.text)
+            self._run_tool_calls(turn.calls, tally)
+            if turn.calls
+            else self._run_reply_hook(turn.text, tally)
         )
         left = self._rules.max_turns - self._num_turns
         if stop is None and left <= 0:
@@ -234,50 +239,63 @@ class Play:
             )
         return self._tally
 
-    async def _run_reply_hook(self, text: str) -> EpisodeStop | None:
+    async def _run_reply_hook(self, text: str, tally: _Tally) -> EpisodeStop | None:
         """A turn without calls: the next user message, or the end."""
         reply: object = None
         if "reply" in self._declared.hooks:
             reply = await self.world.call_hook("reply", partial(self._env.reply, text))
-        if self._has_env_called_finish():
+        self._finished = tally.finish
+        if tally.finish is not None:
             return EpisodeStop.FINISHED
         if reply is None:
             return EpisodeStop.ANSWERED
         if not isinstance(reply, str):
             raise EnvironmentFault(f"reply returned a {type(reply).__name__}, expected str or None")
         check_text("reply's text", reply)
-        self._require_open_tally("reply").messages.append(Message(role="user", content=reply))
+        tally.messages.append(Message(role="user", content=reply))
         return None
 
-    async def _run_tool_calls(self, calls: tuple[ToolCall | CallError, ...]) -> EpisodeStop | None:
+    async def _run_tool_calls(
+        self, calls: tuple[ToolCall | CallError, ...], tally: _Tally
+    ) -> EpisodeStop | None:
         """The calls of a turn in order, until one ends the episode."""
         for call in calls:
             if isinstance(call, CallError):
-                self._append_cut_tool_result(call, f"Error: {call.message}", error=call.reason)
-            elif (stop := await self._run_tool_call_and_record_result(call)) is not None:
+                self._append_cut_tool_result(
+                    call, f"Error: {call.message}", tally, error=call.reason
+                )
+            elif (stop := await self._run_tool_call(call, tally)) is not None:
                 return stop
         return None
 
-    async def _run_tool_call_and_record_result(self, call: ToolCall) -> EpisodeStop | None:
+    async def _run_tool_call(self, call: ToolCall, tally: _Tally) -> EpisodeStop | None:
         try:
-            text = await self._execute_tool_call(call)
+            spec, arguments = self._bind_tool_call(call)
+            value = await run_tool(
+                spec,
+                self._env,
+                arguments,
+                timeout_s=self._rules.tool_timeout_s,
+                caller=self.world,
+                pool=lambda: self._env.services.tool_pool,
+            )
+            text = result_text(call.name, value)
         except ToolHangs:
-            self._append_cut_tool_result(call, "Error: timed out", error="tool_timeout")
+            self._append_cut_tool_result(call, "Error: timed out", tally, error="tool_timeout")
             await self.world.settle()
             return EpisodeStop.TOOL_TIMEOUT
-        except ToolTimeout as error:
-            self._append_cut_tool_result(call, f"Error: {error}", error="tool_timeout")
-        except _CannotRun as error:
-            self._append_cut_tool_result(call, f"Error: {error}", error=error.reason)
         except ToolError as error:
-            self._append_cut_tool_result(call, f"Error: {error}", error="tool_error")
-        else:
-            self._append_cut_tool_result(call, text)
-            return EpisodeStop.FINISHED if self._has_env_called_finish() else None
-        self._require_open_tally("finish").finish = None
-        return None
+            self._append_cut_tool_result(
+                call, f"Error: {error}", tally, error=_name_call_failure(error)
+            )
+            tally.finish = None
+            return None
+        self._append_cut_tool_result(call, text, tally)
+        self._finished = tally.finish
+        return None if tally.finish is None else EpisodeStop.FINISHED
 
-    async def _execute_tool_call(self, call: ToolCall) -> str:
+    def _bind_tool_call(self, call: ToolCall) -> tuple[ToolSpec, dict[str, object]]:
+        """The tool that a call names, and what it is called with."""
         tools = self._declared.tools
         spec = tools.get(call.name)
         if spec is None:
@@ -287,33 +305,19 @@ class Play:
                 f"there is no tool {call.name}; the tools are: {known}",
             )
         try:
-            arguments = spec.arguments.bind(call.arguments)
+            return spec, spec.arguments.bind(call.arguments)
         except ToolError as error:
             raise _CannotRun(CallErrorReason.BAD_ARGUMENTS, str(error)) from error
-        value = await run_tool(
-            spec,
-            self._env,
-            arguments,
-            timeout_s=self._rules.tool_timeout_s,
-            caller=self.world,
-            pool=lambda: self._env.services.tool_pool,
-        )
-        return result_text(call.name, value)
 
     def _append_cut_tool_result(
-        self, call: ToolCall | CallError, text: str, *, error: str | None = None
+        self, call: ToolCall | CallError, text: str, tally: _Tally, *, error: str | None = None
     ) -> None:
         """The tool message of one call, within the limit of tokens."""
-        tally = self._require_open_tally("a tool")
         if error is not None:
             tally.errors.append(error)
         text = truncate_middle(text, self._rules.max_tool_tokens, self._tokenizer)
         message = Message(role="tool", content=text, tool_call_id=call.id, name=call.name or "")
         tally.messages.append(message)
-
-    def _has_env_called_finish(self) -> bool:
-        self._finished = self._require_open_tally("finish").finish
-        return self._finished is not None
 
 
 class _CannotRun(ToolError):
@@ -322,6 +326,13 @@ class _CannotRun(ToolError):
     def __init__(self, reason: CallErrorReason, message: str):
         super().__init__(message)
         self.reason = reason
+
+
+def _name_call_failure(error: ToolError) -> str:
+    """What the record calls it."""
+    if isinstance(error, _CannotRun):
+        return error.reason
+    return "tool_timeout" if isinstance(error, ToolTimeout) else "tool_error"
 
 
 def check_text(what: str, text: str) -> None:

@@ -20,7 +20,7 @@ class ToolSpec:
     """One declared tool."""
 
     schema: ToolSchema
-    function: Callable[..., object]
+    function: Callable[..., Any]
     arguments: ToolArguments
     takes_self: bool
     is_async: bool

@@ -7,8 +7,8 @@
 | isolated     | a process          | is killed; the model sees it                            |
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol, cast
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from agentrl.aio import OutOfTime, within
 from agentrl.boundary import user_code
@@ -58,7 +58,10 @@ async def run_tool(
         )
     positional = (owner,) if spec.takes_self else ()
     if spec.is_async:
-        return await _await_tool_within_limit(spec, positional, keywords, limit_s)
+        try:
+            return await within(limit_s, _await_tool(spec, positional, keywords))
+        except OutOfTime:
+            raise timed_out(limit_s) from None
 
     def call() -> object:
         with user_code(f"tool {name}", shows_tool_errors=True):
@@ -70,17 +73,11 @@ async def run_tool(
         raise ToolHangs(f"tool {name} did not end within {limit_s:g} s") from None
 
 
-async def _await_tool_within_limit(
-    spec: ToolSpec, positional: tuple[object, ...], keywords: Mapping[str, object], limit_s: float
+async def _await_tool(
+    spec: ToolSpec, positional: tuple[object, ...], keywords: Mapping[str, object]
 ) -> object:
-    async def call() -> object:
-        with user_code(f"tool {spec.schema.name}", shows_tool_errors=True):
-            return await cast("Awaitable[object]", spec.function(*positional, **keywords))
-
-    try:
-        return await within(limit_s, call())
-    except OutOfTime:
-        raise timed_out(limit_s) from None
+    with user_code(f"tool {spec.schema.name}", shows_tool_errors=True):
+        return await spec.function(*positional, **keywords)
 
 
 async def run_isolated(

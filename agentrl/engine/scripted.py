@@ -6,6 +6,7 @@ What it returns went through the same rendering, loop and record as a model's to
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from itertools import compress, count
 from typing import Protocol
 
 import numpy as np
@@ -155,9 +156,10 @@ class ScriptedEngine:
         with user_code("the agent's act"):
             turn = self._act(session.view())
         ids = self._renderer.assistant(turn)
-        end = min((ids.index(stop) + 1 for stop in stop_ids if stop in ids), default=limit + 1)
+        is_stop = map(stop_ids.__contains__, ids)
+        end = next(compress(count(1), is_stop), limit + 1)
         reason = StopReason.LENGTH if end > limit else StopReason.STOP
         ids = ids[: min(limit, end)]
         self._sampled += len(ids)
         num = len(ids)
-        return seal(ids, np.zeros(num), np.full(num, self._version), reason)
+        return seal(ids, np.zeros(num), np.zeros(num, np.int32) + self._version, reason)

@@ -13,7 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.engine import Engine
@@ -284,7 +284,7 @@ class _Collection:
 
     async def _is_settled(self, group: PlayedGroup, member: int, attempt: int) -> bool:
         """Play one attempt; True if no other one is to follow."""
-        key = replace(group.job.key, member=member, attempt=attempt)
+        key = group.job.key.of_try(member, attempt)
         is_greedy = member == self._group_size
         runner = self._greedy_runner if is_greedy else self._runner
         episode = await runner.run(group.job, key)

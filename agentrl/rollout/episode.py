@@ -12,7 +12,6 @@ environment adds is rendered.
 import asyncio
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -102,18 +101,22 @@ class EpisodeRunner:
         """
         start = time.perf_counter()
         record = EpisodeRecord(job, key, self.codec.tokenizer.vocab_size)
-        async with AsyncExitStack() as admission:
-            try:
-                failed = await _as_data(self._play_and_score(record, admission))
-            finally:
-                closing = await self._close(record)
-        record.outcome = closing or failed or record.outcome
+        failed = await _as_data(self._play_admitted(record))
+        record.outcome = failed or record.outcome
         return record.finish(wall_s=time.perf_counter() - start)
 
-    async def _play_and_score(self, record: EpisodeRecord, admission: AsyncExitStack) -> None:
+    async def _play_admitted(self, record: EpisodeRecord) -> None:
+        """Make the environment, hold what is scarce for it, and play, score and close it."""
+        env = record.job.make_env()
+        async with env.admission(record.job.task):
+            try:
+                failed = await _as_data(self._play_and_score(record, env))
+            finally:
+                closing = await self._close_env(record, env)
+            record.outcome = closing or failed or record.outcome
+
+    async def _play_and_score(self, record: EpisodeRecord, env: ToolEnv) -> None:
         job, limits = record.job, self.limits
-        env = record.env = job.make_env()
-        await admission.enter_async_context(env.admission(job.task))
         options = {"task": job.task, "split": job.split}
         await _within(limits.setup_s, env.areset(seed=record.seed, options=options), "reset")
         turns = _Turns(self, record, env)
@@ -125,11 +128,8 @@ class EpisodeRunner:
         record.outcome = await env.ascore()
         record.score_s = time.perf_counter() - started
 
-    async def _close(self, record: EpisodeRecord) -> Invalid | None:
+    async def _close_env(self, record: EpisodeRecord, env: ToolEnv) -> Invalid | None:
         """Keep what the record needs, then tear down."""
-        env = record.env
-        if env is None:
-            return None
         if env.in_episode:
             record.messages, record.answer = env.conversation, env.answer
         try:
@@ -157,6 +157,8 @@ class _Turns:
         record.begin(prompt, self._first, len(self._first))
         self._shown = self._first
         """What the next request shows."""
+        # One session for all segments: the engine goes on from the longest common prefix.
+        self._session = EpisodeSession(record.id, self._view_shown)
 
     async def take(self) -> None:
         """Sample, let the environment answer and append both, until something ends the episode.
@@ -165,20 +167,20 @@ class _Turns:
         """
         record = self._record
         while record.stop is None:
-            completion = await self._sample(self._shown, trained=True)
+            completion = await self._sample(trained=True)
             record.hand_over(turn := self._parse_turn(completion, self._tools))
             transition = await self._env.advance(turn)
             record.book(transition)
             record.stop = transition.stop
             if record.stop is None:
-                await self._show_observation(len(transition.messages))
+                await self._answer_policy(len(transition.messages))
 
     async def truncate(self, stop: EpisodeStop) -> None:
         """End the episode by a budget."""
         self._record.stop = stop
         self._record.book(await self._env.truncate(stop, self._record.last))
 
-    async def _show_observation(self, num_new: int) -> None:
+    async def _answer_policy(self, num_new: int) -> None:
         """Append what the environment answered, or begin the next segment."""
         record = self._record
         shown = record.shown(self._env.conversation)
@@ -225,7 +227,7 @@ class _Turns:
         await self._append(self._renderer.continuation(ids, shown, len(new)), shown)
         if self._record.stop is not None:
             return
-        answer = self._parse_turn(await self._sample(shown, trained=ask.trained), ())
+        answer = self._parse_turn(await self._sample(trained=ask.trained), ())
         with user_code("the context policy"):
             messages = checked_messages(ask.then(answer.text))
         await self._begin_segment(messages)
@@ -248,8 +250,8 @@ class _Turns:
             return EpisodeStop.EPISODE_TOKENS
         return None
 
-    async def _sample(self, shown: tuple[Message, ...], *, trained: bool) -> Completion:
-        """One completion, appended and booked; `shown` is what the request shows."""
+    async def _sample(self, *, trained: bool) -> Completion:
+        """One completion, appended and booked."""
         record, tokens, limits = self._record, self._record.tokens, self._limits
         room = limits.max_context_tokens - tokens.num_tokens
         if limits.max_episode_tokens is not None:
@@ -258,13 +260,10 @@ class _Turns:
             max_new_tokens=min(room, limits.max_new_tokens),
             temperature=self._runner.temperature,
             stop_ids=self._renderer.stop_ids,
-            seed=turn_seed(record.seed, len(record.turns)),
+            seed=turn_seed(record.seed, record.num_turns),
         )
-        # One session for all segments: the engine goes on from the longest common prefix.
-        task = record.job.task
-        session = EpisodeSession(record.id, lambda: EpisodeView(task=task, messages=shown))
         started = time.perf_counter()
-        completion = await self._runner.generate(tokens.ids, sampling, session)
+        completion = await self._runner.generate(list(tokens.ids), sampling, self._session)
         if completion.stop_reason is StopReason.ABORT:
             raise EngineError(f"the engine aborted the completion of turn {tokens.turn}")
         try:
@@ -274,9 +273,12 @@ class _Turns:
         record.book_sampled(completion, time.perf_counter() - started)
         return completion
 
+    def _view_shown(self) -> EpisodeView:
+        return EpisodeView(task=self._record.job.task, messages=self._shown)
+
     def _parse_turn(self, completion: Completion, tools: Sequence[ToolSchema]) -> AssistantTurn:
         return self._runner.codec.format.parse(
-            completion.ids_T.tolist(),
+            self._record.tokens.ids[-len(completion.ids_T) :],
             completion.stop_reason,
             tools,
             thinking=self._renderer.opens_thinking,

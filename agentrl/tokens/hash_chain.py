@@ -18,15 +18,15 @@ Suffixes: N (or T) tokens, A appends.
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import EngineError
 from agentrl.types import Completion, Source, StopReason
+from agentrl.types.tokens import Channels
 
 DIGEST_BYTES = 16
 START = bytes(DIGEST_BYTES)
@@ -41,6 +41,7 @@ _TOKEN = np.dtype(
         ("mask", "?"),
     ]
 )
+_WORD = np.dtype("<i4")
 _LAST_WORD = struct.Struct("<hb?")
 """Turn, source and mask."""
 NO_VERSION = -1
@@ -53,7 +54,6 @@ _WORD_FACTORS = np.array(
     [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93],
     dtype=np.uint64,
 )
-_Scalar = TypeVar("_Scalar", bound=np.generic)
 MAX_LOGPROB = 1e-4
 """Rounding may carry a logprob a little above zero, not further."""
 _MOST = np.iinfo(np.int32).max
@@ -72,7 +72,7 @@ class Fields:
     sources: NDArray[np.int8]
     turns: NDArray[np.int16]
     versions: NDArray[np.int32]
-    channels: Mapping[str, NDArray[np.generic]]
+    channels: Channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +101,14 @@ def pack(fields: Fields) -> Packed:
     )
 
 
-def join_packed(blocks: Iterable[bytes], channels: Mapping[str, NDArray[np.generic]]) -> Packed:
+def join_packed(blocks: Iterable[bytes], channels: Channels) -> Packed:
     """Packed appends, one behind the other."""
     tokens_N = np.frombuffer(b"".join(blocks), dtype=np.uint8).reshape(-1, _TOKEN.itemsize)
     return Packed(tokens_N, channel_bytes(channels, len(tokens_N)), channel_header(channels))
 
 
 def pack_append(
-    ids: NDArray[np.int32] | Sequence[int],
+    ids: NDArray[np.integer],
     source: Source,
     turn: int,
     *,
@@ -117,7 +117,7 @@ def pack_append(
     versions: NDArray[np.int32] | None = None,
 ) -> bytes:
     """The packed tokens of one append."""
-    words_N4 = np.empty((len(ids), 4), dtype="<i4")
+    words_N4 = np.empty((len(ids), 4), dtype=_WORD)
     words_N4[:, 0] = ids
     words_N4[:, 1] = 0 if logprobs is None else logprobs.view(np.int32)
     words_N4[:, 2] = NO_VERSION if versions is None else versions
@@ -125,7 +125,7 @@ def pack_append(
     return words_N4.tobytes()
 
 
-def unpack(packed: Packed, channels: Mapping[str, NDArray[np.generic]]) -> Fields:
+def unpack(packed: Packed, channels: Channels) -> Fields:
     """The columns of packed tokens."""
     tokens_N = packed.tokens.reshape(-1).view(_TOKEN)
     return Fields(
@@ -177,15 +177,16 @@ def completion_content(
     ids: NDArray[np.int32],
     logprobs: NDArray[np.float32],
     versions: NDArray[np.int32],
-    channels: Mapping[str, NDArray[np.generic]],
-    prompt_channels: Mapping[str, NDArray[np.generic]],
+    channels: Channels,
+    prompt_channels: Channels,
 ) -> bytes:
     """All of an engine's answer but the stop reason: three columns of 4 bytes, then channels."""
-    columns = [column.tobytes() for column in (ids, logprobs, versions)]
+    columns = ids.tobytes() + logprobs.tobytes() + versions.tobytes()
     if channels:
-        columns += [channel_bytes(channels, len(ids)).tobytes(), channel_header(channels)]
-    columns += [values.tobytes() for _, values in sorted(prompt_channels.items())]
-    return b"".join(columns)
+        columns += channel_bytes(channels, len(ids)).tobytes() + channel_header(channels)
+    if prompt_channels:
+        columns += b"".join(values.tobytes() for _, values in sorted(prompt_channels.items()))
+    return columns
 
 
 def completion_digest(content: bytes, stop_reason: str) -> bytes:
@@ -194,7 +195,7 @@ def completion_digest(content: bytes, stop_reason: str) -> bytes:
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
-def channel_header(channels: Mapping[str, NDArray[np.generic]]) -> bytes:
+def channel_header(channels: Channels) -> bytes:
     """What the channels are, as bytes: sorted names with type and row shape."""
     shapes = [
         (name, channels[name].dtype.str, channels[name].shape[1:]) for name in sorted(channels)
@@ -202,7 +203,7 @@ def channel_header(channels: Mapping[str, NDArray[np.generic]]) -> bytes:
     return repr(shapes).encode() if shapes else b""
 
 
-def channel_bytes(channels: Mapping[str, NDArray[np.generic]], rows: int) -> NDArray[np.uint8]:
+def channel_bytes(channels: Channels, rows: int) -> NDArray[np.uint8]:
     """All channels side by side, by name, as bytes [rows, W]."""
     columns = [
         np.ascontiguousarray(channels[name]).reshape(rows, -1).view(np.uint8)
@@ -237,17 +238,16 @@ def seal(
     logprobs: Floats,
     versions: Integers,
     stop_reason: StopReason,
-    channels: Mapping[str, NDArray[np.generic]] | None = None,
+    channels: Channels | None = None,
     cached_tokens: int = 0,
-    prompt_channels: Mapping[str, NDArray[np.generic]] | None = None,
+    prompt_channels: Channels | None = None,
 ) -> Completion:
     """Check an engine's answer, freeze its arrays and compute its digest.
 
     Raises EngineError if lengths differ, ids or versions are negative or no integers, a logprob is
     missing, not finite or positive, or nothing was sampled although the engine was not aborted.
     """
-    channels = channels or {}
-    _check_one_value_per_token(len(ids), len(logprobs), len(versions), channels)
+    _check_one_value_per_token(len(ids), len(logprobs), len(versions), channels or {})
     if not len(ids) and stop_reason is not StopReason.ABORT:
         raise EngineError(
             f"completion has no tokens but stop reason {stop_reason}; "
@@ -256,9 +256,7 @@ def seal(
     ids_T = _to_checked_int32_array(ids, "token ids")
     versions_T = _to_checked_int32_array(versions, "policy versions")
     logprobs_T = _to_checked_logprob_array(logprobs)
-    frozen = {name: _make_array_read_only(np.array(values)) for name, values in channels.items()}
-    given = prompt_channels or {}
-    prompt = {name: _make_array_read_only(np.array(values)) for name, values in given.items()}
+    frozen, prompt = _freeze_channels(channels), _freeze_channels(prompt_channels)
     content = completion_content(ids_T, logprobs_T, versions_T, frozen, prompt)
     return Completion(
         ids_T=ids_T,
@@ -274,7 +272,7 @@ def seal(
 
 
 def _check_one_value_per_token(
-    num_ids: int, num_logprobs: int, num_versions: int, channels: Mapping[str, NDArray[np.generic]]
+    num_ids: int, num_logprobs: int, num_versions: int, channels: Channels
 ) -> None:
     if num_logprobs != num_ids:
         raise EngineError(
@@ -308,7 +306,9 @@ def _to_checked_int32_array(values: Integers, what: str) -> NDArray[np.int32]:
             f"completion's {what} run from {array.min()} to {array.max()}; "
             "expected integers from 0 that fit 32 bits"
         )
-    return _make_array_read_only(array.astype(np.int32))
+    checked = array.astype(np.int32)
+    checked.setflags(write=False)
+    return checked
 
 
 def _to_checked_logprob_array(values: Floats) -> NDArray[np.float32]:
@@ -330,9 +330,14 @@ def _to_checked_logprob_array(values: Floats) -> NDArray[np.float32]:
             f"completion's logprob of token {first} is {array[first]:g}; "
             "expected a finite natural logarithm of a probability, at most 0"
         )
-    return _make_array_read_only(array.astype(np.float32))
+    checked = array.astype(np.float32)
+    checked.setflags(write=False)
+    return checked
 
 
-def _make_array_read_only(array: NDArray[_Scalar]) -> NDArray[_Scalar]:
-    array.setflags(write=False)
-    return array
+def _freeze_channels(channels: Channels | None) -> Channels:
+    """Copies that nobody writes to."""
+    frozen = {name: np.array(values) for name, values in channels.items()} if channels else {}
+    for values in frozen.values():
+        values.setflags(write=False)
+    return frozen

@@ -81,7 +81,7 @@ class ContentGuard:
 
     def encode(self, rendered: str) -> list[int]:
         """Ids of rendered text; control tokens are recognised in the scaffold only."""
-        if not any(secret in rendered for secret in self._meant):
+        if not any(map(rendered.__contains__, self._meant)):
             ids = self._encode_rendered_in_pieces(rendered)
             if ids is not None:
                 return ids

@@ -57,9 +57,9 @@ class TokenRecord:
         self._closed = False
 
     @property
-    def ids(self) -> list[int]:
-        """All ids so far: what the model has read. A copy."""
-        return self._ids.copy()
+    def ids(self) -> Sequence[int]:
+        """All ids so far: what the model has read. It grows with the record."""
+        return self._ids
 
     @property
     def num_tokens(self) -> int:
@@ -103,8 +103,10 @@ class TokenRecord:
             logprobs=completion.logprobs_T if trained else None,
             versions=completion.versions_T,
         )
-        self._append_block(ids.tolist(), Source.MODEL, block, self._add_prompt_channels(completion))
-        self._channels = {name: values[:0] for name, values in channels.items()}
+        given: Channels = self._add_prompt_channels(completion) if channels else {}
+        self._append_block(ids.tolist(), Source.MODEL, block, given)
+        if self._channels is None:
+            self._channels = {name: values[:0] for name, values in channels.items()}
         self._turn += 1
 
     def close(self) -> Segment:
@@ -173,8 +175,6 @@ class TokenRecord:
 
     def _add_prompt_channels(self, completion: Completion) -> Channels:
         """The side channels of what was given since the last completion, and of this one."""
-        if not completion.channels:
-            return {}
         num = self.num_tokens - self._num_covered
         self._num_covered = self.num_tokens + len(completion.ids_T)
         result: dict[str, NDArray[np.generic]] = {}
@@ -187,12 +187,13 @@ class TokenRecord:
     def _append_tokens_not_sampled(self, ids: Sequence[int], source: Source, turn: int) -> None:
         if not len(ids):
             raise ValueError(f"no {source.name.lower()} tokens were given; expected at least one")
-        if min(ids) < 0 or max(ids) >= self._vocab_size:
+        ids_N = np.array(ids, dtype=np.int64)
+        if np.maximum.reduce(ids_N.view(np.uint64)) >= self._vocab_size:  # or below 0
             raise ValueError(
                 f"{source.name.lower()} ids run from {min(ids)} to {max(ids)}, expected 0 to "
                 f"{self._vocab_size - 1}; check that tokenizer and engine are of one model"
             )
-        self._append_block(ids, source, pack_append(ids, source, turn), {})
+        self._append_block(ids, source, pack_append(ids_N, source, turn), {})
 
     def _append_block(
         self, ids: Sequence[int], source: Source, block: bytes, channels: Channels

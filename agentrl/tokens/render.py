@@ -89,7 +89,7 @@ class Renderer:
         """What the template does."""
         return probe_template(self._tokenizer)
 
-    @property
+    @cached_property
     def _usable_profile(self) -> TemplateProfile:
         if self.profile.fault:
             raise ConfigError(self.profile.fault)
@@ -121,11 +121,14 @@ class Renderer:
         if not messages:
             raise ValueError("no messages to observe were given; expected at least one")
         ending = self._choose_turn_ending(any(m.role == "tool" for m in messages))
-        suffix = self._render_observation_suffix(messages, self._later_turn_tools)
-        if ending.is_next_role and after is not None and after != ending.stop.id:
-            return self._guard.encode(ending.stop.text + suffix)
-        # A stop token may swallow white space behind it.
-        return self._guard.encode(ending.stop.text + suffix)[bool(ending.stop.text) :]
+        stop = ending.stop
+        ids = self._guard.encode(
+            stop.text + self._render_observation_suffix(messages, self._later_turn_tools)
+        )
+        if ending.is_next_role and after is not None and after != stop.id:
+            return ids
+        # It is encoded too, since it may swallow white space behind it.
+        return ids[1:] if stop.text else ids
 
     def assistant(self, turn: AssistantTurn) -> list[int]:
         """Ids that a model would sample for `turn`, with the stop token unless it was cut off.
@@ -177,7 +180,7 @@ class Renderer:
         eos = self._tokenizer.eos_token
         return frozenset({e.stop.id for e in endings} | ({eos.id} if eos else set()))
 
-    @property
+    @cached_property
     def opens_thinking(self) -> bool:
         """True if the prompt already opens the thinking block that a model fills and closes."""
         return bool(self.profile.opened_thinking)
@@ -194,7 +197,7 @@ class Renderer:
         """True if the chat template describes tools."""
         return self.profile.shows_tools and self._tool_results == "template"
 
-    @property
+    @cached_property
     def calls_in_template(self) -> bool:
         """True if the chat template writes calls."""
         return self.profile.shows_calls and self._tool_results == "template"
@@ -254,12 +257,14 @@ class Renderer:
     ) -> str:
         """The marked text of an observation, from a frame around its contents if there is one."""
         contents = [message.content for message in messages]
-        plain = all(
-            content.strip() and self._guard.mark(content) is content for content in contents
-        )
-        if not plain or len(messages) > _FRAMED:
+        plain = [
+            content
+            for content in contents
+            if content.strip() and self._guard.mark(content) is content
+        ]
+        if len(plain) < len(contents) or len(messages) > _FRAMED:
             return self._render_checked_suffix(messages, tools)
-        shape = tuple((m.role, m.name, m.tool_call_id) for m in messages)
+        shape = tuple([(m.role, m.name, m.tool_call_id) for m in messages])
         frame = self._frames.get(shape)
         if frame is None:
             whole = partial(self._render_chat_suffix, tools=tools)

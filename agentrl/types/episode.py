@@ -155,7 +155,7 @@ class Score:
     """What a verifier or environment gives an episode; `value` is finite."""
 
     value: float
-    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    parts: Mapping[str, float] = field(default_factory=lambda: {})
     """Named components, logged under their names."""
     reason: str = ""
     """Why, for people."""
@@ -229,7 +229,7 @@ class TurnRecord:
 
     reward: float = 0.0
     """The sum of `self.reward(x)` in this turn; the last turn also holds the score."""
-    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    parts: Mapping[str, float] = field(default_factory=lambda: {})
     state_key: str | None = None
     num_sampled: int = 0
     num_calls: int = 0

@@ -32,6 +32,17 @@ class EpisodeKey:
         group = (10 * step + _DIGITS[purpose]) * _PLACES + place
         return cls(run=run, purpose=purpose, step=step, group=group, member=0, attempt=0)
 
+    def of_try(self, member: int, attempt: int) -> Self:
+        """The same group's identity of another member and attempt."""
+        return type(self)(
+            run=self.run,
+            purpose=self.purpose,
+            step=self.step,
+            group=self.group,
+            member=member,
+            attempt=attempt,
+        )
+
     @property
     def id(self) -> str:
         """Unique in the run: `<purpose>-s<step>-g<place>-m<member>-a<attempt>`."""

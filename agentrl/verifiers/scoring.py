@@ -102,8 +102,9 @@ def outcome_of(value: object, allowed: tuple[float, float], name: str) -> Outcom
             f"verifier {name} returned {number:g}, outside its range [{low:g}, {high:g}]; "
             "declare score_range if that is a score"
         )
-    given = value if isinstance(value, Score) else Score(value=number)
-    return replace(given, value=float(number))
+    if isinstance(value, Score):
+        return replace(value, value=float(number))
+    return Score(value=number)
 
 
 def as_number(value: object) -> float | None:

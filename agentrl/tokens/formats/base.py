@@ -11,7 +11,6 @@ What is decided here for all of them, beyond the contract:
 - After a bad call, reading goes on at the next marker behind the place where it went wrong.
 """
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -76,9 +75,13 @@ class ToolFormat:
         """All of them."""
         return (*self._call_markers, *self.ends, *self.parts, *self.inner, *self.think)
 
-    @property
+    @cached_property
     def _call_markers(self) -> tuple[str, ...]:
         return (*self.starts, *self.noise, *self.opens, *self.closes)
+
+    @cached_property
+    def _outside(self) -> tuple[str, ...]:
+        return (*self._call_markers, *self.ends, *self.parts, *self.think)
 
     def parse(
         self,
@@ -127,8 +130,10 @@ class ToolFormat:
         thinking: bool,
     ) -> AssistantTurn:
         reader = Reader(marked, tools, self._call_markers)
-        with contextlib.suppress(Full):
+        try:
             self.read(reader, thinking)
+        except Full:
+            return reader.turn(stop_reason)
         return reader.turn(stop_reason)
 
     def read(self, reader: Reader, thinking: bool) -> None:
@@ -145,8 +150,7 @@ class ToolFormat:
 
     def _read_text_and_what_marker_begins(self, reader: Reader, bare: Finder | None) -> None:
         """Read the text up to the next marker, and what that begins."""
-        outside = (*self._call_markers, *self.ends, *self.parts, *self.think)
-        begin, marker = reader.next(outside, bare)
+        begin, marker = reader.next(self._outside, bare)
         text = reader.text[reader.position : begin]
         reader.texts.append(text)
         reader.position = begin + len(marker)
@@ -175,8 +179,11 @@ class ToolFormat:
         step: Callable[[], None],
         again: Sequence[str] = (),
     ) -> None:
-        with contextlib.suppress(Full):
-            reader.attempt(step, ends=self.ends, starts=(*self._call_markers, *again), bare=bare)
+        starts = (*self._call_markers, *again) if again else self._call_markers
+        try:  # noqa: SIM105 - each turn comes by here, and a context manager is dear
+            reader.attempt(step, ends=self.ends, starts=starts, bare=bare)
+        except Full:
+            pass
         if reader.lost is not None:
             # Thinking that ends inside a call was thinking all along.
             think_end = reader.marked.find(self.think[1], reader.lost)

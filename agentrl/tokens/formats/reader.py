@@ -83,10 +83,10 @@ class Reader:
 
     def turn(self, stop_reason: StopReason) -> AssistantTurn:
         """What was found."""
-        thoughts = [t.strip() for t in (self.text[: self._thought], *self.thoughts)]
+        thoughts = map(str.strip, (self.text[: self._thought], *self.thoughts))
         return AssistantTurn(
             text="".join(self.texts).strip(),
-            reasoning="\n\n".join(thought for thought in thoughts if thought),
+            reasoning="\n\n".join(filter(None, thoughts)),
             calls=tuple(self.calls),
             stop_reason=stop_reason,
         )
@@ -305,7 +305,7 @@ class Reader:
         schema = self._require_schema_of_tool(name)
         if isinstance(arguments, str):
             arguments = _parse_arguments_in_string(arguments, name)
-        if not isinstance(arguments, Mapping):
+        if not isinstance(arguments, dict | Mapping):
             message = f'{name}: "arguments" is {type_name(arguments)}, expected a JSON object'
             raise Refused(_MALFORMED, message, name)
         try:
@@ -335,7 +335,7 @@ class Reader:
     ) -> None:
         """The same for a JSON object that holds name and arguments. Raises BadJson or Refused."""
         value = read(found)
-        if not isinstance(value, Mapping):
+        if not isinstance(value, dict):
             raise Refused(_MALFORMED, f"a call is a JSON object, got {type_name(value)}")
         name = value.get(name_key)
         if not isinstance(name, str) or not name:

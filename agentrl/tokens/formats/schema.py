@@ -42,7 +42,7 @@ def fit(value: Json, schema: Schema, path: str = "") -> Json:
             value = _fit_value_to_any_option(value, _wrap_in_list(schema[keyword]), path)
     if isinstance(value, str):
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):  # a dict is known as one without asking Mapping
         return _fit_object_to_properties(value, schema, path)
     if isinstance(value, Sequence):
         items = schema.get("items")
@@ -135,10 +135,10 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def _fit_value_to_schema_type(value: Json, schema: Schema, path: str) -> Json:
-    if schema.get("type") is None:
+    declared, actual = schema.get("type"), type_name(value)
+    if declared is None or declared == actual:
         return value
     names = _list_type_names_of_schema(schema)
-    actual = type_name(value)
     if actual in names or (actual == "integer" and "number" in names):
         return value
     if "integer" in names and isinstance(value, float) and value.is_integer():

@@ -2,10 +2,12 @@
 
 import math
 
+from agentrl.envs import Transition
 from agentrl.envs.calculator import Calculator
 from agentrl.rollout import EpisodeKey, GroupJob
 from agentrl.rollout.episode_record import EpisodeRecord
-from agentrl.types import Episode, Invalid, Score, Task, TurnRecord
+from agentrl.tokens.hash_chain import seal
+from agentrl.types import AssistantTurn, Episode, Invalid, Score, StopReason, Task
 
 KEY = EpisodeKey.first(run=0, step=1, place=0)
 JOB = GroupJob(key=KEY, env="env", make_env=Calculator, task=Task(prompt="p"), split="train")
@@ -13,7 +15,11 @@ JOB = GroupJob(key=KEY, env="env", make_env=Calculator, task=Task(prompt="p"), s
 
 def finish(*rewards: float) -> Episode:
     record = EpisodeRecord(JOB, KEY, vocab_size=10)
-    record.turns = [TurnRecord(reward=reward) for reward in rewards]
+    completion = seal([1], [0.0], [0], StopReason.STOP)
+    for reward in rewards:
+        record.book_sampled(completion, 0.0)
+        record.hand_over(AssistantTurn())
+        record.book(Transition(reward=reward))
     record.outcome = Score(value=1.0)
     return record.finish(wall_s=0.0)
 
