@@ -8,20 +8,24 @@ This module needs no torch; `agentrl.trainer.trainer`, `.logprobs` and `.checkpo
 from agentrl.trainer.algorithms.advantage import group_advantages
 from agentrl.trainer.config import (
     ClipConfig,
+    CostConfig,
     CriticConfig,
     KlConfig,
     LoraConfig,
     RatioBandConfig,
+    RewardScaleConfig,
     TrainerConfig,
 )
 from agentrl.trainer.stats import StepStats, SupervisedStats
 
 __all__ = [
     "ClipConfig",
+    "CostConfig",
     "CriticConfig",
     "KlConfig",
     "LoraConfig",
     "RatioBandConfig",
+    "RewardScaleConfig",
     "StepStats",
     "SupervisedStats",
     "TrainerConfig",

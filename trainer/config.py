@@ -29,10 +29,68 @@ class KlConfig(Config):
         ge=0,
         description="weight of the KL penalty to the starting weights; 0 keeps no reference model",
     )
-    kind: Literal["k2", "k3"] = Field(
+    kind: Literal["k1", "k2", "k3", "exact"] = Field(
         default="k3",
-        description="estimator of the divergence; k2: its gradient is that of KL(policy || "
-        "reference); k3: that of KL(reference || policy), as in GRPO",
+        description="estimator of the divergence at a token; k1: in the reward only; k2: its "
+        "gradient in the loss is that of KL(policy || reference); k3: that of KL(reference || "
+        "policy), as in GRPO; exact: over the whole vocabulary",
+    )
+    where: Literal["loss", "reward"] = Field(
+        default="loss",
+        description="what the penalty is added to; reward: each token's, before the estimator",
+    )
+    target: float | None = Field(
+        default=None,
+        gt=0,
+        description="nats per token that the coefficient is moved towards; none: it stays",
+    )
+    horizon: float = Field(
+        default=10.0,
+        ge=1,
+        description="steps over which a divergence 20 % off the target moves the coefficient by "
+        "20 %",
+    )
+
+    def check(self) -> None:
+        """Raise ConfigError for a setting that would do nothing."""
+        if self.kind == "k1" and self.where == "loss":
+            raise ConfigError(
+                "trainer.kl.kind: got k1 with trainer.kl.where loss, where it has no gradient on "
+                "average; set trainer.kl.where to reward, or take k2"
+            )
+        if self.target is None and self.horizon != type(self).model_fields["horizon"].default:
+            raise ConfigError(
+                f"trainer.kl.horizon: got {self.horizon:g} without trainer.kl.target; set that "
+                "too, or leave it out"
+            )
+
+
+class RewardScaleConfig(Config):
+    """What an episode's reward becomes before an estimator reads it: in this order."""
+
+    running: bool = Field(
+        default=False,
+        description="take off the mean of all rewards so far, and divide by their deviation",
+    )
+    scale: float = Field(default=1.0, gt=0, description="what rewards are multiplied by")
+    clip: float | None = Field(
+        default=None, gt=0, description="rewards are kept within -clip and clip; none: as they are"
+    )
+
+
+class CostConfig(Config):
+    """A cost that estimators safe and safe_gae keep below a limit."""
+
+    part: str = Field(default="", description="part of the score that is the cost; empty: none")
+    limit: float = Field(default=0.0, description="what an episode may cost on average")
+    multiplier: float = Field(
+        default=1.0,
+        ge=0.01,
+        le=100,
+        description="what a unit of cost counts against one of reward at first",
+    )
+    rate: float = Field(
+        default=0.1, gt=0, description="how fast the multiplier follows the excess of the cost"
     )
 
 
@@ -158,6 +216,13 @@ class TrainerConfig(Config):
     )
     clip: ClipConfig = Field(default=ClipConfig(), description="clipping of the importance ratio")
     kl: KlConfig = Field(default=KlConfig(), description="penalty to the starting weights")
+    entropy_coef: float = Field(
+        default=0.0, ge=0, description="weight of the entropy's bonus in the loss; 0: none"
+    )
+    reward: RewardScaleConfig = Field(
+        default=RewardScaleConfig(), description="scale of the rewards that are trained on"
+    )
+    cost: CostConfig = Field(default=CostConfig(), description="a cost that is kept below a limit")
     critic: CriticConfig = Field(default=CriticConfig(), description="the critic of ppo")
     lora: LoraConfig = Field(default=LoraConfig(), description="low-rank adapters")
     ratio_band: RatioBandConfig = Field(

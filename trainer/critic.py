@@ -1,6 +1,8 @@
 """The critic of PPO: a value head on a copy of the policy's backbone, with an optimizer of its own.
 
-Suffixes: N tokens of the batch, K trained tokens of a micro-batch.
+Where a cost is limited, a second head beside it expects that, learnt in the same way.
+
+Suffixes: H heads, N tokens of the batch, K trained tokens of a micro-batch.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -8,8 +10,8 @@ Suffixes: N tokens of the batch, K trained tokens of a micro-batch.
 
 import copy
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -20,6 +22,7 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import RunError
 from agentrl.trainer.algorithms.advantages.gae import gae_sums
+from agentrl.trainer.algorithms.constraint import costs_as_rewards
 from agentrl.trainer.algorithms.trajectories import Trajectories
 from agentrl.trainer.algorithms.value_loss import value_loss
 from agentrl.trainer.config import TrainerConfig
@@ -44,24 +47,24 @@ class CriticStats:
 
 
 class ValueModel(nn.Module):
-    """A backbone and a linear head that begins at 0."""
+    """A backbone and linear heads that begin at 0."""
 
-    def __init__(self, backbone: PreTrainedModel) -> None:
+    def __init__(self, backbone: PreTrainedModel, num_heads: int) -> None:
         super().__init__()
         self.backbone = backbone
-        self.head = nn.Linear(backbone.config.hidden_size, 1, device=backbone.device)
+        self.head = nn.Linear(backbone.config.hidden_size, num_heads, device=backbone.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def forward(self, rows: PackedRows) -> Tensor:
-        """[K] The value of the state before each trained token."""
+        """[H, K] What each head says of the state before each trained token."""
         states_KD = predicting_states(self.backbone, rows)
-        values_K1: Tensor = self.head(states_KD.to(self.head.weight.dtype))
-        return values_K1.squeeze(1).clone()  # FSDP waits for the gradient of what is no view
+        values_KH: Tensor = self.head(states_KD.to(self.head.weight.dtype))
+        return values_KH.T.clone()  # FSDP waits for the gradient of what is no view
 
 
 class Critic:
-    """Says what return is still to come, and learns it."""
+    """Says what return (and what cost) is still to come, and learns it."""
 
     def __init__(
         self, model: PreTrainedModel, config: TrainerConfig, ranks: Ranks = SINGLE
@@ -71,7 +74,8 @@ class Critic:
         backbone = cast(PreTrainedModel, copy.deepcopy(model.base_model))
         if config.lora.rank:
             add_adapters(backbone, config.lora)
-        self.model = ValueModel(backbone)
+        self._has_cost = bool(config.cost.part)
+        self.model = ValueModel(backbone, 1 + self._has_cost)
         prepare(self.model, config, ranks)
         self._ranks = ranks
         self.optimizer = make_optimizer(
@@ -81,14 +85,16 @@ class Critic:
         """Updates whose gradient was not finite."""
         self._skipped_in_a_row = 0
 
-    def values(self, batch: Batch) -> NDArray[np.float32]:
-        """[N] The value of the state before each trained token, 0 elsewhere."""
-        values_N = np.zeros(batch.num_tokens, dtype=np.float32)
+    def with_values(self, batch: Batch) -> Batch:
+        """The batch with the value of the state before each trained token, and the cost's."""
+        values_HN = np.zeros((1 + self._has_cost, batch.num_tokens), dtype=np.float32)
         with torch.no_grad():
             for rows in self._micro_batches(batch, trained_rows(batch)):
-                values_N[rows.source_K] = self._predict_values(rows).float().cpu().numpy()
+                values_HN[:, rows.source_K] = self._predict_values(rows).float().cpu().numpy()
         settle(self.model)
-        return self._ranks.sum_(values_N)
+        values_HN = self._ranks.sum_(values_HN)
+        costs_N = values_HN[1] if self._has_cost else None
+        return replace(batch, values_N=values_HN[0], cost_values_N=costs_N)
 
     def update(self, batch: Batch) -> CriticStats:
         """Regress onto the returns that follow; a gradient that is not finite changes nothing.
@@ -96,10 +102,12 @@ class Critic:
         The batch has the values that its advantages were estimated with. Raises RunError if as many
         gradients in a row were not finite as `trainer.max_skipped_steps` allows.
         """
-        _, targets_N = self._find_targets(batch)
+        # What the second head learns stands in a batch as rewards and values do.
+        learnt = [batch, *([costs_as_rewards(batch)] if self._has_cost else [])]
+        targets_HN = [self._find_targets(part)[1] for part in learnt]
         skipped, loss = None, 0.0
         for _ in range(self._config.critic.updates):
-            loss = self._accumulate_gradients(batch, targets_N)
+            loss = self._accumulate_gradients(learnt, targets_HN)
             most = self._config.critic.max_grad_norm
             norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), most))
             if math.isfinite(loss) and torch.isfinite(norm):
@@ -134,25 +142,29 @@ class Critic:
                 "or look at the rewards of the last batches"
             )
 
-    def _accumulate_gradients(self, batch: Batch, targets_N: NDArray[np.float32]) -> float:
+    def _accumulate_gradients(
+        self, learnt: Sequence[Batch], targets_HN: Sequence[NDArray[np.float32]]
+    ) -> float:
         """Gradients of all micro-batches; their loss."""
-        assert batch.values_N is not None
-        assert batch.weights_N is not None
-        total = 0.0
+        total, batch = 0.0, learnt[0]
         for packed in self._micro_batches(batch, trained_rows(batch)):
-            values_K = self._predict_values(packed)
-            old, targets, weights = (
-                torch.from_numpy(a).to(values_K)
-                for a in (
-                    batch.values_N[packed.source_K],
-                    targets_N[packed.source_K],
-                    batch.weights_N[packed.source_K],
-                )
-            )
-            share = value_loss(values_K, old, targets, weights, clip=self._config.critic.clip)
+            values_HK = self._predict_values(packed)
+            heads = zip(values_HK, learnt, targets_HN, strict=True)
+            share = torch.stack([self._compute_head_loss(packed, *head) for head in heads]).sum()
             torch.autograd.backward(share)
             total += float(share.detach())
         return float(self._ranks.sum_(np.array([total]))[0])
+
+    def _compute_head_loss(
+        self, packed: PackedRows, values_K: Tensor, batch: Batch, targets_N: NDArray[np.float32]
+    ) -> Tensor:
+        assert batch.values_N is not None
+        assert batch.weights_N is not None
+        old, targets, weights = (
+            torch.from_numpy(each_N[packed.source_K]).to(values_K)
+            for each_N in (batch.values_N, targets_N, batch.weights_N)
+        )
+        return value_loss(values_K, old, targets, weights, clip=self._config.critic.clip)
 
     def _predict_values(self, rows: PackedRows) -> Tensor:
         return in_pass(self.model, lambda: self.model.forward(rows))

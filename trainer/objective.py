@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.errors import RunError
-from agentrl.trainer.algorithms.kl import PENALTIES
+from agentrl.trainer.algorithms.kl import PENALTIES, k3
 from agentrl.trainer.algorithms.losses import CheckedLoss
 from agentrl.trainer.algorithms.token_arrays import token_array_fault
-from agentrl.trainer.algorithms.trained_tokens import trained_tokens
+from agentrl.trainer.algorithms.trained_tokens import TrainedTokens, trained_tokens
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.packing import PackedRows
 from agentrl.types import Batch
@@ -28,15 +28,19 @@ class Objective(Protocol):
 
     sums: NDArray[np.float64]
     """What it counts as it goes; the trainer adds what the other ranks counted."""
+    is_full: bool
+    """It reads entropies, or divergences, which `policy_scores` gives if it is asked to."""
+    has_exact_penalty: bool
+    """It reads divergences from the reference."""
 
     def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the rows have a gradient; the others are only measured."""
         ...
 
-    def loss(self, rows: PackedRows, scores_2K: Tensor) -> Tensor:
+    def loss(self, rows: PackedRows, scores_SK: Tensor) -> Tensor:
         """The weighted sum over the micro-batch's trained tokens.
 
-        `scores_2K` is what `policy_scores` gives.
+        `scores_SK` is what `policy_scores` gives.
         """
         ...
 
@@ -50,21 +54,22 @@ class SupervisedObjective:
     def __init__(self, batch: Batch, smoothing: float = 0.0) -> None:
         self._batch, self._smoothing = batch, smoothing
         self.sums = np.zeros(0)
+        self.is_full = self.has_exact_penalty = False
 
     def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """All rows."""
         return np.ones(len(rows), dtype=np.bool_)
 
-    def loss(self, rows: PackedRows, scores_2K: Tensor) -> Tensor:
+    def loss(self, rows: PackedRows, scores_SK: Tensor) -> Tensor:
         """Minus the weighted sum of logprobs under the smoothed targets."""
-        smoothed_K = torch.lerp(scores_2K[0], scores_2K[1], self._smoothing)
+        smoothed_K = torch.lerp(scores_SK[0], scores_SK[1], self._smoothing)
         assert self._batch.weights_N is not None
         weights_K = torch.from_numpy(self._batch.weights_N[rows.source_K]).to(smoothed_K)
         return -(weights_K * smoothed_K).sum()
 
 
 class PolicyObjective:
-    """The policy loss and the KL penalty; counts as it goes."""
+    """The policy loss, the penalty to the reference and the entropy's bonus; counts as it goes."""
 
     def __init__(
         self,
@@ -72,46 +77,69 @@ class PolicyObjective:
         policy_loss: CheckedLoss,
         config: TrainerConfig,
     ) -> None:
+        config.kl.check()
         self._batch = batch
         self._advantages_N = _checked_advantages(batch)
         self._policy_loss = policy_loss
         self._config = config
-        self._has_penalty = config.kl.coef > 0
-        self.sums = np.zeros(1 + len(policy_loss.names))
+        self._has_penalty = config.kl.coef > 0 and config.kl.where == "loss"
+        self._kl_coef = config.kl.coef if batch.kl_coef is None else batch.kl_coef
+        self.has_exact_penalty = self._has_penalty and config.kl.kind == "exact"
+        self.is_full = self.has_exact_penalty or config.entropy_coef > 0
+        self.sums = np.zeros(2 + len(policy_loss.names))
 
     @property
     def kl_sum(self) -> float:
-        """The penalty of all tokens, in nats."""
+        """The divergence of all tokens, in nats."""
         return float(self.sums[0])
+
+    @property
+    def entropy_sum(self) -> float | None:
+        """That of the distributions that the tokens were drawn from; None if nobody asked."""
+        return float(self.sums[1]) if self.is_full else None
 
     def statistics(self, num_tokens: int) -> dict[str, float]:
         """Those of the loss, as means over so many tokens."""
-        means = self.sums[1:] / max(1, num_tokens)
+        means = self.sums[2:] / max(1, num_tokens)
         return dict(zip(self._policy_loss.names, means.tolist(), strict=True))
 
     def active(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Rows with an advantage; all of them where loss or penalty act on the others too."""
-        if self._has_penalty or self._policy_loss.is_active_everywhere:
+        """Rows with an advantage; all of them where something acts on the others too."""
+        acts = self._has_penalty or self._config.entropy_coef > 0
+        if acts or self._policy_loss.is_active_everywhere:
             return np.ones(len(rows), dtype=np.bool_)
         advantages = [self._advantages_N[self._batch.row(row)] for row in rows.tolist()]
         return np.array([a.any() for a in advantages], dtype=np.bool_)
 
-    def loss(self, rows: PackedRows, scores_2K: Tensor) -> Tensor:
+    def loss(self, rows: PackedRows, scores_SK: Tensor) -> Tensor:
         """The micro-batch's sum."""
-        logprobs_K = scores_2K[0]
-        tokens = trained_tokens(self._batch, rows.source_K, logprobs_K)
-        total, found = self._policy_loss(logprobs_K, tokens)
-        self.sums[1:] += found
-        if not self._has_penalty:
-            return total
-        if tokens.reference_K is None:
+        tokens = trained_tokens(self._batch, rows.source_K, scores_SK[0])
+        total, found = self._policy_loss(scores_SK[0], tokens)
+        self.sums[2:] += found
+        kl_K = self._divergences(scores_SK, tokens)
+        if kl_K is not None:
+            self.sums[0] += float(kl_K.detach().sum())
+        if kl_K is not None and self._has_penalty:
+            total = total + self._kl_coef * (tokens.weights_K * kl_K).sum()
+        if self.is_full:
+            self.sums[1] += float(scores_SK[2].detach().sum())
+        if self._config.entropy_coef:
+            bonus = (tokens.weights_K * scores_SK[2]).sum()
+            total = total - self._config.entropy_coef * bonus
+        return total
+
+    def _divergences(self, scores_SK: Tensor, tokens: TrainedTokens) -> Tensor | None:
+        """[K] The penalty of each token; None without a reference."""
+        if self.has_exact_penalty:
+            return scores_SK[3]
+        if tokens.reference_K is not None:
+            return PENALTIES.get(self._config.kl.kind, k3)(scores_SK[0], tokens.reference_K)
+        if self._has_penalty:
             raise RunError(
                 "trainer.kl.coef is above 0, but the batch has no logprobs of the reference; let "
                 "Trainer.with_reference add them before the update"
             )
-        kl_K = PENALTIES[self._config.kl.kind](logprobs_K, tokens.reference_K)
-        self.sums[0] += float(kl_K.detach().sum())
-        return total + self._config.kl.coef * (tokens.weights_K * kl_K).sum()
+        return None
 
 
 def _checked_advantages(batch: Batch) -> NDArray[np.float32]:

@@ -22,7 +22,7 @@ class SupervisedStats:
     """Before clipping; 0 if no gradient was computed."""
     lr: float
     entropy: float
-    """Minus the mean policy logprob of the trained tokens, in nats."""
+    """Minus the mean policy logprob of the trained tokens, in nats: an estimate by samples."""
     episode_probability: float
     """Mean over episodes of the probability that the policy samples all of its trained tokens."""
     num_trained: int
@@ -86,7 +86,9 @@ class StepStats(SupervisedStats):
     """Mean |ratio - 1|."""
     ratio_deviation_max: float
     kl: float
-    """Mean k3 to the reference, in nats; 0 without a reference."""
+    """Mean divergence from the reference, in nats; 0 without a reference."""
+    entropy_exact: float | None = None
+    """Mean entropy of what the trained tokens were drawn from, in nats; None if nobody asked."""
     gap_mean: float
     """Mean |policy - behavior| in nats in the first update: the engine/trainer gap, on policy."""
     gap_max: float

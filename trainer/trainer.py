@@ -16,16 +16,18 @@ Suffixes: N tokens of the batch, R rows.
 import logging
 import math
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.engine import WeightSource
@@ -41,7 +43,13 @@ from agentrl.trainer.device import CPU, give_back, memory_errors
 from agentrl.trainer.export import export_hf
 from agentrl.trainer.first_update_check import GapGate
 from agentrl.trainer.fsdp import in_pass, is_sharded, prepare, settle, whole
-from agentrl.trainer.logprobs import policy_logprobs, policy_scores, sequence_logprobs
+from agentrl.trainer.logprobs import (
+    HeadInputs,
+    policy_logprobs,
+    policy_scores,
+    reference_inputs,
+    sequence_logprobs,
+)
 from agentrl.trainer.lora import AdapterWeights, adapters_off, add_adapters
 from agentrl.trainer.micro_batches import micro_batches
 from agentrl.trainer.model import check_trainable, frozen_copy, learning_rate, make_optimizer
@@ -229,30 +237,50 @@ class LocalTrainer:
                 f"trainer.algorithm is {self.config.algorithm}, which has no critic; set it to ppo"
             )
         with self._working(), memory_errors(self.config.token_budget):
-            return replace(batch, values_N=self.critic.values(batch))
+            return self.critic.with_values(batch)
 
     def with_reference(self, batch: Batch) -> Batch:
         """See `Trainer.with_reference`."""
         if self._reference is None:
             raise ConfigError("trainer.kl.coef is 0, which keeps no reference; set it above 0")
         with adapters_off(self._reference):
-            return replace(batch, reference_N=self._measure_logprobs(self._reference, batch))
+            reference_N = self._measure(batch, partial(policy_logprobs, self._reference))
+        batch = replace(batch, reference_N=reference_N)
+        if self.config.kl.where == "loss" or self.config.kl.kind != "exact":
+            return batch
+        return replace(batch, divergence_N=self._measure(batch, self._compute_divergences))
 
     def with_proximal(self, batch: Batch) -> Batch:
         """See `Trainer.with_proximal`."""
-        return replace(batch, proximal_N=self._measure_logprobs(self.model, batch))
+        return replace(batch, proximal_N=self._measure(batch, partial(policy_logprobs, self.model)))
 
-    def _measure_logprobs(self, model: PreTrainedModel, batch: Batch) -> NDArray[np.float32]:
-        """[N] A model's logprobs of the trained tokens, 0 elsewhere."""
-        logprobs_N = np.zeros(batch.num_tokens, dtype=np.float32)
+    def _measure(
+        self, batch: Batch, compute: Callable[[PackedRows, float], Tensor]
+    ) -> NDArray[np.float32]:
+        """[N] What is computed of the trained tokens at the batch's temperature, 0 elsewhere."""
+        found_N = np.zeros(batch.num_tokens, dtype=np.float32)
         rows = trained_rows(batch)
         self._check_lengths(batch, rows)
         with self._working(), memory_errors(self.config.token_budget), torch.no_grad():
             for packed in self._micro_batches(batch, rows):
-                logprobs_K = policy_logprobs(model, packed, batch.temperature)
-                logprobs_N[packed.source_K] = logprobs_K.cpu().numpy()
-        settle(model)
-        return self.ranks.sum_(logprobs_N)
+                found_N[packed.source_K] = compute(packed, batch.temperature).cpu().numpy()
+        self._settle_models()
+        return self.ranks.sum_(found_N)
+
+    def _compute_divergences(self, packed: PackedRows, temperature: float) -> Tensor:
+        reference = self._compute_reference(packed, temperature)
+        return policy_scores(self.model, packed, temperature, reference=reference)[3]
+
+    def _compute_reference(self, packed: PackedRows, temperature: float) -> HeadInputs:
+        """What the reference's distributions at a micro-batch's trained tokens come from."""
+        assert self._reference is not None  # the penalty has a coefficient
+        with adapters_off(self._reference):
+            return reference_inputs(self._reference, packed, temperature)
+
+    def _settle_models(self) -> None:
+        for model in (self.model, self._reference):
+            if model is not None:
+                settle(model)
 
     def weights(self) -> WeightSource:
         """See `Trainer.weights`."""
@@ -339,13 +367,21 @@ class LocalTrainer:
                     replayed(self.model, packed),
                     torch.set_grad_enabled(backward),
                 ):
-                    scores_2K = policy_scores(self.model, packed, batch.temperature)
-                    share = objective.loss(packed, scores_2K)
+                    scores_SK = policy_scores(
+                        self.model,
+                        packed,
+                        batch.temperature,
+                        full=objective.is_full,
+                        reference=self._compute_reference(packed, batch.temperature)
+                        if objective.has_exact_penalty
+                        else None,
+                    )
+                    share = objective.loss(packed, scores_SK)
                     if backward:
                         torch.autograd.backward(share)
                 loss += float(share.detach())
-                logprobs_N[packed.source_K] = scores_2K[0].detach().cpu().numpy()
-        settle(self.model)
+                logprobs_N[packed.source_K] = scores_SK[0].detach().cpu().numpy()
+        self._settle_models()
         with self._changing:
             self._check_given_up()
             self.has_changed = True

@@ -120,6 +120,9 @@ def summarise_policy(
         ratio_deviation_max=ratios.deviation_max,
         loss_statistics=counted.statistics(num_used),
         kl=counted.kl_sum / max(1, num_used),
+        entropy_exact=None
+        if counted.entropy_sum is None
+        else counted.entropy_sum / max(1, num_used),
         gap_mean=first.gap_mean,
         gap_max=first.gap_max,
         value_loss=float(np.mean([c.loss for c in critics])) if critics else None,

@@ -44,7 +44,6 @@ from agentrl.rollout import (
 from agentrl.rollout.prompts import OddPrompt
 from agentrl.rollout.selection import Refill, Selection
 from agentrl.tools.threads import EpisodeThread
-from agentrl.trainer.algorithms.correction_metrics import correction_metrics
 from agentrl.trainer.algorithms.recipe import BatchRecipe
 from agentrl.trainer.stats import GapAlarm, StepStats, SupervisedStats
 from agentrl.types import Batch, Episode
@@ -96,7 +95,8 @@ class Controller:
         """Tasks that were left out."""
         self.version = 0
         """The policy version that the engine serves: +1 for each published update."""
-        self._recipe = recipe
+        self.recipe = recipe
+        """What is done to batches; its state is that behind the last batch."""
         self._selection = Selection(
             config=parts.config.rollout,
             limits=make_limits(parts.config, parts.engine.context_length),
@@ -200,8 +200,8 @@ class Controller:
         if not collected.episodes:  # what a recipe needs of a batch is not in one without any
             nothing_N = np.zeros(0, dtype=np.float32)
             return trainer.update(replace(batch, advantages_N=nothing_N, weights_N=nothing_N))
-        batch = self._recipe.prepare(batch, trainer)
-        return replace(trainer.update(batch), batch_statistics=correction_metrics(batch))
+        batch = self.recipe.prepare(batch, trainer)
+        return replace(trainer.update(batch), batch_statistics=self.recipe.measure(batch))
 
     def _make_train_batch(self, episodes: Sequence[Episode], greedy: Sequence[Episode]) -> Batch:
         """With the rewards that are trained on."""
@@ -221,7 +221,7 @@ class Controller:
         parts_E = batch.parts_E or {"none": np.zeros(num)}
         greedy_E = np.full(num, np.nan) if batch.greedy_E is None else batch.greedy_E
         batch = replace(batch, keys_U=keys_U, parts_E=parts_E, greedy_E=greedy_E)
-        return bool(self._recipe.estimator(batch).any())
+        return self.recipe.teaches(batch)
 
     async def _train_in_thread(self, collected: Collected, number: int) -> StepStats:
         self._observer.phase("train")

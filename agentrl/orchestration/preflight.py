@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from agentrl.config import Config
 from agentrl.engine.local.models.files import read_json
 from agentrl.engine.local.models.resolve import check_model
 from agentrl.errors import ConfigError
@@ -20,10 +21,10 @@ from agentrl.run_dir import check_disk, check_new_run
 from agentrl.sandboxes import SandboxOptions, check_backend
 from agentrl.tokens.formats import resolve_format
 from agentrl.trainer.algorithms.corrections import make_correction
-from agentrl.trainer.algorithms.estimators import make_estimator
+from agentrl.trainer.algorithms.estimators import BUILT_IN, CheckedEstimator, make_estimator
 from agentrl.trainer.algorithms.needs import NEEDS
 from agentrl.trainer.algorithms.normalisations import make_normalisation
-from agentrl.trainer.config import CriticConfig, KlConfig, LoraConfig, TrainerConfig, check_heads
+from agentrl.trainer.config import TrainerConfig, check_heads
 from agentrl.types import Message
 
 FREE_BYTES_NEEDED = 1 << 30
@@ -86,6 +87,7 @@ def make_plan(
             if function is not None:
                 _check_needs_are_configured(config, function.label, function.needs)
         _check_refill_settings(config.rollout, estimator.label, estimator.needs)
+        _check_what_the_estimator_reads(config.trainer, estimator)
         _check_loss_needs(config, objects.get(config.trainer.loss))
     names = [name for env in envs for name in _check_tasks_and_list_tools(env, config, train)]
     if train:  # now that each environment is known to have a task
@@ -122,14 +124,25 @@ def _check_config_combinations(config: RunConfig) -> None:
         _refuse_unused_keys(
             "trainer.kl", config.trainer.kl, "without trainer.kl.coef; set that too"
         )
+    config.trainer.kl.check()
     if not config.trainer.has_critic:
         todo = f"with trainer.algorithm {config.trainer.algorithm}, which has no critic; set it to"
         _refuse_unused_keys("trainer.critic", config.trainer.critic, f"{todo} ppo or vapo")
 
 
-def _refuse_unused_keys(
-    where: str, section: LoraConfig | CriticConfig | KlConfig, todo: str
-) -> None:
+def _check_what_the_estimator_reads(config: TrainerConfig, estimator: CheckedEstimator) -> None:
+    """Refuse a cost that nobody reads, and changes of a reward that nobody reads."""
+    if "cost" not in estimator.needs:
+        todo = f"with {estimator.label}, which reads no cost; set trainer.algorithm to safe_grpo"
+        _refuse_unused_keys("trainer.cost", config.cost, todo)
+    if estimator.estimate is BUILT_IN["gdpo"]:
+        todo = "with estimator gdpo, which reads parts of the score alone; choose another estimator"
+        _refuse_unused_keys("trainer.reward", config.reward, todo)
+        if config.kl.where == "reward":
+            raise ConfigError(f"trainer.kl.where: got reward {todo}, or take loss")
+
+
+def _refuse_unused_keys(where: str, section: Config, todo: str) -> None:
     """Refuse a key of a section that nothing reads, if it was given another value."""
     for key in sorted(section.model_fields_set):
         if getattr(section, key) != type(section).model_fields[key].default:
@@ -180,6 +193,7 @@ def _check_needs_are_configured(config: RunConfig, label: str, needs: Sequence[s
         "critic": config.trainer.has_critic,
         "reference": config.trainer.kl.coef > 0,
         "greedy member": config.rollout.greedy_member,
+        "cost": bool(config.trainer.cost.part),
     }
     for need in needs:
         if not has.get(need, True):

@@ -85,6 +85,8 @@ class PlannedRun:
         self._is_in_step = False
         self._sampled = ""
         """The state of the sampler behind the last step that was done."""
+        self._prepared = ""
+        """The state of the recipe behind it."""
         self.step = 0
         """Steps done."""
 
@@ -164,7 +166,9 @@ class PlannedRun:
         """Go on from the newest checkpoint; only now does what was given hold for good."""
         before = Layers.started(directory, self._objects)
         parts, controller = self._parts, self._controller
-        step, controller.version, self._sampled = self._store.restore(parts.trainer)
+        restored = self._store.restore(parts.trainer)
+        step, controller.version, self._sampled, self._prepared = restored
+        controller.recipe.load(self._prepared)
         if controller.version:
             weights = parts.trainer.weights()
             self._runner.run(parts.engine.update_weights(weights, controller.version))
@@ -233,6 +237,7 @@ class PlannedRun:
             raise
         self._is_in_step = False
         self._metrics, self.step, self._sampled = result.metrics, number, sampler.state()
+        self._prepared = self._controller.recipe.state()
         self._last_eval = result.eval or self._last_eval
         due = number % self.config.checkpoint.every == 0 or number == self.config.steps
         if due or self._stopping.number:
@@ -243,7 +248,8 @@ class PlannedRun:
         self._journal.phase("checkpoint")
         trainer, version = self._parts.trainer, self._controller.version
         with self._stopping.writing():
-            self._store.save(trainer, self.step, version, self._metrics, self._sampled)
+            states = self._sampled, self._prepared
+            self._store.save(trainer, self.step, version, self._metrics, *states)
         self._kept = self.step
 
     def evaluate(self) -> EvalResult:

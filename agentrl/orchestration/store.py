@@ -75,15 +75,17 @@ class RunStore:
         version: int,
         metrics: Mapping[str, float] = NO_METRICS,
         sampler: str = "",
+        recipe: str = "",
     ) -> None:
         """A checkpoint of all that the next step depends on; `metrics` say how good it is.
 
-        `sampler` is the state of the sampler of tasks.
+        `sampler` is the state of the sampler of tasks, `recipe` of what prepares batches.
         """
         state: dict[str, Json] = {
             "step": step,
             "version": version,
             "sampler": sampler,
+            "recipe": recipe,
             "model": self._digest_base_model_files,
             "base": str(self._base_model),
             "data": self._prints.data,
@@ -99,11 +101,11 @@ class RunStore:
         )
         self.event("checkpoint", step=step)
 
-    def restore(self, trainer: Trainer) -> tuple[int, int, str]:
+    def restore(self, trainer: Trainer) -> tuple[int, int, str, str]:
         """Load the newest valid checkpoint and drop what lies beyond it.
 
-        Returns the step to go on from, the policy version that it was sampled under, and the state
-        of the sampler.
+        Returns the step to go on from, the policy version that it was sampled under, and the states
+        of the sampler and of the recipe.
         """
         checkpoints = self.directory.checkpoints
         newest = latest_valid(checkpoints)
@@ -121,7 +123,7 @@ class RunStore:
         step, version = (int(str(state.get(key, 0))) for key in ("step", "version"))
         self._metrics.truncate_after(step)
         self._episodes.truncate_after(step)
-        return step, version, str(state.get("sampler", ""))
+        return step, version, str(state.get("sampler", "")), str(state.get("recipe", ""))
 
     @cached_property
     def _digest_base_model_files(self) -> str:

@@ -50,9 +50,12 @@ class Batch:
         default_factory=dict[str, NDArray[np.generic]]
     )
     turn_rewards_U: NDArray[np.float64] | None = None
-    """The reward of each turn; those of an episode sum to its return."""
+    """The reward of each turn; those of an episode, and of its tokens, sum to its return."""
     turn_offsets_E1: NDArray[np.int64] | None = None
     """Episode e has the turns `turn_offsets_E1[e]` to `turn_offsets_E1[e + 1]`."""
+    token_rewards_N: NDArray[np.float64] | None = None
+    """Rewards of single tokens beside those of their turns, zero where the mask is false: returns
+    contain them."""
     keys_U: tuple[str | None, ...] | None = None
     """The state that each turn began in, where the environment names it."""
     parts_E: Mapping[str, NDArray[np.float64]] = field(
@@ -67,8 +70,18 @@ class Batch:
     proximal_N: NDArray[np.float32] | None = None
     """The trainer's logprobs before the batch's first update, zero where the mask was false then:
     what a correction rejected has one."""
+    divergence_N: NDArray[np.float32] | None = None
+    """KL(policy || reference) where each token was drawn, over the whole vocabulary."""
+    kl_coef: float | None = None
+    """The weight of the penalty to the reference in this step; None: the configured one."""
+    costs_E: NDArray[np.float64] | None = None
+    """What each episode has of that which is kept below a limit."""
+    multiplier: float | None = None
+    """What a unit of cost counts against one of reward."""
     values_N: NDArray[np.float32] | None = None
     """Set by a critic: the return expected from the state before each trained token."""
+    cost_values_N: NDArray[np.float32] | None = None
+    """Set by a critic with a second head: the cost expected there."""
     advantages_N: NDArray[np.float32] | None = None
     """Set by an advantage estimator before the update; zero where the mask is false."""
     factors_N: NDArray[np.float32] | None = None

@@ -31,7 +31,7 @@ _PARTS: Final[Mapping[str, Mapping[str, Callable[..., object]]]] = {
     "correct": CORRECTIONS,
 }
 """What the keys of an algorithm name."""
-_ENVS = {"state keys": "number_guess", "score parts": "code_sandbox"}
+_ENVS = {"state keys": "number_guess", "score parts": "code_sandbox", "cost": "code_sandbox"}
 """The built-in environments that give what not all of them do."""
 _PAPER = re.compile(r"arXiv:\d{4}\.\d{5}|Williams 1992")
 

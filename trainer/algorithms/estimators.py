@@ -3,10 +3,11 @@
 Suffixes: E episodes, N tokens of all rows.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, cast
+from typing import Final, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from agentrl.trainer.algorithms.advantages.reinforce import reinforce
 from agentrl.trainer.algorithms.advantages.reinforce_pp import reinforce_pp, reinforce_pp_baseline
 from agentrl.trainer.algorithms.advantages.remax import remax
 from agentrl.trainer.algorithms.advantages.rloo import rloo
+from agentrl.trainer.algorithms.advantages.safe import safe, safe_gae
 from agentrl.trainer.algorithms.made_up import made_up_batch
 from agentrl.trainer.algorithms.needs import needs_of
 from agentrl.trainer.algorithms.options import Option, defaults_of, resolve_function
@@ -54,7 +56,22 @@ BUILT_IN: Final[Mapping[str, Estimator]] = {
     "gae": gae,
     "turn_gae": turn_gae,
     "vapo": vapo,
+    "safe": safe,
+    "safe_gae": safe_gae,
 }
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An estimator that a resumed run sets to where it was."""
+
+    def state(self) -> object:
+        """Where it is, as JSON has it."""
+        ...
+
+    def load(self, state: object) -> None:
+        """Go on from there."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +94,23 @@ class CheckedEstimator:
             raise RunError(f"{self.label} {fault}")
         return advantages_N
 
+    def state(self) -> str:
+        """Where its object is, as JSON; empty if it has no state."""
+        if not isinstance(self._owner, Stateful):
+            return ""
+        with user_code(f"{self.label}: state", fault=RunError):
+            return json.dumps(self._owner.state())
+
+    def load(self, state: str) -> None:
+        """Go on from a state."""
+        if state and isinstance(self._owner, Stateful):
+            with user_code(f"{self.label}: load", fault=RunError):
+                self._owner.load(json.loads(state))
+
+    @property
+    def _owner(self) -> object:
+        return getattr(self.estimate, "func", self.estimate)  # that of a partial, with options
+
 
 def make_estimator(config: TrainerConfig, given: object = None) -> CheckedEstimator:
     """The configured estimator, tried on a made-up batch; `given` is it where it is an object.
@@ -96,7 +130,9 @@ def make_estimator(config: TrainerConfig, given: object = None) -> CheckedEstima
             "or vapo"
         )
     try:
+        before = checked.state()
         checked(made_up_batch(checked.needs))
+        checked.load(before)  # nothing of the trial is left
     except AgentrlError as error:
         said = " ".join(str(error).split())
         raise ConfigError(f"{said}; it was tried on a made-up batch") from error

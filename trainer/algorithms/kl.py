@@ -1,12 +1,22 @@
 """Per-token estimators of the divergence from a reference (Schulman 2020, "Approximating KL").
 
-Over tokens that the policy sampled, the means of k1 and k3 are KL(policy || reference), in nats;
-that of k2 is near it. What their gradients are is another matter, since samples are taken as given:
+Over tokens that the policy p sampled, the means of k1 and k3 are KL(p || q) to the reference q, in
+nats; that of k2 is near it. `exact` is KL(p || q) of the whole distribution that a token was drawn
+from. What their gradients are, on average, is another matter. In the loss samples are taken as
+given, and the penalty of each is moved:
 
-    k1  (log policy - log reference) nothing on average: it is not offered for a loss
-    k2  that of KL(policy || reference), the penalty that is meant
-    k3  that of KL(reference || policy), as GRPO has it (arXiv:2402.03300, eq. 4); near the
-        reference the two are alike
+    k1     nothing: it is not offered there
+    k2     that of KL(p || q), the penalty that is meant
+    k3     that of KL(q || p), as GRPO has it (arXiv:2402.03300, eq. 4); near q the two are alike
+    exact  that of KL(p || q), without the noise of samples
+
+In the reward (`kl_reward`) penalties are taken as given, and a token is made less likely by its own
+and by those that follow it. Of its own:
+
+    k1     that of KL(p || q)
+    k2     next to nothing near q, where its square is small
+    k3     that of KL(p || q) less that of KL(q || p): next to nothing near q
+    exact  nothing, since it is equal for all tokens there; what follows counts alone
 """
 
 from collections.abc import Callable, Mapping

@@ -40,6 +40,11 @@ def made_up_batch(needs: Sequence[str] = ()) -> Batch:
         parts_E={"one": np.array([1.0, 0.0, 0.0, 0.5])} if "score parts" in needs else {},
         greedy_E=np.array([0.5, 0.5, 0.0, 0.0]) if "greedy member" in needs else None,
         values_N=np.where(mask_N, np.float32(0.5), 0) if "critic" in needs else None,
+        costs_E=np.array([0.0, 1.0, 0.0, 0.5]) if "cost" in needs else None,
+        multiplier=0.5 if "cost" in needs else None,
+        cost_values_N=np.where(mask_N, np.float32(0.25), 0)
+        if {"cost", "critic"} <= set(needs)
+        else None,
         reference_N=np.where(mask_N, np.float32(-0.7), 0) if "reference" in needs else None,
         proximal_N=np.where(mask_N, np.float32(-0.6), 0) if "proximal" in needs else None,
     )

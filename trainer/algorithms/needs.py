@@ -23,6 +23,7 @@ NEEDS: Final = {
     "greedy member": "set rollout.greedy_member to true",
     "state keys": "let the environment give state_key with each transition",
     "score parts": "let the verifier give parts with its score",
+    "cost": "set trainer.cost.part to a part of the score",
     "turn rewards": "make the batch with agentrl.rollout.make_batch",
 }
 """What can be needed, and what to do where it is missing."""
@@ -32,6 +33,7 @@ FLAGS: Final = {
     "reference": "--trainer.kl.coef 0.01",
     "group of 2": "--rollout.group-size 2",
     "greedy member": "--rollout.greedy-member",
+    "cost": "--trainer.cost.part tests",
 }
 """How a command line gives what is not there by itself."""
 

@@ -37,6 +37,8 @@ Algorithm = Literal[
     "decoupled_ppo",
     "tis",
     "icepop",
+    "safe_grpo",
+    "safe_ppo",
 ]
 
 _CRITIC: Final[Mapping[str, Mapping[str, object]]] = {
@@ -45,6 +47,7 @@ _CRITIC: Final[Mapping[str, Mapping[str, object]]] = {
     "vapo": {"estimator": "vapo", "clip.high": 0.28, "critic.target_decay": 1.0},
     "pf_ppo": {"estimator": "gae"},
     "decoupled_ppo": {"estimator": "gae", "correct": "decoupled"},
+    "safe_ppo": {"estimator": "safe_gae"},
 }
 _LOSSES: Final = ("gspo", "gmpo", "cispo", "sapo", "dppo", "clip_cov", "kl_cov")
 _NORMALISATIONS: Final = {
@@ -58,6 +61,7 @@ _KEYS: Final[Mapping[str, Mapping[str, object]]] = {
     **{name: {"estimator": "grpo", "loss": "clip", "correct": name} for name in ("tis", "icepop")},
     **{name: {"loss": "clip", **keys} for name, keys in _CRITIC.items()},
     "dapo": {"estimator": "grpo", "loss": "clip", "clip.high": 0.28},
+    "safe_grpo": {"estimator": "safe", "loss": "clip"},
 }
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {

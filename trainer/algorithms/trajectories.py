@@ -70,7 +70,7 @@ class Trajectories:
         return rewards_K
 
     def add_rewards(self, values_K: NDArray[np.float64]) -> None:
-        """Add each turn's reward to the value of its last trained token.
+        """Add each turn's reward to the value of its last trained token, and tokens' own to theirs.
 
         A turn without one gives it to the last trained token before it; if there is none, nothing
         that is trained has led to it and it is left out. Raises RunError without turn rewards.
@@ -82,6 +82,8 @@ class Trajectories:
         earned_U = last_U >= np.repeat(self.starts_E, np.diff(offsets_E1))
         places, index = np.unique(last_U[earned_U], return_inverse=True)
         values_K[places] += np.bincount(index, rewards_U[earned_U], len(places))
+        if self.batch.token_rewards_N is not None:
+            values_K += self.batch.token_rewards_N[self.source]
 
 
 def turn_rewards(batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

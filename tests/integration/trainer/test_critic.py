@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError
-from agentrl.trainer import CriticConfig, LoraConfig, RatioBandConfig, TrainerConfig
+from agentrl.trainer import CostConfig, CriticConfig, LoraConfig, RatioBandConfig, TrainerConfig
 from agentrl.trainer.algorithms.advantages.gae import gae
+from agentrl.trainer.algorithms.advantages.safe import safe_gae
 from agentrl.trainer.critic import Critic
 from agentrl.trainer.packing import trained_rows
 from agentrl.trainer.trainer import LocalTrainer
@@ -28,13 +29,14 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def config(token_budget: int = 4096, rank: int = 0) -> TrainerConfig:
+def config(token_budget: int = 4096, rank: int = 0, cost: str = "") -> TrainerConfig:
     return TrainerConfig(
         algorithm="ppo",
         lr=1e-3,
         token_budget=token_budget,
         critic=CriticConfig.model_validate({"lr": 3e-3, "clip": 1e9, "max_grad_norm": 1e9}),
         lora=LoraConfig(rank=rank),
+        cost=CostConfig(part=cost),
         ratio_band=RatioBandConfig(mean=1e9, max=1e9),
     )
 
@@ -54,7 +56,8 @@ def test_values_and_gradients_are_those_of_the_unsplit_batch() -> None:
             critic.model.double().head.weight.fill_(0.1)
     (rows,) = whole._micro_batches(made, trained_rows(made))  # pyright: ignore[reportPrivateUsage]
     assert not whole.model(rows)._is_view()  # FSDP may miss the gradient of one
-    values_N = whole.values(made)
+    values_N = whole.with_values(made).values_N
+    assert values_N is not None
     for r in range(made.num_rows):
         ids = torch.from_numpy(made.ids_N[made.row(r)]).long()[None]
         with torch.no_grad():
@@ -100,6 +103,22 @@ def test_ppo_learns_the_values_and_leaves_the_policys_backbone_alone(rank: int) 
     assert trainer.critic is not None
     ours = {id(p) for p in trainer.model.parameters()}
     assert not ours & {id(p) for p in trainer.critic.model.parameters()}
+
+
+def test_a_second_head_learns_the_cost_and_the_policy_pays_for_it() -> None:
+    trainer = LocalTrainer(tiny_model(), config(cost="harm"), total_steps=60)
+    costs = np.array([0.0, 1.0, 1.0, 0.5, 0.0])
+    made = replace(batch(), costs_E=costs, multiplier=2.0)
+    for _ in range(40):
+        valued = trainer.with_values(made)
+        assert trainer.update(replace(valued, advantages_N=safe_gae(valued))).skipped is None
+    valued = trainer.with_values(made)
+    assert valued.values_N is not None
+    assert valued.cost_values_N is not None
+    episode_N = np.repeat(made.episode_R, np.diff(made.offsets_R1))[made.mask_N]
+    for values_N, meant in ((valued.values_N, np.array(REWARDS)), (valued.cost_values_N, costs)):
+        left = ((values_N[made.mask_N] - meant[episode_N]) ** 2).mean()
+        assert left < 0.1 * meant[episode_N].var()
 
 
 def test_the_critic_is_in_the_checkpoint(tmp_path: Path) -> None:

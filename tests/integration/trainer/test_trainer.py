@@ -24,7 +24,7 @@ from agentrl.trainer.algorithms.losses import make_loss
 from agentrl.trainer.algorithms.recipe import make_recipe
 from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
 from agentrl.trainer.trainer import LocalTrainer
-from agentrl.types import Batch, StopReason
+from agentrl.types import Batch, Json, StopReason
 from tests.unit.trainer.batches import (
     VOCAB,
     batch_of,
@@ -371,8 +371,15 @@ def test_what_a_correction_rejects_is_not_trained_and_still_verified() -> None:
         kept_N[np.flatnonzero(kept_N)[::2]] = False
         return replace(batch, mask_N=kept_N, factors_N=kept_N * np.float32(0.5))
 
-    def reward(batch: Batch) -> Batch:
-        return replace(batch, rewards_E=batch.rewards_E + 2)
+    class Bonus:
+        def __call__(self, batch: Batch) -> Batch:
+            return replace(batch, rewards_E=batch.rewards_E + 2)
+
+        def state(self) -> Json:
+            return None
+
+        def load(self, state: Json) -> None:
+            raise AssertionError(state)
 
     model = tiny_model()
     config = TrainerConfig(estimator="reinforce")
@@ -381,7 +388,7 @@ def test_what_a_correction_rejects_is_not_trained_and_still_verified() -> None:
     recipe = replace(
         make_recipe(config),
         correction=CheckedCorrection("correction half", reject),
-        shapings=[reward],
+        shapings={"bonus": Bonus()},
         needs=frozenset({"proximal"}),
     )
     ready = recipe.prepare(batch, trainer)

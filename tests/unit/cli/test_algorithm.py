@@ -63,6 +63,32 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
             ["--trainer.minibatches", "3", "--tasks-per-step", "8"],
             "trainer.minibatches: got 3, expected a divisor of rollout.tasks_per_step (8)",
         ),
+        (
+            ["--trainer.kl.where", "reward"],
+            "kl.where: got reward without trainer.kl.coef; set that",
+        ),
+        (["--trainer.kl.target", "0.1"], "trainer.kl.target: got 0.1 without trainer.kl.coef"),
+        (
+            ["--trainer.kl.coef", "0.1", "--trainer.kl.kind", "k1"],
+            "trainer.kl.kind: got k1 with trainer.kl.where loss, where it has no gradient",
+        ),
+        (
+            ["--trainer.kl.coef", "0.1", "--rollout.temperature", "0"],
+            "rollout.temperature: got 0, expected a number above 0",
+        ),
+        (["--algorithm", "safe_grpo"], "estimator safe needs a cost: set trainer.cost.part to a"),
+        (
+            ["--trainer.cost.part", "harm"],
+            "trainer.cost.part: got harm with estimator grpo, which reads no cost; set trainer.alg",
+        ),
+        (
+            ["--estimator", "gdpo", "--trainer.reward.scale", "2"],
+            "trainer.reward.scale: got 2.0 with estimator gdpo, which reads parts of the score alo",
+        ),
+        (
+            ["--estimator", "gdpo", "--trainer.kl.coef", "0.1", "--trainer.kl.where", "reward"],
+            "trainer.kl.where: got reward with estimator gdpo",
+        ),
         (["--estimator", "vapo"], "estimator vapo needs a critic, but trainer.algorithm is grpo"),
         (["--rollout.refill", "0.5"], "--rollout.refill: got 0.5, expected a number of at least 1"),
         (

@@ -145,6 +145,7 @@ class LoggedStore:
     collected: list[Collected] = field(default_factory=list[Collected])
     saved: tuple[int, int] = (0, 0)
     sampler: str = ""
+    recipe: str = ""
 
     def episodes_file(self, step: int) -> Path:
         return Path(f"step-{step}.parquet")
@@ -161,12 +162,14 @@ class LoggedStore:
     def event(self, kind: str, **fields: object) -> None:
         self.events.append((kind, fields))
 
-    def save(self, trainer: object, step: int, version: int, metrics: object, sampler: str) -> None:
+    def save(
+        self, trainer: object, step: int, version: int, metrics: object, sampler: str, recipe: str
+    ) -> None:
         self.log.append(f"saved {step}")
-        self.saved, self.sampler = (step, version), sampler
+        self.saved, self.sampler, self.recipe = (step, version), sampler, recipe
 
-    def restore(self, trainer: object) -> tuple[int, int, str]:
-        return (*self.saved, self.sampler)
+    def restore(self, trainer: object) -> tuple[int, int, str, str]:
+        return (*self.saved, self.sampler, self.recipe)
 
     def close(self) -> None:
         self.log.append("store closed")

@@ -102,6 +102,23 @@ def test_a_resumed_run_serves_what_it_had_published(
         assert [step.collected.episodes[0].task.id for step in run] == [*first, *later]
 
 
+def test_a_resumed_run_prepares_batches_as_it_would_have(
+    wiring: Wiring, make_run: MakeRun, tmp_path: Path
+) -> None:
+    """A running scale and a coefficient that moves go on where they were."""
+    flags = ["--trainer.reward.running", "--trainer.kl.coef", "0.5", "--trainer.kl.target", "0.01"]
+
+    def trained(first: int, **given: Any) -> list[tuple[float | None, list[float]]]:
+        wiring.trainer.batches.clear()
+        with make_run("--steps", str(first), *flags, **given) as run:
+            list(run)
+        return [(batch.kl_coef, batch.rewards_E.tolist()) for batch in wiring.trainer.batches]
+
+    parts = [*trained(2), *trained(4, resume=True)]
+    assert len({coef for coef, _ in parts}) == 4
+    assert parts == trained(4, root=tmp_path / "whole")
+
+
 class Resumed(Iterator[list[TaskRef]]):
     """Draws by what it drew before; made anew it begins at the beginning."""
 

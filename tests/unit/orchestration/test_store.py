@@ -57,9 +57,9 @@ def test_the_state_of_a_sampler_comes_back_whole(
             prints=Fingerprints(data={}, sources={}),
         )
         trainer: Any = Keeps()
-        kept.save(trainer, 2, 1, sampler=before.state())
-        step, version, state = kept.restore(trainer)
+        kept.save(trainer, 2, 1, sampler=before.state(), recipe='{"kl": 0.5}')
+        step, version, state, recipe = kept.restore(trainer)
         kept.close()
-    assert (step, version) == (2, 1)
+    assert (step, version, recipe) == (2, 1, '{"kl": 0.5}')
     after.load(step, state)
     assert after.draw() == before.draw()

@@ -152,6 +152,9 @@ def rich(rewards: Sequence[float], order: Sequence[int]) -> Batch:
         },
         greedy_E=np.array([0.25 + i // 3 for i in order]),
         values_N=np.where(batch.mask_N, values_N, 0).astype(np.float32),
+        costs_E=np.array([float(i % 3) for i in order]),
+        multiplier=0.5,
+        cost_values_N=np.where(batch.mask_N, values_N / 3, 0).astype(np.float32),
     )
 
 
@@ -172,7 +175,7 @@ def test_the_order_of_episodes_does_not_matter(
 @given(reward=st.floats(-3, 3))
 def test_equal_rewards_teach_nothing_but_a_critic(name: str, reward: float) -> None:
     batch = rich([reward] * 6, range(6))
-    batch = replace(batch, parts_E={"whole": batch.rewards_E}, values_N=batch.values_N)
+    batch = replace(batch, parts_E={"whole": batch.rewards_E}, costs_E=batch.rewards_E)
     got = BUILT_IN[name](batch)
     if "critic" in needs_of(BUILT_IN[name]):
         assert abs(float(got[batch.mask_N].mean())) < 1e-5

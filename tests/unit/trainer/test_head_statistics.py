@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from agentrl.trainer import logprobs as module
 from agentrl.trainer.logprobs import policy_scores, reference_inputs
@@ -23,7 +23,7 @@ def some_batch() -> Batch:
     return batch_of([*shared, *random_segments((20, 9))], temperature=0.7)
 
 
-def dense(model: LlamaForCausalLM, other: LlamaForCausalLM, batch: Batch) -> Tensor:
+def dense(model: PreTrainedModel, other: PreTrainedModel, batch: Batch) -> Tensor:
     """[2, N] Entropies and divergences by the whole softmax, 0 where nothing is trained."""
     found = torch.zeros(2, batch.num_tokens, dtype=model.dtype)
     for r in range(batch.num_rows):

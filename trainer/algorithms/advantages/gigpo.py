@@ -26,7 +26,11 @@ def gigpo(
         raise RunError(
             "the batch has no state keys; let the environment give state_key with each transition"
         )
+    tokens = Trajectories.of(batch)
     rewards_U, offsets_E1 = turn_rewards(batch)
+    if batch.token_rewards_N is not None:
+        own_K = batch.token_rewards_N[tokens.source]
+        rewards_U = rewards_U + np.bincount(tokens.turns_K(), own_K, len(rewards_U))
     turns_E = np.diff(offsets_E1)
     returns_U = discounted_sums(rewards_U, turns_E, discount)
     group_U = np.repeat(batch.group_E, turns_E).tolist()
@@ -38,7 +42,6 @@ def gigpo(
     numbers: dict[tuple[int, object], int] = {}
     state_U = np.array([numbers.setdefault(s, len(numbers)) for s in states.values()], np.int64)
     steps_U = group_advantages(returns_U, state_U, scale_by_std=scale_by_std)
-    tokens = Trajectories.of(batch)
     whole_E = group_advantages(batch.rewards_E, batch.group_E, scale_by_std=scale_by_std)
     whole_K = np.repeat(whole_E, tokens.lengths_E)
     return tokens.put(whole_K + step_weight * steps_U[tokens.turns_K()])
