@@ -43,6 +43,9 @@ class RecordMismatch(RunError, ValueError):
 class ToolError(AgentrlError):
     """A tool was used wrongly; the message is shown to the model."""
 
+    recorded_as: str = "tool_error"
+    """What the record calls it."""
+
 
 class EpisodeError(AgentrlError):
     """Something outside the policy failed: the episode is Invalid."""

@@ -22,7 +22,6 @@ from agentrl.tools import (
     TextTokenizer,
     ToolHangs,
     ToolSpec,
-    ToolTimeout,
     result_text,
     run_tool,
     truncate_middle,
@@ -176,7 +175,9 @@ class Play:
         # Until the turn has come to its end: what cuts it off leaves an episode that cannot go on.
         self.stop = EpisodeStop.INVALID
         self._tally = tally
-        self._append_turn_to_messages(turn)
+        self._num_turns += 1
+        self.messages.append(turn.message())
+        self._last_turn = turn
         if "state_key" not in self._declared.hooks:
             return
         try:
@@ -226,11 +227,6 @@ class Play:
             num_calls=tally.num_calls,
             call_errors=tuple(tally.errors),
         )
-
-    def _append_turn_to_messages(self, turn: AssistantTurn) -> None:
-        self._num_turns += 1
-        self.messages.append(turn.message())
-        self._last_turn = turn
 
     def _require_open_tally(self, what: str) -> _Tally:
         if self._tally is None:
@@ -285,9 +281,7 @@ class Play:
             await self.world.settle()
             return EpisodeStop.TOOL_TIMEOUT
         except ToolError as error:
-            self._append_cut_tool_result(
-                call, f"Error: {error}", tally, error=_name_call_failure(error)
-            )
+            self._append_cut_tool_result(call, f"Error: {error}", tally, error=error.recorded_as)
             tally.finish = None
             return None
         self._append_cut_tool_result(call, text, tally)
@@ -325,14 +319,7 @@ class _CannotRun(ToolError):
 
     def __init__(self, reason: CallErrorReason, message: str):
         super().__init__(message)
-        self.reason = reason
-
-
-def _name_call_failure(error: ToolError) -> str:
-    """What the record calls it."""
-    if isinstance(error, _CannotRun):
-        return error.reason
-    return "tool_timeout" if isinstance(error, ToolTimeout) else "tool_error"
+        self.recorded_as = reason
 
 
 def check_text(what: str, text: str) -> None:

@@ -20,6 +20,8 @@ from agentrl.workers import WorkerDied, WorkerError, WorkerPool, WorkerTimeout
 class ToolTimeout(ToolError):
     """The call ran out of time and was stopped; the model sees it and the episode goes on."""
 
+    recorded_as = "tool_timeout"
+
 
 class ToolHangs(EpisodeError):
     """A sync tool outlived its timeout and could not be stopped: the episode ends."""

@@ -26,39 +26,34 @@ def make_batch(
     group_E = np.unique([e.group for e in episodes], return_inverse=True)[1]
     rows = [(e, segment) for e, episode in enumerate(episodes) for segment in episode.segments]
     segments = [segment for _, segment in rows]
+    keys_U = tuple(turn.state_key for episode in episodes for turn in episode.turns)
     return Batch(
-        ids_N=_flatten_segments(segments, lambda s: s.ids_T, np.int32),
-        mask_N=_flatten_segments(segments, lambda s: s.mask_T, np.bool_),
-        logprobs_N=_flatten_segments(segments, lambda s: s.logprobs_T, np.float32),
-        sources_N=_flatten_segments(segments, lambda s: s.sources_T, np.int8),
-        turns_N=_flatten_segments(segments, lambda s: s.turns_T, np.int16),
-        versions_N=_flatten_segments(segments, lambda s: s.versions_T, np.int32),
-        marks_N=_flatten_segments(segments, lambda s: s.marks_T, np.uint32),
-        offsets_R1=_offsets([s.num_tokens for s in segments]),
+        ids_N=_concatenate_segment_arrays(segments, lambda s: s.ids_T, np.int32),
+        mask_N=_concatenate_segment_arrays(segments, lambda s: s.mask_T, np.bool_),
+        logprobs_N=_concatenate_segment_arrays(segments, lambda s: s.logprobs_T, np.float32),
+        sources_N=_concatenate_segment_arrays(segments, lambda s: s.sources_T, np.int8),
+        turns_N=_concatenate_segment_arrays(segments, lambda s: s.turns_T, np.int16),
+        versions_N=_concatenate_segment_arrays(segments, lambda s: s.versions_T, np.int32),
+        marks_N=_concatenate_segment_arrays(segments, lambda s: s.marks_T, np.uint32),
+        offsets_R1=_accumulate_offsets([s.num_tokens for s in segments]),
         episode_R=np.array([e for e, _ in rows], dtype=np.int32),
         digests_R=tuple(s.digest for s in segments),
-        appends_A=_flatten_segments(segments, lambda s: s.appends_A, np.int32),
-        append_offsets_R1=_offsets([len(s.appends_A) for s in segments]),
+        appends_A=_concatenate_segment_arrays(segments, lambda s: s.appends_A, np.int32),
+        append_offsets_R1=_accumulate_offsets([len(s.appends_A) for s in segments]),
         episode_ids=tuple(episode.id for episode in episodes),
         group_E=group_E.astype(np.int32),
         rewards_E=np.array([episode.reward for episode in episodes], dtype=np.float64),
         turn_rewards_U=np.array([t.reward for e in episodes for t in e.turns], dtype=np.float64),
-        turn_offsets_E1=_offsets([len(episode.turns) for episode in episodes]),
-        keys_U=_state_keys(episodes),
-        parts_E=_sum_parts(episodes),
-        greedy_E=_rewards_of_groups(greedy, episodes) if greedy else None,
+        turn_offsets_E1=_accumulate_offsets([len(episode.turns) for episode in episodes]),
+        keys_U=keys_U if any(key is not None for key in keys_U) else None,
+        parts_E=_sum_score_parts_by_episode(episodes),
+        greedy_E=_look_up_greedy_rewards(greedy, episodes) if greedy else None,
         temperature=temperature,
-        channels=_channels(segments),
+        channels=_concatenate_side_channels(segments),
     )
 
 
-def _state_keys(episodes: Sequence[Episode]) -> tuple[str | None, ...] | None:
-    """The state that each turn began in; None where no turn has one."""
-    keys = tuple(turn.state_key for episode in episodes for turn in episode.turns)
-    return keys if any(key is not None for key in keys) else None
-
-
-def _rewards_of_groups(
+def _look_up_greedy_rewards(
     greedy: Sequence[Episode], episodes: Sequence[Episode]
 ) -> NDArray[np.float64]:
     """The reward of the greedy member of each episode's group, NaN where it has no score."""
@@ -66,7 +61,7 @@ def _rewards_of_groups(
     return np.array([rewards.get(e.group, np.nan) for e in episodes], dtype=np.float64)
 
 
-def _sum_parts(episodes: Sequence[Episode]) -> dict[str, NDArray[np.float64]]:
+def _sum_score_parts_by_episode(episodes: Sequence[Episode]) -> dict[str, NDArray[np.float64]]:
     """The parts of each episode's score, turns and all."""
     names = sorted({name for e in episodes for turn in e.turns for name in turn.parts})
     return {
@@ -75,18 +70,18 @@ def _sum_parts(episodes: Sequence[Episode]) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def _flatten_segments(
+def _concatenate_segment_arrays(
     segments: Sequence[Segment], part: Callable[[Segment], NDArray[S]], dtype: type[S]
 ) -> NDArray[S]:
     arrays = [part(segment) for segment in segments]
     return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
 
 
-def _offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
+def _accumulate_offsets(lengths: Sequence[int]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
 
 
-def _channels(segments: Sequence[Segment]) -> dict[str, NDArray[np.generic]]:
+def _concatenate_side_channels(segments: Sequence[Segment]) -> dict[str, NDArray[np.generic]]:
     """Side channels that the segments have; zero in segments in which nothing was sampled."""
     empty = {name: a[:0] for segment in segments for name, a in segment.channels.items()}
     return {

@@ -176,7 +176,7 @@ class Collector:
                         yield group
             collection.check_lost()
         finally:
-            await _end_tasks(collection.members)
+            await _cancel_and_await_tasks(collection.members)
             await collection.drain()
 
 
@@ -239,7 +239,7 @@ class _Collection:
         if self._lockstep is not None:
             self._lockstep.join(self._num_members)
         for member in range(self._num_members):
-            task = asyncio.create_task(self._play(group, member))
+            task = asyncio.create_task(self._play_member_until_scored(group, member))
             task.add_done_callback(self._ended.put_nowait)
             self.members.append(task)
             self.num_running += 1
@@ -261,12 +261,12 @@ class _Collection:
         self.num_running -= 1
         return ended.result()
 
-    async def _play(self, group: PlayedGroup, member: int) -> list[PlayedGroup]:
+    async def _play_member_until_scored(self, group: PlayedGroup, member: int) -> list[PlayedGroup]:
         """One member of a group: attempts until one is scored or none is left."""
         try:
             async with self._places:
                 for attempt in range(self._settings.attempts):
-                    if await self._is_settled(group, member, attempt):
+                    if await self._play_attempt_and_sort(group, member, attempt):
                         break
             # Before this one leaves: a group in the place of its own is in the same next round.
             return self._end_member(group)
@@ -282,7 +282,7 @@ class _Collection:
         group.episodes.sort(key=lambda episode: episode.member)
         return [group, *self.begin(self._another(group) if self._another else None)]
 
-    async def _is_settled(self, group: PlayedGroup, member: int, attempt: int) -> bool:
+    async def _play_attempt_and_sort(self, group: PlayedGroup, member: int, attempt: int) -> bool:
         """Play one attempt; True if no other one is to follow."""
         key = group.job.key.of_try(member, attempt)
         is_greedy = member == self._group_size
@@ -297,10 +297,10 @@ class _Collection:
             return True
         group.invalid.append(episode)
         self._invalid.append(episode)
-        self._check_attempts()
+        self._stop_if_most_attempts_fail()
         return not episode.outcome.retryable
 
-    def _check_attempts(self) -> None:
+    def _stop_if_most_attempts_fail(self) -> None:
         """Stop early where hardly any attempt succeeds."""
         total = self._num_episodes
         most = max(BREAKER_MIN_EPISODES, self._settings.attempts * total // 2)
@@ -333,7 +333,7 @@ class _Collection:
             await self._lockstep.drain()
 
 
-async def _end_tasks(tasks: Sequence["asyncio.Task[Any]"]) -> None:
+async def _cancel_and_await_tasks(tasks: Sequence["asyncio.Task[Any]"]) -> None:
     """Cancel what still runs and wait for its end, also if that is cancelled in its turn."""
     for task in tasks:
         task.cancel()

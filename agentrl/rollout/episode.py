@@ -101,24 +101,26 @@ class EpisodeRunner:
         """
         start = time.perf_counter()
         record = EpisodeRecord(job, key, self.codec.tokenizer.vocab_size)
-        failed = await _as_data(self._play_admitted(record))
+        failed = await _turn_failure_into_invalid(self._make_env_and_play_within_admission(record))
         record.outcome = failed or record.outcome
         return record.finish(wall_s=time.perf_counter() - start)
 
-    async def _play_admitted(self, record: EpisodeRecord) -> None:
+    async def _make_env_and_play_within_admission(self, record: EpisodeRecord) -> None:
         """Make the environment, hold what is scarce for it, and play, score and close it."""
         env = record.job.make_env()
         async with env.admission(record.job.task):
             try:
-                failed = await _as_data(self._play_and_score(record, env))
+                failed = await _turn_failure_into_invalid(self._reset_play_and_score(record, env))
             finally:
-                closing = await self._close_env(record, env)
+                closing = await self._keep_conversation_and_close_env(record, env)
             record.outcome = closing or failed or record.outcome
 
-    async def _play_and_score(self, record: EpisodeRecord, env: ToolEnv) -> None:
+    async def _reset_play_and_score(self, record: EpisodeRecord, env: ToolEnv) -> None:
         job, limits = record.job, self.limits
         options = {"task": job.task, "split": job.split}
-        await _within(limits.setup_s, env.areset(seed=record.seed, options=options), "reset")
+        await _await_environment_within(
+            limits.setup_s, env.areset(seed=record.seed, options=options), "reset"
+        )
         turns = _Turns(self, record, env)
         try:
             await within(limits.wall_s, turns.take())
@@ -128,14 +130,20 @@ class EpisodeRunner:
         record.outcome = await env.ascore()
         record.score_s = time.perf_counter() - started
 
-    async def _close_env(self, record: EpisodeRecord, env: ToolEnv) -> Invalid | None:
+    async def _keep_conversation_and_close_env(
+        self, record: EpisodeRecord, env: ToolEnv
+    ) -> Invalid | None:
         """Keep what the record needs, then tear down."""
         if env.in_episode:
             record.messages, record.answer = env.conversation, env.answer
         try:
-            return await _as_data(_within(self.limits.setup_s, env.aclose(), "teardown"))
+            return await _turn_failure_into_invalid(
+                _await_environment_within(self.limits.setup_s, env.aclose(), "teardown")
+            )
         except asyncio.CancelledError:  # it broke off one step; the others are still to be done
-            await _as_data(_within(self.limits.setup_s, env.aclose(), "teardown"))
+            await _turn_failure_into_invalid(
+                _await_environment_within(self.limits.setup_s, env.aclose(), "teardown")
+            )
             raise
 
 
@@ -158,7 +166,7 @@ class _Turns:
         self._shown = self._first
         """What the next request shows."""
         # One session for all segments: the engine goes on from the longest common prefix.
-        self._session = EpisodeSession(record.id, self._view_shown)
+        self._session = EpisodeSession(record.id, self._view_shown_messages)
 
     async def take(self) -> None:
         """Sample, let the environment answer and append both, until something ends the episode.
@@ -167,27 +175,27 @@ class _Turns:
         """
         record = self._record
         while record.stop is None:
-            completion = await self._sample(trained=True)
-            record.hand_over(turn := self._parse_turn(completion, self._tools))
+            completion = await self._sample_and_record_completion(trained=True)
+            record.hand_over(turn := self._parse_completion(completion, self._tools))
             transition = await self._env.advance(turn)
             record.book(transition)
             record.stop = transition.stop
             if record.stop is None:
-                await self._answer_policy(len(transition.messages))
+                await self._append_observation_or_begin_segment(len(transition.messages))
 
     async def truncate(self, stop: EpisodeStop) -> None:
         """End the episode by a budget."""
         self._record.stop = stop
         self._record.book(await self._env.truncate(stop, self._record.last))
 
-    async def _answer_policy(self, num_new: int) -> None:
+    async def _append_observation_or_begin_segment(self, num_new: int) -> None:
         """Append what the environment answered, or begin the next segment."""
         record = self._record
         shown = record.shown(self._env.conversation)
         step = self._renderer.continuation(record.tokens.ids, shown, num_new)
         policy = self._env.context
         if type(policy) is Keep:
-            await self._append(step, shown)
+            await self._append_continuation(step, shown)
             return
         view = ContextView(
             first=self._first,
@@ -203,45 +211,49 @@ class _Turns:
         with user_code("the context policy"):
             decision = checked_decision(policy(view))
         if isinstance(decision, Ask):
-            await self._ask_policy(decision, view)
+            await self._sample_answer_to_context_policy(decision, view)
         elif decision is not None:
-            await self._begin_segment(decision)
+            await self._begin_segment_with_prompt(decision)
         else:
-            await self._append(step, shown)
+            await self._append_continuation(step, shown)
 
-    async def _append(self, step: Continuation, shown: tuple[Message, ...]) -> None:
+    async def _append_continuation(self, step: Continuation, shown: tuple[Message, ...]) -> None:
         """Go on with the segment; where the template rewrites history, with the next one."""
         self._shown = shown
         if step.forks:
-            await self._begin_segment(shown)
-        elif (full := self._full(self._record.tokens.num_tokens, len(step.ids))) is not None:
+            await self._begin_segment_with_prompt(shown)
+        elif (
+            full := self._find_budget_without_room(self._record.tokens.num_tokens, len(step.ids))
+        ) is not None:
             await self.truncate(full)
         else:
             self._record.tokens.append_environment(step.ids)
 
-    async def _ask_policy(self, ask: Ask, view: ContextView) -> None:
+    async def _sample_answer_to_context_policy(self, ask: Ask, view: ContextView) -> None:
         """Let the model answer the context policy, then begin the next segment with its answer."""
         new = followed_by(view.messages[-view.num_new :], ask.request)
         shown = (*view.messages[: -view.num_new], *new)
         ids = self._record.tokens.ids
-        await self._append(self._renderer.continuation(ids, shown, len(new)), shown)
+        await self._append_continuation(self._renderer.continuation(ids, shown, len(new)), shown)
         if self._record.stop is not None:
             return
-        answer = self._parse_turn(await self._sample(trained=ask.trained), ())
+        answer = self._parse_completion(
+            await self._sample_and_record_completion(trained=ask.trained), ()
+        )
         with user_code("the context policy"):
             messages = checked_messages(ask.then(answer.text))
-        await self._begin_segment(messages)
+        await self._begin_segment_with_prompt(messages)
 
-    async def _begin_segment(self, messages: Sequence[Message]) -> None:
+    async def _begin_segment_with_prompt(self, messages: Sequence[Message]) -> None:
         """Close the segment; the next one stands for the conversation so far."""
         ids = self._renderer.prompt(messages)
-        if (full := self._full(0, len(ids))) is not None:
+        if (full := self._find_budget_without_room(0, len(ids))) is not None:
             await self.truncate(full)
             return
         self._record.begin(ids, messages, len(self._env.conversation))
         self._shown = tuple(messages)
 
-    def _full(self, before: int, more: int) -> EpisodeStop | None:
+    def _find_budget_without_room(self, before: int, more: int) -> EpisodeStop | None:
         """Which budget leaves no room for a completion behind a segment of so many tokens."""
         if before + more >= self._limits.max_context_tokens:
             return EpisodeStop.CONTEXT_TOKENS
@@ -250,7 +262,7 @@ class _Turns:
             return EpisodeStop.EPISODE_TOKENS
         return None
 
-    async def _sample(self, *, trained: bool) -> Completion:
+    async def _sample_and_record_completion(self, *, trained: bool) -> Completion:
         """One completion, appended and booked."""
         record, tokens, limits = self._record, self._record.tokens, self._limits
         room = limits.max_context_tokens - tokens.num_tokens
@@ -273,10 +285,12 @@ class _Turns:
         record.book_sampled(completion, time.perf_counter() - started)
         return completion
 
-    def _view_shown(self) -> EpisodeView:
+    def _view_shown_messages(self) -> EpisodeView:
         return EpisodeView(task=self._record.job.task, messages=self._shown)
 
-    def _parse_turn(self, completion: Completion, tools: Sequence[ToolSchema]) -> AssistantTurn:
+    def _parse_completion(
+        self, completion: Completion, tools: Sequence[ToolSchema]
+    ) -> AssistantTurn:
         return self._runner.codec.format.parse(
             self._record.tokens.ids[-len(completion.ids_T) :],
             completion.stop_reason,
@@ -285,18 +299,20 @@ class _Turns:
         )
 
 
-async def _as_data(work: Awaitable[None]) -> Invalid | None:
+async def _turn_failure_into_invalid(work: Awaitable[None]) -> Invalid | None:
     """Do the work; what it raises makes the episode invalid, unless it is the run's end."""
     try:
         await work
     except RunError:
         raise
     except Exception as error:  # the one place where an episode's failure becomes data
-        return _invalid(error)
+        return _describe_failure(error)
     return None
 
 
-async def _within(seconds: float, work: Coroutine[Any, Any, object], what: str) -> None:
+async def _await_environment_within(
+    seconds: float, work: Coroutine[Any, Any, object], what: str
+) -> None:
     """Wait for the environment's work, at most so long."""
     try:
         await within(seconds, work)
@@ -305,7 +321,7 @@ async def _within(seconds: float, work: Coroutine[Any, Any, object], what: str) 
         raise EnvironmentFault(message) from error
 
 
-def _invalid(error: Exception) -> Invalid:
+def _describe_failure(error: Exception) -> Invalid:
     """An exception as data: whose fault it was, and what to read in a table of reasons."""
     if isinstance(error, EpisodeError):
         return Invalid(reason=said_by(error), blame=error.blame)

@@ -131,7 +131,7 @@ class EpisodeRecord:
     def finish(self, *, wall_s: float) -> Episode:
         """The finished record; the score is booked on the last turn."""
         outcome = self.outcome or Invalid(reason="the episode was not scored", blame="environment")
-        turns = [_write_turn(turn) for turn in self._turns] or [TurnRecord()]
+        turns = [_make_turn_record(turn) for turn in self._turns] or [TurnRecord()]
         total = sum(turn.reward for turn in turns)
         if isinstance(outcome, Score) and not math.isfinite(total + outcome.value):
             outcome = Invalid(
@@ -169,7 +169,7 @@ class EpisodeRecord:
         )
 
 
-def _write_turn(turn: _Turn) -> TurnRecord:
+def _make_turn_record(turn: _Turn) -> TurnRecord:
     answer = turn.transition
     return TurnRecord(
         num_sampled=turn.num_sampled,

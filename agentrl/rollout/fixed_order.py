@@ -42,7 +42,7 @@ class Lockstep:
     def leave(self) -> None:
         """An episode ended; a round may be full without it."""
         self._live -= 1
-        self._start_round_if_full()
+        self._start_round_if_all_wait()
 
     async def generate(
         self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
@@ -51,11 +51,11 @@ class Lockstep:
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         request = _Request(ids, sampling, session, answer)
         self._waiting.append(request)
-        self._start_round_if_full()
+        self._start_round_if_all_wait()
         try:
             return await answer
         except asyncio.CancelledError:
-            self._withdraw(request)
+            self._withdraw_request(request)
             raise
 
     async def drain(self) -> None:
@@ -63,22 +63,24 @@ class Lockstep:
         while self._running is not None:
             await self._running
 
-    def _withdraw(self, request: _Request) -> None:
+    def _withdraw_request(self, request: _Request) -> None:
         """Nobody waits for the answer any more."""
         if request in self._waiting:
             self._waiting.remove(request)
         elif request.call is not None:
             request.call.cancel()
 
-    def _start_round_if_full(self) -> None:
+    def _start_round_if_all_wait(self) -> None:
         if self._waiting and len(self._waiting) >= self._live and self._running is None:
             requests, self._waiting = self._waiting, []
-            self._running = asyncio.ensure_future(self._round(requests))
+            self._running = asyncio.ensure_future(self._answer_round_in_key_order(requests))
 
-    async def _round(self, requests: list[_Request]) -> None:
+    async def _answer_round_in_key_order(self, requests: list[_Request]) -> None:
         requests.sort(key=lambda request: request.session.key)
         # Gathered for its errors: what stops the round is the answer to each of its requests.
-        [answers] = await asyncio.gather(self._answer_requests(requests), return_exceptions=True)
+        [answers] = await asyncio.gather(
+            self._generate_all_together(requests), return_exceptions=True
+        )
         if isinstance(answers, BaseException):
             answers = [answers] * len(requests)
         self._running = None
@@ -89,9 +91,11 @@ class Lockstep:
                 request.answer.set_exception(answer)
             else:
                 request.answer.set_result(answer)
-        self._start_round_if_full()
+        self._start_round_if_all_wait()
 
-    async def _answer_requests(self, requests: list[_Request]) -> list[Completion | BaseException]:
+    async def _generate_all_together(
+        self, requests: list[_Request]
+    ) -> list[Completion | BaseException]:
         await self._engine.pause()  # so that the engine's first batch already holds all of them
         calls: list[asyncio.Task[Completion]] = []
         try:

@@ -7,7 +7,7 @@ import numpy as np
 
 from agentrl.rollout.collect import Collected
 from agentrl.types import CUT_OFF, CallErrorReason, Episode, EpisodeStop, Score
-from agentrl.types.rewards import are_equal
+from agentrl.types.batch import are_equal
 
 _READ = frozenset(
     {CallErrorReason.UNKNOWN_TOOL, CallErrorReason.BAD_ARGUMENTS, CallErrorReason.TOO_MANY}
@@ -29,14 +29,14 @@ def call_faults(episodes: Sequence[Episode]) -> Counter[str]:
     of the turns' records.
     """
     return Counter(
-        _kind(error, last=turn is episode.turns[-1], stop=episode.stop)
+        _classify_call_error(error, last=turn is episode.turns[-1], stop=episode.stop)
         for episode in episodes
         for turn in episode.turns
         for error in turn.call_errors
     )
 
 
-def _kind(error: str, *, last: bool, stop: EpisodeStop) -> str:
+def _classify_call_error(error: str, *, last: bool, stop: EpisodeStop) -> str:
     if error not in set(CallErrorReason) - _READ:
         return error
     cut = last and error == CallErrorReason.UNCLOSED and stop in _LIMITS
@@ -75,52 +75,58 @@ def episode_metrics(collected: Collected) -> dict[str, float]:
     if not episodes:
         return metrics
     if collected.greedy:
-        metrics["reward_greedy"] = _mean([e.reward for e in collected.greedy])
+        metrics["reward_greedy"] = _average_or_zero([e.reward for e in collected.greedy])
     turns = [turn for episode in episodes for turn in episode.turns]
+    rewards = [[e.reward for e in group] for group in _collect_episodes_by_group(episodes).values()]
     metrics |= {
-        "reward": _mean([e.reward for e in episodes]),
+        "reward": _average_or_zero([e.reward for e in episodes]),
         "reward_std": float(np.std([e.reward for e in episodes])),
-        "turns": _mean([float(len(e.turns)) for e in episodes]),
-        "segments": _mean([float(len(e.segments)) for e in episodes]),
+        "turns": _average_or_zero([float(len(e.turns)) for e in episodes]),
+        "segments": _average_or_zero([float(len(e.segments)) for e in episodes]),
         "trained_tokens": float(sum(s.num_trained for e in trained for s in e.segments)),
         "sampled_tokens": float(sum(turn.num_sampled for turn in turns)),
-        "length": _mean([float(sum(t.num_sampled for t in e.turns)) for e in episodes]),
+        "length": _average_or_zero([float(sum(t.num_sampled for t in e.turns)) for e in episodes]),
         "calls": float(sum(turn.num_calls for turn in turns)),
         "call_errors": float(sum(len(turn.call_errors) for turn in turns)),
         "cached_tokens": float(sum(turn.cached_tokens for turn in turns)),
-        "environment_s": _mean([sum(t.environment_s for t in e.turns) for e in episodes]),
-        "duplicates": _duplicate_share(episodes),
-        "flat_groups": _flat_share(episodes),
+        "environment_s": _average_or_zero(
+            [sum(t.environment_s for t in e.turns) for e in episodes]
+        ),
+        "duplicates": _measure_share_of_duplicates(episodes),
+        # Of groups whose rewards are all equal: nothing can be learnt by comparing them.
+        "flat_groups": _average_or_zero([float(are_equal(min(r), max(r))) for r in rewards]),
     }
     faults = call_faults(episodes)
     metrics |= {f"call_errors/{kind}": float(faults[kind]) for kind in sorted(faults)}
     stops = Counter(episode.stop for episode in episodes)
     metrics |= {f"stop/{stop}": stops[stop] / len(episodes) for stop in EpisodeStop if stops[stop]}
-    success = _success("success", episodes, collected)
-    return metrics | success | _mean_parts(episodes) | _by_env(collected)
+    success = _measure_success_share("success", episodes, collected)
+    return metrics | success | _average_score_parts(episodes) | _measure_each_environment(collected)
 
 
-def _mean(values: Sequence[float]) -> float:
+def _average_or_zero(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
-def _mean_parts(episodes: Sequence[Episode]) -> dict[str, float]:
+def _average_score_parts(episodes: Sequence[Episode]) -> dict[str, float]:
     """The mean of each named score part over the episodes that have it."""
     values: dict[str, list[float]] = {}
     for episode in episodes:
         if isinstance(episode.outcome, Score):
             for name, value in episode.outcome.parts.items():
                 values.setdefault(f"part/{name}", []).append(value)
-    return {name: _mean(numbers) for name, numbers in values.items()}
+    return {name: _average_or_zero(numbers) for name, numbers in values.items()}
 
 
-def _success(name: str, episodes: Sequence[Episode], collected: Collected) -> dict[str, float]:
+def _measure_success_share(
+    name: str, episodes: Sequence[Episode], collected: Collected
+) -> dict[str, float]:
     """The share of successes under a name; nothing where no success is defined."""
     found = successes(episodes, collected.success_at)
-    return {} if found is None else {name: _mean([float(one) for one in found])}
+    return {} if found is None else {name: _average_or_zero([float(one) for one in found])}
 
 
-def _by_env(collected: Collected) -> dict[str, float]:
+def _measure_each_environment(collected: Collected) -> dict[str, float]:
     """Reward and success of each environment, where there are several."""
     by_env: dict[str, list[Episode]] = {}
     for episode in collected.scored:
@@ -128,27 +134,21 @@ def _by_env(collected: Collected) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if len(by_env) > 1:
         for name, own in by_env.items():
-            metrics[f"reward/{name}"] = _mean([e.reward for e in own])
-            metrics |= _success(f"success/{name}", own, collected)
+            metrics[f"reward/{name}"] = _average_or_zero([e.reward for e in own])
+            metrics |= _measure_success_share(f"success/{name}", own, collected)
     return metrics
 
 
-def _groups(episodes: Sequence[Episode]) -> dict[int, list[Episode]]:
+def _collect_episodes_by_group(episodes: Sequence[Episode]) -> dict[int, list[Episode]]:
     groups: dict[int, list[Episode]] = {}
     for episode in episodes:
         groups.setdefault(episode.group, []).append(episode)
     return groups
 
 
-def _flat_share(episodes: Sequence[Episode]) -> float:
-    """The share of groups whose rewards are all equal: nothing can be learnt by comparing them."""
-    rewards = [[e.reward for e in group] for group in _groups(episodes).values()]
-    return _mean([float(are_equal(min(r), max(r))) for r in rewards])
-
-
-def _duplicate_share(episodes: Sequence[Episode]) -> float:
+def _measure_share_of_duplicates(episodes: Sequence[Episode]) -> float:
     """The share of episodes whose tokens equal those of an earlier member of their group."""
     copies = 0
-    for group in _groups(episodes).values():
+    for group in _collect_episodes_by_group(episodes).values():
         copies += len(group) - len({tuple(s.ids_T.tobytes() for s in e.segments) for e in group})
     return copies / len(episodes)

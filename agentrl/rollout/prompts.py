@@ -72,14 +72,14 @@ def find_long(
 
     A token is a byte at least, so what has too few bytes is not rendered.
     """
-    sizes = [(_most_tokens(env, task, codec), task) for task in tasks]
+    sizes = [(_bound_prompt_tokens_by_bytes(env, task, codec), task) for task in tasks]
     doubtful = sorted((pair for pair in sizes if pair[0] >= limit), key=lambda pair: -pair[0])
     rendered = doubtful[:MOST_RENDERED]
     found = (too_long(env, name, task, codec, limit) for _, task in rendered)
     return [long for long in found if long is not None], len(rendered) == len(doubtful)
 
 
-def _most_tokens(env: ToolEnv, task: Task, codec: Codec) -> int:
+def _bound_prompt_tokens_by_bytes(env: ToolEnv, task: Task, codec: Codec) -> int:
     """More than the prompt can have: its bytes, and for each message as much as a bare prompt."""
     messages = task.messages()
     scaffold = len(codec.prompt(codec.renderer(env.tool_schemas), env.first_messages(_BARE)))

@@ -39,13 +39,16 @@ def task_stream(
     """The tasks of step 1, 2, ...: environments drawn by weight, finite ones in shuffled epochs."""
     rng = np.random.default_rng(derive_seed(seed, "mixture"))
     weights = np.array([source.weight for source in sources], dtype=np.float64)
-    streams = [_indices(source, derive_seed(seed, "order", i)) for i, source in enumerate(sources)]
+    streams = [
+        _draw_task_indices(source, derive_seed(seed, "order", i))
+        for i, source in enumerate(sources)
+    ]
     while True:
         envs = rng.choice(len(sources), size=tasks_per_step, p=weights / weights.sum())
         yield [TaskRef(int(env), next(streams[int(env)])) for env in envs]
 
 
-def _indices(source: EnvSource, seed: int) -> Iterator[int]:
+def _draw_task_indices(source: EnvSource, seed: int) -> Iterator[int]:
     """0, 1, 2, ... without end, or one random permutation per epoch of a finite set."""
     if source.num_tasks is None:
         index = 0
@@ -129,7 +132,7 @@ class TaskSampler:
                 f"rollout.tasks_per_step ({self._count})"
             )
         for ref in refs:
-            if fault := _fault_of(ref, self._sources):
+            if fault := _find_fault_of_task(ref, self._sources):
                 got, expected = fault
                 raise RunError(f"{self._label} gave {got} step {number}, expected {expected}")
         return cast("list[TaskRef]", refs)
@@ -190,7 +193,7 @@ def check_sampler(
         )
 
 
-def _fault_of(ref: object, sources: Sequence[EnvSource]) -> tuple[str, str] | None:
+def _find_fault_of_task(ref: object, sources: Sequence[EnvSource]) -> tuple[str, str] | None:
     """What is wrong with a task, and what was expected."""
     if not isinstance(ref, TaskRef):
         return f"a {type(ref).__name__} among the tasks of", "TaskRefs"

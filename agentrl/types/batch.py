@@ -7,10 +7,14 @@ U turns of all episodes one after the other.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import compress
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+Rewards = TypeVar("Rewards", float, NDArray[np.float64])
+
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,3 +149,12 @@ def _take(value: object, chosen: NDArray[np.bool_]) -> object:
     if isinstance(value, Mapping):
         return {k: _take(v, chosen) for k, v in cast("Mapping[str, object]", value).items()}
     return None if value is None else tuple(compress(cast("tuple[object, ...]", value), chosen))
+
+
+def are_equal(low: Rewards, high: Rewards) -> NDArray[np.bool_]:
+    """True where a group's lowest and highest reward differ by rounding only, relative to size.
+
+    One rule for what is trained on and for what is counted.
+    """
+    equal: NDArray[np.bool_] = high - low <= _ROUNDING * np.maximum(np.abs(low), np.abs(high))
+    return equal
