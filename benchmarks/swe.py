@@ -25,7 +25,6 @@ from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from agentrl.envs import default_services, swe_sandbox
-from agentrl.envs.splits import SPLITS
 from agentrl.envs.swe.build.archive import install_tools
 from agentrl.envs.swe.grade import Grading, grade
 from agentrl.envs.swe.patch import make_patch
@@ -33,6 +32,7 @@ from agentrl.envs.swe.repair import BuiltRepair, repair_of, trees_of
 from agentrl.envs.swe.survey import guarded_grading, options_of
 from agentrl.envs.swe.worktree import fill, take_patch
 from agentrl.envs.swe_sandbox import SweSandbox
+from agentrl.envs.tasks import SPLITS
 from agentrl.sandboxes import SandboxOptions, make_sandbox
 from agentrl.sandboxes.leftovers import find_sandboxes
 from agentrl.types import Score

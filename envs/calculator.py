@@ -7,7 +7,7 @@ from pydantic import Field
 
 from agentrl.config import Config as BaseConfig
 from agentrl.envs.agents import call_tool
-from agentrl.envs.splits import require_split, split_of
+from agentrl.envs.tasks import require_split, split_of
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.tools import run_isolated, tool
 from agentrl.tools.arithmetic import TooCostly, evaluate

@@ -24,7 +24,7 @@ from agentrl.boundary import one_line
 from agentrl.config import Config
 from agentrl.envs.agents import EchoAgent, NullAgent, RandomAgent
 from agentrl.envs.declaration import declaration
-from agentrl.envs.splits import SPLITS
+from agentrl.envs.tasks import SPLITS
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.errors import ConfigError, EpisodeError
 from agentrl.tokens import Renderer, Tokenizer

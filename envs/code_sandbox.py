@@ -12,8 +12,7 @@ from agentrl.envs.agents import call_tool
 from agentrl.envs.code_tasks import draw, make
 from agentrl.envs.grading import SOLUTION, check_tests, share_passed
 from agentrl.envs.sandboxed import SandboxConfig, SandboxEnv
-from agentrl.envs.splits import SPLITS, require_split, split_of
-from agentrl.envs.tasks import read_tasks
+from agentrl.envs.tasks import SPLITS, read_tasks, require_split, split_of
 from agentrl.errors import ConfigError
 from agentrl.sandboxes import FileAccessError
 from agentrl.tools import tool

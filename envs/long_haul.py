@@ -8,7 +8,7 @@ from pydantic import Field
 
 from agentrl.config import Config as BaseConfig
 from agentrl.envs.context import REQUEST, ContextPolicy, Summarise
-from agentrl.envs.splits import require_split, split_of
+from agentrl.envs.tasks import require_split, split_of
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.types import Agent, AssistantTurn, EpisodeView, Task
 from agentrl.verifiers import ExactMatch

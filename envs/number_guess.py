@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from agentrl.config import Config as BaseConfig
-from agentrl.envs.splits import require_split, split_of
+from agentrl.envs.tasks import require_split, split_of
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.types import Agent, AssistantTurn, EpisodeView, Task
 from agentrl.verifiers import ExactNumber

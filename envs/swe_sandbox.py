@@ -11,7 +11,6 @@ from pydantic import Field
 
 from agentrl.config.anchor import PathText
 from agentrl.envs.sandboxed import SandboxConfig, SandboxEnv
-from agentrl.envs.splits import SPLITS
 from agentrl.envs.swe.agents import RepairAgent, SearchAgent
 from agentrl.envs.swe.build.archive import install_tools
 from agentrl.envs.swe.build.records import TASKS
@@ -27,7 +26,7 @@ from agentrl.envs.swe.repair import (
 from agentrl.envs.swe.survey import guarded_grading, options_of, problem_of, survey
 from agentrl.envs.swe.verdict import Verdict
 from agentrl.envs.swe.worktree import NoPatch, fill, take_patch
-from agentrl.envs.tasks import Stamp, stamp_of
+from agentrl.envs.tasks import SPLITS, Stamp, stamp_of
 from agentrl.errors import ConfigError, EnvironmentFault
 from agentrl.sandboxes import SandboxOptions, run_sync
 from agentrl.sandboxes.docker import engine

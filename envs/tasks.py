@@ -1,6 +1,7 @@
 """Where an environment's tasks come from: generated one by one, or a sequence, or a JSONL file."""
 
 import functools
+import hashlib
 import json
 import math
 import zlib
@@ -22,6 +23,8 @@ Tasks: TypeAlias = TaskList | Mapping[str, TaskList]
 MakeTask: TypeAlias = Callable[[np.random.Generator, str], Task]
 Stamp: TypeAlias = tuple[int, ...] | None
 _KEYS = ("prompt", "answer", "data", "id")
+SPLITS = ("train", "heldout")
+_HELDOUT_SHARE = 0.2
 
 
 class TaskSource(Protocol):
@@ -222,3 +225,16 @@ def _parse_message_or_none(item: object) -> Message | None:
     if set(fields) != {"role", "content"}:
         return None
     return Message(role=role, content=content)
+
+
+def split_of(*content: object) -> str:
+    """The split that content belongs to, by its hash: splits share no task, whoever makes them."""
+    digest = hashlib.blake2b(repr(content).encode(), digest_size=8).digest()
+    share = int.from_bytes(digest) / 2**64
+    return "heldout" if share < _HELDOUT_SHARE else "train"
+
+
+def require_split(split: str) -> None:
+    """A ConfigError for a split that does not exist."""
+    if split not in SPLITS:
+        raise ConfigError(f"there is no split {split}, expected {' or '.join(SPLITS)}")

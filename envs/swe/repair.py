@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from agentrl.envs.splits import split_of
 from agentrl.envs.swe.build.archive import unpacked
 from agentrl.envs.swe.build.records import Package, RepairTask, mutated, read_records
 from agentrl.envs.swe.grade import Grading, of_instance, of_task
@@ -22,6 +21,7 @@ from agentrl.envs.swe.instances import Instance, read_instances
 from agentrl.envs.swe.patch import make_patch
 from agentrl.envs.swe.report import file_of
 from agentrl.envs.swe.worktree import WorkTree
+from agentrl.envs.tasks import split_of
 from agentrl.errors import ConfigError
 from agentrl.types import Task
 

@@ -16,8 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import ClassVar, NoReturn
 
-from agentrl.tokens.formats.markers import Finder, MarkedText
-from agentrl.tokens.formats.reader import Full, Lost, Reader, Refused, raise_error
+from agentrl.tokens.formats.reader import (
+    Finder,
+    Full,
+    Lost,
+    MarkedText,
+    Reader,
+    Refused,
+    raise_error,
+)
 from agentrl.tokens.tokenizer import Tokenizer
 from agentrl.types import AssistantTurn, CallErrorReason, Json, StopReason, ToolCall, ToolSchema
 

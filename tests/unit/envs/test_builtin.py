@@ -15,7 +15,7 @@ from agentrl.envs.calculator import Calculator
 from agentrl.envs.context import REQUEST
 from agentrl.envs.long_haul import EARLY, END, NEXT, NOTHING, LongHaul
 from agentrl.envs.number_guess import NumberGuess
-from agentrl.envs.splits import SPLITS, split_of
+from agentrl.envs.tasks import SPLITS, split_of
 from agentrl.errors import ConfigError
 from agentrl.tokens import Tokenizer
 from agentrl.types import (
