@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from agentrl.types import Json
 
@@ -26,8 +26,7 @@ _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 Fault = Literal["malformed", "unclosed", "too_large"]
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """Where a value ends, or where and why the scan gave up."""
 
     end: int
@@ -39,8 +38,7 @@ class Extent:
     """What was read on the way, if no fault was met."""
 
 
-@dataclass(frozen=True, slots=True)
-class JsonText:
+class JsonText(NamedTuple):
     """The text of one JSON value, and the value where it was read on the way to its end."""
 
     text: str
