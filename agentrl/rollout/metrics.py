@@ -77,7 +77,6 @@ def episode_metrics(collected: Collected) -> dict[str, float]:
     if collected.greedy:
         metrics["reward_greedy"] = _average_or_zero([e.reward for e in collected.greedy])
     turns = [turn for episode in episodes for turn in episode.turns]
-    rewards = [[e.reward for e in group] for group in _collect_episodes_by_group(episodes).values()]
     metrics |= {
         "reward": _average_or_zero([e.reward for e in episodes]),
         "reward_std": float(np.std([e.reward for e in episodes])),
@@ -93,8 +92,7 @@ def episode_metrics(collected: Collected) -> dict[str, float]:
             [sum(t.environment_s for t in e.turns) for e in episodes]
         ),
         "duplicates": _measure_share_of_duplicates(episodes),
-        # Of groups whose rewards are all equal: nothing can be learnt by comparing them.
-        "flat_groups": _average_or_zero([float(are_equal(min(r), max(r))) for r in rewards]),
+        "flat_groups": share_of_flat_groups(episodes),
     }
     faults = call_faults(episodes)
     metrics |= {f"call_errors/{kind}": float(faults[kind]) for kind in sorted(faults)}
@@ -144,6 +142,13 @@ def _collect_episodes_by_group(episodes: Sequence[Episode]) -> dict[int, list[Ep
     for episode in episodes:
         groups.setdefault(episode.group, []).append(episode)
     return groups
+
+
+def share_of_flat_groups(episodes: Sequence[Episode]) -> float:
+    """The share of groups whose rewards are all equal: nothing can be learnt by comparing them."""
+    groups = _collect_episodes_by_group(episodes).values()
+    rewards = [[e.reward for e in group] for group in groups]
+    return _average_or_zero([float(are_equal(min(r), max(r))) for r in rewards])
 
 
 def _measure_share_of_duplicates(episodes: Sequence[Episode]) -> float:

@@ -18,7 +18,7 @@ from agentrl.rollout.collect import Collected, PlayedGroup
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import EpisodeLimits
 from agentrl.rollout.episode_record import GroupJob
-from agentrl.rollout.metrics import successes
+from agentrl.rollout.metrics import share_of_flat_groups, successes
 from agentrl.types import Episode, EpisodeStop
 from agentrl.types.identity import derive_seed
 
@@ -55,8 +55,10 @@ class Selection:
         """Metrics of the rules that are set: what was drawn, kept, dropped and shaped."""
         config, metrics = self.config, dict[str, float]()
         if config.overlong_buffer:
-            shaped = [self.shape_reward(e) is not e for e in collected.scored]
-            metrics["overlong"] = sum(shaped) / max(1, len(shaped))
+            shaped = [self.shape_reward(episode) for episode in collected.scored]
+            fell = sum(new is not old for new, old in zip(shaped, collected.scored, strict=True))
+            metrics["overlong"] = fell / max(1, len(shaped))
+            metrics["flat_groups"] = share_of_flat_groups(shaped)
         rules = {
             "flat": config.refill > 1,
             "cut": config.mask_cut,

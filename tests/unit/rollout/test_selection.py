@@ -188,8 +188,20 @@ def test_what_a_limit_cut_is_left_out_and_then_comes_the_filter() -> None:
     collected.add(played)
     assert chosen.count(collected) == {
         "overlong": 2 / 6,
+        "flat_groups": 0.0,
         "dropped/cut": 2.0,
         "dropped/filter": 2.0,
         "length/kept": 54.0,
         "length/dropped": 127 / 4,
+    }
+
+
+def test_a_group_is_flat_by_the_rewards_that_are_trained_on() -> None:
+    alike = [episode(9, member=0), episode(100, member=1)]
+    shaped = selection(overlong_buffer=0.2).count(Collected(alike))
+    assert shaped == {"overlong": 0.5, "flat_groups": 0.0}
+    assert selection(overlong_buffer=0.2).count(Collected(alike[:1]))["flat_groups"] == 1.0
+    assert selection(overlong_buffer=0.2).count(Collected()) == {
+        "overlong": 0.0,
+        "flat_groups": 0.0,
     }
