@@ -104,6 +104,15 @@ def read_table(path: Path) -> pa.Table:
     return pq.read_table(path)  # pyright: ignore[reportUnknownMemberType]  # its stub is partial
 
 
+def test_a_file_says_which_episodes_nobody_trained_on() -> None:
+    """Those of before that column was there were all trained on."""
+    table = to_table([episode(), episode(id="b", dropped="flat")], run="run", step=1)
+    assert table["dropped"].to_pylist() == [None, "flat"]
+    assert [e.dropped for e in from_table(table)] == ["", "flat"]
+    older = table.drop_columns(["dropped"])
+    assert [e.dropped for e in from_table(older)] == ["", ""]
+
+
 def test_an_episode_is_read_back_equal_and_verifies(tmp_path: Path) -> None:
     writer = EpisodesWriter(tmp_path / "episodes", "calculator-001")
     written = [episode(), episode(id="b", group=4)]
