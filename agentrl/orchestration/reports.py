@@ -27,7 +27,9 @@ def _explain_why_untrained(episode: Episode, group: Sequence[Episode]) -> str:
     if episode.dropped in _DROPPED:
         return _DROPPED[episode.dropped]
     if len(group) == 1:
-        return f"no other episode of its group was scored to compare its reward {episode.reward:g} with"
+        return (
+            f"its group has no other scored episode to compare its reward {episode.reward:g} with"
+        )
     if len({member.reward for member in group}) == 1:
         return f"all {len(group)} episodes of its group have the reward {episode.reward:g}"
     return "its advantage is zero"
