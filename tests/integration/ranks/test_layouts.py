@@ -107,16 +107,40 @@ def adapters(
     return losses[-1], kl, {n: whole(t).clone() for n, t in trainer.weights().named_tensors()}
 
 
-def test_adapters_and_a_penalty_to_their_base(group: Group) -> None:
+def penalised(
+    ranks: Ranks, layout: ParallelDims, batch: Batch, config: TrainerConfig
+) -> tuple[float, float, dict[str, Tensor]]:
+    """The same in another layout."""
+    return adapters(in_layout(ranks, layout), batch, config)
+
+
+@pytest.mark.parametrize(
+    ("rank", "kl", "entropy_coef"),
+    [
+        (4, KlConfig(coef=0.1), 0.0),
+        (4, KlConfig(coef=0.1, kind="exact"), 0.05),
+        (0, KlConfig(coef=0.1, kind="exact"), 0.05),
+    ],
+)
+def test_penalties_to_what_is_frozen_and_the_bonus(
+    group: Group, rank: int, kl: KlConfig, entropy_coef: float
+) -> None:
+    """Adapters diverge from their base, whole weights from a copy that is sharded as they are."""
     batch = ragged(LENGTHS, 3)
-    lora = LoraConfig(rank=4, dtype="float32")
-    config = CONFIG.model_copy(update={"lora": lora, "lr": 1e-2, "kl": KlConfig(coef=0.1)})
-    loss, kl, weights = group(1).call(adapters, batch, config)[0]
-    assert kl > 1e-4
-    for size in (2, 3):
-        for their_loss, their_kl, theirs in group(size).call(adapters, batch, config):
+    lora = LoraConfig(rank=rank, dtype="float32")
+    config = CONFIG.model_copy(
+        update={"lora": lora, "lr": 1e-2, "kl": kl, "entropy_coef": entropy_coef}
+    )
+    loss, measured, weights = group(1).call(adapters, batch, config)[0]
+    assert measured > 1e-4
+    layouts = [ParallelDims(size=2, timeout_s=30), ParallelDims(size=3, timeout_s=30)]
+    if rank == 0:
+        layouts.append(ParallelDims(size=2, sequence=2, timeout_s=30))
+    for layout in layouts:
+        found = group(layout.size).call(penalised, layout, batch, config)
+        for their_loss, their_kl, theirs in found:
             assert their_loss == pytest.approx(loss, abs=1e-5)
-            assert their_kl == pytest.approx(kl, abs=1e-5)
+            assert their_kl == pytest.approx(measured, abs=1e-5)
             for name, weight in weights.items():
                 torch.testing.assert_close(theirs[name], weight, rtol=1e-4, atol=1e-5)
 
