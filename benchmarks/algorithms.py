@@ -1,4 +1,4 @@
-"""Estimators, losses and micro-batches beside verl's: equal values, and CPU time of both.
+"""Estimators, losses, corrections, micro-batches beside verl's: equal values, CPU time of both.
 
     PYTHONPATH=benchmarks/.peers python benchmarks/algorithms.py
 
@@ -17,11 +17,15 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from agentrl.rollout import make_batch
+from agentrl.trainer.algorithms.correction_metrics import correction_metrics
+from agentrl.trainer.algorithms.corrections import BUILT_IN as CORRECTIONS
+from agentrl.trainer.algorithms.corrections import CheckedCorrection
 from agentrl.trainer.algorithms.estimators import BUILT_IN as ESTIMATORS
 from agentrl.trainer.algorithms.losses import BUILT_IN as LOSSES
 from agentrl.trainer.algorithms.normalisations import sequence_mean, token_mean
@@ -75,7 +79,9 @@ class Data:
             ids_N=np.random.default_rng(1).integers(0, 1000, len(mask_N)).astype(np.int32),
             mask_N=mask_N,
             turns_N=turn_N,
+            versions_N=np.zeros(len(mask_N), np.int32),
             logprobs_N=np.where(mask_N, self.flat(old), 0),
+            proximal_N=np.where(mask_N, self.flat(self.new.numpy()), 0),
             values_N=np.where(mask_N, self.flat(values), 0),
             advantages_N=np.where(mask_N, self.flat(self.advantages.numpy()), 0),
             offsets_R1=np.concatenate([[0], np.cumsum(self.lengths + 1)]),
@@ -168,6 +174,40 @@ def losses(data: Data) -> dict[str, tuple[Callable, Callable]]:
     return {name: (ours(name), verl(name)) for name in names}
 
 
+def corrections(data: Data) -> dict[str, tuple[Callable, Callable]]:
+    """Factors, or what is kept, with the statistics that go with them; bounds that cut some."""
+    from verl.trainer.ppo import rollout_corr_helper as theirs
+
+    log_ratio, mask = data.new - data.old, data.mask
+    weigh = partial(theirs.compute_rollout_correction_weights, log_ratio, mask)
+    reject = partial(theirs.compute_rollout_rejection_mask, log_ratio, mask)
+    calls = {
+        "tis": ({"cap": 1.005}, partial(weigh, "token", 1.005)),
+        "icepop": ({"low": 0.99, "high": 1.01}, partial(weigh, "token", "0.99_1.01")),
+        "sequence_tis": ({"cap": 1.1}, partial(weigh, "sequence", 1.1)),
+        # Theirs are bounds of the engine's probability over the trainer's.
+        "reject_k1": (
+            {"low": 1 / 1.0004, "high": 1 / 0.9998},
+            partial(reject, "seq_mean_k1", "0.9998_1.0004"),
+        ),
+        "reject_k3": ({"most": 5e-5}, partial(reject, "seq_mean_k3", 5e-5)),
+    }
+
+    def ours(name: str, options: dict[str, float]) -> Callable:
+        def run() -> np.ndarray:
+            after = CheckedCorrection(name, partial(CORRECTIONS[name], **options))(data.batch)
+            correction_metrics(after)
+            found_N = after.mask_N if after.factors_N is None else after.factors_N
+            return found_N.astype(np.float32)
+
+        return run
+
+    return {
+        name: (ours(name, options), lambda call=call: call()[0])
+        for name, (options, call) in calls.items()
+    }
+
+
 def micro_batches(data: Data) -> tuple[Callable, Callable]:
     """Rows into micro-batches of at most two longest ones; tensors made on both sides."""
     from tensordict import TensorDict
@@ -191,7 +231,7 @@ def check_values(length: int) -> list[str]:
     data, wrong = Data(64, length, observations=False), []
     inside = np.flatnonzero(data.mask.numpy().reshape(-1))
     trained = np.flatnonzero(data.batch.mask_N)
-    for name, (ours, theirs) in estimators(data).items():
+    for name, (ours, theirs) in (estimators(data) | corrections(data)).items():
         mine, other = ours()[trained], theirs().numpy().reshape(-1)[inside]
         if name == "grpo":  # theirs takes the sample's deviation
             other = other * (GROUP / (GROUP - 1)) ** 0.5
@@ -231,7 +271,8 @@ def main() -> int:
     failed = [f"{name}: values differ" for name in check_values(min(512, options.length))]
     data = Data(options.episodes, options.length, observations=True)
     print(f"CPU ms, {options.episodes} x {options.length}, {data.batch.num_trained} trained tokens")
-    pairs = estimators(data) | losses(data) | {"micro-batches": micro_batches(data)}
+    pairs = estimators(data) | losses(data) | corrections(data)
+    pairs |= {"micro-batches": micro_batches(data)}
     for name, pair in pairs.items():
         mine, other = measure(pair, options.rounds)
         ratio = statistics.median(other) / statistics.median(mine)

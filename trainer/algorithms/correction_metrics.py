@@ -3,17 +3,20 @@
 Suffixes: N tokens of all rows, K those that were trained before the correction.
 """
 
+import math
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from agentrl.trainer.algorithms.rollout_correction import token_ratios
+from agentrl.trainer.algorithms.rollout_correction import count_by_episode, log_ratios
 from agentrl.types import Batch
 
 _CHANGED: Final = 0.01
 """By how much a factor is off 1 where a token counts as corrected."""
 _QUANTILES: Final = {"p1": 0.01, "p50": 0.5, "p99": 0.99}
+_LARGEST: Final = 20.0
+"""Nats: beyond e^20 a ratio says no more."""
 
 
 def correction_metrics(batch: Batch) -> dict[str, float]:
@@ -33,29 +36,28 @@ def correction_metrics(batch: Batch) -> dict[str, float]:
     factors_N = batch.mask_N if batch.factors_N is None else batch.factors_N
     factors_K = factors_N[before_N].astype(np.float64)
     squares = float(np.dot(factors_K, factors_K))
-    episode_N = np.repeat(batch.episode_R, np.diff(batch.offsets_R1))
-    num_before = len(np.unique(episode_N[before_N]))
+    before_E, kept_E = count_by_episode(batch, before_N), count_by_episode(batch, batch.mask_N)
     found = {
-        "corrected": float((np.abs(factors_K - 1) > _CHANGED).mean()),
-        "rejected": float(rejected_N[before_N].mean()),
+        "corrected": np.count_nonzero(np.abs(factors_K - 1) > _CHANGED) / len(factors_K),
+        "rejected": np.count_nonzero(rejected_N) / len(factors_K),
         "effective": factors_K.sum() ** 2 / (len(factors_K) * squares) if squares else 0.0,
-        "rejected_episodes": 1 - len(np.unique(episode_N[batch.mask_N])) / num_before,
+        "rejected_episodes": 1 - np.count_nonzero(kept_E) / np.count_nonzero(before_E),
     }
-    return {f"correct/{name}": float(value) for name, value in found.items()} | _quantiles(
-        replace(batch, mask_N=before_N)
-    )
+    shares = {f"correct/{name}": float(value) for name, value in found.items()}
+    return shares | _find_quantiles(replace(batch, mask_N=before_N))
 
 
-def _quantiles(batch: Batch) -> dict[str, float]:
+def _find_quantiles(batch: Batch) -> dict[str, float]:
     """Those of the ratios of all tokens in the mask, by how many versions late they are."""
     if batch.proximal_N is None:
         return {}
-    ratios_K = token_ratios(batch)[batch.mask_N]
-    versions_K = batch.versions_N[batch.mask_N]
-    newest = int(versions_K.max())
+    logs_K, versions_K = log_ratios(batch)[batch.mask_N], batch.versions_N[batch.mask_N]
+    newest, shares = int(versions_K.max()), list(_QUANTILES.values())
     found: dict[str, float] = {}
     for version in np.unique(versions_K).tolist():
-        values = np.quantile(ratios_K[versions_K == version], list(_QUANTILES.values()))
-        for name, value in zip(_QUANTILES, values.tolist(), strict=True):
-            found[f"correct/late{newest - version}_ratio_{name}"] = value
+        # Each is one of the tokens', so that those of the logs are those of the ratios.
+        logs = np.quantile(logs_K[versions_K == version], shares, method="inverted_cdf")
+        for name, value in zip(_QUANTILES, logs.tolist(), strict=True):
+            ratio = math.exp(min(_LARGEST, value))
+            found[f"correct/late{newest - version}_ratio_{name}"] = ratio
     return found

@@ -17,6 +17,7 @@ from agentrl.trainer.algorithms.made_up import made_up_batch
 from agentrl.trainer.algorithms.needs import needs_of
 from agentrl.trainer.algorithms.options import resolve_function
 from agentrl.trainer.algorithms.rollout_correction import (
+    count_by_episode,
     decoupled,
     icepop,
     mis,
@@ -117,11 +118,8 @@ def leave_out_rejected(batch: Batch) -> Batch:
     """
     if batch.rejected_N is None:
         return batch
-    episode_N = np.repeat(batch.episode_R, np.diff(batch.offsets_R1))
-    number = len(batch.rewards_E)
-    kept_E = np.bincount(episode_N[batch.mask_N], minlength=number)
-    rejected_E = np.bincount(episode_N[batch.rejected_N], minlength=number)
-    alone_E = (kept_E == 0) & (rejected_E > 0)
+    kept_E = count_by_episode(batch, batch.mask_N)
+    alone_E = (kept_E == 0) & (count_by_episode(batch, batch.rejected_N) > 0)
     new_E = batch.group_E.max(initial=0) + np.cumsum(alone_E)
     return replace(batch, group_E=np.where(alone_E, new_E, batch.group_E).astype(np.int32))
 

@@ -11,7 +11,7 @@ the engine is paid once (decoupled PPO, arXiv:2110.00641, eq. 7); rejection alon
 the engine. Ratios stay within e^-20 and e^20; a token to which the trainer gives no probability
 has e^-20, whatever the engine gave it.
 
-Suffixes: N tokens of all rows, R rows.
+Suffixes: N tokens of all rows, R rows, E episodes.
 """
 
 from dataclasses import replace
@@ -150,6 +150,14 @@ def weighed(batch: Batch, factors_N: NDArray[np.floating]) -> Batch:
 def rejecting(batch: Batch, rejected_N: NDArray[np.bool_]) -> Batch:
     """The batch without these tokens."""
     return replace(batch, mask_N=batch.mask_N & ~rejected_N)
+
+
+def count_by_episode(batch: Batch, chosen_N: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """[E] How many of the chosen tokens each episode has."""
+    counts_R = np.add.reduceat(chosen_N, batch.offsets_R1[:-1], dtype=np.int64)
+    counts_E: NDArray[np.float64] = np.zeros(len(batch.rewards_E))
+    np.add.at(counts_E, batch.episode_R, counts_R)
+    return counts_E
 
 
 def _row_sums(batch: Batch, values_N: NDArray[np.float64]) -> NDArray[np.float64]:
