@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from agentrl.config import Config
 from agentrl.config.anchor import Reference
+from agentrl.engine.local.models.resolve import ModelName
 from agentrl.errors import ConfigError
 from agentrl.trainer.algorithms.presets import PRESETS, Algorithm, has_critic
 
@@ -223,6 +224,11 @@ class TrainerConfig(Config):
         default=RewardScaleConfig(), description="scale of the rewards that are trained on"
     )
     cost: CostConfig = Field(default=CostConfig(), description="a cost that is kept below a limit")
+    reference: ModelName = Field(
+        default="",
+        description="the teacher of distill, and what the KL penalty holds the policy near: a "
+        "model with the same vocabulary; empty: the starting weights",
+    )
     critic: CriticConfig = Field(default=CriticConfig(), description="the critic of ppo")
     lora: LoraConfig = Field(default=LoraConfig(), description="low-rank adapters")
     ratio_band: RatioBandConfig = Field(
@@ -296,6 +302,11 @@ class TrainerConfig(Config):
     def has_critic(self) -> bool:
         """True if a critic is learned beside the policy."""
         return has_critic(self.algorithm)
+
+    @property
+    def has_reference(self) -> bool:
+        """True if a model is kept that is not trained, to compare with."""
+        return self.kl.coef > 0 or bool(self.reference)
 
     @property
     def is_apart(self) -> bool:

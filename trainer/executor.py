@@ -61,6 +61,8 @@ class TrainerPlan:
     """Rows of the model's matrices from this one on are left out."""
     loss: CheckedLoss | None = None
     """Instead of the one that `config` names."""
+    reference: Path | None = None
+    """The model that is the reference, if it is not the one that is trained."""
 
 
 def _on_ranks(
@@ -185,11 +187,15 @@ class Replica:
             model = load_model(plan.folder, dtype=dtype, device=str(ranks.device))
         if plan.num_ids is not None:
             limit_ids(model, plan.num_ids)
+        reference = plan.reference and load_model(
+            plan.reference, device=str(ranks.device), num_ids=plan.num_ids
+        )
         self._trainer = LocalTrainer(
             model,
             config,
             total_steps=plan.total_steps,
             longest=plan.longest,
+            reference=reference,
             ranks=ranks,
             folder=folder,
             loss=plan.loss,

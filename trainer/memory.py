@@ -79,7 +79,7 @@ def estimate(folder: Path, config: TrainerConfig, engine: Footprint) -> Need:
     shards = config.ranks // config.replicate
     moments = _MOMENTS[config.optimizer]
     critic = count.frozen + count.backbone * (_FLOAT32 + moments)
-    reference = config.kl.coef > 0 and not config.lora.rank
+    reference = config.has_reference and (config.reference or not config.lora.rank)
     states = {
         "weights": count.frozen + count.trained * _FLOAT32,
         "gradients": count.trained * _FLOAT32,

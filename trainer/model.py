@@ -37,6 +37,18 @@ def check_trainable(
     check_model(model, context_length(model, longest), low_precision=low_precision)
 
 
+def check_reference(model: PreTrainedModel, longest: int) -> None:
+    """Raise ConfigError unless a model of its own can be asked about rows of so many tokens."""
+    own = context_length(model, longest)
+    if own < longest:
+        raise ConfigError(
+            f"trainer.reference: the model takes {own:,} tokens, but the policy's episodes may "
+            f"have {longest:,}; set engine.context_length to {own}"
+        )
+    model.requires_grad_(requires_grad=False)
+    check_trainable(model, longest)
+
+
 def refuse_dropout(model: PreTrainedModel) -> None:
     """Raise ConfigError if the model has dropout or jitter; its parameters may be on `meta`."""
     found = _find_dropouts(model)

@@ -52,7 +52,13 @@ from agentrl.trainer.logprobs import (
 )
 from agentrl.trainer.lora import AdapterWeights, adapters_off, add_adapters
 from agentrl.trainer.micro_batches import micro_batches
-from agentrl.trainer.model import check_trainable, frozen_copy, learning_rate, make_optimizer
+from agentrl.trainer.model import (
+    check_reference,
+    check_trainable,
+    frozen_copy,
+    learning_rate,
+    make_optimizer,
+)
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
 from agentrl.trainer.packing import PackedRows, num_read, trained_rows
 from agentrl.trainer.parallel_dims import SINGLE, Ranks
@@ -79,7 +85,7 @@ _END_S = 5.0
 class LocalTrainer:
     """Owns the float32 weights, the optimizer and the step counter.
 
-    The reference of the KL penalty is a copy of the weights at construction, or the one given:
+    The reference is a copy of the weights at construction, or the one given:
     build the trainer from the starting weights, then load a checkpoint into it. With LoRA, the
     model gets adapters and the reference is the model without them.
     """
@@ -124,13 +130,15 @@ class LocalTrainer:
             low = bool(config.lora.rank) and config.lora.dtype == "bfloat16"
             check_trainable(model, longest, low_precision=low)
         self._reference = None
-        if config.kl.coef > 0:
+        if config.has_reference:
+            if reference is not None:
+                check_reference(reference, context_length(model, longest))
             # Under LoRA the objective takes the same model with its adapters off.
             self._reference = reference or (model if self.adapter else frozen_copy(model))
         for each in {id(m): m for m in (model, self._reference)}.values():
             if each is not None:
                 prepare(each, config, ranks)
-            if each is not None and folder is not None:
+            if each not in (None, reference) and folder is not None:
                 weights = CPU if config.offload else ranks.device
                 read_slices(each, folder, device=ranks.device, weights=weights)
         if folder is not None:
@@ -242,7 +250,9 @@ class LocalTrainer:
     def with_reference(self, batch: Batch) -> Batch:
         """See `Trainer.with_reference`."""
         if self._reference is None:
-            raise ConfigError("trainer.kl.coef is 0, which keeps no reference; set it above 0")
+            raise ConfigError(
+                "there is no reference: set trainer.kl.coef above 0, or trainer.reference"
+            )
         with adapters_off(self._reference):
             reference_N = self._measure(batch, partial(policy_logprobs, self._reference))
         batch = replace(batch, reference_N=reference_N)

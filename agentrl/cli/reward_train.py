@@ -15,7 +15,7 @@ from agentrl.config import load_config
 from agentrl.config.draft import Value
 from agentrl.engine.local.models.resolve import TINY, check_model
 from agentrl.extras import TRAIN, require
-from agentrl.orchestration.config import RewardConfig
+from agentrl.orchestration.config import RewardTrainingConfig
 from agentrl.orchestration.load import base_name
 from agentrl.orchestration.preferences import read_preferences
 
@@ -34,7 +34,7 @@ class RewardOptions(JsonOption):
 
 def _run_reward_train(options: RewardOptions, arguments: Arguments) -> int:
     require("training a reward model", *TRAIN)
-    config = load_config(RewardConfig, flags=arguments.flags, preset=_choose_preset).config
+    config = load_config(RewardTrainingConfig, flags=arguments.flags, preset=_choose_preset).config
     pairs = read_preferences(Path(arguments.positional[0]))
     check_model(config.model)
     from agentrl.orchestration.reward_training import plan_reward_training, train_reward_model
@@ -84,5 +84,5 @@ COMMAND = Verb(
     options=RewardOptions,
     run=_run_reward_train,
     takes=["PAIRS"],
-    config=RewardConfig,
+    config=RewardTrainingConfig,
 )

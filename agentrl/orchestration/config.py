@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, Field
 
 from agentrl.config import Config
-from agentrl.config.anchor import Anchor, PathText, Reference, is_file
+from agentrl.config.anchor import PathText, Reference, is_file
 from agentrl.engine.config import EngineConfig
-from agentrl.engine.local.models.resolve import SMOLLM2, TINY
+from agentrl.engine.local.models.resolve import TINY, ModelName
 from agentrl.envs.context import ContextConfig
 from agentrl.rollout.config import RolloutConfig
 from agentrl.trainer.config import TrainerConfig
@@ -83,10 +83,7 @@ class WarmStartConfig(Config):
     )
 
 
-ModelName = Annotated[str, Anchor("folder", (TINY, SMOLLM2))]
-
-
-class RewardConfig(Config):
+class RewardTrainingConfig(Config):
     """The training of a reward model on preference pairs."""
 
     model: ModelName = Field(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agentrl.engine import Engine
+from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices
 from agentrl.orchestration.config import RunConfig
@@ -170,6 +171,7 @@ def _load_trainer_and_engine(
     config = setup.config
     settings, lora = config.trainer, config.trainer.lora
     loss = make_loss(settings, plan.objects.get(settings.loss))
+    teacher = resolve_model(settings.reference, seed=config.seed) if settings.reference else None
     if settings.is_apart:
         ranks_plan = TrainerPlan(
             folder=setup.folder,
@@ -181,6 +183,7 @@ def _load_trainer_and_engine(
             seed=config.seed,
             num_ids=num_ids,
             loss=loss,
+            reference=teacher,
         )
         return RankTrainer(ranks_plan), server or _load_engine_with_own_model(setup, num_ids)
     ranks = Ranks(device=resolve_device(settings.device))
@@ -195,6 +198,7 @@ def _load_trainer_and_engine(
         settings,
         total_steps=config.steps,
         longest=setup.context_length,
+        reference=teacher and load_model(teacher, device=str(ranks.device), num_ids=num_ids),
         ranks=ranks,
         loss=loss,
     )

@@ -1,6 +1,6 @@
 """The preflight: everything that can be known wrong in seconds, before any weight loads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -66,6 +66,8 @@ def make_plan(
     if not scripted:
         require("training" if train else "a model", *TRAIN)
     check_model(config.model)
+    if config.trainer.reference:
+        check_model(config.trainer.reference)
     check_observers(config, objects)
     if not engine_kind(config, objects).honours_seeds and config.deterministic:
         raise ConfigError(
@@ -83,12 +85,15 @@ def make_plan(
         estimator = make_estimator(config.trainer, objects.get(config.trainer.estimator))
         normalisation = make_normalisation(config.trainer, objects.get(config.trainer.normalise))
         correction = make_correction(config.trainer, objects.get(config.trainer.correct))
+        read = set[str]()
         for function in (estimator, normalisation, correction):
             if function is not None:
                 _check_needs_are_configured(config, function.label, function.needs)
+                read.update(function.needs)
         _check_refill_settings(config.rollout, estimator.label, estimator.needs)
         _check_what_the_estimator_reads(config.trainer, estimator)
-        _check_loss_needs(config, objects.get(config.trainer.loss))
+        read.update(_check_loss_needs(config, objects.get(config.trainer.loss)))
+        _check_reference_is_read(config.trainer, read)
     names = [name for env in envs for name in _check_tasks_and_list_tools(env, config, train)]
     if train:  # now that each environment is known to have a task
         sampler = objects.get(config.rollout.sampler)
@@ -135,8 +140,9 @@ def _check_what_the_estimator_reads(config: TrainerConfig, estimator: CheckedEst
     if "cost" not in estimator.needs:
         todo = f"with {estimator.label}, which reads no cost; set trainer.algorithm to safe_grpo"
         _refuse_unused_keys("trainer.cost", config.cost, todo)
-    if estimator.estimate is BUILT_IN["gdpo"]:
-        todo = "with estimator gdpo, which reads parts of the score alone; choose another estimator"
+    read = {BUILT_IN["gdpo"]: "parts of the score", BUILT_IN["distill"]: "the teacher"}
+    if what := read.get(estimator.estimate):
+        todo = f"with {estimator.label}, which reads {what} alone; choose another estimator"
         _refuse_unused_keys("trainer.reward", config.reward, todo)
         if config.kl.where == "reward":
             raise ConfigError(f"trainer.kl.where: got reward {todo}, or take loss")
@@ -191,7 +197,8 @@ def _check_needs_are_configured(config: RunConfig, label: str, needs: Sequence[s
     has = {
         "group of 2": config.rollout.group_size > 1,
         "critic": config.trainer.has_critic,
-        "reference": config.trainer.kl.coef > 0,
+        "reference": config.trainer.has_reference,
+        "teacher": config.trainer.reference not in ("", config.model),
         "greedy member": config.rollout.greedy_member,
         "cost": bool(config.trainer.cost.part),
     }
@@ -233,13 +240,24 @@ def _check_refill_settings(rollout: RolloutConfig, label: str, needs: Sequence[s
         )
 
 
-def _check_loss_needs(config: RunConfig, given: object) -> None:
+def _check_loss_needs(config: RunConfig, given: object) -> tuple[str, ...]:
     trainer = config.trainer
-    if trainer.loss != TrainerConfig.model_fields["loss"].default:
-        from agentrl.trainer.algorithms.losses import make_loss  # brings torch
+    if trainer.loss == TrainerConfig.model_fields["loss"].default:
+        return ()
+    from agentrl.trainer.algorithms.losses import make_loss  # brings torch
 
-        loss = make_loss(trainer, given)
-        _check_needs_are_configured(config, loss.label, loss.needs)
+    loss = make_loss(trainer, given)
+    _check_needs_are_configured(config, loss.label, loss.needs)
+    return loss.needs
+
+
+def _check_reference_is_read(config: TrainerConfig, needs: Set[str]) -> None:
+    """Refuse a model that would be loaded and never asked."""
+    if config.reference and not config.kl.coef and not needs & {"reference", "teacher"}:
+        raise ConfigError(
+            f"trainer.reference: got {config.reference}, but nothing reads it; set "
+            "trainer.algorithm to distill, or trainer.kl.coef above 0"
+        )
 
 
 def _check_tasks_and_list_tools(env: BoundEnv, config: RunConfig, train: bool) -> list[str]:

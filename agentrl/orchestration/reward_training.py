@@ -16,7 +16,7 @@ from agentrl.engine.local.models.check import check_files
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.engine.local.process import prepare_process
-from agentrl.orchestration.config import RewardConfig
+from agentrl.orchestration.config import RewardTrainingConfig
 from agentrl.orchestration.export import check_new_folder
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.preferences import Preference, encode, split
@@ -34,7 +34,7 @@ from agentrl.trainer.reward_trainer import IdPair, RewardTrainer
 class RewardPlan:
     """A training that is checked, so far as no weights are loaded."""
 
-    config: RewardConfig
+    config: RewardTrainingConfig
     folder: Path
     """The model that it begins with."""
     train: Sequence[IdPair]
@@ -77,7 +77,7 @@ class RewardResult:
 
 
 def plan_reward_training(
-    config: RewardConfig, pairs: Sequence[Preference], out: Path
+    config: RewardTrainingConfig, pairs: Sequence[Preference], out: Path
 ) -> RewardPlan:
     """Check the pairs with the model's tokenizer, and the model's files.
 

@@ -157,6 +157,7 @@ def supervised_plan(plan: Plan) -> Plan:
             "correct": "none",
             "minibatches": 1,
             "epochs": 1,
+            "reference": "",
         }
     )
     # The experts sample, so no server is started for it.

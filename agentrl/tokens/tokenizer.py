@@ -107,7 +107,9 @@ class Tokenizer:
         self.controls: Mapping[str, int] = MappingProxyType(
             {text: number for text, number in self.added_tokens.items() if text.strip()}
         )
-        self.vocab_size = max(self._full.get_vocab().values()) + 1
+        self.ids: Mapping[str, int] = MappingProxyType(self._full.get_vocab())
+        """The id of every token."""
+        self.vocab_size = max(self.ids.values()) + 1
         self.bos_token = self._find_special_token(special_tokens.get("bos_token"))
         self.eos_token = self._find_special_token(special_tokens.get("eos_token"))
         first = self._full.encode("a", add_special_tokens=True).ids[:1]

@@ -1,12 +1,14 @@
 """The command that `algorithm show NAME` prints trains two steps."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.trainer.algorithms.catalogue import AlgorithmEntry, entries
 
 ENTRIES = {f"{e.kind} {e.name}": e for e in entries()}
@@ -30,6 +32,8 @@ def cases() -> list[object]:
 @pytest.mark.parametrize("entry", cases())
 @pytest.mark.timeout(300)
 def test_its_command_trains_two_steps(entry: AlgorithmEntry, tmp_path: Path) -> None:
+    if "teacher" in entry.needs:
+        shutil.copytree(resolve_model("tiny", seed=1), tmp_path / "runs/teacher/model")
     words = entry.command.split()
     command = [sys.executable, "-m", *words, *QUICK, "--name", "run", "--threads", "1"]
     done = subprocess.run(

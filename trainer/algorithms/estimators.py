@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from agentrl.config.seams import Seam
 from agentrl.errors import AgentrlError, ConfigError, RunError
 from agentrl.tools import user_code
+from agentrl.trainer.algorithms.advantages.distill import distill
 from agentrl.trainer.algorithms.advantages.gae import gae, turn_gae, vapo
 from agentrl.trainer.algorithms.advantages.gdpo import gdpo
 from agentrl.trainer.algorithms.advantages.gigpo import gigpo
@@ -58,6 +59,7 @@ BUILT_IN: Final[Mapping[str, Estimator]] = {
     "vapo": vapo,
     "safe": safe,
     "safe_gae": safe_gae,
+    "distill": distill,
 }
 
 

@@ -45,6 +45,8 @@ def made_up_batch(needs: Sequence[str] = ()) -> Batch:
         cost_values_N=np.where(mask_N, np.float32(0.25), 0)
         if {"cost", "critic"} <= set(needs)
         else None,
-        reference_N=np.where(mask_N, np.float32(-0.7), 0) if "reference" in needs else None,
+        reference_N=np.where(mask_N, np.float32(-0.7), 0)
+        if {"reference", "teacher"} & {*needs}
+        else None,
         proximal_N=np.where(mask_N, np.float32(-0.6), 0) if "proximal" in needs else None,
     )

@@ -18,6 +18,7 @@ F = TypeVar("F", bound=Callable[..., object])
 NEEDS: Final = {
     "critic": "set trainer.algorithm to ppo",
     "reference": "set trainer.kl.coef above 0",
+    "teacher": "set trainer.reference to another model than the run begins with",
     "group of 2": "set rollout.group_size to 2 or more",
     "proximal": "call Trainer.with_proximal before the update",
     "greedy member": "set rollout.greedy_member to true",
@@ -31,6 +32,7 @@ NEEDS: Final = {
 FLAGS: Final = {
     "critic": "--trainer.algorithm ppo",
     "reference": "--trainer.kl.coef 0.01",
+    "teacher": "--trainer.reference runs/teacher/model",
     "group of 2": "--rollout.group-size 2",
     "greedy member": "--rollout.greedy-member",
     "cost": "--trainer.cost.part tests",
@@ -40,6 +42,7 @@ FLAGS: Final = {
 COSTS: Final = {
     "critic": "a critic's pass before the update, and its own pass forward and back",
     "reference": "a pass of the reference",
+    "teacher": "a pass of the teacher",
     "proximal": "a pass before the update",
     "greedy member": "one more episode for each group",
 }

@@ -39,6 +39,7 @@ Algorithm = Literal[
     "icepop",
     "safe_grpo",
     "safe_ppo",
+    "distill",
 ]
 
 _CRITIC: Final[Mapping[str, Mapping[str, object]]] = {

@@ -126,7 +126,7 @@ class BatchRecipe:
     def _make_passes(self, batch: Batch, trainer: Trainer) -> Batch:
         if "critic" in self.needs:
             batch = trainer.with_values(batch)
-        if "reference" in self.needs:
+        if self.needs & {"reference", "teacher"}:
             batch = trainer.with_reference(batch)
         if "proximal" in self.needs:
             batch = trainer.with_proximal(batch)

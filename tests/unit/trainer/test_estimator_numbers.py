@@ -68,6 +68,16 @@ def test_numbers_by_hand(name: str, rewards: list[float], expected: list[float])
     assert of_episodes(batch, BUILT_IN[name](batch)) == pytest.approx(expected)
 
 
+def test_distill_raises_what_the_teacher_finds_likelier() -> None:
+    batch = episodes([1, 0, 0])
+    own, other = np.log([0.5, 0.25, 0.5]), np.log([0.25, 0.5, 0.5])
+    logprobs_N, reference_N = (np.zeros(batch.num_tokens, np.float32) for _ in range(2))
+    logprobs_N[batch.mask_N], reference_N[batch.mask_N] = own, other
+    batch = replace(batch, logprobs_N=logprobs_N, reference_N=reference_N)
+    expected = [-np.log(2), np.log(2), 0]
+    assert of_episodes(batch, BUILT_IN["distill"](batch)) == pytest.approx(expected)
+
+
 def test_longer_episodes_weigh_more_in_the_baseline_of_opo() -> None:
     batch = episodes([1, 0], lengths=[3, 1])
     assert of_episodes(batch, BUILT_IN["opo"](batch)) == pytest.approx([0.25, -0.75])
@@ -155,6 +165,7 @@ def rich(rewards: Sequence[float], order: Sequence[int]) -> Batch:
         costs_E=np.array([float(i % 3) for i in order]),
         multiplier=0.5,
         cost_values_N=np.where(batch.mask_N, values_N / 3, 0).astype(np.float32),
+        reference_N=np.where(batch.mask_N, -1 - values_N, 0).astype(np.float32),
     )
 
 
@@ -210,7 +221,7 @@ def test_degenerate_batches(name: str) -> None:
         assert not got.any()
     wrong = replace(whole, rewards_E=np.array([1, np.nan, 0, 0, 0, 0]))
     wrong = replace(wrong, turn_rewards_U=wrong.rewards_E, parts_E={"whole": wrong.rewards_E})
-    if name != "reinforce":
+    if name not in ("reinforce", "distill"):  # which asks for no reward
         with pytest.raises(RunError, match="finite"):
             estimate(wrong)
 

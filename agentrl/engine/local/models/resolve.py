@@ -15,8 +15,9 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import cast
+from typing import Annotated, cast
 
+from agentrl.config.anchor import Anchor
 from agentrl.engine.local.models.files import read_json, weight_files
 from agentrl.engine.local.models.settings import check_numbers
 from agentrl.errors import ConfigError
@@ -24,6 +25,8 @@ from agentrl.extras import TRAIN, require
 
 TINY = "tiny"
 SMOLLM2 = "smollm2-135m"
+ModelName = Annotated[str, Anchor("folder", (TINY, SMOLLM2))]
+"""What `resolve_model` takes."""
 _PROBE_TIMEOUT_S = 3.0
 
 
