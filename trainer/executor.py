@@ -187,9 +187,10 @@ class Replica:
             model = load_model(plan.folder, dtype=dtype, device=str(ranks.device))
         if plan.num_ids is not None:
             limit_ids(model, plan.num_ids)
-        reference = plan.reference and load_model(
-            plan.reference, device=str(ranks.device), num_ids=plan.num_ids
-        )
+        reference = None
+        if plan.reference is not None:
+            place = str(ranks.device)
+            reference = load_model(plan.reference, device=place, num_ids=plan.num_ids)
         self._trainer = LocalTrainer(
             model,
             config,

@@ -198,7 +198,9 @@ def _load_trainer_and_engine(
         settings,
         total_steps=config.steps,
         longest=setup.context_length,
-        reference=teacher and load_model(teacher, device=str(ranks.device), num_ids=num_ids),
+        reference=load_model(teacher, device=str(ranks.device), num_ids=num_ids)
+        if teacher
+        else None,
         ranks=ranks,
         loss=loss,
     )

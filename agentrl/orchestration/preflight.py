@@ -140,12 +140,12 @@ def _check_what_the_estimator_reads(config: TrainerConfig, estimator: CheckedEst
     if "cost" not in estimator.needs:
         todo = f"with {estimator.label}, which reads no cost; set trainer.algorithm to safe_grpo"
         _refuse_unused_keys("trainer.cost", config.cost, todo)
-    read = {BUILT_IN["gdpo"]: "parts of the score", BUILT_IN["distill"]: "the teacher"}
-    if what := read.get(estimator.estimate):
-        todo = f"with {estimator.label}, which reads {what} alone; choose another estimator"
-        _refuse_unused_keys("trainer.reward", config.reward, todo)
-        if config.kl.where == "reward":
-            raise ConfigError(f"trainer.kl.where: got reward {todo}, or take loss")
+    for name, what in (("gdpo", "parts of the score"), ("distill", "the teacher")):
+        if estimator.estimate is BUILT_IN[name]:
+            todo = f"with estimator {name}, which reads {what} alone; choose another estimator"
+            _refuse_unused_keys("trainer.reward", config.reward, todo)
+            if config.kl.where == "reward":
+                raise ConfigError(f"trainer.kl.where: got reward {todo}, or take loss")
 
 
 def _refuse_unused_keys(where: str, section: Config, todo: str) -> None:

@@ -127,3 +127,7 @@ def test_a_reference_that_nothing_reads_is_refused(
     assert main([*said, "--group-size", "2"]) == 2
     assert f"trainer.reference: got {workplace / 'teacher'}, but nothing" in capsys.readouterr().err
     assert main([*said, "--trainer.kl.coef", "0.1"]) == 0
+    distill = [*said, "--algorithm", "distill"]
+    for unread in ("--trainer.kl.where=reward", "--trainer.reward.scale=2"):
+        assert main([*distill, "--trainer.kl.coef", "0.1", unread]) == 2
+        assert "estimator distill, which reads the teacher alone" in capsys.readouterr().err
