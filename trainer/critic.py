@@ -110,13 +110,14 @@ class Critic:
             loss = self._accumulate_gradients(learnt, targets_HN)
             most = self._config.critic.max_grad_norm
             norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), most))
-            if math.isfinite(loss) and torch.isfinite(norm):
+            is_finite = math.isfinite(loss) and bool(torch.isfinite(norm))
+            if is_finite:
                 self.optimizer.step()
                 self._skipped_in_a_row = 0
-            else:
+            self.optimizer.zero_grad(set_to_none=True)
+            if not is_finite:
                 skipped = f"the critic's loss is {loss} and its gradient norm {norm}, not finite"
                 self._count_skipped(skipped)
-            self.optimizer.zero_grad(set_to_none=True)
         return CriticStats(loss=loss, skipped=skipped)
 
     def explained(self, batch: Batch) -> float:

@@ -301,8 +301,14 @@ class _HeadScores(torch.autograd.Function):
         hidden_UD, weight_VD, bias_V, at_K, targets_K = ctx.saved_tensors
         given, hidden_UD = hidden_UD, hidden_UD.to(weight_VD.dtype)
         hidden_grad = torch.empty_like(hidden_UD)
-        weight_grad = torch.zeros_like(weight_VD) if ctx.needs_input_grad[1] else None
-        bias_grad = torch.zeros_like(bias_V) if ctx.needs_input_grad[2] else None
+        # Pieces are added up in float32 at least: in fewer bits later ones would be rounded off.
+        wide = torch.promote_types(weight_VD.dtype, torch.float32)
+        weight_grad, bias_grad = (
+            torch.zeros_like(parameter, dtype=wide) if needed else None
+            for parameter, needed in zip(
+                (weight_VD, bias_V), ctx.needs_input_grad[1:3], strict=True
+            )
+        )
         for piece, (rows, mine) in enumerate(ctx.cuts):
             logprobs_UV, other_UV = ctx.kept.pop(piece, (None, None))
             if logprobs_UV is None:
@@ -314,10 +320,16 @@ class _HeadScores(torch.autograd.Function):
             )
             grad_UV = grad_UV.to(weight_VD.dtype)
             torch.mm(grad_UV, weight_VD, out=hidden_grad[rows])
-            if weight_grad is not None:
+            if weight_grad is not None and weight_grad.dtype == grad_UV.dtype:
                 weight_grad.addmm_(grad_UV.T, hidden_UD[rows])
+            elif weight_grad is not None:
+                weight_grad += grad_UV.T @ hidden_UD[rows]
             if bias_grad is not None:
-                bias_grad += grad_UV.sum(0)
+                bias_grad += grad_UV.sum(0, dtype=wide)
+        weight_grad, bias_grad = (
+            gradient if gradient is None else gradient.to(weight_VD.dtype)
+            for gradient in (weight_grad, bias_grad)
+        )
         return hidden_grad.to(given.dtype), weight_grad, bias_grad, *[None] * 6
 
 

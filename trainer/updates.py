@@ -58,7 +58,7 @@ class BatchUpdate:
     def pairs_2S(self) -> NDArray[np.float64]:
         """[2, S] The same and the engine's, of all that was sampled."""
         policy_N, sampled_N = before_rejection(self.batch, self.done)
-        return np.stack([policy_N, self.batch.logprobs_N])[:, sampled_N]
+        return np.stack([policy_N, self.batch.logprobs_N.astype(np.float64)])[:, sampled_N]
 
     @property
     def episode_probability(self) -> float:

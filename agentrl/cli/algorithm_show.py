@@ -34,7 +34,7 @@ def _render_algorithm_entry(entry: "AlgorithmEntry") -> str:
 
 COMMAND = Verb(
     summary="Show formula, paper, options, needs and cost of an algorithm or one of its functions.",
-    examples=["agentrl algorithm show gspo"],
+    examples=["agentrl algorithm show gspo", "agentrl algorithm show my_loss.py:mine"],
     options=JsonOption,
     run=_run_algorithm_show,
     takes=["NAME"],

@@ -24,6 +24,7 @@ from agentrl.trainer.algorithms.corrections import make_correction
 from agentrl.trainer.algorithms.estimators import BUILT_IN, CheckedEstimator, make_estimator
 from agentrl.trainer.algorithms.needs import NEEDS
 from agentrl.trainer.algorithms.normalisations import make_normalisation
+from agentrl.trainer.algorithms.presets import keys_of
 from agentrl.trainer.config import TrainerConfig, check_heads
 from agentrl.types import Message
 
@@ -90,6 +91,7 @@ def make_plan(
             if function is not None:
                 _check_needs_are_configured(config, function.label, function.needs)
                 read.update(function.needs)
+        _check_estimator_keys(config, estimator)
         _check_refill_settings(config.rollout, estimator.label, estimator.needs)
         _check_what_the_estimator_reads(config.trainer, estimator)
         read.update(_check_loss_needs(config, objects.get(config.trainer.loss)))
@@ -148,10 +150,16 @@ def _check_what_the_estimator_reads(config: TrainerConfig, estimator: CheckedEst
                 raise ConfigError(f"trainer.kl.where: got reward {todo}, or take loss")
 
 
-def _refuse_unused_keys(where: str, section: Config, todo: str) -> None:
-    """Refuse a key of a section that nothing reads, if it was given another value."""
+def _refuse_unused_keys(
+    where: str, section: Config, todo: str, preset: Mapping[str, object] | None = None
+) -> None:
+    """Refuse a key of a section that nothing reads, if it was given another value.
+
+    `preset` has what the algorithm set, by the whole names of keys.
+    """
     for key in sorted(section.model_fields_set):
-        if getattr(section, key) != type(section).model_fields[key].default:
+        default = type(section).model_fields[key].default
+        if getattr(section, key) not in (default, (preset or {}).get(f"{where}.{key}")):
             raise ConfigError(f"{where}.{key}: got {getattr(section, key)} {todo}, or leave it out")
 
 
@@ -248,6 +256,10 @@ def _check_loss_needs(config: RunConfig, given: object) -> tuple[str, ...]:
 
     loss = make_loss(trainer, given)
     _check_needs_are_configured(config, loss.label, loss.needs)
+    if not loss.reads_clip:
+        todo = f"with {loss.label}, which does not read it; give the loss an option"
+        preset = keys_of(trainer.algorithm)
+        _refuse_unused_keys("trainer.clip", trainer.clip, todo, preset)
     return loss.needs
 
 
@@ -257,6 +269,21 @@ def _check_reference_is_read(config: TrainerConfig, needs: Set[str]) -> None:
         raise ConfigError(
             f"trainer.reference: got {config.reference}, but nothing reads it; set "
             "trainer.algorithm to distill, or trainer.kl.coef above 0"
+        )
+
+
+def _check_estimator_keys(config: RunConfig, estimator: CheckedEstimator) -> None:
+    """Refuse what the estimator does not read, or could never compute."""
+    if not config.trainer.scale_by_std and "scale_by_std" not in estimator.options:
+        raise ConfigError(
+            f"trainer.scale_by_std: got false with {estimator.label}, which has no deviation to "
+            "divide by; leave it out"
+        )
+    size, least = config.rollout.group_size, estimator.least_members
+    if size < least:
+        raise ConfigError(
+            f"{estimator.label} compares teams of {least}, but rollout.group_size is {size}, so "
+            "every advantage would be 0; raise that, or lower k"
         )
 
 

@@ -23,9 +23,7 @@ def group_advantages(
     """
     rewards_E = checked_rewards(rewards_E)
     _, index_E, size_G = np.unique(group_E, return_inverse=True, return_counts=True)
-    low_G, high_G = np.full(len(size_G), np.inf), np.full(len(size_G), -np.inf)
-    np.minimum.at(low_G, index_E, rewards_E)
-    np.maximum.at(high_G, index_E, rewards_E)
+    low_G, high_G = group_ranges(rewards_E, index_E)
     # Rewards relative to the group's lowest: equal ones are exactly 0, whatever their size.
     above_E = rewards_E - low_G[index_E]
     range_G = high_G - low_G
@@ -39,6 +37,17 @@ def group_advantages(
     std_G = np.sqrt(np.bincount(index_E, unit_E**2, len(size_G)) / size_G)
     scaled_E: NDArray[np.float64] = unit_E / np.where(std_G > 0, std_G, 1.0)[index_E]
     return scaled_E
+
+
+def group_ranges(
+    rewards_E: NDArray[np.float64], index_E: NDArray[np.integer]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """[G] The lowest and the highest reward of each group, which are numbered from 0."""
+    number = int(index_E.max(initial=-1)) + 1
+    low_G, high_G = np.full(number, np.inf), np.full(number, -np.inf)
+    np.minimum.at(low_G, index_E, rewards_E)
+    np.maximum.at(high_G, index_E, rewards_E)
+    return low_G, high_G
 
 
 def token_advantages(batch: Batch, advantages_E: NDArray[np.float64]) -> NDArray[np.float32]:

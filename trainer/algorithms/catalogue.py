@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from agentrl.config.nearest import nearest
+from agentrl.config.seams import Seam, instance_of
 from agentrl.errors import ConfigError
 from agentrl.trainer.algorithms.corrections import BUILT_IN as CORRECTIONS
 from agentrl.trainer.algorithms.estimators import BUILT_IN as ESTIMATORS
 from agentrl.trainer.algorithms.losses import BUILT_IN as LOSSES
 from agentrl.trainer.algorithms.needs import COSTS, FLAGS, needs_of
 from agentrl.trainer.algorithms.normalisations import BUILT_IN as NORMALISATIONS
-from agentrl.trainer.algorithms.options import defaults_of
+from agentrl.trainer.algorithms.options import defaults_of, split_options
 from agentrl.trainer.algorithms.presets import PAPERS, PRESETS, ROLLOUT, keys_of
 
 KINDS: Final[Mapping[str, tuple[str, Mapping[str, Callable[..., object]]]]] = {
@@ -33,6 +34,10 @@ _PARTS: Final[Mapping[str, Mapping[str, Callable[..., object]]]] = {
 """What the keys of an algorithm name."""
 _ENVS = {"state keys": "number_guess", "score parts": "code_sandbox", "cost": "code_sandbox"}
 """The built-in environments that give what not all of them do."""
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
 _PAPER = re.compile(r"arXiv:\d{4}\.\d{5}|Williams 1992")
 
 
@@ -66,11 +71,30 @@ def entries() -> Iterator[AlgorithmEntry]:
 
 
 def find_entries(name: str) -> list[AlgorithmEntry]:
-    """Those of a name; raises ConfigError if there is none."""
+    """Those of a name or a reference; raises ConfigError if there is none."""
+    if ":" in name:
+        return [_describe_reference(name)]
     found = list(entries())
     if chosen := [entry for entry in found if entry.name == name]:
         return chosen
     raise ConfigError(f"algorithm {name!r} is unknown, {nearest(name, {e.name for e in found})}")
+
+
+def _describe_reference(ref: str) -> AlgorithmEntry:
+    """A function of one's own: a loss if it takes two arguments, else shown as an estimator."""
+    seam = Seam("algorithm", {}, "agentrl.estimators")
+    path, _ = split_options(ref)
+    label = seam.label(path)
+    found = instance_of(seam.find(path), label)
+    if not callable(found):
+        raise ConfigError(f"{label} is of type {type(found).__name__}, expected a function")
+    required = [
+        parameter
+        for parameter in inspect.signature(found).parameters.values()
+        if parameter.kind in _POSITIONAL and parameter.default is inspect.Parameter.empty
+    ]
+    kind = "loss" if len(required) > 1 else "estimator"
+    return _describe(ref, kind, found, f"{KINDS[kind][0]} {ref}")
 
 
 def _describe_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEntry:
@@ -102,7 +126,7 @@ def _describe(name: str, kind: str, function: object, flags: str) -> AlgorithmEn
         formula=textwrap.dedent(rest).strip(),
         paper=_find_paper(function),
         needs=needs,
-        options=dict(defaults_of(function)),
+        options={k: _show_default(v) for k, v in defaults_of(function).items()},
         cost=_costs(needs),
         command=_command(flags, needs),
     )
@@ -111,7 +135,14 @@ def _describe(name: str, kind: str, function: object, flags: str) -> AlgorithmEn
 def _find_paper(function: object) -> str:
     """The first that is named where it is defined, or at the head of its file."""
     texts = (inspect.getdoc(function), inspect.getdoc(inspect.getmodule(function)))
-    return next(found.group() for text in texts if (found := _PAPER.search(text or "")))
+    named = (found.group() for text in texts if (found := _PAPER.search(text or "")))
+    return next(named, "none named")
+
+
+def _show_default(value: object) -> object:
+    if value is inspect.Parameter.empty:
+        return "to be given"
+    return value if isinstance(value, bool | int | float | str | None) else repr(value)
 
 
 def _costs(needs: Sequence[str], refill: float = 1.0) -> str:

@@ -88,6 +88,17 @@ class CheckedEstimator:
         """What it declares."""
         return needs_of(self.estimate)
 
+    @property
+    def options(self) -> Mapping[str, Option]:
+        """Its options as they were given, the others with their defaults."""
+        return defaults_of(self.estimate)
+
+    @property
+    def least_members(self) -> int:
+        """In smaller groups it gives nothing but 0."""
+        is_of_teams = getattr(self.estimate, "func", self.estimate) is pass_at_k
+        return int(self.options["k"]) if is_of_teams else 1
+
     def __call__(self, batch: Batch) -> NDArray[np.float32]:
         """[N] The advantages; raises RunError if they are not what they have to be."""
         with user_code(self.label, fault=RunError):

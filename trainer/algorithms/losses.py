@@ -42,6 +42,9 @@ from agentrl.trainer.device import memory_errors
 from agentrl.types import Batch
 from agentrl.workers.pickling import CANNOT_PICKLE, dumps
 
+_BOUNDED: Final = (clip, dual_clip, clip_cov)
+"""Those that take their bounds from `trainer.clip`."""
+
 BUILT_IN: Final[Mapping[str, PolicyLoss]] = {
     "clip": clip,
     "dual_clip": dual_clip,
@@ -69,6 +72,11 @@ class CheckedLoss:
     is_active_everywhere: bool = False
     """True if it has a gradient where the advantage is 0 too."""
     needs: tuple[str, ...] = ()
+
+    @property
+    def reads_clip(self) -> bool:
+        """True if `trainer.clip` is for it."""
+        return getattr(self.function, "func", None) in _BOUNDED
 
     def __call__(self, logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, list[float]]:
         """The sum, and the statistics in the order of `names`; raises RunError."""
@@ -111,7 +119,7 @@ def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:
         given,
         "logprobs_K",
         "tokens",
-        keys=lambda found, _: bounds if found in (clip, dual_clip, clip_cov) else {},
+        keys=lambda found, _: bounds if found in _BOUNDED else {},
     )
     loss = CheckedLoss(
         label=label,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RunError
 from agentrl.trainer import CostConfig, CriticConfig, LoraConfig, RatioBandConfig, TrainerConfig
 from agentrl.trainer.algorithms.advantages.gae import gae
 from agentrl.trainer.algorithms.advantages.safe import safe_gae
@@ -119,6 +119,32 @@ def test_a_second_head_learns_the_cost_and_the_policy_pays_for_it() -> None:
     for values_N, meant in ((valued.values_N, np.array(REWARDS)), (valued.cost_values_N, costs)):
         left = ((values_N[made.mask_N] - meant[episode_N]) ** 2).mean()
         assert left < 0.1 * meant[episode_N].var()
+
+
+def test_a_gradient_of_the_critic_that_is_not_finite_is_told_and_counted(tmp_path: Path) -> None:
+    trainer = LocalTrainer(tiny_model(), config(), total_steps=9)
+    assert trainer.critic is not None
+    valued = trainer.with_values(batch())
+    valued = replace(valued, advantages_N=gae(valued))
+    poison = trainer.critic.model.head.register_full_backward_hook(
+        lambda _, grads, __: tuple(g * float("nan") for g in grads)
+    )
+    before = [p.detach().clone() for p in trainer.critic.model.parameters()]
+    for count in (1, 2):
+        stats = trainer.update(valued)
+        assert stats.skipped is None
+        assert stats.value_skipped is not None
+        assert "and its gradient norm nan, not finite" in stats.value_skipped
+        assert trainer.critic.num_skipped == count
+    assert all(map(torch.equal, before, trainer.critic.model.parameters()))
+    resumed = LocalTrainer(tiny_model(3), config(), total_steps=6)
+    resumed.load(trainer.save(tmp_path, step=1, state={}))
+    assert resumed.critic is not None
+    assert resumed.critic.num_skipped == 2
+    with pytest.raises(RunError, match=r"for 3 updates in a row; lower trainer\.critic"):
+        trainer.update(valued)
+    poison.remove()
+    assert trainer.update(valued).value_skipped is None
 
 
 def test_the_critic_is_in_the_checkpoint(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from transformers import LlamaForCausalLM
 
 from agentrl.errors import RunError
 from agentrl.trainer import RatioBandConfig, StepStats, TrainerConfig
+from agentrl.trainer import trainer as module
 from agentrl.trainer.algorithms.minibatches import split_minibatches
 from agentrl.trainer.algorithms.recipe import make_recipe
 from agentrl.trainer.trainer import LocalTrainer
@@ -129,16 +130,16 @@ def test_a_mini_batch_without_advantages_is_left_out_alone() -> None:
     assert (stats.skipped, stats.num_skipped, stats.step) == (None, 6, 2)
 
 
-def test_a_step_that_is_given_up_between_its_updates_says_that_it_changed_something() -> None:
+def test_a_step_that_is_given_up_between_its_updates_says_that_it_changed_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_END_S", 0.0)
     model = tiny_model()
     trainer = LocalTrainer(model, CONFIG, total_steps=1)
     found: list[bool] = []
 
     def give_up(*_: object) -> None:
-        if not found:
-            with trainer._changing:  # as `give_up` does, from another thread
-                trainer._is_given_up = True
-                found.append(not trainer.has_changed)
+        found.append(trainer.give_up())
 
     trainer.optimizer.register_step_post_hook(give_up)
     with pytest.raises(RunError, match="was given up"):

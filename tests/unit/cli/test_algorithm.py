@@ -89,6 +89,22 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
             ["--estimator", "gdpo", "--trainer.kl.coef", "0.1", "--trainer.kl.where", "reward"],
             "trainer.kl.where: got reward with estimator gdpo",
         ),
+        (
+            ["--loss", "gspo", "--trainer.clip.high", "0.5"],
+            "trainer.clip.high: got 0.5 with loss gspo, which does not read it",
+        ),
+        (
+            ["--algorithm", "vapo", "--loss", "gspo", "--trainer.clip.low", "0.1"],
+            "trainer.clip.low: got 0.1 with loss gspo, which does not read it",
+        ),
+        (
+            ["--estimator", "rloo", "--trainer.scale-by-std", "false"],
+            "trainer.scale_by_std: got false with estimator rloo, which has no deviation",
+        ),
+        (
+            ["--estimator", "pass_at_k(k=5)", "--group-size", "4"],
+            "pass_at_k compares teams of 5, but rollout.group_size is 4, so every advantage",
+        ),
         (["--estimator", "vapo"], "estimator vapo needs a critic, but trainer.algorithm is grpo"),
         (["--rollout.refill", "0.5"], "--rollout.refill: got 0.5, expected a number of at least 1"),
         (
@@ -141,6 +157,49 @@ def test_what_is_missing_is_refused(
 ) -> None:
     assert main(["train", "--env", "number_guess", "--dry-run", *flags]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--loss", "dual_clip", "--trainer.clip.high", "0.5"],
+        ["--algorithm", "vapo", "--loss", "gspo"],
+        ["--estimator", "pass_at_k(k=4)", "--group-size", "4"],
+        ["--estimator", "gigpo", "--trainer.scale-by-std", "false"],
+    ],
+)
+def test_what_is_read_is_not_refused(flags: list[str]) -> None:
+    assert main(["train", "--env", "number_guess", "--dry-run", *flags]) == 0
+
+
+def test_a_function_of_ones_own_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from agentrl.trainer.algorithms.needs import needs\n\n\n"
+        "@needs('reference')\n"
+        "def towards(logprobs_K, tokens, *, scale=2.0, how):\n"
+        '    """Towards the reference (arXiv:2402.03300).\n\n    By scale * r.\n    """\n\n\n'
+        "def plain(batch):\n    return batch.rewards_E\n\n\nNOTHING = 3\n"
+    )
+    assert main(["algorithm", "show", f"{own}:towards"]) == 0
+    shown = capsys.readouterr().out
+    for said in (
+        f"loss {own}:towards: Towards the reference (arXiv:2402.03300)",
+        "By scale * r.",
+        "paper    arXiv:2402.03300",
+        "options  scale=2.0, how=to be given",
+        "needs    reference",
+        f"agentrl train --env calculator --loss {own}:towards --trainer.kl.coef 0.01 --steps 2",
+    ):
+        assert said in shown
+    assert main(["algorithm", "show", "--json", f"{own}:plain"]) == 0
+    [entry] = json.loads(capsys.readouterr().out)
+    assert (entry["kind"], entry["paper"], entry["needs"]) == ("estimator", "none named", [])
+    for name, said in (("NOTHING", "is of type int, expected a function"), ("planes", "plain")):
+        assert main(["algorithm", "show", f"{own}:{name}"]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_one_episode_a_task_is_enough_for_reinforce(capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,6 +90,24 @@ def test_remax_is_measured_by_the_greedy_answer() -> None:
         remax(replace(batch, greedy_E=None))
 
 
+COMPARING = (
+    *("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "remax", "opo", "gdpo", "maxrl"),
+    *("pass_at_k", "gigpo"),
+)
+
+
+@pytest.mark.parametrize("name", COMPARING)
+def test_rewards_that_differ_by_rounding_are_equal(name: str) -> None:
+    batch = episodes([0.1 + 0.2, 0.3, 0.3, 0.7, 0.1 + 0.6], [0, 0, 0, 1, 1], [1, 2, 3, 1, 5])
+    batch = replace(
+        batch,
+        greedy_E=np.array([0.3, 0.3, 0.1 + 0.2, 0.1 + 0.6, 0.7]),
+        parts_E={"all": batch.rewards_E},
+        keys_U=("a",) * 5,
+    )
+    assert not BUILT_IN[name](batch).any()
+
+
 def test_parts_of_another_scale_count_alike_in_gdpo() -> None:
     batch = episodes([101, 100, 0, 0])
     parts = {"a": np.array([1.0, 0, 0, 0]), "b": np.array([100.0, 100, 0, 0])}

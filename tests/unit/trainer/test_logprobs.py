@@ -171,6 +171,36 @@ def test_logits_are_computed_for_trained_tokens_only(sizes: list[int]) -> None:
     assert sum(sizes) == batch.num_trained * VOCAB < batch.num_tokens * VOCAB
 
 
+def test_the_heads_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One piece has a relative error of 0.18 %; 75 added up in bfloat16 had 0.79 %, now 0.19 %."""
+    model = tiny_model(dtype=torch.bfloat16, tied=False, bias=True)
+    batch = batch_of(random_segments([40] * 75, seed=3))
+    packed = pack(batch, range(batch.num_rows), share=False)
+    states: list[Tensor] = []
+    model.model.norm.register_forward_hook(lambda *given: states.append(given[-1].detach()))
+    pull_K = torch.rand(len(packed.source_K), generator=torch.Generator().manual_seed(0))
+    leaves = [model.lm_head.weight, model.lm_head.bias]
+
+    def gradient(pieces: int) -> Tensor:
+        size = -(-len(pull_K) // pieces)
+        monkeypatch.setattr(module, "PIECE_LOGITS", size * VOCAB)
+        scores_K = policy_scores(model, packed, 1.0)[0]
+        found = torch.autograd.grad((pull_K * scores_K).sum(), leaves)
+        return torch.cat([found[0].double(), found[1].double()[:, None]], 1)
+
+    found = {pieces: gradient(pieces) for pieces in (1, 75)}
+    hidden_KD = states[0].reshape(-1, 32)[torch.from_numpy(packed.predictors_K)].double()
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    logits_KV = hidden_KD @ exact[0].T + exact[1]
+    targets_K = torch.from_numpy(packed.targets_K)
+    scores_K = torch.log_softmax(logits_KV, -1)[torch.arange(len(targets_K)), targets_K]
+    wanted = torch.autograd.grad((pull_K.double() * scores_K).sum(), exact)
+    expected = torch.cat([wanted[0], wanted[1][:, None]], 1)
+    errors = {p: float((g - expected).norm() / expected.norm()) for p, g in found.items()}
+    print(f"relative errors by number of pieces: {errors}")
+    assert errors[75] < 1.5 * errors[1] < 0.006
+
+
 def test_the_mean_over_the_vocabulary_has_its_gradient() -> None:
     model = tiny_model(dtype=torch.float64)
     batch = batch_of(random_segments((20, 8)), temperature=1.5)

@@ -3,10 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.trainer.algorithms.advantage import checked_rewards, token_advantages
+from agentrl.trainer.algorithms.advantage import checked_rewards, group_ranges, token_advantages
 from agentrl.trainer.algorithms.needs import needs
 from agentrl.trainer.algorithms.trajectories import Trajectories
 from agentrl.types import Batch
+from agentrl.types.rewards import are_equal
 
 
 @needs("group of 2")
@@ -20,9 +21,9 @@ def opo(batch: Batch) -> NDArray[np.float32]:
     rewards_E = checked_rewards(batch.rewards_E)
     tokens = Trajectories.of(batch)
     _, index_E = np.unique(batch.group_E, return_inverse=True)
-    # From the group's first reward on, so that equal ones are exactly 0.
-    first_G = rewards_E[np.unique(index_E, return_index=True)[1]]
-    above_E = rewards_E - first_G[index_E]
+    low_G, high_G = group_ranges(rewards_E, index_E)
+    # From the group's lowest reward on, so that equal ones are exactly 0.
+    above_E = np.where(are_equal(low_G, high_G)[index_E], 0.0, rewards_E - low_G[index_E])
     length_G = np.bincount(index_E, tokens.lengths_E)
     baseline_G = np.bincount(index_E, tokens.lengths_E * above_E) / np.maximum(length_G, 1)
     return token_advantages(batch, above_E - baseline_G[index_E])

@@ -7,6 +7,7 @@ from agentrl.errors import RunError
 from agentrl.trainer.algorithms.advantage import checked_rewards, token_advantages
 from agentrl.trainer.algorithms.needs import needs
 from agentrl.types import Batch
+from agentrl.types.rewards import are_equal
 
 
 @needs("greedy member")
@@ -14,10 +15,13 @@ def remax(batch: Batch) -> NDArray[np.float32]:
     """Each reward less that of the group's greedy member, which is never trained on.
 
     A_i = r_i - r_greedy. Rewards 1 and 0 give 1 and 0 where the greedy answer failed, 0 and -1
-    where it succeeded. A group whose greedy member has no score gets 0. Raises RunError without
-    greedy members.
+    where it succeeded. A group whose greedy member has no score gets 0, as do equal rewards. Raises
+    RunError without greedy members.
     """
     if batch.greedy_E is None:
         raise RunError("the batch has no greedy members; set rollout.greedy_member to true")
-    gained_E = checked_rewards(batch.rewards_E) - batch.greedy_E
-    return token_advantages(batch, np.where(np.isnan(batch.greedy_E), 0.0, gained_E))
+    rewards_E, greedy_E = checked_rewards(batch.rewards_E), batch.greedy_E
+    equal_E = are_equal(np.minimum(rewards_E, greedy_E), np.maximum(rewards_E, greedy_E))
+    return token_advantages(
+        batch, np.where(np.isnan(greedy_E) | equal_E, 0.0, rewards_E - greedy_E)
+    )
