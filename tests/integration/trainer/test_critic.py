@@ -5,6 +5,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,9 +127,11 @@ def test_a_gradient_of_the_critic_that_is_not_finite_is_told_and_counted(tmp_pat
     assert trainer.critic is not None
     valued = trainer.with_values(batch())
     valued = replace(valued, advantages_N=gae(valued))
-    poison = trainer.critic.model.head.register_full_backward_hook(
-        lambda _, grads, __: tuple(g * float("nan") for g in grads)
-    )
+
+    def spoil(_: object, grads: Any, __: object) -> Any:
+        return tuple(gradient * float("nan") for gradient in grads)
+
+    poison = trainer.critic.model.head.register_full_backward_hook(spoil)
     before = [p.detach().clone() for p in trainer.critic.model.parameters()]
     for count in (1, 2):
         stats = trainer.update(valued)

@@ -116,10 +116,13 @@ async def test_what_changed_nothing_is_not_published(bench: Bench) -> None:
 
 async def test_a_critic_that_was_left_as_it_is_is_told(bench: Bench) -> None:
     warned: list[str] = []
-    observer = Observer()
-    observer.warn = warned.append  # type: ignore[method-assign]
+
+    class Listens(Observer):
+        def warn(self, text: str) -> None:
+            warned.append(text)
+
     bench.trainer.answers = [replace(STATS, value_skipped="the critic's loss is nan")]
-    await bench.controller(observer=observer).step(1, REFS, no_more)
+    await bench.controller(observer=Listens()).step(1, REFS, no_more)
     assert warned == ["step 1: the critic's loss is nan: it was left as it is"]
     kept = {"step": 1, "reason": "the critic's loss is nan"}
     assert ("critic_skipped", kept) in bench.store.events
