@@ -10,6 +10,7 @@ from agentrl.cli import main
 from agentrl.run_dir import read_episodes
 from agentrl.types import Episode
 
+pytestmark = pytest.mark.timeout(180)  # the first run of a process loads torch
 ENV = f"{Path(__file__).parent / 'coin_env.py'}:Coin"
 FLAGS = [
     *("train", "--env", ENV, "--threads", "1", "--checkpoint.every", "1", "--lr", "1e-3"),
