@@ -205,11 +205,11 @@ class Controller:
 
     def _make_train_batch(self, episodes: Sequence[Episode], greedy: Sequence[Episode]) -> Batch:
         """With the rewards that are trained on."""
-        shape = self._selection.shape_reward
+        shape, rollout = self._selection.shape_reward, self._parts.config.rollout
         return make_batch(
             [*map(shape, episodes)],
-            temperature=self._parts.config.rollout.temperature,
-            greedy=[*map(shape, greedy)],
+            temperature=rollout.temperature,
+            greedy=[*map(shape, greedy)] if rollout.greedy_member else None,
         )
 
     def _is_group_worth_training(self, group: PlayedGroup) -> bool:

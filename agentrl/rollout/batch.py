@@ -12,13 +12,14 @@ S = TypeVar("S", bound=np.generic)
 
 
 def make_batch(
-    episodes: Sequence[Episode], *, temperature: float, greedy: Sequence[Episode] = ()
+    episodes: Sequence[Episode], *, temperature: float, greedy: Sequence[Episode] | None = None
 ) -> Batch:
     """One row per segment, episodes in order; every episode must have been scored.
 
     Rewards, and with them baselines and advantages, are held once per episode, however many
     segments it has; what each token weighs a normalisation says. `greedy` are the groups' greedy
-    members: of them the rewards alone are taken. Raises ValueError for an episode without a score.
+    members, as far as they have a score, or None where nobody asked for them: of them the rewards
+    alone are taken. Raises ValueError for an episode without a score.
     """
     for episode in episodes:
         if not episode.valid:
@@ -47,7 +48,7 @@ def make_batch(
         turn_offsets_E1=_accumulate_offsets([len(episode.turns) for episode in episodes]),
         keys_U=keys_U if any(key is not None for key in keys_U) else None,
         parts_E=_sum_score_parts_by_episode(episodes),
-        greedy_E=_look_up_greedy_rewards(greedy, episodes) if greedy else None,
+        greedy_E=None if greedy is None else _look_up_greedy_rewards(greedy, episodes),
         temperature=temperature,
         channels=_concatenate_side_channels(segments),
     )

@@ -26,6 +26,7 @@ from agentrl.rollout import (
     make_batch,
 )
 from agentrl.tokens import Tokenizer, seal, verify_batch, verify_segment
+from agentrl.trainer.algorithms.advantages.remax import remax
 from agentrl.types import (
     AssistantTurn,
     Completion,
@@ -130,6 +131,9 @@ async def test_a_greedy_member_is_compared_with_and_never_trained(
     assert batch.greedy_E is not None
     assert batch.greedy_E.tolist()[2:] == [1.0] * 4
     assert np.isnan(batch.greedy_E[:2]).all()  # as if it could not be scored
+    unscored = make_batch(collected.episodes, temperature=1.0, greedy=[])
+    assert unscored.greedy_E is not None
+    assert not remax(unscored).any()
 
 
 async def test_waiting_for_what_is_scarce_is_no_time_of_the_episode(codec: Codec) -> None:
