@@ -48,19 +48,19 @@ def train(
         ConfigError: something given is wrong; nothing has been loaded yet.
         RunError: the run cannot go on.
     """
-    loaded, objects = _load_run_keywords(env, keys, resume=resume)
+    loaded, objects = _load_given_config(env, keys, resume=resume)
     return jobs.train(loaded, objects=objects, resume=resume, accept_changes=accept_changes)
 
 
 def evaluate(env: EnvLike, **keys: object) -> EvalResult:
     """Play held-out tasks; arguments as for `train`."""
-    loaded, objects = _load_run_keywords(env, keys)
+    loaded, objects = _load_given_config(env, keys)
     return jobs.evaluate(loaded.config, objects=objects)[0]
 
 
 def play(env: EnvLike, **keys: object) -> Sequence[Episode]:
     """Play tasks and return the episodes; arguments as for `train`."""
-    loaded, objects = _load_run_keywords(env, keys)
+    loaded, objects = _load_given_config(env, keys)
     return jobs.evaluate(loaded.config, objects=objects)[1].episodes
 
 
@@ -70,11 +70,11 @@ class Run(PlannedRun):
     def __init__(
         self, env: EnvLike, *, resume: bool = False, accept_changes: bool = False, **keys: object
     ) -> None:
-        loaded, objects = _load_run_keywords(env, keys, resume=resume)
+        loaded, objects = _load_given_config(env, keys, resume=resume)
         super().__init__(loaded, objects=objects, resume=resume, accept_changes=accept_changes)
 
 
-def _load_run_keywords(
+def _load_given_config(
     env: EnvLike, keys: dict[str, object], *, resume: bool = False
 ) -> tuple[Loaded[RunConfig], Overrides]:
     """Split what was given into values for the configuration and objects beside it."""
@@ -84,19 +84,21 @@ def _load_run_keywords(
     values = {short.get(name, name): value for name, value in keys.items()}
     for key in SEAMS & values.keys():
         parts = as_list(values[key])
-        texts = None if parts is None else [_name_object_as_text(part, given) for part in parts]
-        values[key] = _name_object_as_text(values[key], given) if texts is None else texts
+        texts = None if parts is None else [_keep_object_by_name(part, given) for part in parts]
+        values[key] = _keep_object_by_name(values[key], given) if texts is None else texts
     for section, _, part in (key.partition(".") for key in SEAMS):
         inside = cast("Mapping[str, object] | None", values.get(section))
         if isinstance(inside, Mapping) and part in inside:
-            values[section] = {**inside, part: _name_object_as_text(inside[part], given)}
+            values[section] = {**inside, part: _keep_object_by_name(inside[part], given)}
     objects = Overrides(given=given)
     if resume:
-        return _load_resumed_run(name, values, objects), objects
+        return _load_resumed_config(name, values, objects), objects
     return load_run_config(keywords={"env": [{"name": name}]} | values, objects=objects), objects
 
 
-def _load_resumed_run(env: str, values: dict[str, object], objects: Overrides) -> Loaded[RunConfig]:
+def _load_resumed_config(
+    env: str, values: dict[str, object], objects: Overrides
+) -> Loaded[RunConfig]:
     run = values.pop("name", None)
     if run is None:
         raise ConfigError("resuming needs the run's name: got none, pass name=...")
@@ -112,7 +114,7 @@ def _load_resumed_run(env: str, values: dict[str, object], objects: Overrides) -
     return loaded
 
 
-def _name_object_as_text(value: object, given: dict[str, object]) -> object:
+def _keep_object_by_name(value: object, given: dict[str, object]) -> object:
     """What the configuration has for a value; an object is kept beside it."""
     if value is None or isinstance(value, str | Mapping):
         return cast("object", value)

@@ -124,8 +124,8 @@ def check_env_class(
     tools = ", ".join(schema.name for schema in env.tool_schemas) or "none"
     with closing(env):
         found = [
-            ("tasks", _judge_tasks_are_repeatable(tasks, again)),
-            ("splits", _judge_tasks_of_splits(env)),
+            ("tasks", _judge_two_task_draws(tasks, again)),
+            ("splits", _judge_held_out_tasks_exist(env)),
             *run(_judge_played_episodes(env, tasks)),
             ("prompt", _judge_prompts(env, [*tasks, *listed[-_NUM_LONG:]], tokenizer, limit)),
             ("tools", (True, tools)),
@@ -137,15 +137,15 @@ def check_env_class(
 
 async def _judge_played_episodes(env: ToolEnv, tasks: Sequence[Task]) -> list[tuple[str, Finding]]:
     here = Path.cwd()
-    null = await _play_tasks(env, NullAgent(), tasks)
+    null = await _play_until_invalid(env, NullAgent(), tasks)
     if any(tool.isolated for tool in declaration(type(env)).tools.values()):
         # The process that isolated tools share outlives episodes: let it be there before.
         await env.services.tool_pool.call(int, timeout_s=_WORKER_S)
     before = _count_threads_processes_files()
-    random = await _play_tasks(env, RandomAgent(1, env.tool_schemas), tasks)
-    again = await _play_tasks(env, RandomAgent(1, env.tool_schemas), tasks)
-    echo = await _play_tasks(env, EchoAgent(), tasks)
-    own = {name: await _play_tasks(env, a, tasks) for name, a in type(env).agents().items()}
+    random = await _play_until_invalid(env, RandomAgent(1, env.tool_schemas), tasks)
+    again = await _play_until_invalid(env, RandomAgent(1, env.tool_schemas), tasks)
+    echo = await _play_until_invalid(env, EchoAgent(), tasks)
+    own = {name: await _play_until_invalid(env, a, tasks) for name, a in type(env).agents().items()}
     simple = {"null": null, "random": random, "echo": echo}
     expert = await _judge_expert_against_agents(env, tasks, simple)
     after = await _recount_until_leaks_settle(before)
@@ -157,14 +157,14 @@ async def _judge_played_episodes(env: ToolEnv, tasks: Sequence[Task]) -> list[tu
     return [
         ("expert", expert),
         *((f"{name} agent", _judge_episodes_of_agent(played)) for name, played in agents),
-        ("determinism", _judge_episodes_are_repeatable(random, again)),
-        ("reset twice", await _judge_second_reset(env, tasks[0])),
+        ("determinism", _judge_two_plays(random, again)),
+        ("reset twice", await _judge_reset_amid_episode(env, tasks[0])),
         ("leaks", (not leaks, detail if leaks else "none")),
         ("time", _describe_reset_and_step_times([*null, *random, *again, *echo])),
     ]
 
 
-async def _play_tasks(env: ToolEnv, agent: Agent, tasks: Sequence[Task]) -> list[_Played]:
+async def _play_until_invalid(env: ToolEnv, agent: Agent, tasks: Sequence[Task]) -> list[_Played]:
     """The agent's episodes up to the first invalid one: each may have waited for a time limit."""
     played: list[_Played] = []
     for seed, task in enumerate(tasks):
@@ -214,14 +214,14 @@ async def _judge_expert_against_agents(
             detail = f"none, and every agent gets {values.pop():.3g}: the reward tells nobody apart"
             return False, detail
         return True, "none; sft needs one"
-    ok, detail = _judge_episodes_of_agent(played := await _play_tasks(env, agent, tasks))
+    ok, detail = _judge_episodes_of_agent(played := await _play_until_invalid(env, agent, tasks))
     best = max(returns, key=lambda name: returns[name])
     if ok and _average_return(played) <= returns[best]:
         return False, f"{detail}, but the {best} agent gets {returns[best]:.3g}"
     return ok, detail
 
 
-def _judge_tasks_of_splits(env: ToolEnv) -> Finding:
+def _judge_held_out_tasks_exist(env: ToolEnv) -> Finding:
     """Whether there are tasks to measure with that are not trained on."""
     cls, config = type(env), env.config
     samples: dict[str, set[str]] = {}
@@ -245,7 +245,7 @@ def _count_prompt_characters(task: Task) -> int:
     return sum(len(message.content) for message in task.messages())
 
 
-def _judge_tasks_are_repeatable(first: Sequence[Task], second: Sequence[Task]) -> Finding:
+def _judge_two_task_draws(first: Sequence[Task], second: Sequence[Task]) -> Finding:
     for i, (a, b) in enumerate(zip(first, second, strict=True)):
         if a.id != b.id:
             detail = f"task {i} is another the second time; make_task must draw from its rng only"
@@ -268,14 +268,14 @@ def _average_return(played: list[_Played]) -> float:
     return sum(p.value for p in played) / len(played)
 
 
-def _judge_episodes_are_repeatable(first: list[_Played], second: list[_Played]) -> Finding:
+def _judge_two_plays(first: list[_Played], second: list[_Played]) -> Finding:
     for i, (a, b) in enumerate(zip(first, second, strict=False)):
         if (a.messages, a.rewards, a.outcome) != (b.messages, b.rewards, b.outcome):
             return False, f"task {i} with the same seed and turns went differently; use self.rng"
     return True, "same seed and turns, same episode"
 
 
-async def _judge_second_reset(env: ToolEnv, task: Task) -> Finding:
+async def _judge_reset_amid_episode(env: ToolEnv, task: Task) -> Finding:
     """A reset in the middle of an episode leaves nothing of it."""
     try:
         async with aclosing(env):

@@ -222,14 +222,14 @@ class Sandbox(ABC):
             # Who asks for more reads it himself: a report of tests has to come whole.
             max_output=max_output or limits.output_bytes,
         )
-        result = await self._complete_and_run(command)
+        result = await self._complete_and_run_command(command)
         if kill_leftovers:
             await self.kill_leftovers()
         return result
 
     async def session(self, kind: SessionKind = "bash") -> Session:
         """A shell or interpreter that keeps its state; it starts with its first call."""
-        command = self._add_environment_and_folder(Command(argv=COMMANDS[kind], cwd=""))
+        command = self._wrap_command_with_env_vars_and_cd(Command(argv=COMMANDS[kind], cwd=""))
 
         async def open_(sink: Sink) -> Process:
             self._require_running()
@@ -239,9 +239,9 @@ class Sandbox(ABC):
         self._sessions.append(session)
         return session
 
-    async def _complete_and_run(self, command: Command) -> ExecResult:
+    async def _complete_and_run_command(self, command: Command) -> ExecResult:
         self._require_running()
-        command = self._add_environment_and_folder(command)
+        command = self._wrap_command_with_env_vars_and_cd(command)
         wrong = _explain_impossible_command(command.argv)
         if wrong:
             data = f"{wrong}\n".encode()
@@ -255,7 +255,7 @@ class Sandbox(ABC):
         """True if a process was killed for memory since this was last asked."""
         return False
 
-    def _add_environment_and_folder(self, command: Command) -> Command:
+    def _wrap_command_with_env_vars_and_cd(self, command: Command) -> Command:
         """With the environment, and with a shell that goes to the working folder first."""
         argv = tuple(part.encode(errors="replace").decode() for part in command.argv)
         home = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
@@ -353,10 +353,10 @@ class Sandbox(ABC):
             PathEscape: Something in it is no plain file, folder or inner link: nothing of that
                 member is written.
         """
-        data = await self._pack_folder(source)
+        data = await self._pack_folder_as_tar(source)
         await asyncio.to_thread(files.unpack, data, Path(target))
 
-    async def _pack_folder(self, source: str) -> bytes:
+    async def _pack_folder_as_tar(self, source: str) -> bytes:
         result = await self._run_script(
             files.PACK,
             self._resolve_path(source),
@@ -385,7 +385,7 @@ class Sandbox(ABC):
         timeout_s: float = files.TIMEOUT_S,
     ) -> ExecResult:
         argv = ("/bin/sh", "-c", script, "sh", *arguments)
-        return await self._complete_and_run(
+        return await self._complete_and_run_command(
             Command(argv=argv, cwd="", stdin=stdin, timeout_s=timeout_s, max_output=max_output)
         )
 
@@ -439,7 +439,7 @@ class Sandbox(ABC):
             await session.close()
 
     async def _save_workspace_to_file(self, place: Path) -> None:
-        data = await self._pack_folder("")
+        data = await self._pack_folder_as_tar("")
         await asyncio.to_thread(place.write_bytes, data)
 
     async def _load_workspace_from_file(self, place: Path | None) -> None:

@@ -83,11 +83,11 @@ def machine() -> Machine:
         SandboxUnavailable: bwrap is missing or may not make namespaces.
     """
     with PREPARING:
-        return _examine_this_machine()
+        return _examine_machine_for_bwrap()
 
 
 @functools.cache
-def _examine_this_machine() -> Machine:
+def _examine_machine_for_bwrap() -> Machine:
     path = find_bwrap()
     if path is None:
         raise SandboxUnavailable(

@@ -295,7 +295,7 @@ class DockerSandbox(Sandbox):
             await self.close()
             raise SandboxDied("the processes in the container cannot be killed") from None
 
-    async def _call_client(self, question: Callable[[Any], T]) -> T:
+    async def _ask_client(self, question: Callable[[Any], T]) -> T:
         """Ask the engine's client."""
         used = self._engine
         assert used is not None
@@ -304,7 +304,7 @@ class DockerSandbox(Sandbox):
     async def _start_process_in_backend(self, command: Command, sink: Sink) -> Process:
         assert self._engine is not None
         marker = secrets.token_hex(8)
-        made: Mapping[str, str] = await self._call_client(
+        made: Mapping[str, str] = await self._ask_client(
             lambda api: api.exec_create(
                 self._container,
                 list(command.argv),
@@ -332,7 +332,7 @@ class DockerSandbox(Sandbox):
 
     async def _require_running_container(self) -> None:
         """Every command ends like a killed one when the container does: then it has no result."""
-        found = await self._call_client(lambda api: api.inspect_container(self._container))
+        found = await self._ask_client(lambda api: api.inspect_container(self._container))
         if not found["State"]["Running"]:
             raise SandboxDied("the container ended")
 
@@ -342,7 +342,7 @@ class DockerSandbox(Sandbox):
         Raises:
             SandboxDied: The container does not run any more.
         """
-        state: Mapping[str, Any] = await self._call_client(lambda api: api.exec_inspect(exec_id))
+        state: Mapping[str, Any] = await self._ask_client(lambda api: api.exec_inspect(exec_id))
         if state["Running"] or state["ExitCode"] is None:
             return None
         code = int(state["ExitCode"])

@@ -47,7 +47,7 @@ class ExecStream(asyncio.Protocol):
                     name, _, port = place.partition(":")
                     family = socket.AF_UNSPEC
                     await loop.create_connection(lambda: stream, name, int(port), family=family)
-                stream._request_stream_upgrade(exec_id)
+                stream._send_stream_upgrade_request(exec_id)
                 head = await stream._answered
         except (OSError, TimeoutError) as error:
             stream.close()
@@ -58,7 +58,7 @@ class ExecStream(asyncio.Protocol):
             raise SandboxDied(f"the container does not run: {head.decode(errors='replace')[:200]}")
         return stream
 
-    def _request_stream_upgrade(self, exec_id: str) -> None:
+    def _send_stream_upgrade_request(self, exec_id: str) -> None:
         body = json.dumps({"Detach": False, "Tty": False}).encode()
         self.write(
             b"POST /exec/%s/start HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\n"

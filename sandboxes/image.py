@@ -41,7 +41,7 @@ def image_tar() -> bytes:
         # A file listed below /bin lies below /usr/bin, since /bin is a link.
         paths = {
             Path(name).parent.resolve() / Path(name).name
-            for name in _list_package_files(_list_packages())
+            for name in _list_package_files(_list_needed_debian_packages())
         }
         for path in sorted(paths - {Path("/", name) for name in _LINKS}):
             _add_system_file_to_tar(tar, path)
@@ -91,7 +91,7 @@ def _list_package_files(packages: list[str]) -> Iterator[str]:
             yield f"/usr/bin/{name}"
 
 
-def _list_packages() -> list[str]:
+def _list_needed_debian_packages() -> list[str]:
     """The installed packages that ours need, themselves included."""
     known: dict[str, str] = {}
     provided: dict[str, str] = {}
@@ -101,7 +101,7 @@ def _list_packages() -> list[str]:
     for line in table.splitlines():
         name, needs, provides = line.split("\t")
         known[name] = needs
-        provided.update(dict.fromkeys(_parse_debian_package_names(provides), name))
+        provided.update(dict.fromkeys(_list_packages_in_debian_relations(provides), name))
     found: set[str] = set()
     open_ = [name for name in PACKAGES if name in known]
     if "python3" not in open_:
@@ -111,12 +111,12 @@ def _list_packages() -> list[str]:
         if name in found:
             continue
         found.add(name)
-        needed = (provided.get(n, n) for n in _parse_debian_package_names(known[name]))
+        needed = (provided.get(n, n) for n in _list_packages_in_debian_relations(known[name]))
         open_ += [name for name in needed if name in known]
     return sorted(found)
 
 
-def _parse_debian_package_names(relations: str) -> list[str]:
+def _list_packages_in_debian_relations(relations: str) -> list[str]:
     parts = relations.replace("|", ",").split(",")
     return [part.split()[0].partition(":")[0] for part in parts if part.strip()]
 

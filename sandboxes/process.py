@@ -189,17 +189,17 @@ class LocalProcess(asyncio.SubprocessProtocol):
     @property
     def pid(self) -> int:
         """Of the program itself."""
-        return self._open_transport().get_pid()
+        return self._require_open_transport().get_pid()
 
     def write(self, data: bytes) -> None:
         """Send to its standard input."""
-        pipe = self._open_transport().get_pipe_transport(0)
+        pipe = self._require_open_transport().get_pipe_transport(0)
         if data and isinstance(pipe, asyncio.WriteTransport) and not pipe.is_closing():
             pipe.write(data)
 
     def close_stdin(self) -> None:
         """End its standard input, after what was written."""
-        pipe = self._open_transport().get_pipe_transport(0)
+        pipe = self._require_open_transport().get_pipe_transport(0)
         if isinstance(pipe, asyncio.WriteTransport):
             pipe.close()
 
@@ -209,8 +209,8 @@ class LocalProcess(asyncio.SubprocessProtocol):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await self._closed.wait()
-        self._open_transport().close()
-        code = self._open_transport().get_returncode()
+        self._require_open_transport().close()
+        code = self._require_open_transport().get_returncode()
         assert code is not None
         return code if code >= 0 else 128 - code
 
@@ -257,7 +257,7 @@ class LocalProcess(asyncio.SubprocessProtocol):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def _open_transport(self) -> asyncio.SubprocessTransport:
+    def _require_open_transport(self) -> asyncio.SubprocessTransport:
         assert self._transport is not None
         return self._transport
 

@@ -142,7 +142,7 @@ class Workspace:
         else:
             copy_tree(upper, self._upper)
         (self._disk / "work").mkdir()
-        lower = self._make_lower_folder()
+        lower = self._make_overlay_lower_folder()
         layers = f"lowerdir={lower},upperdir={self._upper},workdir={self._disk}/work"
         mount("overlay", self.files, layers)
 
@@ -187,7 +187,7 @@ class Workspace:
             os.chown(place, self._uid, self._uid)
         place.chmod(0o700)
 
-    def _make_lower_folder(self) -> Path:
+    def _make_overlay_lower_folder(self) -> Path:
         if self._base is not None:
             return prepared_base(self._base, self._uid)
         empty = self.folder / "empty"

@@ -180,7 +180,7 @@ def _align_new_text(old: str, new: str, there: list[str], end: str) -> list[tupl
     """The new text, with what the file has wherever the old text says the same; is it added?"""
     olds, news = re.split(_LOOSE, old), re.split(_LOOSE, new)
     parts: list[tuple[str, bool]] = []
-    for kind, first, last, begin, stop in _find_edit_steps(olds, news):
+    for kind, first, last, begin, stop in _find_edit_opcodes(olds, news):
         if kind == "equal":
             parts += [(text, False) for text in there[first:last]]
         else:
@@ -188,7 +188,7 @@ def _align_new_text(old: str, new: str, there: list[str], end: str) -> list[tupl
     return parts
 
 
-def _find_edit_steps(old: list[str], new: list[str]) -> Sequence[tuple[str, int, int, int, int]]:
+def _find_edit_opcodes(old: list[str], new: list[str]) -> Sequence[tuple[str, int, int, int, int]]:
     """The steps from one list to the other; where both are long, one step changes the middle."""
     if len(old) * len(new) <= _MOST_COMPARED:
         return SequenceMatcher(None, old, new, autojunk=False).get_opcodes()

@@ -108,10 +108,10 @@ class _Untitled(GenerateJsonSchema):
         return False
 
     def typed_dict_schema(self, schema: Any) -> JsonSchemaValue:
-        return _without_keys(super().typed_dict_schema(schema), "title", "additionalProperties")
+        return _drop_schema_keys(super().typed_dict_schema(schema), "title", "additionalProperties")
 
 
-def _without_keys(schema: JsonSchemaValue, *keys: str) -> JsonSchemaValue:
+def _drop_schema_keys(schema: JsonSchemaValue, *keys: str) -> JsonSchemaValue:
     return {key: value for key, value in schema.items() if key not in keys}
 
 
@@ -127,7 +127,7 @@ def _inline_references(node: Any, definitions: Mapping[str, Any], *, depth: int)
     mapping = cast("dict[str, Any]", node)
     reference = mapping.get("$ref")
     if isinstance(reference, str):
-        target = _without_keys(
+        target = _drop_schema_keys(
             definitions[reference.removeprefix("#/$defs/")], "title", "description"
         )
         return _inline_references(target, definitions, depth=depth + 1)

@@ -170,8 +170,8 @@ def _run_command_line(arguments: list[str]) -> int:
 
         print(f"agentrl {version('agentrl')}")
         return 0
-    if len(arguments) == 2 and arguments[1] in ("-h", "--help") and _list_verbs(arguments[0]):
-        print(overview(_list_verbs(arguments[0])))
+    if len(arguments) == 2 and arguments[1] in ("-h", "--help") and _list_commands(arguments[0]):
+        print(overview(_list_commands(arguments[0])))
         return 0
     name, rest = _split_command_from_arguments(arguments)
     module = importlib.import_module(f"agentrl.cli.{name.replace(' ', '_')}")
@@ -189,7 +189,7 @@ def _split_command_from_arguments(arguments: list[str]) -> tuple[str, list[str]]
     from agentrl.config.nearest import nearest
 
     first = arguments[0]
-    verbs = [name.split()[1] for name in _list_verbs(first)]
+    verbs = [name.split()[1] for name in _list_commands(first)]
     if not verbs:
         raise ConfigError(f"{first}: unknown command, {nearest(first, COMMANDS)}")
     if len(arguments) == 1:
@@ -197,7 +197,7 @@ def _split_command_from_arguments(arguments: list[str]) -> tuple[str, list[str]]
     raise ConfigError(f"{first} {arguments[1]}: unknown command, {nearest(arguments[1], verbs)}")
 
 
-def _list_verbs(noun: str) -> dict[str, str]:
+def _list_commands(noun: str) -> dict[str, str]:
     return {name: what for name, what in COMMANDS.items() if name.startswith(f"{noun} ")}
 
 

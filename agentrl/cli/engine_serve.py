@@ -49,10 +49,10 @@ def _run_engine_serve(options: ServeOptions, arguments: Arguments) -> int:
             f"--host: whoever reaches {options.host} could change the weights; set {KEY}, and "
             f"{ADMIN_KEY} for a key of its own for control"
         )
-    return (_serve_local if name == "local" else _serve_sglang)(options, config, keys)
+    return (_serve_local_engine if name == "local" else _serve_sglang_engine)(options, config, keys)
 
 
-def _serve_local(options: ServeOptions, config: EngineConfig, keys: Keys) -> int:
+def _serve_local_engine(options: ServeOptions, config: EngineConfig, keys: Keys) -> int:
     from agentrl.engine.serve.app import bind, serve
 
     with bind(options.host, options.port) as listening:
@@ -64,7 +64,7 @@ def _serve_local(options: ServeOptions, config: EngineConfig, keys: Keys) -> int
     return 0
 
 
-def _serve_sglang(options: ServeOptions, config: EngineConfig, keys: Keys) -> int:
+def _serve_sglang_engine(options: ServeOptions, config: EngineConfig, keys: Keys) -> int:
     logs = Path(options.logs) if options.logs else default_cache_dir() / "logs"
     folder = resolve_model(options.model)
     server = start(config, folder, logs, port=options.port, host=options.host, keys=keys)

@@ -23,14 +23,14 @@ def render(name: str, command: Verb[Any]) -> str:
     takes = "".join(f" {taken}" for taken in command.takes)
     lines = [f"usage: agentrl {name}{takes}{flags}", "", command.summary]
     lines += ["", "examples:", *(f"  {example}" for example in command.examples)]
-    lines += ["", "options:", *_describe_all_keys(schema_of(command.options), {})]
+    lines += ["", "options:", *_describe_keys_without_short_flag(schema_of(command.options), {})]
     lines += _wrap_help_entry("--help", "Show this.")
     if command.config is not None:
         schema = schema_of(command.config)
         if command.short:
             lines += ["", "common keys:", *_describe_short_flags(schema, command.short)]
         lines += ["", "all keys (in a file as [section] and key):"]
-        lines += _describe_all_keys(schema, command.short)
+        lines += _describe_keys_without_short_flag(schema, command.short)
     return "\n".join(lines)
 
 
@@ -51,7 +51,7 @@ def _describe_short_flags(schema: Schema, short: Mapping[str, str]) -> Iterator[
         )
 
 
-def _describe_all_keys(schema: Schema, short: Mapping[str, str]) -> Iterator[str]:
+def _describe_keys_without_short_flag(schema: Schema, short: Mapping[str, str]) -> Iterator[str]:
     """Every key that is not already shown under the same name."""
     shown = {key for name, key in short.items() if key == name.replace("-", "_")}
     for key, field in schema.leaves.items():

@@ -67,11 +67,11 @@ def render(name: str, about: str, reports: dict[str, TemplateReport]) -> str:
     rows = [*(row for row in text if row.name not in names), *refused] if refused else tools
     lines += [f"{row.action or 'ok':6}  {row.name}: {one_line(row.detail)}" for row in rows]
     for use, report in reports.items():
-        lines.append(f"{name}, {use}: {report.verdict}" + _advise_setting_for_verdict(use, report))
+        lines.append(f"{name}, {use}: {report.verdict}" + _advise_setting_for_template(use, report))
     return "\n".join(lines)
 
 
-def _advise_setting_for_verdict(use: str, report: TemplateReport) -> str:
+def _advise_setting_for_template(use: str, report: TemplateReport) -> str:
     if report.verdict == "forked":
         return "; needs rollout.reasoning fork"
     if report.verdict == "refused" and use == "with tools":

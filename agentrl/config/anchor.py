@@ -37,7 +37,7 @@ def anchor_of(field: FieldInfo) -> Anchor | None:
 def anchor_value(value: object, anchor: Anchor, folder: Path) -> object:
     """The value with its paths absolute, those that are relative from the folder on."""
     if isinstance(value, str):
-        return _anchor_text(value, anchor, folder) if value else value
+        return _resolve_anchored_setting(value, anchor, folder) if value else value
     if isinstance(value, Mapping):
         items = cast("Mapping[object, object]", value).items()
         return {key: anchor_value(item, anchor, folder) for key, item in items}
@@ -46,7 +46,7 @@ def anchor_value(value: object, anchor: Anchor, folder: Path) -> object:
     return value
 
 
-def _anchor_text(text: str, anchor: Anchor, folder: Path) -> str:
+def _resolve_anchored_setting(text: str, anchor: Anchor, folder: Path) -> str:
     match anchor.kind:
         case "path":
             return _make_path_absolute(text, folder)

@@ -132,15 +132,15 @@ class Draft(Generic[C]):
             given[flag.key] = flag.name
             table = next((t for t in self.schema.tables if f"{flag.key}.".startswith(f"{t}.")), "")
             if flag.key == table:
-                self._select_rows_named_by_flag(table, flag)
+                self._select_table_rows_named_by_flag(table, flag)
             elif table:
                 own = replace(flag, key=flag.key.removeprefix(f"{table}."))
                 below.setdefault(table, []).append(own)
             else:
                 self._apply_flag_or_note_problem(flag)
-        self._make_drafts_of_rows()
+        self._make_drafts_of_table_rows()
         for table, own_flags in below.items():
-            self._apply_flags_to_only_row(table, own_flags)
+            self._apply_flags_to_only_table_row(table, own_flags)
 
     def check(self) -> Loaded[C]:
         """Validate everything.
@@ -148,29 +148,29 @@ class Draft(Generic[C]):
         Raises:
             ConfigError: one line for each thing that is wrong.
         """
-        self._make_drafts_of_rows()
-        self._anchor_default_paths()
+        self._make_drafts_of_table_rows()
+        self._make_default_paths_absolute()
         data: dict[str, object] = {}
         origins = dict.fromkeys(self.schema.leaves, DEFAULT)
         for key, value in self.values.items():
-            _enter_nested_table(data, key)[key.rpartition(".")[2]] = value.value
+            _find_or_make_nested_table(data, key)[key.rpartition(".")[2]] = value.value
             origins[key] = value.origin
         for table, rows in self.rows.items():
-            checked = [self._check_row_or_note_problems(row) for row in rows]
+            checked = [self._check_table_row_or_note_problems(row) for row in rows]
             own = self.schema.tables[table].model_fields
             dumped = [row.config.model_dump(mode="json") for row in checked if row]
-            _enter_nested_table(data, table)[table.rpartition(".")[2]] = [
+            _find_or_make_nested_table(data, table)[table.rpartition(".")[2]] = [
                 {name: row[name] for name in own} | row for row in dumped
             ]
             for number, row in enumerate(checked):
                 below = row.origins.items() if row else ()
                 origins |= {f"{table}.{number}.{key}": origin for key, origin in below}
-        config = self._validate_config_data(data)
+        config = self._build_config_or_note_problems(data)
         if config is None or self.problems:
             raise ConfigError("\n".join(dict.fromkeys(self.problems)))
         return Loaded(config, origins)
 
-    def _check_row_or_note_problems(self, row: "Draft[Config]") -> Loaded[Config] | None:
+    def _check_table_row_or_note_problems(self, row: "Draft[Config]") -> Loaded[Config] | None:
         try:
             return row.check()
         except ConfigError as error:
@@ -195,34 +195,36 @@ class Draft(Generic[C]):
         else:
             self._tables[key] = [Value(row, origin) for row in rows]
 
-    def _select_rows_named_by_flag(self, table: str, flag: Flag) -> None:
+    def _select_table_rows_named_by_flag(self, table: str, flag: Flag) -> None:
         """Keep the rows of the name that a flag gives; if there are none, it makes one."""
         if flag.text is None:
             self.problems.append(f"{flag.name}: got no value, expected a name")
             return
         made = Value({"name": flag.text}, flag.name)
-        wanted = self._read_name_of_row(table, made)
+        wanted = self._read_name_of_table_row(table, made)
         named = [
             row
             for row in self._tables.get(table, [])
-            if self._read_name_of_row(table, row) == wanted
+            if self._read_name_of_table_row(table, row) == wanted
         ]
         self._tables[table] = named or [made]
 
-    def _read_name_of_row(self, table: str, row: Value) -> object:
+    def _read_name_of_table_row(self, table: str, row: Value) -> object:
         name = (as_mapping(row.value) or {}).get("name")
         info = self.schema.tables[table].model_fields.get("name")
-        return name if info is None else self._anchor_value_to_folder(info, name, row.origin)
+        return name if info is None else self._make_value_absolute_by_anchor(info, name, row.origin)
 
-    def _make_drafts_of_rows(self) -> None:
+    def _make_drafts_of_table_rows(self) -> None:
         while self._tables:
             table, rows = self._tables.popitem()
             prefixes = [f"{table}.{i}." for i in range(len(rows))] if rows[1:] else [f"{table}."]
             made = zip(rows, prefixes, strict=False)
-            self.rows[table] = [self._make_draft_of_row(table, row, prefix) for row, prefix in made]
+            self.rows[table] = [
+                self._make_draft_of_table_row(table, row, prefix) for row, prefix in made
+            ]
 
-    def _make_draft_of_row(self, table: str, row: Value, prefix: str) -> "Draft[Config]":
-        cls, name = self.schema.tables[table], self._read_name_of_row(table, row)
+    def _make_draft_of_table_row(self, table: str, row: Value, prefix: str) -> "Draft[Config]":
+        cls, name = self.schema.tables[table], self._read_name_of_table_row(table, row)
         knows_all = table not in self.parameters
         if not knows_all and isinstance(name, str):
             try:
@@ -239,7 +241,7 @@ class Draft(Generic[C]):
         draft.lay(as_mapping(row.value) or {}, row.origin)
         return draft
 
-    def _apply_flags_to_only_row(self, table: str, flags: Sequence[Flag]) -> None:
+    def _apply_flags_to_only_table_row(self, table: str, flags: Sequence[Flag]) -> None:
         rows = self.rows.get(table, [])
         if len(rows) == 1:
             rows[0].lay_flags(flags)
@@ -266,15 +268,15 @@ class Draft(Generic[C]):
         for cut in (key.rsplit(".", n)[0] for n in range(1, key.count(".") + 1)):
             self.values.pop(cut, None)
         is_none = value == "none" and accepts_none(info)
-        stored = None if is_none else self._anchor_value_to_folder(info, value, origin)
+        stored = None if is_none else self._make_value_absolute_by_anchor(info, value, origin)
         self.values[key] = Value(stored, origin)
 
-    def _anchor_value_to_folder(self, info: FieldInfo, value: object, origin: str) -> object:
+    def _make_value_absolute_by_anchor(self, info: FieldInfo, value: object, origin: str) -> object:
         anchor = anchor_of(info)
         folder = self.folders.get(origin) or Path.cwd()
         return value if anchor is None else anchor_value(value, anchor, folder)
 
-    def _anchor_default_paths(self) -> None:
+    def _make_default_paths_absolute(self) -> None:
         """Paths by default are relative to the working folder, which a stored file is not in."""
         for key, info in self.schema.leaves.items():
             is_path = anchor_of(info) == PATH and isinstance(info.default, str | Path)
@@ -313,7 +315,7 @@ class Draft(Generic[C]):
             value = [*(kept or ()), *([flag.text] if items is None else items)]
         self._put_plain_value(flag.key, value, flag.name)
 
-    def _validate_config_data(self, data: Mapping[str, object]) -> C | None:
+    def _build_config_or_note_problems(self, data: Mapping[str, object]) -> C | None:
         try:
             # As JSON and strictly: text is no number and true is no integer, but a list may be a
             # tuple and a text an enum or a path.
@@ -328,10 +330,10 @@ class Draft(Generic[C]):
                 found.setdefault(key, []).append(item)
             is_whole = not self.problems
             for key, items in found.items():
-                self._report_refused_key(key, items, is_whole)
+                self._note_refused_key(key, items, is_whole)
             return None
 
-    def _report_refused_key(self, key: str, items: Sequence[ErrorDetails], is_whole: bool) -> None:
+    def _note_refused_key(self, key: str, items: Sequence[ErrorDetails], is_whole: bool) -> None:
         value = self.values.get(key)
         if value is not None:
             origin = value.origin
@@ -365,7 +367,7 @@ class Draft(Generic[C]):
         self.problems.append(f"{where}: {what}" if where else what)
 
 
-def _enter_nested_table(data: dict[str, object], key: str) -> dict[str, object]:
+def _find_or_make_nested_table(data: dict[str, object], key: str) -> dict[str, object]:
     """The table that a dotted key is in, made where it is not there."""
     for name in key.split(".")[:-1]:
         data = cast("dict[str, object]", data.setdefault(name, {}))

@@ -18,7 +18,7 @@ _HEAD = "# The effective configuration; after each value, where it came from.\n"
 def dump_config(loaded: Loaded[C]) -> str:
     """Write a loaded configuration as TOML text with the origins as comments."""
     data = loaded.config.model_dump(mode="json")
-    return _HEAD + "\n".join(_write_toml_section(data, "", "", loaded.origins)) + "\n"
+    return _HEAD + "\n".join(_render_toml_section(data, "", "", loaded.origins)) + "\n"
 
 
 def toml_value(value: object) -> str:
@@ -37,10 +37,10 @@ def toml_value(value: object) -> str:
             items = cast("Sequence[object]", value)
             return f"[{', '.join(toml_value(item) for item in items)}]"
         case _:
-            return _write_inline_table(value)
+            return _render_inline_table(value)
 
 
-def _write_inline_table(value: object) -> str:
+def _render_inline_table(value: object) -> str:
     table = as_mapping(value)
     if table is None:
         raise TypeError(f"got {type(value).__name__}, expected a TOML value")
@@ -48,7 +48,7 @@ def _write_inline_table(value: object) -> str:
     return f"{{{', '.join(items)}}}"
 
 
-def _write_toml_section(
+def _render_toml_section(
     data: Mapping[str, object], name: str, path: str, origins: Mapping[str, str]
 ) -> Iterator[str]:
     """The lines of one table: its values, then its sections and lists of tables.
@@ -70,11 +70,11 @@ def _write_toml_section(
         section = as_mapping(value)
         if section is not None:
             yield f"\n[{header}]"
-            yield from _write_toml_section(section, f"{header}.", f"{path}{key}.", origins)
+            yield from _render_toml_section(section, f"{header}.", f"{path}{key}.", origins)
             continue
         for i, row in enumerate(cast("list[object]", value)):
             yield f"\n[[{header}]]"
-            yield from _write_toml_section(
+            yield from _render_toml_section(
                 as_mapping(row) or {}, f"{header}.", f"{path}{key}.{i}.", origins
             )
 

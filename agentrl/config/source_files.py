@@ -42,7 +42,7 @@ def load_file(path: Path, subject: str) -> ModuleType:
         source = path.read_bytes()
     except OSError as error:
         raise ConfigError(import_message(subject, error, path)) from error
-    _forget_changed_neighbours(path.parent)
+    _unload_modules_if_folder_changed(path.parent)
     return load_source(path, source, subject)
 
 
@@ -78,7 +78,7 @@ def load_source(path: Path, source: bytes, subject: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         raise ConfigError(import_message(subject, error, path)) from error
     finally:
-        vars(module)[_NEIGHBOURS] = _note_imported_neighbours(before, path.parent)
+        vars(module)[_NEIGHBOURS] = _note_new_modules_of_folder(before, path.parent)
         if not loaded:
             del sys.modules[name]
     if cloudpickle := sys.modules.get("cloudpickle"):  # let it send functions with their code
@@ -86,7 +86,7 @@ def load_source(path: Path, source: bytes, subject: str) -> ModuleType:
     return module
 
 
-def _note_imported_neighbours(before: set[str], folder: Path) -> dict[str, ModuleType]:
+def _note_new_modules_of_folder(before: set[str], folder: Path) -> dict[str, ModuleType]:
     """Remember which modules in `folder` are new since `before`; all that are known there."""
     for name, module in list(sys.modules.items()):
         file = Path(getattr(module, "__file__", None) or "")
@@ -101,7 +101,7 @@ def _note_imported_neighbours(before: set[str], folder: Path) -> dict[str, Modul
     }
 
 
-def _forget_changed_neighbours(folder: Path) -> None:
+def _unload_modules_if_folder_changed(folder: Path) -> None:
     """If one has changed, let all be imported again: they may import each other."""
     importlib.invalidate_caches()
     known = {n: found for n, found in _neighbours.items() if found[0].is_relative_to(folder)}

@@ -47,7 +47,7 @@ def read_preferences(path: Path) -> list[Preference]:
     Raises:
         ConfigError: it is missing or empty, or a line is no pair.
     """
-    found = [_to_preference(item, where) for where, item in read_json_lines(path, "pairs")]
+    found = [_parse_preference(item, where) for where, item in read_json_lines(path, "pairs")]
     if not found:
         raise ConfigError(f"{path} has no pairs; write one a line: {', '.join(_ROLES)}")
     return found
@@ -60,7 +60,7 @@ def encode(pairs: Sequence[Preference], renderer: Renderer, longest: int) -> "li
         ConfigError: one has more than `longest` tokens, or the chat template makes no difference
             between them or refuses them.
     """
-    return [_encode_pair(pair, renderer, longest) for pair in pairs]
+    return [_encode_preference_pair(pair, renderer, longest) for pair in pairs]
 
 
 def split(
@@ -88,15 +88,15 @@ def split(
     )
 
 
-def _to_preference(item: object, where: str) -> Preference:
+def _parse_preference(item: object, where: str) -> Preference:
     fields = cast("dict[str, object]", item) if isinstance(item, dict) else {}
     if missing := [key for key in _ROLES if key not in fields]:
         raise ConfigError(f"{where} has no {missing[0]}; the keys are {', '.join(_ROLES)}")
-    said = {key: _read_messages(fields[key], key, where) for key in _ROLES}
+    said = {key: _parse_preference_messages(fields[key], key, where) for key in _ROLES}
     return Preference(where=where, **said)
 
 
-def _read_messages(value: object, key: str, where: str) -> tuple[Message, ...]:
+def _parse_preference_messages(value: object, key: str, where: str) -> tuple[Message, ...]:
     said = parse_text_or_messages(value, key, where)
     messages = (Message(role=_ROLES[key], content=said),) if isinstance(said, str) else said
     try:
@@ -107,7 +107,7 @@ def _read_messages(value: object, key: str, where: str) -> tuple[Message, ...]:
     return messages
 
 
-def _encode_pair(pair: Preference, renderer: Renderer, longest: int) -> "IdPair":
+def _encode_preference_pair(pair: Preference, renderer: Renderer, longest: int) -> "IdPair":
     ids = [
         _encode_conversation(pair, answer, renderer, longest) for answer in ("chosen", "rejected")
     ]

@@ -105,9 +105,9 @@ def train_reward_model(plan: RewardPlan, observer: Observer) -> RewardResult:
     with writing(plan.out):  # nobody wants to learn that at the end
         plan.out.mkdir(parents=True, exist_ok=True)
     prepare_process(threads=config.threads, deterministic=config.deterministic, seed=config.seed)
-    trainer = _load_trainer(plan)
+    trainer = _load_reward_trainer(plan)
     losses: list[float] = []
-    for number, batch in enumerate(_order_batches(plan), start=1):
+    for number, batch in enumerate(_order_pairs_into_batches(plan), start=1):
         started = time.perf_counter()
         losses.append(trainer.update(batch))
         seconds = time.perf_counter() - started
@@ -118,7 +118,7 @@ def train_reward_model(plan: RewardPlan, observer: Observer) -> RewardResult:
     return RewardResult(plan=plan, loss=last, heldout=found)
 
 
-def _load_trainer(plan: RewardPlan) -> RewardTrainer:
+def _load_reward_trainer(plan: RewardPlan) -> RewardTrainer:
     config, device = plan.config, resolve_device(plan.config.device)
     settings = TrainerConfig(
         lr=config.lr,
@@ -132,7 +132,7 @@ def _load_trainer(plan: RewardPlan) -> RewardTrainer:
     return RewardTrainer(model, settings, total_steps=plan.steps, device=device)
 
 
-def _order_batches(plan: RewardPlan) -> Iterator[list[IdPair]]:
+def _order_pairs_into_batches(plan: RewardPlan) -> Iterator[list[IdPair]]:
     """The batches of all passes, nearly equal in number."""
     for number in range(plan.config.passes):
         rng = np.random.default_rng(derive_seed(plan.config.seed, "preferences", number))

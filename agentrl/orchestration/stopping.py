@@ -96,7 +96,7 @@ class Stopping:
         self._giveable = asyncio.get_running_loop(), task
         try:
             if self.number:
-                self._schedule_task_cancellation()
+                self._cancel_giveable_work_near_deadline()
             return await task
         except asyncio.CancelledError:
             if self.number and task.cancelled() and self.left_s < GRACE_S - CANCEL_S:
@@ -128,10 +128,10 @@ class Stopping:
         text = f"\nagentrl: {name}: stopping after this step, or in {GRACE_S:g} s; again: at once\n"
         with suppress(OSError):
             os.write(2, text.encode())
-        self._schedule_task_cancellation()
+        self._cancel_giveable_work_near_deadline()
         threading.Thread(target=self._signal_again_after_grace, args=(number,), daemon=True).start()
 
-    def _schedule_task_cancellation(self) -> None:
+    def _cancel_giveable_work_near_deadline(self) -> None:
         """Cancel what can be given up when its time is over."""
         if self._giveable is not None:
             loop, task = self._giveable

@@ -69,10 +69,10 @@ def prepare_model(plan: Plan, observer: Observer, runner: Runner, *, is_trained:
                 "`expert` to learn the format from: give it one, or choose another --model"
             )
         return folder
-    return runner.run(_warm_start_tiny_model(plan, folder, observer))
+    return runner.run(_find_or_make_warm_started_model(plan, folder, observer))
 
 
-async def _warm_start_tiny_model(plan: Plan, folder: Path, observer: Observer) -> Path:
+async def _find_or_make_warm_started_model(plan: Plan, folder: Path, observer: Observer) -> Path:
     """The warm-started tiny model, from the cache or made now."""
     # Adapters alone would leave most of the tiny model random; and it is small enough for one rank.
     alone = {"lora": LoraConfig(), "ranks": 1, "replicate": 1, "sequence_parallel": 1}
@@ -120,10 +120,10 @@ def supervised_run(
             for line in long_prompts(plan):
                 shown.warn(line)
             base = resolve_model(config.model, seed=config.seed)
-            return run(_train_on_demonstrations(plan, base, directory, shown))
+            return run(_run_supervised_training_and_export(plan, base, directory, shown))
 
 
-async def _train_on_demonstrations(
+async def _run_supervised_training_and_export(
     plan: Plan, base: Path, directory: RunDirectory, observer: Observer
 ) -> RunResult:
     async with aclosing(await build_parts(supervised_plan(plan), base)) as parts:

@@ -106,9 +106,9 @@ def to_table(episodes: Sequence[Episode], *, run: str, step: int) -> pa.Table:
 
 def from_table(table: pa.Table) -> list[Episode]:
     """The episodes of a table."""
-    segments = [_read_segments_of_row(table, row) for row in range(table.num_rows)]
+    segments = [_read_segments_of_table_row(table, row) for row in range(table.num_rows)]
     rows = table.drop_columns([*SEGMENT_ARRAYS, "digests", "channels"]).to_pylist()
-    return [_read_episode_from_row(row, own) for row, own in zip(rows, segments, strict=True)]
+    return [_read_episode_of_table_row(row, own) for row, own in zip(rows, segments, strict=True)]
 
 
 def _dump_channel_array(name: str, array: NDArray[np.generic]) -> dict[str, object]:
@@ -121,7 +121,7 @@ def _dump_channel_array(name: str, array: NDArray[np.generic]) -> dict[str, obje
     }
 
 
-def _read_segments_of_row(table: pa.Table, row: int) -> tuple[Segment, ...]:
+def _read_segments_of_table_row(table: pa.Table, row: int) -> tuple[Segment, ...]:
     digests = table["digests"][row].as_py()
     channels = table["channels"][row].as_py()
     arrays = {
@@ -148,7 +148,7 @@ def _read_segment(
     )
 
 
-def _read_episode_from_row(row: Mapping[str, Any], segments: tuple[Segment, ...]) -> Episode:
+def _read_episode_of_table_row(row: Mapping[str, Any], segments: tuple[Segment, ...]) -> Episode:
     outcome = Score(**read_fields(row, "score")) if row["valid"] else None
     return Episode(
         **read_fields(row, "episode"),

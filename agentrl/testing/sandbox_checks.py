@@ -199,7 +199,7 @@ async def mounts_can_only_be_read(sandbox: Sandbox) -> None:
             if "contained" in sandbox.capabilities:
                 assert await other.read_file(f"{place}/inner/file") == b"as it was\n"
             assert await other.list_dir() == ()
-        _assert_folder_untouched(source)
+        _assert_writable_folder_as_made(source)
         missing = options.model_copy(update={"mounts": {"data": source / "missing"}})
         assert isinstance(await _await_error(type(sandbox)(missing).start()), SandboxError)
 
@@ -213,7 +213,7 @@ def _make_world_writable_folder(place: Path) -> Path:
     return place
 
 
-def _assert_folder_untouched(place: Path) -> None:
+def _assert_writable_folder_as_made(place: Path) -> None:
     assert [path.name for path in place.iterdir()] == ["inner"]
     assert (place / "inner" / "file").read_text() == "as it was\n"
     assert (place / "inner").stat().st_mode & 0o777 == 0o777

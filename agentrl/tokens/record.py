@@ -144,7 +144,7 @@ class TokenRecord:
         content = _pack_completion_content(completion)
         if completion_digest(content, completion.stop_reason) != completion.digest:
             raise RecordMismatch(
-                f"{_describe_first_change(completion)} of the completion of turn {self._turn} is "
+                f"{_name_change_since_seal(completion)} of the completion of turn {self._turn} is "
                 "not what the engine's adapter sealed; append completions unchanged, as `seal` "
                 "made them"
             )
@@ -233,7 +233,7 @@ def _pack_completion_content(completion: Completion) -> bytes:
     )
 
 
-def _describe_first_change(completion: Completion) -> str:
+def _name_change_since_seal(completion: Completion) -> str:
     """What differs in a completion from what was sealed."""
     num, content = len(completion.ids_T), _pack_completion_content(completion)
     if len(content) != len(completion.sealed):

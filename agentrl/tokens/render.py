@@ -123,7 +123,7 @@ class Renderer:
         ending = self._choose_turn_ending(any(m.role == "tool" for m in messages))
         stop = ending.stop
         ids = self._guard.encode(
-            stop.text + self._render_observation_suffix(messages, self._later_turn_tools)
+            stop.text + self._render_observation_marked(messages, self._later_turn_tools)
         )
         if ending.is_next_role and after is not None and after != stop.id:
             return ids
@@ -250,9 +250,9 @@ class Renderer:
 
     def suffix(self, messages: Sequence[Message]) -> str:
         """What the template writes for messages behind a stop token, for readers."""
-        return self._guard.plain(self._render_chat_suffix(messages, self._later_turn_tools))
+        return self._guard.plain(self._render_new_messages(messages, self._later_turn_tools))
 
-    def _render_observation_suffix(
+    def _render_observation_marked(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> str:
         """The marked text of an observation, from a frame around its contents if there is one."""
@@ -263,24 +263,24 @@ class Renderer:
             if content.strip() and self._guard.mark(content) is content
         ]
         if len(plain) < len(contents) or len(messages) > _FRAMED:
-            return self._render_checked_suffix(messages, tools)
+            return self._render_checked_messages(messages, tools)
         shape = tuple([(m.role, m.name, m.tool_call_id) for m in messages])
         frame = self._frames.get(shape)
         if frame is None:
-            whole = partial(self._render_chat_suffix, tools=tools)
+            whole = partial(self._render_new_messages, tools=tools)
             frame = find_frame(whole, messages, self._tokenizer.template.verbatim)
             if len(self._frames) < _FRAMES_KEPT:
                 self._frames[shape] = frame
-        return frame.around(contents) or self._render_checked_suffix(messages, tools)
+        return frame.around(contents) or self._render_checked_messages(messages, tools)
 
-    def _render_checked_suffix(
+    def _render_checked_messages(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> str:
-        text = self._render_chat_suffix(messages, tools)
+        text = self._render_new_messages(messages, tools)
         self._check_contents_kept(messages, text)
         return text
 
-    def _render_chat_suffix(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+    def _render_new_messages(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
         chat = [*self._make_chat_before_messages(messages), *messages]
         text = self._render_marked_chat(chat, tools, generate=True)
         at = text.find(self._probe) + len(self._probe)
@@ -308,7 +308,7 @@ class Renderer:
             return ()
         for message in (USER, Message(role="tool", content="1", name="f", tool_call_id="c")):
             try:
-                if self._render_chat_suffix([message], (_TINY_TOOL,)) != self._render_chat_suffix(
+                if self._render_new_messages([message], (_TINY_TOOL,)) != self._render_new_messages(
                     [message], self._tools
                 ):
                     return self._tools
@@ -361,10 +361,10 @@ class Renderer:
             text = self._render_marked_chat(
                 [USER, message, *following], self._later_turn_tools, generate=True
             )
-            suffix = ending.closing + self._render_chat_suffix(following, self._later_turn_tools)
+            suffix = ending.closing + self._render_new_messages(following, self._later_turn_tools)
         except ConfigError:
             return None
-        return self._cut_off_prompt(text.removesuffix(suffix)) if text.endswith(suffix) else None
+        return self._cut_behind_prompt(text.removesuffix(suffix)) if text.endswith(suffix) else None
 
     def _render_last_turn(self, message: Message, ending: Ending) -> str | None:
         text = self._render_marked_chat([USER, message], self._later_turn_tools)
@@ -372,9 +372,9 @@ class Renderer:
         cut = text.rfind(ending.stop.text, begin) if ending.stop.text else len(text)
         if cut < 0 and ending.is_next_role:
             cut = len(text)  # no role is next
-        return self._cut_off_prompt(text[:cut]) if cut >= 0 else None
+        return self._cut_behind_prompt(text[:cut]) if cut >= 0 else None
 
-    def _cut_off_prompt(self, text: str) -> str | None:
+    def _cut_behind_prompt(self, text: str) -> str | None:
         """What follows the generation prompt in a conversation of the user and the assistant."""
         opening, before = self._opening_of_assistant, self._text_before_assistant
         if not text.startswith(before):

@@ -28,7 +28,7 @@ def check_round_trip(definition: Mapping[str, Any], tokenizer: tokenizers.Tokeni
             "gets other ids each time; set it to null"
         )
     steps = (definition.get("normalizer"), definition.get("pre_tokenizer"))
-    said = "".join([_PROBE, *chain.from_iterable(map(_find_texts_a_step_replaces, steps)), "  "])
+    said = "".join([_PROBE, *chain.from_iterable(map(_find_replaced_texts, steps)), "  "])
     ids = tokenizer.encode(said, add_special_tokens=False).ids
     if ids != tokenizer.encode(said, add_special_tokens=False).ids:
         raise ConfigError(
@@ -44,7 +44,7 @@ def check_round_trip(definition: Mapping[str, Any], tokenizer: tokenizers.Tokeni
         )
 
 
-def _find_texts_a_step_replaces(found: object) -> Iterator[str]:
+def _find_replaced_texts(found: object) -> Iterator[str]:
     """The texts that a step puts others in the place of, or the words of an expression for them."""
     if isinstance(found, dict):
         step = cast("dict[str, Any]", found)
@@ -55,7 +55,7 @@ def _find_texts_a_step_replaces(found: object) -> Iterator[str]:
             yield str(written.get("String", ""))
             yield _SYNTAX.sub(" ", str(written.get("Regex", "")))
         for inner in (*(step.get("normalizers") or ()), *(step.get("pretokenizers") or ())):
-            yield from _find_texts_a_step_replaces(inner)
+            yield from _find_replaced_texts(inner)
 
 
 def _excerpt_around_first_difference(said: str, heard: str) -> tuple[str, str]:

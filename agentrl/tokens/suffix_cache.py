@@ -58,12 +58,12 @@ def find_frame(suffix: Suffix, messages: Sequence[Message], verbatim: bool) -> F
     `suffix` renders messages; `verbatim` says that the template's source looks for nothing in them.
     """
     try:
-        return _derive_frame_of_suffix(suffix, messages) if verbatim else Frame()
+        return _derive_frame_around_contents(suffix, messages) if verbatim else Frame()
     except ConfigError:
         return Frame()
 
 
-def _derive_frame_of_suffix(suffix: Suffix, messages: Sequence[Message]) -> Frame:
+def _derive_frame_around_contents(suffix: Suffix, messages: Sequence[Message]) -> Frame:
     words = [f"{secrets.token_hex(8)}x" for _ in messages]
     text = suffix(_replace_contents(messages, words))
     parts: list[str] = []

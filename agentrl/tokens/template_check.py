@@ -69,21 +69,21 @@ def examine(renderer: Renderer, *, with_tools: bool) -> TemplateReport:
     ]
     if not renderer.profile.parallel_calls and renderer.calls_in_template:
         chats = [chat for chat in chats if all(len(message.tool_calls) < 2 for message in chat)]
-    rows = [_make_row_of_tried_chat(renderer, chat) for chat in chats]
+    rows = [_report_tried_chat(renderer, chat) for chat in chats]
     report = TemplateReport(rows=tuple(rows))
     if report.verdict == "refused":
         return report
-    rows += _make_rows_of_unusual_spellings(renderer, with_tools)
+    rows += _report_unusual_spellings(renderer, with_tools)
     shown = [chat[-1].role != "assistant" for chat in chats]
     later = [row for row, goes_on in zip(rows, shown, strict=False) if goes_on]
     facts = (
-        *_list_template_facts(renderer, rows, later),
-        *_make_rows_of_value_kinds(renderer, with_tools),
+        *_report_template_facts(renderer, rows, later),
+        *_report_value_kinds(renderer, with_tools),
     )
     return TemplateReport(rows=(*facts, *rows))
 
 
-def _list_template_facts(
+def _report_template_facts(
     renderer: Renderer, rows: Sequence[TemplateRow], later: Sequence[TemplateRow]
 ) -> Iterator[TemplateRow]:
     profile, name = renderer.profile, renderer.name_of
@@ -96,8 +96,8 @@ def _list_template_facts(
     yield TemplateRow(
         name="stop tokens are", detail="sampled by the model, and never added to its turn"
     )
-    yield _make_row_of_suffix(renderer, "separator", [_ASK], _describe_separator_of_suffix)
-    yield _make_row_of_bos_count(renderer)
+    yield _report_suffix_of_messages(renderer, "separator", [_ASK], _describe_separator_of_suffix)
+    yield _report_bos_count(renderer)
     opened = "opened by the prompt" if renderer.opens_thinking else "not opened by the prompt"
     shown = "shown" if profile.shows_reasoning else "not shown"
     yield TemplateRow(name="thinking", detail=f"{opened}, {shown} in the last message")
@@ -110,7 +110,7 @@ def _list_template_facts(
     yield TemplateRow(name="roles", detail=f"system {system}, developer {developer}")
 
 
-def _make_row_of_suffix(
+def _report_suffix_of_messages(
     renderer: Renderer, name: str, said: Sequence[Message], show: Callable[[str], str]
 ) -> TemplateRow:
     """What is appended when this is said; a template that only forks may have no such text."""
@@ -135,7 +135,7 @@ def _describe_kept_history(
     return "yes" + ", for turns as it writes them; others are kept as sampled" * others
 
 
-def _make_row_of_bos_count(renderer: Renderer) -> TemplateRow:
+def _report_bos_count(renderer: Renderer) -> TemplateRow:
     text, count = renderer.bos
     if count <= 1:
         return TemplateRow(name="BOS", detail=f"{text}, once" if count else "none")
@@ -146,7 +146,7 @@ def _make_row_of_bos_count(renderer: Renderer) -> TemplateRow:
     return TemplateRow(name="BOS", detail=detail, action="refuse")
 
 
-def _make_rows_of_value_kinds(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
+def _report_value_kinds(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
     """How values of all kinds come out, and whether content can pose as scaffold."""
     if with_tools:
         arguments: dict[str, Json] = {"yes": True, "no": None, "text": "ü😀"}
@@ -161,12 +161,14 @@ def _make_rows_of_value_kinds(renderer: Renderer, with_tools: bool) -> Iterator[
         kept = text.count("ü😀") == 2
         yield TemplateRow(name="unicode", detail="kept" if kept else "escaped")
     answer = [_make_tool_message("")] if with_tools else [_make_user_message("")]
-    yield _make_row_of_suffix(renderer, "empty content", answer, lambda suffix: repr(suffix)[:70])
-    yield _make_row_of_unchanged_answers(renderer, with_tools)
-    yield _make_row_of_marker_injection(renderer)
+    yield _report_suffix_of_messages(
+        renderer, "empty content", answer, lambda suffix: repr(suffix)[:70]
+    )
+    yield _report_if_answers_stay_unchanged(renderer, with_tools)
+    yield _report_marker_injection(renderer)
 
 
-def _make_row_of_unchanged_answers(renderer: Renderer, with_tools: bool) -> TemplateRow:
+def _report_if_answers_stay_unchanged(renderer: Renderer, with_tools: bool) -> TemplateRow:
     """Whether what answers a turn comes out once and unchanged, except at its ends."""
     what = "tool result" if with_tools else "user message"
     several = renderer.profile.parallel_calls or not renderer.calls_in_template
@@ -203,7 +205,7 @@ def _find_only_place_of_content(content: str, text: str) -> int:
     return max(places, default=-1)
 
 
-def _make_row_of_marker_injection(renderer: Renderer) -> TemplateRow:
+def _report_marker_injection(renderer: Renderer) -> TemplateRow:
     evil = "x" + "".join(renderer.markers) + "x"
     chats = [
         (_make_user_message(t), _make_assistant_message(t), _make_user_message(t))
@@ -268,7 +270,7 @@ CHATS: tuple[tuple[Message, ...], ...] = (
 )
 
 
-def _make_row_of_tried_chat(renderer: Renderer, chat: Sequence[Message]) -> TemplateRow:
+def _report_tried_chat(renderer: Renderer, chat: Sequence[Message]) -> TemplateRow:
     rewritten, record = "", ""
     places = [i for i, message in enumerate(chat) if message.role == "assistant"]
     for begin, end in zip(places, [*places[1:], len(chat)], strict=True):
@@ -285,7 +287,7 @@ def _make_row_of_tried_chat(renderer: Renderer, chat: Sequence[Message]) -> Temp
                 "appends"
             )
             return TemplateRow(name=_name_chat(chat), detail=detail, action="refuse")
-        if answers and (fault := _explain_unfit_answer(renderer, so_far, begin, whole)):
+        if answers and (fault := _explain_unappendable_answer(renderer, so_far, begin, whole)):
             return TemplateRow(name=_name_chat(chat), detail=fault, action="fork")
         try:
             record = (record or before) + renderer.spoken(chat[begin])
@@ -322,25 +324,25 @@ def _excerpt_word_at(text: str, at: int) -> str:
     return text[at if begin < 0 else begin + (text[begin] != "<") :][:60]
 
 
-def _make_rows_of_unusual_spellings(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
+def _report_unusual_spellings(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
     """Turns that a model may write and a template cannot, since messages do not say how."""
     answer, words, stop = _SAY.content, "Some words.", renderer.profile.after_text.stop.text
     blank = f" \n{answer}\n "
     chat = (_ASK, _make_assistant_message(blank), _MORE)
-    yield from _make_row_of_spelling(renderer, "blanks around an answer", chat, {answer: blank})
+    yield from _report_spelling_of_chat(renderer, "blanks around an answer", chat, {answer: blank})
     if with_tools:
         stop = renderer.profile.after_calls.stop.text if renderer.calls_in_template else stop
         chat = (_ASK, _make_assistant_message(words, calls=1), _RESULT)
-        yield from _make_row_of_spelling(
+        yield from _report_spelling_of_chat(
             renderer, "words behind a call", chat, {words: "", stop: words + stop}
         )
         chat = (_ASK, _CALL, _RESULT)
-        yield from _make_row_of_spelling(
+        yield from _report_spelling_of_chat(
             renderer, "arguments without blanks", chat, {'"key0": ': '"key0":'}
         )
 
 
-def _make_row_of_spelling(
+def _report_spelling_of_chat(
     renderer: Renderer, name: str, chat: Sequence[Message], edits: Mapping[str, str]
 ) -> Iterator[TemplateRow]:
     """The row of a chat whose turn the model writes with `edits` of the template's writing."""
@@ -360,7 +362,7 @@ def _make_row_of_spelling(
     yield TemplateRow(name=name, detail=rewritten or "kept", action="keep" if rewritten else "")
 
 
-def _explain_unfit_answer(
+def _explain_unappendable_answer(
     renderer: Renderer, chat: Sequence[Message], begin: int, whole: str
 ) -> str:
     """Why the answer to the turn at `begin` cannot be appended; empty if it can."""

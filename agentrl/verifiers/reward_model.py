@@ -47,7 +47,7 @@ class RewardModel:
 
     async def score_episode(self, view: EpisodeView) -> Score:
         """Ask the model; the logit is logged beside the score."""
-        logit = await self._reward_model_pool.call(
+        logit = await self._get_reward_model_pool.call(
             _score_messages, str(self.folder), self.device, view.messages, timeout_s=self.timeout_s
         )
         value = 1 / (1 + math.exp(-max(-500.0, logit))) if self._squash else logit
@@ -55,10 +55,10 @@ class RewardModel:
 
     def close(self) -> None:
         """End the process; the next episode starts another."""
-        self.__dict__.pop("_reward_model_pool", self._reward_model_pool).close()
+        self.__dict__.pop("_get_reward_model_pool", self._get_reward_model_pool).close()
 
     @cached_property
-    def _reward_model_pool(self) -> WorkerPool:
+    def _get_reward_model_pool(self) -> WorkerPool:
         return WorkerPool(1, "reward model")
 
 

@@ -22,7 +22,7 @@ Sums = Mapping[tuple[int, str], float]
 def check_finite(name: str, tensor: Tensor) -> None:
     """Raise EngineError if a number of new weights is not finite."""
     if not torch.isfinite(tensor).all():
-        raise _make_not_finite_error(name)
+        raise _make_weights_not_finite_error(name)
 
 
 async def written(
@@ -52,11 +52,11 @@ async def written(
     sums = {(i, name): total for i, one in enumerate(found) for name, total in one.sums.items()}
     for (_, name), total in sums.items():
         if not math.isfinite(total):
-            raise _make_not_finite_error(name)
+            raise _make_weights_not_finite_error(name)
     return sums
 
 
-def _make_not_finite_error(name: str) -> EngineError:
+def _make_weights_not_finite_error(name: str) -> EngineError:
     return EngineError(
         f"the new weights have numbers in {name} that are not finite; the old ones stay"
     )

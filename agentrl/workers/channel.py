@@ -68,7 +68,7 @@ class Channel:
                 # A worker that is gone shows when its stream is read, with its exit status.
                 with contextlib.suppress(OSError):
                     await loop.sock_sendall(self._connection, frame)
-            while (reply := self._find_complete_reply_frame()) is None:
+            while (reply := self._take_complete_reply_frame()) is None:
                 chunk = b""
                 with contextlib.suppress(OSError):
                     chunk = await loop.sock_recv(self._connection, _CHUNK)
@@ -77,7 +77,7 @@ class Channel:
                 self._incoming += chunk
         return reply
 
-    def _find_complete_reply_frame(self) -> bytes | None:
+    def _take_complete_reply_frame(self) -> bytes | None:
         if len(self._incoming) < REPLY.size:
             return None
         size, flag = REPLY.unpack_from(self._incoming)

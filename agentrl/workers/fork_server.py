@@ -68,7 +68,7 @@ class _Template:
         self._wake_end = wake_end
 
     def run(self) -> None:
-        signal.signal(signal.SIGCHLD, _do_nothing)
+        signal.signal(signal.SIGCHLD, _ignore_signal)
         # A scheduler may send it to every process of a job; this one ends when its owner does.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
@@ -139,7 +139,7 @@ class _Template:
         self._kill_orphans_of_dead_workers()
 
 
-def _do_nothing(signal_number: int, frame: FrameType | None) -> None:
+def _ignore_signal(signal_number: int, frame: FrameType | None) -> None:
     """A handler that is there so that the signal wakes the loop."""
 
 

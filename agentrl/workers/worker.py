@@ -50,7 +50,7 @@ def serve(connection: socket.socket, max_result_bytes: int) -> None:
                 f"the result has {len(reply)} bytes, more than the {max_result_bytes} that are "
                 "allowed"
             )
-        flag = SPENT if _has_running_child_processes() else REUSABLE
+        flag = SPENT if _reap_children_and_check_running() else REUSABLE
         connection.sendall(REPLY.pack(len(reply), flag) + reply)
 
 
@@ -94,7 +94,7 @@ def _pickle_refusal(text: str) -> bytes:
     return pickle.dumps((Raised(None, text, ""), None))
 
 
-def _has_running_child_processes() -> bool:
+def _reap_children_and_check_running() -> bool:
     """True if the call left a process running; those that have ended are reaped."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:

@@ -118,21 +118,23 @@ def _parse_instance_row(row: object) -> Instance:
         raise _Unreadable(f"it is a {type(row).__name__}, expected an object")
     fields = cast("dict[str, object]", row)
     r2e = _find_field_by_aliases(fields, "expected") is not None
-    repo = _read_text_field(fields, "repo", needed=True)
+    repo = _read_text_or_empty(fields, "repo", needed=True)
     common = Instance(
-        id=_read_text_field(fields, "id", needed=not r2e),
+        id=_read_text_or_empty(fields, "id", needed=not r2e),
         repo=repo,
-        problem=_read_text_field(fields, "problem", needed=True),
+        problem=_read_text_or_empty(fields, "problem", needed=True),
         fail_to_pass=(),
         pass_to_pass=(),
         command=R2E if r2e else COMMANDS.get(repo, RUNNER_IN_IMAGE),
-        commit=_read_text_field(fields, "commit"),
-        image=_read_text_field(fields, "image"),
-        dockerfile=_read_text_field(fields, "dockerfile"),
-        patch=_read_text_field(fields, "patch"),
-        test_patch=_read_text_field(fields, "test_patch"),
+        commit=_read_text_or_empty(fields, "commit"),
+        image=_read_text_or_empty(fields, "image"),
+        dockerfile=_read_text_or_empty(fields, "dockerfile"),
+        patch=_read_text_or_empty(fields, "patch"),
+        test_patch=_read_text_or_empty(fields, "test_patch"),
     )
-    return _check_ids(_fill_r2e_fields(fields, common) if r2e else _fill_swe_fields(fields, common))
+    return _refuse_impossible_test_ids(
+        _fill_r2e_fields(fields, common) if r2e else _fill_swe_fields(fields, common)
+    )
 
 
 def _fill_swe_fields(fields: Mapping[str, object], common: Instance) -> Instance:
@@ -206,7 +208,7 @@ def _find_field_by_aliases(fields: Mapping[str, object], name: str) -> object:
     return next((fields[key] for key in _ALIASES[name] if fields.get(key) is not None), None)
 
 
-def _read_text_field(fields: Mapping[str, object], name: str, *, needed: bool = False) -> str:
+def _read_text_or_empty(fields: Mapping[str, object], name: str, *, needed: bool = False) -> str:
     value = _find_field_by_aliases(fields, name)
     if value is None and not needed:
         return ""
@@ -230,7 +232,7 @@ def _read_test_ids_field(fields: Mapping[str, object], name: str) -> tuple[str, 
     return tuple(dict.fromkeys(cast("Sequence[str]", value)))
 
 
-def _check_ids(instance: Instance) -> Instance:
+def _refuse_impossible_test_ids(instance: Instance) -> Instance:
     """Refuse what no runner calls a test: half of an id, or a word of a log."""
     for test in (*instance.fail_to_pass, *instance.pass_to_pass):
         if not _is_possible_test_id(test, instance.command):

@@ -85,7 +85,8 @@ class BuiltRepair:
         root, broken = self.root(), self.texts[0]
         tests = frozenset(self.package.tests)
         return Trees(
-            agent=_pack_folder(root, broken, tests), whole=_pack_folder(root, broken, frozenset())
+            agent=_read_work_tree(root, broken, tests),
+            whole=_read_work_tree(root, broken, frozenset()),
         )
 
     def grading(self, root: str, tools: str) -> Grading:
@@ -151,8 +152,8 @@ class PublicRepair:
         with tempfile.TemporaryDirectory() as scratch:
             root = Path(scratch)
             _check_out_with_bug(self.folder, self.instance, root)
-            agent = _pack_folder(root, {}, hidden)
-            return Trees(agent=agent, whole=_pack_folder(root, {}, frozenset()))
+            agent = _read_work_tree(root, {}, hidden)
+            return Trees(agent=agent, whole=_read_work_tree(root, {}, frozenset()))
 
     def _make_trees_in_image(self, hidden: Collection[str]) -> Trees:
         # One by one: the workspace itself belongs to somebody else, and keeps its mode and times.
@@ -244,7 +245,7 @@ def _make_public_repair(instance: Instance, repos: str, place: str) -> Repair:
     return PublicRepair(instance=instance, folder=folder, place=place)
 
 
-def _pack_folder(root: Path, changed: Mapping[str, str], left_out: frozenset[str]) -> WorkTree:
+def _read_work_tree(root: Path, changed: Mapping[str, str], left_out: frozenset[str]) -> WorkTree:
     """A folder's files as a tree."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:

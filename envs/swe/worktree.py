@@ -63,7 +63,7 @@ async def fill(sandbox: Sandbox, tree: WorkTree, *, commit: bool) -> None:
     done = await sandbox.exec(line, stdin=tree.stdin, timeout_s=_TIMEOUT_S)
     if not done.ok:
         raise SandboxError(
-            f"the repository cannot be put into the sandbox: {_explain_failure(done)}"
+            f"the repository cannot be put into the sandbox: {_explain_failed_command(done)}"
         )
 
 
@@ -86,13 +86,13 @@ async def take_patch(sandbox: Sandbox, before: WorkTree) -> str:
         timeout_s=_TIMEOUT_S,
     )
     if not done.ok or (done.stderr and not done.stdout):  # git's own trouble is a 1 too
-        raise NoPatch(f"no patch can be taken: {_explain_failure(done)}")
+        raise NoPatch(f"no patch can be taken: {_explain_failed_command(done)}")
     if done.stdout_truncated:
         raise NoPatch(f"the patch has {done.stdout_total} bytes, more than is taken")
     return done.stdout.decode("utf-8", "surrogateescape")
 
 
-def _explain_failure(done: ExecResult) -> str:
+def _explain_failed_command(done: ExecResult) -> str:
     if done.status != "exited":
         return done.status
     lines = done.stderr.decode(errors="replace").strip().splitlines()

@@ -51,7 +51,7 @@ def test_what_the_disk_refuses_is_said_in_one_sentence(
     num_bytes: int,
     what: str,
 ) -> None:
-    monkeypatch.setattr(checkpoint, "_check_space", pass_by)
+    monkeypatch.setattr(checkpoint, "_check_disk_has_space", pass_by)
     command = ["train", *FLAGS, "--runs-dir", str(tmp_path), "--name", "a"]
     run = tmp_path / "a"
     with no_file_above(num_bytes):

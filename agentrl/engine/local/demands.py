@@ -227,7 +227,7 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
         ) from error
 
 
-def _note_attention_layer(
+def _note_layer_instead_of_attending(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -283,5 +283,5 @@ def _measure_mask_window(
     return torch.full((1, 1, q_length, kv_length), whole, device=device)
 
 
-AttentionInterface.register(_NAME, _note_attention_layer)
+AttentionInterface.register(_NAME, _note_layer_instead_of_attending)
 AttentionMaskInterface.register(_NAME, _measure_mask_window)

@@ -58,7 +58,7 @@ class LocalEngine:
         """
         config = config or EngineConfig()
         self.dtype = _choose_inference_dtype(config, model)
-        self.shares_weights = _decide_sharing_weights(config, model.dtype, self.dtype)
+        self.shares_weights = _shares_trainer_weights(config, model.dtype, self.dtype)
         embeddings = model.get_input_embeddings().weight
         assert isinstance(embeddings, Tensor)
         self.vocab_size = embeddings.shape[0]
@@ -81,7 +81,10 @@ class LocalEngine:
         self._paused = False
         self._dead: EngineError | None = None
         self._thread = threading.Thread(
-            target=self._run_step_loop, args=(config.threads,), name="agentrl-engine", daemon=True
+            target=self._run_engine_thread,
+            args=(config.threads,),
+            name="agentrl-engine",
+            daemon=True,
         )
         self._thread.start()
 
@@ -116,7 +119,7 @@ class LocalEngine:
         except asyncio.CancelledError:
             self._inbox.put(lambda: self._stepper.cancel(request))
             raise
-        return _seal_finished_request(request)
+        return _make_completion_of_request(request)
 
     async def end_session(self, session: EpisodeSession) -> None:
         """Forget what is kept for the session."""
@@ -272,20 +275,20 @@ class LocalEngine:
             raise EngineError(str(self._dead)) from self._dead
         self._inbox.put(function)
 
-    def _run_step_loop(self, threads: int) -> None:
+    def _run_engine_thread(self, threads: int) -> None:
         if threads:
             torch.set_num_threads(threads)
         try:
             while self._dead is None:
-                self._run_inbox_and_step()
+                self._run_inbox_and_decode_pass()
         # A thread's border: whatever ended it is the failure of every request it served.
         except Exception as e:
             self._fail_all_requests(
                 EngineError(f"the engine's thread died: {type(e).__name__}: {e}"), e
             )
-            self._deliver_settled_requests()
+            self._wake_settled_futures()
 
-    def _run_inbox_and_step(self) -> None:
+    def _run_inbox_and_decode_pass(self) -> None:
         idle = self._paused or not (self._stepper.running or self._stepper.waiting)
         if idle:
             self._inbox.get()()
@@ -293,7 +296,7 @@ class LocalEngine:
             self._inbox.get()()
         if self._dead is None and not self._paused:
             self._stepper.step()
-        self._deliver_settled_requests()
+        self._wake_settled_futures()
 
     def _fail_all_requests(self, error: EngineError, cause: Exception | None = None) -> None:
         error.__cause__ = cause
@@ -305,7 +308,7 @@ class LocalEngine:
         self._outbox += [(waiter, error) for waiter in self._calls]
         self._calls.clear()
 
-    def _deliver_settled_requests(self) -> None:
+    def _wake_settled_futures(self) -> None:
         """Wake each event loop once for all its futures that are settled."""
         if not self._outbox:
             return
@@ -337,7 +340,7 @@ def _choose_inference_dtype(config: EngineConfig, model: PreTrainedModel) -> tor
     return torch.float32 if found and not any(found) else model.dtype
 
 
-def _decide_sharing_weights(config: EngineConfig, theirs: torch.dtype, ours: torch.dtype) -> bool:
+def _shares_trainer_weights(config: EngineConfig, theirs: torch.dtype, ours: torch.dtype) -> bool:
     if config.share_weights == "auto":
         return theirs == ours
     if config.share_weights and theirs != ours:
@@ -348,7 +351,7 @@ def _decide_sharing_weights(config: EngineConfig, theirs: torch.dtype, ours: tor
     return config.share_weights
 
 
-def _seal_finished_request(request: SlotRequest) -> Completion:
+def _make_completion_of_request(request: SlotRequest) -> Completion:
     assert request.stop_reason is not None
     experts = ExpertChannels()
     if request.experts is not None:

@@ -83,7 +83,7 @@ def reference_rows(model: PreTrainedModel, longest: int) -> list[ReferenceRow]:
     with torch.no_grad(), attending(model, "eager"), foreign_code(model):
         rows = [_compute_reference_row(model, *row) for row in _choose_trial_ids(model, longest)]
         if rows[0].experts:
-            rows[1] = _rerun_with_shared_experts(model, rows[0], rows[1])
+            rows[1] = _rerun_row_by_others_experts(model, rows[0], rows[1])
     model.train(was_training)
     # One row may begin with a token whose own weights are no numbers; that fails its requests only.
     if all(row.logits_TV.isnan().all() for row in rows):
@@ -107,7 +107,7 @@ def refuse_difference(
         ConfigError: they differ, with the size, the place, and the context in which they would not.
     """
     with foreign_code(model):
-        gap = _measure_largest_gap(rows, compute, low_precision)
+        gap = _measure_logprob_gap(rows, compute, low_precision)
     if gap.small:
         return
     first, last = gap.row.positions_T[[0, -1]].tolist()
@@ -122,14 +122,14 @@ def _advise_context_length(
     model: PreTrainedModel, rows: Sequence[ReferenceRow], compute: Compute, low_precision: bool
 ) -> str:
     """The longest context in which nothing differs, if there is one."""
-    for border in sorted(_collect_context_borders(model), reverse=True):
+    for border in sorted(_collect_length_borders(model), reverse=True):
         below = [row for row in rows if row.positions_T[-1] < border]
-        if 1 < len(below) < len(rows) and _measure_largest_gap(below, compute, low_precision).small:
+        if 1 < len(below) < len(rows) and _measure_logprob_gap(below, compute, low_precision).small:
             return f"set engine.context_length to at most {border}"
     return "choose another model"
 
 
-def _rerun_with_shared_experts(
+def _rerun_row_by_others_experts(
     model: PreTrainedModel, first: ReferenceRow, second: ReferenceRow
 ) -> ReferenceRow:
     """The second row with the first one's choice of experts where they are alike."""
@@ -176,7 +176,7 @@ def _choose_trial_ids(
         ids[num // 3] = pad
     yield ids, 0
     yield np.concatenate([ids[:SHARED], rng.integers(vocab, size=num - len(ids[:SHARED]))]), 0
-    borders = _collect_context_borders(model)
+    borders = _collect_length_borders(model)
     firsts = {border - num // 2 for border in borders} | {longest - num}
     for first in sorted(f for f in firsts if 0 < f <= longest - num)[-_MOST_BORDERS:]:
         yield rng.integers(vocab, size=num), first
@@ -185,7 +185,7 @@ def _choose_trial_ids(
         yield rng.integers(vocab, size=min(max(near) + num // 2, longest)), 0
 
 
-def _collect_context_borders(model: PreTrainedModel) -> set[int]:
+def _collect_length_borders(model: PreTrainedModel) -> set[int]:
     config: Any = text_config(model)
     settings: Any = config.to_dict()
     return set(_find_borders_in_settings(settings))
@@ -199,7 +199,7 @@ def _find_borders_in_settings(settings: dict[str, Any]) -> Iterator[int]:
             yield int(value)
 
 
-def _measure_largest_gap(
+def _measure_logprob_gap(
     rows: Sequence[ReferenceRow], compute: Compute, low_precision: bool
 ) -> _Gap:
     gaps = [_Gap(0.0, 0.0, rows[0])]

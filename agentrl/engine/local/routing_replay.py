@@ -183,7 +183,7 @@ class _Choice(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         scores, *others = args
         if scores.shape[-1] < self._num_experts:
-            return func(self._favour_groups_of_experts(scores), *others, **(kwargs or {}))
+            return func(self._score_groups_of_experts(scores), *others, **(kwargs or {}))
         values, chosen = func(*args, **(kwargs or {}))
         if self._given is not None:
             chosen = self._given.view(chosen.shape)
@@ -191,7 +191,7 @@ class _Choice(TorchFunctionMode):
         self.chosen = chosen.flatten(0, -2)
         return values, chosen
 
-    def _favour_groups_of_experts(self, scores: Tensor) -> Tensor:
+    def _score_groups_of_experts(self, scores: Tensor) -> Tensor:
         """Scores of groups, [N, groups], in which those of the given experts are the best."""
         if self._given is None or scores.ndim != 2:
             return scores

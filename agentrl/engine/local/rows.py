@@ -62,16 +62,16 @@ class Rows:
             same = int(differs.argmax()) if differs.any() else num
             cached = min(same, len(ids_P) - 1, int(self.filled_R[row]))
         else:
-            donor, cached = self._find_prefix_donor(ids_P[:-1], key)
-            if cached < 0 or (row := self._claim_free_row(donor, cached)) is None:
+            donor, cached = self._find_row_of_prefix(ids_P[:-1], key)
+            if cached < 0 or (row := self._claim_free_cache_row(donor, cached)) is None:
                 return None
-            self._grow_row_arrays(row, room)
+            self._grow_cache_row_arrays(row, room)
             if cached and donor != row:
                 self.cache.copy(donor, row, cached)
                 self.experts_RP[row, :cached] = self.experts_RP[donor, :cached]
             self._owner[row], self._key[row] = session, key
             self._row_of[session] = row
-        self._grow_row_arrays(row, room)
+        self._grow_cache_row_arrays(row, room)
         self.tokens_RP[row, : len(ids_P)] = ids_P
         self.known_R[row], self.filled_R[row], self.busy_R[row] = len(ids_P), cached, True
         return row, cached
@@ -95,7 +95,7 @@ class Rows:
         """Forget an idle session."""
         row = self._row_of.get(session)
         if row is not None and not self.busy_R[row]:
-            self._disown_row(row)
+            self._release_cache_row(row)
 
     def leave(self, session: str) -> None:
         """End an idle session, but keep what its row holds until somebody needs the row."""
@@ -107,7 +107,7 @@ class Rows:
         """The weights changed: idle rows are emptied, busy ones compute theirs again."""
         self.filled_R[:] = 0
         for row in np.flatnonzero(~self.busy_R).tolist():
-            self._disown_row(row)
+            self._release_cache_row(row)
 
     def compact(self) -> list[tuple[int, int]]:
         """Move busy rows down until few idle ones lie between; gives the pairs exchanged."""
@@ -118,11 +118,11 @@ class Rows:
             num_busy = int(self.busy_R.sum())
             if top + 1 - num_busy <= max(2, num_busy // 4):
                 break
-            self._swap_rows(top, hole)
+            self._swap_cache_rows(top, hole)
             moved.append((top, hole))
         return moved
 
-    def _find_prefix_donor(self, prefix_P: NDArray[np.int64], key: str | None) -> tuple[int, int]:
+    def _find_row_of_prefix(self, prefix_P: NDArray[np.int64], key: str | None) -> tuple[int, int]:
         """The row that shares most of the prefix and how many positions; -1 to wait for it."""
         num = min(len(prefix_P), self.tokens_RP.shape[1])
         if not num or not len(self.known_R):
@@ -137,7 +137,7 @@ class Rows:
             return best, -1
         return best, int(ready_R[best])
 
-    def _claim_free_row(self, donor: int, cached: int) -> int | None:
+    def _claim_free_cache_row(self, donor: int, cached: int) -> int | None:
         """A row for a new session: what it holds is lost, but for the donor's prefix.
 
         The donor itself if all of it is wanted and nobody owns it; else an empty row, a new one, or
@@ -158,10 +158,10 @@ class Rows:
         if owned and self.busy_R.any() and self.steps - self._used_R[row] < _KEEP_STEPS:
             return None
         keeps_donor = row != donor
-        self._disown_row(row, forget=keeps_donor)
+        self._release_cache_row(row, forget=keeps_donor)
         return row
 
-    def _disown_row(self, row: int, *, forget: bool = True) -> None:
+    def _release_cache_row(self, row: int, *, forget: bool = True) -> None:
         owner = self._owner[row]
         if owner is not None:
             del self._row_of[owner]
@@ -169,7 +169,7 @@ class Rows:
         if forget:
             self.known_R[row] = self.filled_R[row] = 0
 
-    def _grow_row_arrays(self, row: int, room: int) -> None:
+    def _grow_cache_row_arrays(self, row: int, room: int) -> None:
         """Make the arrays hold `row` and `room` positions; sizes double, so growth is rare."""
         rows, length = self.tokens_RP.shape
         new_rows = rows if row < rows else min(self.slots, max(8, 2 * rows))
@@ -188,7 +188,7 @@ class Rows:
         self._owner += [None] * (new_rows - rows)
         self._key += [None] * (new_rows - rows)
 
-    def _swap_rows(self, a: int, b: int) -> None:
+    def _swap_cache_rows(self, a: int, b: int) -> None:
         self.cache.swap(a, b, int(max(self.filled_R[a], self.filled_R[b])))
         pair, swapped = [a, b], [b, a]
         arrays = (self.tokens_RP, self.experts_RP, self.known_R, self.filled_R, self.busy_R)

@@ -153,21 +153,21 @@ class Stepper:
         if not self.running:
             return
         for pair in self._rows.compact():
-            self._exchange_request_rows(*pair)
+            self._exchange_cache_rows(*pair)
         work = self._plan_next_pass()
         logits_SV = self._compute_last_logits(work)
         self._rows.filled_R[work.decoding] += 1
         for piece in work.flat.plan.pieces:
             self._rows.filled_R[piece.row] = piece.length
         if len(work.rows_S):
-            self._draw_next_tokens(logits_SV, work.rows_S)
+            self._sample_and_record_tokens(logits_SV, work.rows_S)
 
     def _plan_next_pass(self) -> _Work:
         """Which tokens the next forward pass computes."""
         rows = self._rows
         missing_R = np.where(rows.busy_R, rows.known_R - rows.filled_R, 0)
         decoding = np.flatnonzero(missing_R == 1)
-        spans = list(self._choose_prompt_spans(missing_R))
+        spans = list(self._fit_prompts_to_budget(missing_R))
         flat = lay_out(self._cache, rows.filled_R, decoding, spans)
         drawing = [
             piece.stop - 1 for piece in flat.plan.pieces if piece.length == rows.known_R[piece.row]
@@ -176,7 +176,7 @@ class Stepper:
         ids_N = rows.tokens_RP[flat.owners_N, flat.positions_N]
         return _Work(flat, ids_N, last_S, flat.owners_N[last_S], decoding)
 
-    def _choose_prompt_spans(self, missing_R: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    def _fit_prompts_to_budget(self, missing_R: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """Rows with more than one token to compute and how many of them fit into this step."""
         left = self._budget
         for row in self.running:
@@ -203,7 +203,7 @@ class Stepper:
         logits_SV: torch.Tensor = output.logits[0, :, : known_ids(self.model)]
         return logits_SV
 
-    def _draw_next_tokens(self, logits_SV: torch.Tensor, rows_S: NDArray[np.int64]) -> None:
+    def _sample_and_record_tokens(self, logits_SV: torch.Tensor, rows_S: NDArray[np.int64]) -> None:
         requests = [self.running[row] for row in rows_S.tolist()]
         ids_S, logprobs_S = draw_ids(
             logits_SV,
@@ -265,7 +265,7 @@ class Stepper:
     def _to_device_tensor(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _exchange_request_rows(self, a: int, b: int) -> None:
+    def _exchange_cache_rows(self, a: int, b: int) -> None:
         first, second = self.running.pop(a, None), self.running.pop(b, None)
         for row, request in ((b, first), (a, second)):
             if request is not None:

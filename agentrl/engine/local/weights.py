@@ -54,12 +54,12 @@ def update_parameters(
     values are cast while they are written in place. Of a model with LoRA adapters these alone are
     given, named as in `adapter_model.safetensors`.
     """
-    ours = _name_parameters_to_update(model, partial)
+    ours = _map_names_to_parameters(model, partial)
     names: list[str] = []
     for name, tensor in theirs:
         names.append(name)
         if name in ours:
-            _check_weight_tensor(name, tensor, ours[name])
+            _check_tensor_fits_parameter(name, tensor, ours[name])
     _check_weight_names(names, set(names) & set(ours) if partial else set(ours))
     with torch.no_grad():
         for name, tensor in theirs:
@@ -67,7 +67,7 @@ def update_parameters(
                 ours[name].copy_(tensor)
 
 
-def _name_parameters_to_update(model: nn.Module, partial: bool) -> dict[str, Tensor]:
+def _map_names_to_parameters(model: nn.Module, partial: bool) -> dict[str, Tensor]:
     named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=not partial))
     if partial:
         named |= dict(as_in_files(named.items()))
@@ -138,7 +138,7 @@ def _check_weight_names(names: list[str], expected: set[str]) -> None:
             )
 
 
-def _check_weight_tensor(name: str, tensor: Tensor, ours: Tensor) -> None:
+def _check_tensor_fits_parameter(name: str, tensor: Tensor, ours: Tensor) -> None:
     if tensor.shape != ours.shape:
         raise EngineError(
             f"the new weights have {name} of shape {tuple(tensor.shape)}, the engine's has "

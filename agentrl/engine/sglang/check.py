@@ -87,11 +87,11 @@ class _Asker:
     def questions(self) -> list[tuple[str, Callable[[], Awaitable[tuple[bool, str]]]]]:
         return [
             ("settings", self._probe_server_settings),
-            ("tokenizer", self._compare_tokenizers),
+            ("tokenizer", self._compare_tokenizer_with_server),
             ("ids", self._probe_sampled_ids),
             ("versions", self._probe_token_versions),
-            ("logprobs", lambda: self._compare_logprobs(1.0)),
-            ("temperature", lambda: self._compare_logprobs(0.5)),
+            ("logprobs", lambda: self._compare_logprobs_with_trainer(1.0)),
+            ("temperature", lambda: self._compare_logprobs_with_trainer(0.5)),
             ("truncation", self._probe_truncation),
             ("cache", self._probe_prefix_cache),
         ]
@@ -105,7 +105,7 @@ class _Asker:
             f"{info.kv_tokens:,} tokens"
         )
 
-    async def _compare_tokenizers(self) -> tuple[bool, str]:
+    async def _compare_tokenizer_with_server(self) -> tuple[bool, str]:
         ours = self._tokenizer
         text = TEXT + "".join(ours.added_tokens)
         theirs = await self._slot.control.tokenize(text)
@@ -118,17 +118,17 @@ class _Asker:
         return True, f"{len(mine)} tokens of text and {len(ours.added_tokens)} added ones agree"
 
     async def _probe_sampled_ids(self) -> tuple[bool, str]:
-        completion = await self._sample_completion(1.0)
+        completion = await self._sample_trial_completion(1.0)
         return True, f"{len(completion.ids_T)} sampled ids with their logprobs"
 
     async def _probe_token_versions(self) -> tuple[bool, str]:
-        completion = await self._sample_completion(1.0)
+        completion = await self._sample_trial_completion(1.0)
         return True, f"each token has its weight version: {completion.versions_T[0]}"
 
-    async def _compare_logprobs(self, temperature: float) -> tuple[bool, str]:
+    async def _compare_logprobs_with_trainer(self, temperature: float) -> tuple[bool, str]:
         if self._reference is None:
             return True, "not compared: there is no trainer"
-        completion = await self._sample_completion(temperature)
+        completion = await self._sample_trial_completion(temperature)
         gap = self._measure_logprob_distance(completion, temperature)
         most = TOLERANCES.get((await self._slot.control.info()).dtype, _OTHER_TOLERANCE)
         if gap <= most:
@@ -151,11 +151,11 @@ class _Asker:
         return True, f"logprobs are {kind}, the tokens it keeps are {told}; agentrl asks for none"
 
     async def _probe_prefix_cache(self) -> tuple[bool, str]:
-        await self._sample_completion(1.0)
-        kept = (await self._sample_completion(1.0)).cached_tokens
-        apart = kept and not (await self._sample_completion(1.0, new_rid())).cached_tokens
+        await self._sample_trial_completion(1.0)
+        kept = (await self._sample_trial_completion(1.0)).cached_tokens
+        apart = kept and not (await self._sample_trial_completion(1.0, new_rid())).cached_tokens
         await self._slot.control.flush()
-        left = (await self._sample_completion(1.0)).cached_tokens
+        left = (await self._sample_trial_completion(1.0)).cached_tokens
         if left:
             return False, f"a flush left {left} tokens in the prefix cache"
         if kept and self._in_place and not apart:
@@ -166,7 +166,7 @@ class _Asker:
         how = "a flush or another version ends that" if apart else "a flush ends that"
         return True, f"{kept} of {len(self._ids)} prompt tokens were reused; {how}"
 
-    async def _sample_completion(
+    async def _sample_trial_completion(
         self, temperature: float, cache_key: str | None = None
     ) -> Completion:
         sampling = Sampling(max_new_tokens=_TOKENS, temperature=temperature)

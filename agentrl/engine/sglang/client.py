@@ -104,7 +104,7 @@ class GenerateClient:
         """
         body = request_body(ids, sampling, rid, cache_key, adapter, experts=self._experts > 0)
         try:
-            async with self._open_http_session().post(
+            async with self._get_or_open_http_session().post(
                 self._path, data=body, headers=self._headers
             ) as response:
                 answer = await response.read()
@@ -129,7 +129,7 @@ class GenerateClient:
             await session.close()
             await asyncio.sleep(0)  # lets the transports close
 
-    def _open_http_session(self) -> aiohttp.ClientSession:
+    def _get_or_open_http_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),

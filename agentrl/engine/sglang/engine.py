@@ -127,7 +127,7 @@ class SglangEngine:
         except TimeoutError as error:
             if not clock.expired():
                 raise
-            raise EngineError(await self._explain_timeout(session, flight)) from error
+            raise EngineError(await self._explain_request_timeout(session, flight)) from error
         finally:
             flight.done.set()
             del self._flights[session.key]
@@ -299,7 +299,7 @@ class SglangEngine:
                 for wait in waits:
                     wait.cancel()
 
-    async def _explain_timeout(self, session: EpisodeSession, flight: _InFlight) -> str:
+    async def _explain_request_timeout(self, session: EpisodeSession, flight: _InFlight) -> str:
         if flight.slot is None and not any(slot.state == "serving" for slot in self.slots):
             hint = f"no server serves: {self._router.reasons()}"
             return f"session {session.key!r} got no completion within {self._timeout_s:g} s; {hint}"

@@ -107,7 +107,9 @@ class Fleet:
             raise ConfigError(f"the servers do not take the model: {error}") from error
         for slot in self.slots:
             slot.restarts_left = self._restarts if slot.server is not None else 0
-        self._watchers = [asyncio.create_task(self._watch_health(slot)) for slot in self.slots]
+        self._watchers = [
+            asyncio.create_task(self._watch_server_health(slot)) for slot in self.slots
+        ]
 
     async def update(self, weights: WeightSource, version: int) -> None:
         """Give the weights to all servers and serve them as `version` where they arrived.
@@ -127,9 +129,9 @@ class Fleet:
             self._old.add(self.version)
             self.version, self._weights = version, weights
             self._memory.loaded()
-            await self._retire_unused_versions()
+            await self._unload_old_versions()
 
-    async def _retire_unused_versions(self) -> None:
+    async def _unload_old_versions(self) -> None:
         """Let servers forget the versions before this one that no request uses."""
         for old in [old for old in self._old if old != self.version and not self.users[old]]:
             self._old.remove(old)
@@ -240,7 +242,7 @@ class Fleet:
             elif isinstance(result, BaseException):
                 raise result
 
-    async def _watch_health(self, slot: ServerState) -> None:
+    async def _watch_server_health(self, slot: ServerState) -> None:
         """Ask a server for its health, for ever."""
         while True:
             await asyncio.sleep(WATCH_S)

@@ -93,7 +93,7 @@ def install(flavour: Flavour, say: Callable[[str], None] = lambda _: None) -> In
         shutil.rmtree(folder, ignore_errors=True)  # what an interrupted installation left
         say(f"making {folder}")
         _run_install_command([sys.executable, "-m", "venv", str(folder)])
-        for packages in _list_pip_steps(flavour):
+        for packages in _list_arguments_of_pip_calls(flavour):
             say(f"pip install {' '.join(packages)}")
             _run_install_command(
                 [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages]
@@ -102,7 +102,7 @@ def install(flavour: Flavour, say: Callable[[str], None] = lambda _: None) -> In
     return Installation(folder=folder, flavour=flavour)
 
 
-def _list_pip_steps(flavour: Flavour) -> Sequence[Sequence[str]]:
+def _list_arguments_of_pip_calls(flavour: Flavour) -> Sequence[Sequence[str]]:
     """Arguments of pip, one list per call."""
     if flavour == "gpu":
         return [[f"sglang=={SGLANG}"]]

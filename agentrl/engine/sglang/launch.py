@@ -34,7 +34,7 @@ def start_servers(
     settings = config.sglang
     transport = AdapterTransport(adapter) if adapter else make_transport(settings.transport)
     if adapter and not settings.urls:
-        config = _add_adapter_flags(config, adapter)
+        config = _reserve_adapter_room(config, adapter)
     return SglangEngine(
         settings.urls or [start(config, folder, logs or default_cache_dir() / "logs")],
         vocab_size=vocab_size(folder),
@@ -84,7 +84,7 @@ async def wait_for_servers(
             )
 
 
-def _add_adapter_flags(config: EngineConfig, adapter: Mapping[str, object]) -> EngineConfig:
+def _reserve_adapter_room(config: EngineConfig, adapter: Mapping[str, object]) -> EngineConfig:
     """Room for the adapters of three versions in a server that is started."""
     names = " ".join(cast("list[str]", adapter["target_modules"]))
     flags = (

@@ -139,7 +139,7 @@ def start(
     where = check_startable(config, model)
     port = _find_free_port(host, port)
     command = launch_command(where, config, model, host, port)
-    env = _make_server_environment(where, config)
+    env = _make_server_env_vars(where, config)
     keys = Keys.random() if keys is None else keys
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"sglang-{port}.log"
@@ -240,7 +240,7 @@ def launch_command(
     return [str(where.python), *program, *given, *flags, *more]
 
 
-def _make_server_environment(where: Installation, config: EngineConfig) -> dict[str, str]:
+def _make_server_env_vars(where: Installation, config: EngineConfig) -> dict[str, str]:
     env = dict(os.environ)
     env |= {
         "HF_HUB_OFFLINE": "1",  # the model is a folder
@@ -286,7 +286,7 @@ def check_fits(model: Path, *, value_bytes: int, kv_tokens: int) -> None:
 
     `value_bytes`: of one weight, key or value.
     """
-    weights = _count_weights_in_headers(model) * value_bytes
+    weights = _count_weight_values_in_headers(model) * value_bytes
     cache = _count_cache_values_per_token(model) * value_bytes * kv_tokens
     needed, free = weights + cache + PROGRAM_BYTES, free_memory()
     if needed > free:
@@ -298,7 +298,7 @@ def check_fits(model: Path, *, value_bytes: int, kv_tokens: int) -> None:
         )
 
 
-def _count_weights_in_headers(model: Path) -> int:
+def _count_weight_values_in_headers(model: Path) -> int:
     """As the headers of the weight files say; the format begins with the header's length."""
     total = 0
     for path in model.glob("*.safetensors"):

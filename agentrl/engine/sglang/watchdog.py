@@ -68,7 +68,9 @@ def _run_server_under_watch(
         preexec_fn=in_child,
     )
     words = [secret.encode() for secret in secrets.values()]
-    copying = threading.Thread(target=_copy_censored, args=(server.stdout, words), daemon=True)
+    copying = threading.Thread(
+        target=_copy_without_secrets, args=(server.stdout, words), daemon=True
+    )
     copying.start()
     if secrets:
         threading.Thread(
@@ -89,7 +91,7 @@ def _write_secrets_to_pipe(pipe: Path, text: str) -> None:
         file.write(text)  # JSON, which YAML can read
 
 
-def _copy_censored(output: IO[bytes], secrets: list[bytes]) -> None:
+def _copy_without_secrets(output: IO[bytes], secrets: list[bytes]) -> None:
     """Pass on the lines of a server, without its secrets."""
     for line in output:
         for secret in secrets:

@@ -149,13 +149,13 @@ class ToolFormat:
         if thinking:
             reader.skip_space()
             reader.take(self.think[0])
-            self._read_thinking_block(reader)
+            self._add_thinking_to_reader(reader)
         while not reader.at_end:
-            self._read_text_and_what_marker_begins(reader, bare)
+            self._add_text_and_marked_part_to_reader(reader, bare)
         if reader.section == len(reader.calls):
-            self._attempt_calls(reader, bare, partial(_refuse_stray_text, "", ""))
+            self._add_calls_or_call_error(reader, bare, partial(_refuse_stray_text, "", ""))
 
-    def _read_text_and_what_marker_begins(self, reader: Reader, bare: Finder | None) -> None:
+    def _add_text_and_marked_part_to_reader(self, reader: Reader, bare: Finder | None) -> None:
         """Read the text up to the next marker, and what that begins."""
         begin, marker = reader.next(self._outside, bare)
         text = reader.text[reader.position : begin]
@@ -165,21 +165,21 @@ class ToolFormat:
         misplaced = reader.section is not None or marker in (*self.ends, *self.closes)
         is_empty = reader.section == len(reader.calls) and marker in around
         if is_empty or (text.strip() and misplaced and marker not in self.parts):
-            self._attempt_calls(reader, bare, partial(_refuse_stray_text, text, marker))
+            self._add_calls_or_call_error(reader, bare, partial(_refuse_stray_text, text, marker))
         if marker in around:
             reader.section = len(reader.calls) if marker in self.opens else None
         elif marker == self.think[0]:
-            self._read_thinking_block(reader)
+            self._add_thinking_to_reader(reader)
         elif marker == self.think[1]:
             reader.all_was_thinking(begin)
         elif marker in self.parts:
             again = (marker,) if marker in self.once else ()
             lost = Lost("malformed", f"{marker} stands outside of a call")
-            self._attempt_calls(reader, bare, partial(raise_error, lost), again)
+            self._add_calls_or_call_error(reader, bare, partial(raise_error, lost), again)
         elif marker not in (*self.noise, *self.ends) and begin < len(reader.text):
-            self._attempt_calls(reader, bare, partial(self.read_call, reader))
+            self._add_calls_or_call_error(reader, bare, partial(self.read_call, reader))
 
-    def _attempt_calls(
+    def _add_calls_or_call_error(
         self,
         reader: Reader,
         bare: Finder | None,
@@ -196,7 +196,7 @@ class ToolFormat:
             think_end = reader.marked.find(self.think[1], reader.lost)
             reader.position, reader.lost = min(reader.position, think_end), None
 
-    def _read_thinking_block(self, reader: Reader) -> None:
+    def _add_thinking_to_reader(self, reader: Reader) -> None:
         end, marker = reader.next(self.think[1:])
         reader.thoughts.append(reader.text[reader.position : end].removeprefix(self.title))
         reader.position = end + len(marker)

@@ -22,7 +22,7 @@ class CommandR7B(ToolFormat):
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""
         reader.skip_space()
-        reader.attempt_list(partial(_read_command_r7b_call, reader))
+        reader.attempt_list(partial(_add_command_r7b_call_to_reader, reader))
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
         """See `ToolFormat.render_calls`."""
@@ -33,7 +33,7 @@ class CommandR7B(ToolFormat):
         return f"{CALLS}[{', '.join(bodies)}]{CALLS_END}"
 
 
-def _read_command_r7b_call(reader: Reader) -> None:
+def _add_command_r7b_call_to_reader(reader: Reader) -> None:
     reader.add_object(
         reader.take_listed(),
         name_key="tool_name",

@@ -40,21 +40,21 @@ class Harmony(ToolFormat):
             reader.thoughts.append(self._take_message_body(reader)[0])
         while not reader.at_end:
             reader.take(START)
-            self._read_next_harmony_message(reader)
+            self._add_harmony_message(reader)
 
-    def _read_next_harmony_message(self, reader: Reader) -> None:
+    def _add_harmony_message(self, reader: Reader) -> None:
         begin = reader.position
         end, marker = reader.next((MESSAGE, *self.ends, *self.starts))
         head, reader.position = reader.text[begin:end], end + len(marker)
         name = self.recipient(head)
         if marker != MESSAGE:
-            self._read_message_without_body(reader, head, marker)
+            self._add_message_without_body(reader, head, marker)
         elif name is None:
-            self._read_message_without_recipient(reader, head)
+            self._add_unaddressed_text(reader, head)
         else:
-            self._attempt_call_in_message(reader, head, partial(self.read_message, reader, name))
+            self._add_addressed_call(reader, head, partial(self.read_message, reader, name))
 
-    def _read_message_without_body(self, reader: Reader, head: str, marker: str) -> None:
+    def _add_message_without_body(self, reader: Reader, head: str, marker: str) -> None:
         """Read a message of which nothing but the head is there, which ends with `marker`."""
         begin = reader.position - len(marker) - len(head)
         end = begin + len(head)
@@ -64,19 +64,19 @@ class Harmony(ToolFormat):
         if addressed or self.is_call(said, marker):
             reader.position = end
             lost = Lost("malformed", f"expected {MESSAGE} behind the head of the message")
-            self._attempt_call_in_message(reader, head, partial(raise_error, lost))
+            self._add_addressed_call(reader, head, partial(raise_error, lost))
         else:
             reasoning = is_head and self.is_reasoning(head)
             (reader.thoughts if reasoning else reader.texts).append(said)
 
-    def _attempt_call_in_message(self, reader: Reader, head: str, step: Callable[[], None]) -> None:
+    def _add_addressed_call(self, reader: Reader, head: str, step: Callable[[], None]) -> None:
         """Read the call in a message; each recipient beyond the first is an error."""
         for name in _RECIPIENT.findall(head)[1:]:
             said = f"a message has one recipient, this one has to={name[:60]} too"
             reader.attempt(partial(raise_error, Refused(CallErrorReason.MALFORMED, said)))
         reader.attempt(step, ends=self.ends, starts=self.starts)
 
-    def _read_message_without_recipient(self, reader: Reader, head: str) -> None:
+    def _add_unaddressed_text(self, reader: Reader, head: str) -> None:
         """Read a message to nobody."""
         body, marker = self._take_message_body(reader)
         if self.is_call(body, marker):

@@ -44,10 +44,10 @@ class Llama3Json(ToolFormat):
         while going_on:
             reader.skip_space()
             if not tagged and reader.at("["):
-                reader.attempt_list(partial(_read_json_call_object, reader))
+                reader.attempt_list(partial(_add_json_call_to_reader, reader))
                 going_on = _take_separator_of_next_call(reader, tagged)
             else:
-                step = partial(_read_llama3_call, reader)
+                step = partial(_add_llama3_call_to_reader, reader)
                 found = reader.attempt(step, starts=reader.stops, bare=self.find_bare)
                 going_on = found and _take_separator_of_next_call(reader, tagged)
 
@@ -80,13 +80,13 @@ def _take_separator_of_next_call(reader: Reader, tagged: bool) -> bool:
     return True
 
 
-def _read_llama3_call(reader: Reader) -> None:
+def _add_llama3_call_to_reader(reader: Reader) -> None:
     if reader.at("{"):
-        _read_json_call_object(reader)
+        _add_json_call_to_reader(reader)
     else:
         read_python_call(reader, until=";", method=".call")
 
 
-def _read_json_call_object(reader: Reader) -> None:
+def _add_json_call_to_reader(reader: Reader) -> None:
     found = reader.take_listed()
     reader.add_object(found, arguments_keys=("parameters", "arguments"), ignored=("type",))

@@ -27,7 +27,9 @@ class Qwen3Coder(ToolFormat):
     def read_call(self, reader: Reader) -> None:
         """See `ToolFormat.read_call`."""
         reader.skip_space()
-        name, texts = reader.take_only(partial(_read_function_in_tags, reader), FUNCTION, self.ends)
+        name, texts = reader.take_only(
+            partial(_take_name_and_arguments, reader), FUNCTION, self.ends
+        )
         reader.add_texts(name, texts)
 
     def render_calls(self, calls: Sequence[ToolCall]) -> str:
@@ -38,7 +40,7 @@ class Qwen3Coder(ToolFormat):
         )
 
 
-def _read_function_in_tags(reader: Reader) -> tuple[str, dict[str, str]]:
+def _take_name_and_arguments(reader: Reader) -> tuple[str, dict[str, str]]:
     reader.expect(FUNCTION, f"after {CALL}")
     name = name_before(reader, ">")
     return name, TAGS.read(reader, name)

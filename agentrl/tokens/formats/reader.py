@@ -359,7 +359,7 @@ class Reader:
         """A call of `name` with `arguments` as the model wrote them. Raises Refused."""
         schema = self._require_schema_of_tool(name)
         if isinstance(arguments, str):
-            arguments = _parse_arguments_in_string(arguments, name)
+            arguments = _parse_arguments_or_keep_text(arguments, name)
         if not isinstance(arguments, dict | Mapping):
             message = f'{name}: "arguments" is {type_name(arguments)}, expected a JSON object'
             raise Refused(_MALFORMED, message, name)
@@ -418,7 +418,7 @@ def raise_error(error: Refused | Lost) -> NoReturn:
     raise error
 
 
-def _parse_arguments_in_string(text: str, name: str) -> Json:
+def _parse_arguments_or_keep_text(text: str, name: str) -> Json:
     text = text.strip()
     extent = find_end(text, 0)
     if not text.startswith("{") or extent.fault or extent.end != len(text):

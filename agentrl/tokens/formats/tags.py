@@ -62,10 +62,10 @@ class Tags:
 
     def attempt(self, reader: Reader, begin: str, stops: Sequence[str]) -> bool:
         """Read one of several calls, which `begin` and its name announce; as `Reader.attempt`."""
-        step = partial(self._read_call_in_tags, reader, begin)
+        step = partial(self._add_tagged_call_to_reader, reader, begin)
         return reader.attempt(step, ends=(self.call_end,), starts=(begin, *stops))
 
-    def _read_call_in_tags(self, reader: Reader, begin: str) -> None:
+    def _add_tagged_call_to_reader(self, reader: Reader, begin: str) -> None:
         reader.expect(begin, "at the begin of a call")
         name = name_before(reader, '">')
         reader.add_texts(name, self.read(reader, name))

@@ -39,8 +39,8 @@ def check_format(kind: object, label: str) -> type[ToolFormat]:
         text = made.render_calls(CALLS)
     for written, calls in ((text, CALLS), (made.render_calls(CALLS[:1]), CALLS[:1])):
         found = _parse_trial_text(made, written, label).calls
-        if [_name_and_arguments(call) for call in found] != [
-            _name_and_arguments(call) for call in calls
+        if [_pair_name_with_arguments(call) for call in found] != [
+            _pair_name_with_arguments(call) for call in calls
         ]:
             errors = [call.message for call in found if isinstance(call, CallError)]
             said = f"{len(found) - len(errors)} calls" + (f" ({errors[0]})" if errors else "")
@@ -58,5 +58,5 @@ def _parse_trial_text(made: ToolFormat, text: str, label: str) -> AssistantTurn:
         return made.parse_text(text, [TOOL])
 
 
-def _name_and_arguments(call: ToolCall | CallError) -> object:
+def _pair_name_with_arguments(call: ToolCall | CallError) -> object:
     return (call.name, call.arguments) if isinstance(call, ToolCall) else None

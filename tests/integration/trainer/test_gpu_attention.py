@@ -55,13 +55,13 @@ def test_flash_attention_has_the_gradients_of_the_cpu(
 ) -> None:
     pytest.importorskip("flash_attn")
     calls: list[int] = []
-    used = attention._flash  # pyright: ignore[reportPrivateUsage]
+    used = attention._attend_by_flash  # pyright: ignore[reportPrivateUsage]
 
     def count(*arguments: Tensor) -> Tensor:
         calls.append(1)
         return used(*arguments)  # type: ignore[arg-type]  # passed through as given
 
-    monkeypatch.setattr(attention, "_flash", count)
+    monkeypatch.setattr(attention, "_attend_by_flash", count)
     made = tree(pieces(LENGTHS, [0] * 5), max(LENGTHS))
     assert np.array_equal(made.offsets_S1[1:], made.ends_S)
     expected = compute(made, torch.device("cpu"), torch.float32)

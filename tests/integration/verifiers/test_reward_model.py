@@ -73,7 +73,7 @@ async def test_a_killed_process_costs_one_episode(folder: Path) -> None:
     verifier = RewardModel(folder)
     async with WorkerPool(1, "verifiers") as pool:
         with pytest.raises(Exception, match=r"ended|died|killed|SIG"):
-            await verifier._reward_model_pool.call(os.abort, timeout_s=60)  # pyright: ignore[reportPrivateUsage]
+            await verifier._get_reward_model_pool.call(os.abort, timeout_s=60)  # pyright: ignore[reportPrivateUsage]
         assert isinstance(await score_with(verifier, view(*MESSAGES), pool=pool), Score)
     verifier.close()
 

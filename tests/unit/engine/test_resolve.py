@@ -50,7 +50,7 @@ def test_another_recipe_of_tiny_is_another_folder(
     monkeypatch.setattr(resolve, "_make_tiny_model", make)
     first = resolve_model("tiny", cache_dir=tmp_path)
     assert resolve_model("tiny", cache_dir=tmp_path) == first
-    monkeypatch.setattr(resolve, "_digest_tiny_recipe", lambda: "other")
+    monkeypatch.setattr(resolve, "_digest_tiny_sources", lambda: "other")
     assert resolve_model("tiny", cache_dir=tmp_path) != first
 
 

@@ -72,13 +72,13 @@ def load_whole(folder: Path, auto: Any, dtype: DType, *, device: str) -> PreTrai
             output_loading_info=True,
         )
     check_report(folder, report)
-    _check_tied_and_finite(folder, model)
+    _check_weights_tied_and_finite(folder, model)
     nn.Module.to(model, torch.device(device))
     model.train(False)
     return cast(PreTrainedModel, model)
 
 
-def _check_tied_and_finite(folder: Path, model: PreTrainedModel) -> None:
+def _check_weights_tied_and_finite(folder: Path, model: PreTrainedModel) -> None:
     """What no header says: numbers, and whether two tied tensors are one."""
     tied: dict[str, str] = model.get_expanded_tied_weights_keys(all_submodels=True)
     find: Callable[[str], object] = model.get_parameter_or_buffer

@@ -41,7 +41,7 @@ def default_cache_dir() -> Path:
 
 def check_model(name: str) -> None:
     """Raise ConfigError if `resolve_model` could not succeed; makes and fetches nothing."""
-    folder = _expand_model_folder(name)
+    folder = _resolve_model_folder_path(name)
     if name in (TINY, SMOLLM2) or (not folder.exists() and _looks_like_hub_name(name)):
         return
     check_folder(folder)
@@ -57,7 +57,7 @@ def resolve_model(name: str, *, seed: int = 0, cache_dir: Path | None = None) ->
     """
     root = cache_dir or default_cache_dir()
     if name == TINY:
-        folder = root / "models" / f"tiny-{seed}-{_digest_tiny_recipe()}"
+        folder = root / "models" / f"tiny-{seed}-{_digest_tiny_sources()}"
         require("the tiny model", *TRAIN)
         return make_once(folder, partial(_make_tiny_model, seed), needs_bytes=20_000_000)
     if name == SMOLLM2:
@@ -65,7 +65,7 @@ def resolve_model(name: str, *, seed: int = 0, cache_dir: Path | None = None) ->
 
         require(f"the model {name}", *TRAIN, "gguf")
         return make_once(root / "models" / name, make_smollm2, needs_bytes=1_200_000_000)
-    folder = _expand_model_folder(name)
+    folder = _resolve_model_folder_path(name)
     if not folder.exists() and _looks_like_hub_name(name):
         folder = _download_from_hub(name)
     check_folder(folder)
@@ -79,7 +79,7 @@ def resolve_tokenizer(name: str, *, seed: int = 0, cache_dir: Path | None = None
     from agentrl.engine.local.models.tiny_tokenizer import make_tokenizer
 
     folder = (
-        (cache_dir or default_cache_dir()) / "models" / f"tiny-tokenizer-{_digest_tiny_recipe()}"
+        (cache_dir or default_cache_dir()) / "models" / f"tiny-tokenizer-{_digest_tiny_sources()}"
     )
     return make_once(folder, make_tokenizer, needs_bytes=1_000_000)
 
@@ -87,7 +87,7 @@ def resolve_tokenizer(name: str, *, seed: int = 0, cache_dir: Path | None = None
 def check_folder(folder: Path) -> None:
     """Raise ConfigError if the folder is not a model with tokenizer, chat template and weights."""
     if not folder.is_dir():
-        raise _make_no_folder_error(str(folder))
+        raise _make_model_is_no_folder_error(str(folder))
     _check_model_config_file(folder / "config.json")
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer.model").is_file():
         raise ConfigError(
@@ -149,7 +149,7 @@ def _make_tiny_model(seed: int, folder: Path) -> None:
 
 
 @cache
-def _digest_tiny_recipe() -> str:
+def _digest_tiny_sources() -> str:
     """A digest of what `tiny` is made by, so that another version does not take an old one."""
     here = Path(__file__).parent
     names = ("tiny.py", "tiny_tokenizer.py", "tiny_corpus.txt", "tiny_template.jinja")
@@ -184,17 +184,17 @@ def _check_safetensors_size(path: Path) -> None:
         raise ConfigError(f"{path} is cut off or damaged ({size:,} bytes); download it again")
 
 
-def _expand_model_folder(name: str) -> Path:
+def _resolve_model_folder_path(name: str) -> Path:
     """The place that a name says; raises ConfigError for one that no folder can have."""
     try:
         folder = Path(name).expanduser()
         folder.exists()
     except (OSError, RuntimeError, ValueError) as e:  # too long, or another user's home
-        raise _make_no_folder_error(name) from e
+        raise _make_model_is_no_folder_error(name) from e
     return folder
 
 
-def _make_no_folder_error(name: str) -> ConfigError:
+def _make_model_is_no_folder_error(name: str) -> ConfigError:
     shown = name if len(name) <= 256 else f"{name[:60]}..."
     return ConfigError(
         f"model {shown!r} is no folder; give tiny, smollm2-135m, the folder of a Hugging "

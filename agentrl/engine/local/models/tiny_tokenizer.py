@@ -55,7 +55,7 @@ def train_tokenizer() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(
-        _read_package_text("tiny_corpus.txt").splitlines(keepends=True), trainer
+        _read_packaged_text_file("tiny_corpus.txt").splitlines(keepends=True), trainer
     )
     tokenizer.add_tokens([AddedToken(marker, normalized=False) for marker in MARKERS])
     return tokenizer
@@ -65,7 +65,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     """Write its files and the chat template."""
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(
-        _read_package_text("tiny_template.jinja"), encoding="utf-8"
+        _read_packaged_text_file("tiny_template.jinja"), encoding="utf-8"
     )
     write_json(
         folder / "tokenizer_config.json",
@@ -81,7 +81,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     )
 
 
-def _read_package_text(name: str) -> str:
+def _read_packaged_text_file(name: str) -> str:
     return files("agentrl.engine.local.models").joinpath(name).read_text(encoding="utf-8")
 
 

@@ -51,21 +51,21 @@ class BroadcastTransport(CheckedWeights):
         """Bring all tensors to all targets."""
         made = list(buckets(named))
         return await call_each(
-            targets, lambda target: self._broadcast_to_server(target, made, flush)
+            targets, lambda target: self._broadcast_buckets_to_server(target, made, flush)
         )
 
     async def aclose(self) -> None:
         """Take the groups apart on both sides."""
         groups, self._groups = self._groups, {}
 
-        await call_each(list(groups.values()), _leave_process_group)
+        await call_each(list(groups.values()), _tell_server_to_leave_group)
 
-    async def _broadcast_to_server(
+    async def _broadcast_buckets_to_server(
         self, target: Target, made: Sequence[DigestedBucket], flush: bool
     ) -> None:
         control, info = target
         try:
-            group = await self._find_or_make_group(control, info, made[0].data.device.type)
+            group = await self._find_or_make_update_group(control, info, made[0].data.device.type)
             async with update_session(control, info):
                 for i, bucket in enumerate(made):
                     body = {
@@ -78,18 +78,18 @@ class BroadcastTransport(CheckedWeights):
                     }
                     path, timeout_s = "/update_weights_from_distributed", self._timeout_s
                     post = control.send(path, body, timeout_s=timeout_s)
-                    await _await_server_and_ours(
+                    await _await_server_and_own_side(
                         post, asyncio.to_thread(self._broadcast_tensor, group.ours, bucket.data)
                     )
         except EngineError:
             self._groups.pop(control.url, None)  # nobody knows where its other side is
             raise
 
-    async def _find_or_make_group(self, control: Control, info: Info, device: str) -> _Group:
+    async def _find_or_make_update_group(self, control: Control, info: Info, device: str) -> _Group:
         """The group with one server, made at its first use and when it came back from the dead."""
         known = self._groups.pop(control.url, None)
         if known is not None and known.info is not info:
-            await call_each([known], _leave_process_group)
+            await call_each([known], _tell_server_to_leave_group)
             known = None
         if known is not None:
             self._groups[control.url] = known
@@ -101,7 +101,7 @@ class BroadcastTransport(CheckedWeights):
             )
         name, size = f"agentrl-{uuid4().hex[:8]}", 1 + info.tp_size
         backend = "gloo" if device == "cpu" else "nccl"
-        host, port = _find_free_address(control.url)
+        host, port = _find_address_for_server(control.url)
         body = {
             "master_address": host,
             "master_port": port,
@@ -111,12 +111,14 @@ class BroadcastTransport(CheckedWeights):
             "backend": backend,
         }
         post = control.send("/init_weights_update_group", body, timeout_s=self._timeout_s)
-        join = asyncio.to_thread(self._join_group, f"tcp://{host}:{port}", size, name, backend)
-        group = _Group(name, await _await_server_and_ours(post, join), control, info)
+        join = asyncio.to_thread(
+            self._join_update_group_as_rank_0, f"tcp://{host}:{port}", size, name, backend
+        )
+        group = _Group(name, await _await_server_and_own_side(post, join), control, info)
         self._groups[control.url] = group
         return group
 
-    def _join_group(self, address: str, size: int, name: str, backend: str) -> Any:
+    def _join_update_group_as_rank_0(self, address: str, size: int, name: str, backend: str) -> Any:
         """Be rank 0 of a group that stands beside the trainer's own, as the server makes it."""
         limit = timedelta(seconds=self._timeout_s)
         private: Any = c10d
@@ -140,12 +142,12 @@ class BroadcastTransport(CheckedWeights):
         group.broadcast([data], options).wait()
 
 
-async def _leave_process_group(group: _Group) -> None:
+async def _tell_server_to_leave_group(group: _Group) -> None:
     body = {"group_name": group.name}
     await group.control.send("/destroy_weights_update_group", body, timeout_s=10)
 
 
-async def _await_server_and_ours(post: Any, work: Any) -> Any:
+async def _await_server_and_own_side(post: Any, work: Any) -> Any:
     """Wait for the server's answer and for our side; a failure of ours is an EngineError too."""
     results: Sequence[Any] = await asyncio.gather(post, work, return_exceptions=True)
     for result in results:
@@ -158,7 +160,7 @@ async def _await_server_and_ours(post: Any, work: Any) -> Any:
     return results[1]
 
 
-def _find_free_address(url: str) -> tuple[str, int]:
+def _find_address_for_server(url: str) -> tuple[str, int]:
     """An address of this host that the server can reach, and a port that is free on it."""
     target = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

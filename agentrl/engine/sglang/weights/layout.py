@@ -38,7 +38,7 @@ def server_layout(names: Sequence[Sequence[str]], shapes: Shapes, *, kv_heads: i
     """
     size = len(names)
     return [
-        {name: _locate_server_tensor(name, rank, size, shapes, kv_heads) for name in mine}
+        {name: _locate_tensor_sources(name, rank, size, shapes, kv_heads) for name in mine}
         for rank, mine in enumerate(names)
     ]
 
@@ -57,12 +57,14 @@ def loader_layout(shapes: Shapes) -> Layout:
 def sources(name: str, shapes: Shapes) -> frozenset[str]:
     """The model's tensors that a server's one is made of; none if its name is not known."""
     try:
-        return frozenset(part.source for part in _locate_server_tensor(name, 0, 1, shapes, 1).parts)
+        return frozenset(
+            part.source for part in _locate_tensor_sources(name, 0, 1, shapes, 1).parts
+        )
     except EngineError:
         return frozenset()
 
 
-def _locate_server_tensor(name: str, rank: int, size: int, shapes: Shapes, kv_heads: int) -> Held:
+def _locate_tensor_sources(name: str, rank: int, size: int, shapes: Shapes, kv_heads: int) -> Held:
     *path, module, leaf = name.split(".")
     prefix = ".".join(path)
     if module in _FUSED:
@@ -72,19 +74,19 @@ def _locate_server_tensor(name: str, rank: int, size: int, shapes: Shapes, kv_he
             rows, *others = _require_shape(name, source, shapes)
             # Ranks beyond the number of heads share one.
             parts = min(size, kv_heads) if part in _KV else size
-            cut = _cut_range_of_rank(name, rows, rank * parts // size, parts)
+            cut = _cut_rank_range(name, rows, rank * parts // size, parts)
             boxes.append((cut, *whole(others)))
         return _stack_boxes(sources, boxes, 0)
     if module == "experts" and leaf in _EXPERTS:
         source = f"{prefix}.experts.{_EXPERTS[leaf]}"
-        return _locate_experts(name, source, _require_shape(name, source, shapes), rank, size)
+        return _locate_expert_share(name, source, _require_shape(name, source, shapes), rank, size)
     source = name if name in shapes else _TIED.get(name, name)
     shape = _require_shape(name, source, shapes)
     if module in _VOCABULARY:
-        return _locate_vocabulary_rows(source, shape, rank, size)
+        return _locate_vocabulary_share(source, shape, rank, size)
     if module in _BY_COLUMNS and len(shape) == 2:
         return _stack_boxes(
-            [source], [((0, shape[0]), _cut_range_of_rank(name, shape[1], rank, size))], 1
+            [source], [((0, shape[0]), _cut_rank_range(name, shape[1], rank, size))], 1
         )
     return _stack_boxes([source], [whole(shape)], 0)
 
@@ -98,7 +100,7 @@ def _require_shape(name: str, source: str, shapes: Shapes) -> tuple[int, ...]:
     return shapes[source]
 
 
-def _cut_range_of_rank(name: str, length: int, rank: int, size: int) -> tuple[int, int]:
+def _cut_rank_range(name: str, length: int, rank: int, size: int) -> tuple[int, int]:
     if length % size:
         raise EngineError(
             f"the server's {name} would be {length} split by {size}, which leaves a rest; set "
@@ -107,22 +109,24 @@ def _cut_range_of_rank(name: str, length: int, rank: int, size: int) -> tuple[in
     return rank * length // size, (rank + 1) * length // size
 
 
-def _locate_vocabulary_rows(source: str, shape: tuple[int, ...], rank: int, size: int) -> Held:
+def _locate_vocabulary_share(source: str, shape: tuple[int, ...], rank: int, size: int) -> Held:
     padded = -(-shape[0] // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
-    start, stop = _cut_range_of_rank(source, padded, rank, size)
+    start, stop = _cut_rank_range(source, padded, rank, size)
     last = min(stop, shape[0])
     parts = (Part(source, ((start, last), (0, shape[1])), (0, 0)),) if start < last else ()
     return Held((stop - start, shape[1]), parts)
 
 
-def _locate_experts(name: str, source: str, shape: tuple[int, ...], rank: int, size: int) -> Held:
+def _locate_expert_share(
+    name: str, source: str, shape: tuple[int, ...], rank: int, size: int
+) -> Held:
     """All experts, of each a share of the inner dimension."""
     experts, rows, columns = shape
     if source.endswith(".down_proj"):
         return _stack_boxes(
-            [source], [((0, experts), (0, rows), _cut_range_of_rank(name, columns, rank, size))], 0
+            [source], [((0, experts), (0, rows), _cut_rank_range(name, columns, rank, size))], 0
         )
-    start, stop = _cut_range_of_rank(name, rows // 2, rank, size)
+    start, stop = _cut_rank_range(name, rows // 2, rank, size)
     half = rows // 2
     boxes: list[Box] = [
         ((0, experts), (first + start, first + stop), (0, columns)) for first in (0, half)

@@ -120,13 +120,13 @@ class SharedTransport(CheckedWeights):
         if known is None or not proven or known.theirs != theirs:
             known = await self._learn_server_layout(control, info, theirs)
         if not proven:
-            sums = await self._prove_loaded_weights(target, known, weights, flush)
+            sums = await self._load_and_compare_all_weights(target, known, weights, flush)
         else:
             sampled = known.direct.buckets[version % len(known.direct.buckets)]
             sums, digests = await self._load_buckets_on_server(
                 target, known, known.direct, weights, flush, sampled
             )
-            await _check_server_digests(control, known, digests)
+            await _check_sampled_server_digests(control, known, digests)
         self._servers[control.url] = known
         if self._given is not None and self._given[0] == version and self._given[1] != sums:
             raise _Torn(
@@ -136,15 +136,15 @@ class SharedTransport(CheckedWeights):
         self._given = (version, sums)
         await control.set_version(version)
 
-    async def _prove_loaded_weights(
+    async def _load_and_compare_all_weights(
         self, target: Target, known: _Known, weights: SlicedSource, flush: bool
     ) -> Sums:
         """Have all weights loaded by the server's own loader, unless it has them, and compare."""
         control, _ = target
-        sums, holds = await self._compare_server_digests(control, known, weights)
+        sums, holds = await self._compare_layout_with_server(control, known, weights)
         if not holds:
             await self._load_buckets_on_server(target, known, known.loader, weights, flush)
-            sums, holds = await self._compare_server_digests(control, known, weights)
+            sums, holds = await self._compare_layout_with_server(control, known, weights)
         if not holds:
             raise _Torn(
                 f"the server at {control.url} does not hold its tensors as expected; set "
@@ -169,11 +169,11 @@ class SharedTransport(CheckedWeights):
         direct = route(server_layout(names, shapes, kv_heads=kv_heads), direct=True)
         return _Known(info, theirs, route(loader_layout(shapes), direct=False), direct, dtype)
 
-    async def _compare_server_digests(
+    async def _compare_layout_with_server(
         self, control: Control, known: _Known, weights: SlicedSource
     ) -> tuple[Sums, bool]:
         """Whether each rank of the server holds just what the layout would give it."""
-        memory = self._get_bucket_memory(known.direct)
+        memory = self._get_or_make_bucket_memory(known.direct)
         digests: Digests = {}
         sums: dict[tuple[int, str], float] = {}
         for bucket in known.direct.buckets:
@@ -194,7 +194,7 @@ class SharedTransport(CheckedWeights):
     ) -> tuple[Sums, Digests]:
         """Bucket by bucket: have it written, then have it loaded."""
         control, info = target
-        memory = self._get_bucket_memory(route)
+        memory = self._get_or_make_bucket_memory(route)
         requests = [
             self._make_bucket_payloads(known, route, bucket, memory) for bucket in route.buckets
         ]
@@ -231,14 +231,14 @@ class SharedTransport(CheckedWeights):
         for rank in range(known.info.tp_size):
             place = rank if route.direct else 0
             named = self.payload(bucket, place, memory.data, known.dtype)
-            _check_named_tensors(named, bucket, place, known.dtype)
+            _check_tensors_fit_bucket(named, bucket, place, known.dtype)
             # An expert comes to the server's loader without the dimension of experts.
             ranks.append(
                 [(n, t if route.direct or t.ndim < 3 else t.flatten(0, 1)) for n, t in named]
             )
         return ranks
 
-    def _get_bucket_memory(self, route: _Route) -> Shared:
+    def _get_or_make_bucket_memory(self, route: _Route) -> Shared:
         """The memory of the buckets, which is kept."""
         needed = max(bucket.num_bytes for bucket in route.buckets)
         if self._memory is None or self._memory.handle.num_bytes < needed:
@@ -267,7 +267,7 @@ def _read_server_model_config(info: Info) -> Mapping[str, Any]:
     return config
 
 
-def _check_named_tensors(named: Named, bucket: Bucket, rank: int, dtype: torch.dtype) -> None:
+def _check_tensors_fit_bucket(named: Named, bucket: Bucket, rank: int, dtype: torch.dtype) -> None:
     expected = {name: place.shape for (r, name), place in bucket.places.items() if r == rank}
     got = {name: tuple(tensor.shape) for name, tensor in named}
     faults = (
@@ -297,7 +297,7 @@ def _digest_bucket_tensors(memory: Shared, bucket: Bucket, dtype: torch.dtype) -
     return found
 
 
-async def _check_server_digests(control: Control, known: _Known, expected: Digests) -> None:
+async def _check_sampled_server_digests(control: Control, known: _Known, expected: Digests) -> None:
     """Compare some tensors, so that a server need not read all of its weights."""
     wanted = {name for _, name in expected}
     others = {name for bucket in known.direct.buckets for _, name in bucket.places} - wanted
@@ -317,12 +317,12 @@ def _pickle_shared_tensors(named: Named) -> str:
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, protocol=4)
     known: Any = ForkingPickler(io.BytesIO()).dispatch_table
-    pickler.dispatch_table = {**known, torch.UntypedStorage: _reduce_storage_by_filename}
+    pickler.dispatch_table = {**known, torch.UntypedStorage: _pickle_storage_by_filename}
     pickler.dump(list(named))
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _reduce_storage_by_filename(storage: Any) -> tuple[Any, tuple[Any, ...]]:
+def _pickle_storage_by_filename(storage: Any) -> tuple[Any, tuple[Any, ...]]:
     """As torch pickles it where a process shares by `file_system`; the server is a user more."""
     where = storage._share_filename_cpu_()
     storage._shared_incref()

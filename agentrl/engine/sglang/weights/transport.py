@@ -85,13 +85,13 @@ class CheckedWeights:
         self, targets: Sequence[Target], weights: WeightSource, version: int, *, flush: bool = True
     ) -> Sequence[EngineError | None]:
         """As `Transport.publish`."""
-        named = self._list_checked_tensors(weights, targets)
+        named = self._list_tensors_to_check(weights, targets)
         again = self._published is not None and self._published[0] == version
         self._check_version_keeps_sums(named, version)
         loaded = list(as_in_files(named))
         failures = await self.send(targets, loaded, version, flush=flush)
         if again:  # the trainer may have begun to change them meanwhile
-            self._check_version_keeps_sums(self._list_checked_tensors(weights, targets), version)
+            self._check_version_keeps_sums(self._list_tensors_to_check(weights, targets), version)
 
         async def finish(target: Target, failure: EngineError | None) -> None:
             if failure is not None:
@@ -114,7 +114,7 @@ class CheckedWeights:
         if theirs is None:
             await self._check_digests_change(control, named, version)
         else:
-            _check_rows_arrived(control, name, tensor[:rows], theirs)
+            _check_tensor_rows_arrived(control, name, tensor[:rows], theirs)
         await control.set_version(version)
 
     async def _check_digests_change(self, control: Control, named: Named, version: int) -> None:
@@ -166,7 +166,7 @@ class CheckedWeights:
     async def aclose(self) -> None:
         """Nothing is held."""
 
-    def _list_checked_tensors(self, weights: WeightSource, targets: Sequence[Target]) -> Named:
+    def _list_tensors_to_check(self, weights: WeightSource, targets: Sequence[Target]) -> Named:
         dtypes = {_DTYPES.get(info.dtype) for _, info in targets}
         dtype = dtypes.pop() if len(dtypes) == 1 else None
         named = [
@@ -234,7 +234,7 @@ async def call_each(
     return failures
 
 
-def _check_rows_arrived(
+def _check_tensor_rows_arrived(
     control: Control, name: str, sent: Tensor, received: Sequence[object]
 ) -> None:
     """Compare some rows of a tensor that were read back."""
