@@ -84,7 +84,7 @@ def disk_errors(target: Path) -> Generator[None, None, None]:
 def write_manifest(folder: Path, settings: str, metric: float | None = None) -> None:
     """Describe every file of the folder."""
     files = {
-        str(path.relative_to(folder)): FileEntry(size=path.stat().st_size, blake2b=_hash(path))
+        str(path.relative_to(folder)): FileEntry(size=path.stat().st_size, blake2b=_hash_file(path))
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
@@ -111,7 +111,7 @@ def check_manifest(folder: Path) -> Manifest:
         if size != entry.size:
             got = "is missing" if size < 0 else f"has {size} bytes, expected {entry.size}"
             raise RunError(f"{path} {got}; use an earlier checkpoint")
-        if _hash(path) != entry.blake2b:
+        if _hash_file(path) != entry.blake2b:
             raise RunError(f"{path} was altered after it was written; use an earlier checkpoint")
     return manifest
 
@@ -121,6 +121,6 @@ def config_hash(config: Config) -> str:
     return hashlib.blake2b(config.model_dump_json().encode(), digest_size=8).hexdigest()
 
 
-def _hash(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

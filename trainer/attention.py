@@ -39,7 +39,7 @@ from agentrl.trainer.prefix_tree import PrefixTree
 from agentrl.trainer.ulysses import Cut
 
 PACKED_ATTENTION = "agentrl_packed"
-"""The name under which transformers finds `_attend`."""
+"""The name under which transformers finds `_attend_packed_rows`."""
 _MOST_PADDING = 0.1
 # What torch's own attention calls on a CPU; the public function hides the log-sum-exp.
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -84,7 +84,7 @@ class AttentionPlan:
     def buckets(self) -> tuple[PaddedGroup, ...]:
         """All pieces, by length."""
         return tuple(
-            _make_group(self._tree.offsets_S1, chosen, self._device)
+            _make_padded_group(self._tree.offsets_S1, chosen, self._device)
             for chosen in buckets(np.diff(self._tree.offsets_S1))
         )
 
@@ -159,7 +159,7 @@ def buckets(lengths_S: NDArray[np.int64]) -> list[list[int]]:
     return result
 
 
-def _make_group(
+def _make_padded_group(
     offsets_S1: NDArray[np.int64], chosen: list[int], device: torch.device
 ) -> PaddedGroup:
     lengths = (offsets_S1[1:] - offsets_S1[:-1])[chosen]
@@ -204,7 +204,7 @@ def attend(
         return output[..., : value.shape[-1]]
     plain = window is None and sinks is None and not layout.stems
     if plain and _has_flash_attention() and query.dtype.itemsize == 2:
-        return _flash(query, key, value, layout, scale)
+        return _attend_by_flash(query, key, value, layout, scale)
     return flex(query, key, value, layout, scale, window, sinks)
 
 
@@ -218,7 +218,7 @@ def flex(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """The same by flex_attention, which has no backward on a CPU."""
-    function: Any = flex_attention if query.device.type == "cpu" else _compiled_flex()
+    function: Any = flex_attention if query.device.type == "cpu" else _compile_flex_once()
     states = [states.transpose(0, 1).unsqueeze(0) for states in (query, key, value)]
     mask = layout.block_mask(window)
     if sinks is None:
@@ -234,7 +234,7 @@ def flex(
 
 
 @cache
-def _compiled_flex() -> Any:
+def _compile_flex_once() -> Any:
     return torch.compile(flex_attention, dynamic=True)
 
 
@@ -243,7 +243,7 @@ def _has_flash_attention() -> bool:
     return find_spec("flash_attn") is not None
 
 
-def _flash(
+def _attend_by_flash(
     query: Tensor, key: Tensor, value: Tensor, layout: AttentionPlan, scale: float
 ) -> Tensor:
     at, most = layout.cumulative, layout.longest
@@ -254,7 +254,7 @@ def _flash(
     return output
 
 
-def _attend(
+def _attend_packed_rows(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -303,25 +303,25 @@ class _TreeAttention(torch.autograd.Function):
         output = query.new_empty(num, heads, value.shape[-1], dtype=dtype)
         log_sum = query.new_empty(num, heads, dtype=dtype)
         for bucket in layout.buckets:
-            rows = [_pad_rows(s, bucket) for s in (query, *_repeated(key, value, heads))]
-            mask = _band(bucket.longest, window, query)
+            rows = [_pad_rows(s, bucket) for s in (query, *_repeat_heads(key, value, heads))]
+            mask = _make_window_mask(bucket.longest, window, query)
             part, part_sum = _forward(*rows, is_causal=mask is None, attn_mask=mask, scale=scale)
-            _unpad_rows(output, part, bucket)
-            _unpad_rows(log_sum, part_sum, bucket)
+            _write_unpadded_rows(output, part, bucket)
+            _write_unpadded_rows(log_sum, part_sum, bucket)
         for stem in layout.stems:
             behind = slice(stem.stop, stem.end)
-            near, mask = _stem_mask(layout, stem, window, query, key)
+            near, mask = _make_stem_masks(layout, stem, window, query, key)
             part, part_sum = _forward(
-                *_stem_states(query, key, value, stem), attn_mask=mask, scale=scale
+                *_select_stem_states(query, key, value, stem), attn_mask=mask, scale=scale
             )
-            part, part_sum = (_by_token(p, heads) for p in (part, part_sum))
+            part, part_sum = (_ungroup_heads(p, heads) for p in (part, part_sum))
             if near is not None:
                 # Of a token that sees nothing the kernel says 0.
                 part_sum = part_sum.masked_fill(~near.any(1, keepdim=True), -torch.inf)
-            _merge(output[behind], log_sum[behind], part, part_sum)
+            _add_attended_part(output[behind], log_sum[behind], part, part_sum)
         if sinks is not None:
             # A sink is one more key, whose value is 0.
-            _merge(output, log_sum, None, sinks.to(dtype).expand_as(log_sum))
+            _add_attended_part(output, log_sum, None, sinks.to(dtype).expand_as(log_sum))
         output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, sinks, output, log_sum)
         ctx.layout, ctx.scale, ctx.window = layout, scale, window
@@ -334,22 +334,22 @@ class _TreeAttention(torch.autograd.Function):
         heads, groups = query.shape[1], key.shape[1]
         query_grad, key_grad, value_grad = (torch.empty_like(s) for s in (query, key, value))
         for bucket in layout.buckets:
-            states = (grads[0], query, *_repeated(key, value, heads), output, log_sum)
+            states = (grads[0], query, *_repeat_heads(key, value, heads), output, log_sum)
             rows = [_pad_rows(s, bucket) for s in states]
-            mask = _band(bucket.longest, window, query)
+            mask = _make_window_mask(bucket.longest, window, query)
             parts = _backward(*rows, 0.0, mask is None, attn_mask=mask, scale=scale)
-            _unpad_rows(query_grad, parts[0], bucket)
+            _write_unpadded_rows(query_grad, parts[0], bucket)
             for grad, part in ((key_grad, parts[1]), (value_grad, parts[2])):
-                _unpad_rows(grad, part.unflatten(1, (groups, -1)).sum(2), bucket)
+                _write_unpadded_rows(grad, part.unflatten(1, (groups, -1)).sum(2), bucket)
         for stem in layout.stems:
             behind = slice(stem.stop, stem.end)
-            theirs = _stem_states(query, key, value, stem)
-            mine = [_grouped(s[behind], groups) for s in (grads[0], output, log_sum)]
-            _, mask = _stem_mask(layout, stem, window, query, key)
+            theirs = _select_stem_states(query, key, value, stem)
+            mine = [_group_heads(s[behind], groups) for s in (grads[0], output, log_sum)]
+            _, mask = _make_stem_masks(layout, stem, window, query, key)
             parts = _backward(
                 mine[0], *theirs, mine[1], mine[2], 0.0, False, attn_mask=mask, scale=scale
             )
-            query_grad[behind] += _by_token(parts[0], heads)
+            query_grad[behind] += _ungroup_heads(parts[0], heads)
             for grad, part in ((key_grad, parts[1]), (value_grad, parts[2])):
                 grad[stem.start : stem.stop] += part.squeeze(0).transpose(0, 1)
         sinks_grad = None
@@ -359,7 +359,9 @@ class _TreeAttention(torch.autograd.Function):
         return query_grad, key_grad, value_grad, sinks_grad, None, None, None
 
 
-def _merge(output: Tensor, log_sum: Tensor, part: Tensor | None, part_sum: Tensor) -> None:
+def _add_attended_part(
+    output: Tensor, log_sum: Tensor, part: Tensor | None, part_sum: Tensor
+) -> None:
     """Add what other keys give, in place; without a `part` they give 0."""
     total = torch.logaddexp(log_sum, part_sum)
     output *= torch.exp(log_sum - total).unsqueeze(-1)
@@ -368,7 +370,7 @@ def _merge(output: Tensor, log_sum: Tensor, part: Tensor | None, part_sum: Tenso
     log_sum.copy_(total)
 
 
-def _band(longest: int, window: int | None, like: Tensor) -> Tensor | None:
+def _make_window_mask(longest: int, window: int | None, like: Tensor) -> Tensor | None:
     """[1, 1, longest, longest] Additive mask of a causal window; None where it hides nothing."""
     if window is None or longest <= window:
         return None
@@ -378,7 +380,7 @@ def _band(longest: int, window: int | None, like: Tensor) -> Tensor | None:
     return mask.masked_fill_((behind >= 0) & (behind < window), 0.0)[None, None]
 
 
-def _stem_mask(
+def _make_stem_masks(
     layout: AttentionPlan, stem: Stem, window: int | None, query: Tensor, key: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     """Which tokens behind a stem see which of it, and the additive mask of grouped queries."""
@@ -389,7 +391,7 @@ def _stem_mask(
     return near, query.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)[None, None]
 
 
-def _repeated(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+def _repeat_heads(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """[P, H, D]: a head of keys and values for each head of queries."""
     group = heads // key.shape[1]
     if group == 1:
@@ -406,7 +408,7 @@ def _pad_rows(states: Tensor, bucket: PaddedGroup) -> Tensor:
     return states.view(bucket.num_rows, bucket.longest, *states.shape[1:]).transpose(1, 2)
 
 
-def _unpad_rows(target: Tensor, rows: Tensor, bucket: PaddedGroup) -> None:
+def _write_unpadded_rows(target: Tensor, rows: Tensor, bucket: PaddedGroup) -> None:
     """The way back."""
     flat = rows.transpose(1, 2).flatten(0, 1)
     target[bucket.tokens] = (flat if bucket.places is None else flat[bucket.places]).to(
@@ -414,14 +416,14 @@ def _unpad_rows(target: Tensor, rows: Tensor, bucket: PaddedGroup) -> None:
     )
 
 
-def _stem_states(query: Tensor, key: Tensor, value: Tensor, stem: Stem) -> list[Tensor]:
+def _select_stem_states(query: Tensor, key: Tensor, value: Tensor, stem: Stem) -> list[Tensor]:
     """Queries behind the stem, keys and values of the stem: [1, G, tokens, D]."""
     groups = key.shape[1]
-    mine = [_grouped(s[stem.start : stem.stop], groups) for s in (key, value)]
-    return [_grouped(query[stem.stop : stem.end], groups), *mine]
+    mine = [_group_heads(s[stem.start : stem.stop], groups) for s in (key, value)]
+    return [_group_heads(query[stem.stop : stem.end], groups), *mine]
 
 
-def _grouped(states: Tensor, groups: int) -> Tensor:
+def _group_heads(states: Tensor, groups: int) -> Tensor:
     """[1, G, tokens x heads of a group, ...] of [tokens, heads, ...].
 
     Without a mask the query heads that share a key head can be its query positions.
@@ -431,10 +433,10 @@ def _grouped(states: Tensor, groups: int) -> Tensor:
     return grouped.flatten(1, 2).unsqueeze(0)
 
 
-def _by_token(states: Tensor, heads: int) -> Tensor:
+def _ungroup_heads(states: Tensor, heads: int) -> Tensor:
     """The way back."""
     _, groups, _, *width = states.shape
     return states.view(groups, -1, heads // groups, *width).transpose(0, 1).flatten(1, 2)
 
 
-AttentionInterface.register(PACKED_ATTENTION, _attend)
+AttentionInterface.register(PACKED_ATTENTION, _attend_packed_rows)

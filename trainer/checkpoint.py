@@ -95,20 +95,20 @@ def save_checkpoint(
     """
     trainer.finish_saving()
     ranks = trainer.ranks
-    _check_finite(trainer)
-    _check_space(folder, trainer)
-    tensors = _tensors(trainer)
+    _check_trainer_is_finite(trainer)
+    _check_disk_has_space(folder, trainer)
+    tensors = _collect_tensors(trainer)
     job = _Job(
         target=folder / f"step-{step:06d}",
-        tensors=tree_map(_copied, tensors) if background else tensors,
-        host=orjson.dumps(_host_state(trainer, state)),
+        tensors=tree_map(_copy_tensors_to_host, tensors) if background else tensors,
+        host=orjson.dumps(_collect_host_state(trainer, state)),
         settings=_hash_settings(trainer.config),
         metric=metric,
         keep=keep,
         ranks=ranks,
     )
     if background:
-        trainer.saving = _in_thread(job)
+        trainer.saving = _write_in_thread(job)
     else:
         job.write()
     return job.target
@@ -131,7 +131,7 @@ def load_checkpoint(trainer: "LocalTrainer", path: Path) -> Mapping[str, Json]:
         raise RunError(fault)
     if manifest and manifest.config_hash != _hash_settings(trainer.config):
         _LOG.warning("%s was written under other trainer settings; the new ones count", path)
-    _load_tensors(trainer, path / "weights")
+    _load_tensors_into_trainer(trainer, path / "weights")
     host = orjson.loads((path / "state.json").read_bytes())
     trainer.step = host["trainer"]["step"]
     trainer.attempted = host["trainer"]["attempted"]
@@ -150,14 +150,14 @@ def load_weights(path: Path, model: nn.Module) -> None:
     """
     check_manifest(path)
     trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-    _check_fit(path / "weights", {"model": trained})
-    with _single_process():
+    _check_tensors_fit(path / "weights", {"model": trained})
+    with _without_dcp_warning():
         load({"model": trained}, checkpoint_id=path / "weights", no_dist=True)
 
 
 def latest_valid(folder: Path) -> Path | None:
     """The newest checkpoint whose files agree with its manifest; broken ones cost a warning."""
-    for path in sorted(folder.glob("step-*"), key=_step_of, reverse=True):
+    for path in sorted(folder.glob("step-*"), key=_parse_step, reverse=True):
         try:
             check_manifest(path)
         except RunError as error:
@@ -189,7 +189,7 @@ class _Job:
             self.ranks.agree(None)  # the folder is there now
             try:
                 with disk_errors(self.target):
-                    self._save_state(unfinished / "weights")
+                    self._save_checkpoint_tensors(unfinished / "weights")
                     if self.ranks.rank == 0:
                         self._finish_checkpoint(unfinished)
             except RunError as error:
@@ -197,8 +197,8 @@ class _Job:
             if (fault := self.ranks.agree(fault)) is not None:
                 raise RunError(fault)
 
-    def _save_state(self, folder: Path) -> None:
-        with _single_process():
+    def _save_checkpoint_tensors(self, folder: Path) -> None:
+        with _without_dcp_warning():
             save(
                 self.tensors,
                 checkpoint_id=folder,
@@ -210,17 +210,17 @@ class _Job:
         (unfinished / "state.json").write_bytes(self.host)
         write_manifest(unfinished, self.settings, self.metric)
         replace_folder(unfinished, self.target)
-        _drop_older(self.target.parent, self.target, self.keep)
+        _delete_older_checkpoints(self.target.parent, self.target, self.keep)
 
 
-def _in_thread(job: _Job) -> "Future[None]":
+def _write_in_thread(job: _Job) -> "Future[None]":
     executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
     future = executor.submit(job.write)
     executor.shutdown(wait=False)
     return future
 
 
-def _copied(value: object) -> object:
+def _copy_tensors_to_host(value: object) -> object:
     """A tensor in host memory that training does not change."""
     if isinstance(value, DTensor):
         local = value.to_local().to("cpu", copy=True)
@@ -235,12 +235,12 @@ def _copied(value: object) -> object:
     return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
 
 
-def _load_tensors(trainer: "LocalTrainer", folder: Path) -> None:
-    tensors = _tensors(trainer)
-    _check_fit(folder, tensors)
-    with _single_process():
+def _load_tensors_into_trainer(trainer: "LocalTrainer", folder: Path) -> None:
+    tensors = _collect_tensors(trainer)
+    _check_tensors_fit(folder, tensors)
+    with _without_dcp_warning():
         load(tensors, checkpoint_id=folder, no_dist=trainer.ranks.size == 1)
-    for name, (model, optimizer) in _trained(trainer).items():
+    for name, (model, optimizer) in _list_trained(trainer).items():
         # A checkpoint has the rate, the decay and the betas too; those of the configuration count.
         settings = [
             {key: value for key, value in group.items() if key != "params"}
@@ -251,13 +251,13 @@ def _load_tensors(trainer: "LocalTrainer", folder: Path) -> None:
             optimizer,
             model_state_dict=tensors[f"{name}model"],
             optim_state_dict=tensors[f"{name}optimizer"],
-            options=_options(trainer),
+            options=_make_dcp_options(trainer),
         )
         for group, own in zip(optimizer.param_groups, settings, strict=True):
             group.update(own)
 
 
-def _check_fit(folder: Path, tensors: dict[str, Any]) -> None:
+def _check_tensors_fit(folder: Path, tensors: dict[str, Any]) -> None:
     """Raise RunError naming a tensor that the checkpoint lacks or has in another shape."""
     there = FileSystemReader(folder).read_metadata().state_dict_metadata
     ours = flatten_state_dict(tensors)[0]
@@ -266,18 +266,18 @@ def _check_fit(folder: Path, tensors: dict[str, Any]) -> None:
         theirs = stored.size if isinstance(stored, TensorStorageMetadata) else None
         size = tensor.shape if isinstance(tensor, torch.Tensor) else None
         if stored is None or theirs != size:
-            got = "is missing" if stored is None else f"has shape {_shape(theirs)}"
+            got = "is missing" if stored is None else f"has shape {_say_shape(theirs)}"
             raise RunError(
-                f"{folder} does not fit the model ({name} {got}, expected {_shape(size)}); resume "
-                "with the model and the kind of training that the run began with"
+                f"{folder} does not fit the model ({name} {got}, expected {_say_shape(size)}); "
+                "resume with the model and the kind of training that the run began with"
             )
 
 
-def _shape(size: torch.Size | None) -> str:
+def _say_shape(size: torch.Size | None) -> str:
     return "no tensor" if size is None else str(tuple(size))
 
 
-def _trained(trainer: "LocalTrainer") -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
+def _list_trained(trainer: "LocalTrainer") -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
     """By the prefix of their names in a checkpoint."""
     trained: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {
         "": (trainer.model, trainer.optimizer)
@@ -287,16 +287,16 @@ def _trained(trainer: "LocalTrainer") -> dict[str, tuple[nn.Module, torch.optim.
     return trained
 
 
-def _options(trainer: "LocalTrainer") -> StateDictOptions:
+def _make_dcp_options(trainer: "LocalTrainer") -> StateDictOptions:
     lora = trainer.adapter is not None
     return StateDictOptions(ignore_frozen_params=lora, strict=not lora)
 
 
-def _tensors(trainer: "LocalTrainer") -> dict[str, Any]:
+def _collect_tensors(trainer: "LocalTrainer") -> dict[str, Any]:
     tensors: dict[str, Any] = {}
-    for prefix, (model, optimizer) in _trained(trainer).items():
+    for prefix, (model, optimizer) in _list_trained(trainer).items():
         fresh = not optimizer.state
-        weights, moments = get_state_dict(model, optimizer, options=_options(trainer))
+        weights, moments = get_state_dict(model, optimizer, options=_make_dcp_options(trainer))
         if fresh:
             # DCP fills an empty optimizer by a step of rate 0, which AdamW would count.
             for state in optimizer.state.values():
@@ -310,14 +310,14 @@ def _tensors(trainer: "LocalTrainer") -> dict[str, Any]:
 
 
 @contextmanager
-def _single_process() -> Generator[None, None, None]:
+def _without_dcp_warning() -> Generator[None, None, None]:
     """DCP warns that there is no process group; there is none on purpose."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
-def _host_state(trainer: "LocalTrainer", state: Mapping[str, Json]) -> dict[str, object]:
+def _collect_host_state(trainer: "LocalTrainer", state: Mapping[str, Json]) -> dict[str, object]:
     return {
         "state": dict(state),
         "trainer": {
@@ -351,11 +351,11 @@ def set_random_states(states: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(values), gauss))
 
 
-def _check_finite(trainer: "LocalTrainer") -> None:
+def _check_trainer_is_finite(trainer: "LocalTrainer") -> None:
     """Every rank looks at what it holds, and all of them name the same tensor."""
     names: list[str] = []
     broken: list[float] = []
-    for prefix, (model, optimizer) in _trained(trainer).items():
+    for prefix, (model, optimizer) in _list_trained(trainer).items():
         for name, parameter in model.named_parameters():
             moments = optimizer.state.get(parameter, {})
             for key, value in {"": parameter, **moments}.items():
@@ -367,8 +367,8 @@ def _check_finite(trainer: "LocalTrainer") -> None:
         raise not_finite(names[found[0]])
 
 
-def _check_space(folder: Path, trainer: "LocalTrainer") -> None:
-    parameters = [p for model, _ in _trained(trainer).values() for p in model.parameters()]
+def _check_disk_has_space(folder: Path, trainer: "LocalTrainer") -> None:
+    parameters = [p for model, _ in _list_trained(trainer).values() for p in model.parameters()]
     weights = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
     # The weights and AdamW's two moments.
     need, first = 3 * weights + _SPARE_BYTES, trainer.ranks.rank == 0
@@ -380,14 +380,14 @@ def _check_space(folder: Path, trainer: "LocalTrainer") -> None:
         )
 
 
-def _drop_older(folder: Path, newest: Path, keep: int) -> None:
-    older = [path for path in folder.glob("step-*") if _step_of(path) < _step_of(newest)]
+def _delete_older_checkpoints(folder: Path, newest: Path, keep: int) -> None:
+    older = [path for path in folder.glob("step-*") if _parse_step(path) < _parse_step(newest)]
     manifests = {path: read_manifest(path) for path in [newest, *older]}
-    whole = sorted((path for path in older if manifests[path]), key=_step_of, reverse=True)
+    whole = sorted((path for path in older if manifests[path]), key=_parse_step, reverse=True)
     kept = whole[: max(0, keep - 1)]
     scores = {p: m.metric for p, m in manifests.items() if m and m.metric is not None}
     if scores:
-        kept.append(max(scores, key=lambda path: (scores[path], _step_of(path))))
+        kept.append(max(scores, key=lambda path: (scores[path], _parse_step(path))))
     for path in older:
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)
@@ -399,6 +399,6 @@ def _hash_settings(config: TrainerConfig) -> str:
     return config_hash(config.model_copy(update={key: getattr(plain, key) for key in _PLACES}))
 
 
-def _step_of(path: Path) -> int:
+def _parse_step(path: Path) -> int:
     digits = path.name.removeprefix("step-")
     return int(digits) if digits.isdigit() else -1

@@ -64,7 +64,7 @@ def export_hf(
     with `adapter` all there is beside the tokenizer. `card` becomes its README.md. With several
     ranks all of them call this and the first one writes.
     """
-    tensors = _tensors(model, ranks, adapter=adapter)
+    tensors = _gather_tensors(model, ranks, adapter=adapter)
     if ranks.rank:
         return out
     with unfinished_folder(out) as unfinished, disk_errors(out):
@@ -107,7 +107,7 @@ def not_finite(name: str) -> RunError:
     )
 
 
-def _tensors(model: PreTrainedModel, ranks: Ranks, *, adapter: bool) -> dict[str, Tensor]:
+def _gather_tensors(model: PreTrainedModel, ranks: Ranks, *, adapter: bool) -> dict[str, Tensor]:
     """What is written, whole, on the first rank; raises RunError on all if it is not finite."""
     alone = adapter and adapter_settings(model) is not None
     source: WeightSource = AdapterWeights(model) if alone else ModelWeights(model)
@@ -137,8 +137,8 @@ def _save_adapter(
         raise RunError(
             "the run trained all weights and has no adapter; export it without --adapter"
         )
-    settings = _as_peft_reads(model, trained)
-    _check_loads(model, settings, tensors)
+    settings = _make_peft_settings(model, trained)
+    _check_peft_loads(model, settings, tensors)
     settings.base_model_name_or_path = str(base)
     settings.inference_mode = True
     settings.save_pretrained(str(folder))
@@ -146,7 +146,7 @@ def _save_adapter(
     save_file(dict(tensors), folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def _as_peft_reads(model: PreTrainedModel, trained: peft.LoraConfig) -> peft.LoraConfig:
+def _make_peft_settings(model: PreTrainedModel, trained: peft.LoraConfig) -> peft.LoraConfig:
     settings = copy.deepcopy(trained)
     taken = parts_of_experts(model, settings.target_modules or ())
     if taken:
@@ -159,7 +159,7 @@ def _as_peft_reads(model: PreTrainedModel, trained: peft.LoraConfig) -> peft.Lor
     return settings
 
 
-def _check_loads(
+def _check_peft_loads(
     model: PreTrainedModel, settings: peft.LoraConfig, tensors: Mapping[str, Tensor]
 ) -> None:
     """Let PEFT load the folder's content into a model without numbers."""

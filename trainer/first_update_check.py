@@ -58,14 +58,14 @@ class GapGate:
         over_mean = ratios.deviation_mean > self._band.mean
         over_max = ratios.deviation_max > self._band.max
         if (over_mean or over_max) and not self.is_open:
-            _refuse_first(ratios, self._band, batch, policy_N, judged_N)
+            _raise_gap_error(ratios, self._band, batch, policy_N, judged_N)
         self.is_open = True
         usual_mean, usual_max = map(median, zip(*(self._gaps or [(np.inf, np.inf)]), strict=True))
         far_mean = over_mean and ratios.gap_mean > _FAR * usual_mean
         far_max = over_max and ratios.gap_max > _FAR * usual_max
         if far_mean or far_max:
             usual = f"{usual_mean:.2g} (mean) and {usual_max:.2g} (max)"
-            return self._sound(ratios, usual, worst_tokens(batch, policy_N, judged_N))
+            return self._make_gap_alarm(ratios, usual, worst_tokens(batch, policy_N, judged_N))
         if not (over_mean or over_max):  # else a slow drift would carry its own measure along
             self._gaps.append((ratios.gap_mean, ratios.gap_max))
         return None
@@ -88,7 +88,9 @@ class GapGate:
         pairs = cast("list[tuple[float, float]]", state["gaps"])
         self._gaps.extend((mean, largest) for mean, largest in pairs)
 
-    def _sound(self, ratios: RatioStats, usual: str, worst: tuple[Suspect, ...]) -> GapAlarm:
+    def _make_gap_alarm(
+        self, ratios: RatioStats, usual: str, worst: tuple[Suspect, ...]
+    ) -> GapAlarm:
         self._num_alarms += 1
         return GapAlarm(
             reason=(
@@ -127,7 +129,7 @@ def worst_tokens(
     return tuple(found.values())
 
 
-def _refuse_first(
+def _raise_gap_error(
     ratios: RatioStats,
     band: RatioBandConfig,
     batch: Batch,

@@ -57,14 +57,14 @@ def prepare(model: nn.Module, config: TrainerConfig, ranks: Ranks) -> None:
                 layer.forward,
                 use_reentrant=False,
                 preserve_rng_state=False,
-                context_fn=partial(_same_attention, body),
+                context_fn=partial(_make_attention_contexts, body),
             )
     low = config.precision == "bfloat16"
     around: list[Callable[[], AbstractContextManager[object]]] = []
     if config.activation_offload:
         around.append(activations_in_memory)
     if is_sharded(config, ranks):
-        _shard(model, blocks, config, ranks)
+        _shard_model_and_blocks(model, blocks, config, ranks)
     elif low:
         # Weights stay float32 and are cast where a product reads them.
         around.append(partial(torch.autocast, ranks.device.type, torch.bfloat16))
@@ -165,7 +165,7 @@ def activations_in_memory() -> saved_tensors_hooks:
     return saved_tensors_hooks(pack, unpack)
 
 
-def _same_attention(
+def _make_attention_contexts(
     model: PreTrainedModel,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """What is around a layer now, and around it in backward: the attention that is used now."""
@@ -174,7 +174,7 @@ def _same_attention(
     return nullcontext(), attending(model, name)
 
 
-def _shard(
+def _shard_model_and_blocks(
     model: nn.Module, blocks: Sequence[nn.Module], config: TrainerConfig, ranks: Ranks
 ) -> None:
     shard = partial(

@@ -85,10 +85,10 @@ def policy_scores(
     passes over the logits.
     """
     full = full or reference is not None
-    return in_pass(model, lambda: _scores(model, rows, temperature, full, reference))
+    return in_pass(model, lambda: _score_rows(model, rows, temperature, full, reference))
 
 
-def _scores(
+def _score_rows(
     model: PreTrainedModel,
     rows: PackedRows,
     temperature: float,
@@ -96,11 +96,11 @@ def _scores(
     reference: HeadInputs | None,
 ) -> Tensor:
     places_U, at_K = np.unique(rows.predictors_K, return_inverse=True)
-    mine = _head_inputs(model, rows, places_U, temperature)
+    mine = _compute_head_inputs(model, rows, places_U, temperature)
     places_K, targets_K = (
         torch.from_numpy(indices).to(model.device) for indices in (at_K, rows.targets_K)
     )
-    cuts = _cuts(at_K, len(mine.weight_VD), copies=_FULL_COPIES if full else 1)
+    cuts = _cut_into_pieces(at_K, len(mine.weight_VD), copies=_FULL_COPIES if full else 1)
     with head_precision(model):
         scores: Tensor = _HeadScores.apply(  # type: ignore[no-untyped-call]  # torch's
             mine.hidden_UD,
@@ -124,27 +124,27 @@ def reference_inputs(model: PreTrainedModel, rows: PackedRows, temperature: floa
     """
     places_U = np.unique(rows.predictors_K)
     with torch.no_grad():
-        return in_pass(model, lambda: _head_inputs(model, rows, places_U, temperature))
+        return in_pass(model, lambda: _compute_head_inputs(model, rows, places_U, temperature))
 
 
-def _head_inputs(
+def _compute_head_inputs(
     model: PreTrainedModel, rows: PackedRows, places_U: NDArray[np.int64], temperature: float
 ) -> HeadInputs:
     with replayed(model, rows):
-        hidden_PD = _hidden(model, rows)
+        hidden_PD = _compute_hidden_states(model, rows)
     head, ids = _find_head(model), known_ids(model)
     bias_V: Tensor | None = getattr(head, "bias", None)
     return HeadInputs(
         hidden_PD[torch.from_numpy(places_U).to(model.device)],
         head.weight[:ids],
         bias_V if bias_V is None else bias_V[:ids],
-        temperature / _logit_factor(model),
+        temperature / _find_logit_factor(model),
     )
 
 
 def predicting_states(model: PreTrainedModel, rows: PackedRows) -> Tensor:
     """[K, D] The last hidden states before the trained tokens."""
-    return _hidden(model, rows)[torch.from_numpy(rows.predictors_K).to(model.device)]
+    return _compute_hidden_states(model, rows)[torch.from_numpy(rows.predictors_K).to(model.device)]
 
 
 def sequence_logprobs(
@@ -178,13 +178,13 @@ def check_model(model: PreTrainedModel, longest: int, *, low_precision: bool = F
     model.train()
     with torch.no_grad():
         refuse_difference(
-            "the trainer", model, rows, lambda r: _packed_logits(model, heads, r), low
+            "the trainer", model, rows, lambda r: _compute_packed_logits(model, heads, r), low
         )
     model.train(was_training)
     settle(model)
 
 
-def _packed_logits(
+def _compute_packed_logits(
     model: PreTrainedModel, heads: Heads, rows: Sequence[ReferenceRow]
 ) -> list[Tensor]:
     lengths = [len(row) for row in rows]
@@ -202,9 +202,10 @@ def _packed_logits(
     layout = AttentionPlan(packed, model.device)
     with routed(model, experts) if experts else nullcontext():
         logits_PV = in_pass(
-            model, lambda: _find_head(model)(_hidden_of(model, ids_P, positions_P, layout)).float()
+            model,
+            lambda: _find_head(model)(_run_backbone(model, ids_P, positions_P, layout)).float(),
         )
-    logits_PV = logits_PV * _logit_factor(model)
+    logits_PV = logits_PV * _find_logit_factor(model)
     if layout.calls != heads.num_layers:
         raise ConfigError(
             f"{type(model).__name__} called the trainer's attention {layout.calls} times, expected "
@@ -213,12 +214,14 @@ def _packed_logits(
     return [logits_PV[torch.from_numpy(p)] for p in find_places(parts, packed, lengths)]
 
 
-def _hidden(model: PreTrainedModel, rows: PackedRows) -> Tensor:
+def _compute_hidden_states(model: PreTrainedModel, rows: PackedRows) -> Tensor:
     ids_P, positions_P = torch.from_numpy(rows.ids_P), torch.from_numpy(rows.positions_P)
-    return _hidden_of(model, ids_P, positions_P, AttentionPlan(rows.tree, model.device, rows.cut))
+    return _run_backbone(
+        model, ids_P, positions_P, AttentionPlan(rows.tree, model.device, rows.cut)
+    )
 
 
-def _hidden_of(
+def _run_backbone(
     model: PreTrainedModel, ids_P: Tensor, positions_P: Tensor, layout: AttentionPlan
 ) -> Tensor:
     with attending(model, PACKED_ATTENTION):
@@ -249,7 +252,7 @@ def _find_head(model: PreTrainedModel) -> nn.Linear:
     return head
 
 
-def _logit_factor(model: PreTrainedModel) -> float:
+def _find_logit_factor(model: PreTrainedModel) -> float:
     """By what the model multiplies the head's output; `check_model` shows if there is more to it.
 
     Cohere's configuration has a factor, Granite's a divisor.
@@ -288,7 +291,7 @@ class _HeadScores(torch.autograd.Function):
             at, targets = at_K[mine] - rows.start, targets_K[mine]
             found = [logprobs_UV[at, targets], logprobs_UV.mean(1)[at]]
             if full:
-                found += [sums_U[at] for sums_U in _full_sums(logprobs_UV, other_UV)]
+                found += [sums_U[at] for sums_U in _sum_over_vocabulary(logprobs_UV, other_UV)]
             scores.append(torch.stack(found))
             room -= logprobs_UV.numel() * (1 if other_UV is None else 2)
             if any(ctx.needs_input_grad) and room >= 0:
@@ -315,7 +318,7 @@ class _HeadScores(torch.autograd.Function):
                 logprobs_UV = _compute_logprobs(hidden_UD[rows], weight_VD, bias_V, ctx.temperature)
                 other_UV = ctx.reference.logprobs(rows) if ctx.reference else None
             at, targets = at_K[mine] - rows.start, targets_K[mine]
-            grad_UV = _logit_grad(
+            grad_UV = _differentiate_scores(
                 logprobs_UV, other_UV, grads[0][:, mine] / ctx.temperature, at, targets
             )
             grad_UV = grad_UV.to(weight_VD.dtype)
@@ -333,7 +336,7 @@ class _HeadScores(torch.autograd.Function):
         return hidden_grad.to(given.dtype), weight_grad, bias_grad, *[None] * 6
 
 
-def _cuts(at_K: NDArray[np.int64], vocab: int, *, copies: int) -> Cuts:
+def _cut_into_pieces(at_K: NDArray[np.int64], vocab: int, *, copies: int) -> Cuts:
     """Pieces of the U positions and, for each, the trained tokens that they predict."""
     size = max(1, PIECE_LOGITS // (vocab * copies))
     num = int(at_K[-1]) + 1 if len(at_K) else 0
@@ -356,7 +359,7 @@ def _compute_logprobs(
     return torch.log_softmax(logits_UV, dim=1, out=logits_UV)
 
 
-def _full_sums(logprobs_UV: Tensor, reference_UV: Tensor | None) -> tuple[Tensor, Tensor]:
+def _sum_over_vocabulary(logprobs_UV: Tensor, reference_UV: Tensor | None) -> tuple[Tensor, Tensor]:
     """[U] The entropy of each position, and its divergence from the reference (0 without one)."""
     probs_UV, finite_UV = logprobs_UV.exp(), logprobs_UV.clamp(min=_IMPOSSIBLE)
     entropy_U: Tensor = -torch.linalg.vecdot(probs_UV, finite_UV)
@@ -366,8 +369,10 @@ def _full_sums(logprobs_UV: Tensor, reference_UV: Tensor | None) -> tuple[Tensor
     return entropy_U, torch.linalg.vecdot(probs_UV, finite_UV)
 
 
-def _full_grad(logprobs_UV: Tensor, reference_UV: Tensor | None, grads_2U: Tensor) -> Tensor:
-    """Of `_full_sums` to logits.
+def _differentiate_full_sums(
+    logprobs_UV: Tensor, reference_UV: Tensor | None, grads_2U: Tensor
+) -> Tensor:
+    """Of `_sum_over_vocabulary` to logits.
 
     Both are sums of p f with f = a log p - b log q, whose gradient is p (f - sum of p f): what the
     logarithm itself gives sums to 0.
@@ -381,7 +386,7 @@ def _full_grad(logprobs_UV: Tensor, reference_UV: Tensor | None, grads_2U: Tenso
     return slopes_UV.mul_(probs_UV)
 
 
-def _logit_grad(
+def _differentiate_scores(
     logprobs_UV: Tensor,
     reference_UV: Tensor | None,
     grads_SK: Tensor,
@@ -392,7 +397,7 @@ def _logit_grad(
     full_UV = None
     if len(grads_SK) > 2 and grads_SK[2:].any():
         grads_2U = grads_SK.new_zeros(2, len(logprobs_UV)).index_add_(1, at_K, grads_SK[2:])
-        full_UV = _full_grad(logprobs_UV, reference_UV, grads_2U)
+        full_UV = _differentiate_full_sums(logprobs_UV, reference_UV, grads_2U)
     total_U = logprobs_UV.new_zeros(len(logprobs_UV)).index_add_(0, at_K, grads_SK[:2].sum(0))
     grad_UV = logprobs_UV.exp_().mul_(-total_U[:, None])
     grad_UV.index_put_((at_K, targets_K), grads_SK[0], accumulate=True)

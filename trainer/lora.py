@@ -40,8 +40,8 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> peft.LoraConfig:
     Returns what `adapter_config.json` holds. Raises ConfigError for a target that matches nothing,
     and for a rank that no layer can use.
     """
-    targets = _targets(model, config.targets)
-    _check_rank(model, targets, config.rank)
+    targets = _find_adapted_layers(model, config.targets)
+    _check_lora_rank(model, targets, config.rank)
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha or 2 * config.rank,
@@ -49,8 +49,8 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> peft.LoraConfig:
         # Modules that are called like a target and are no linear layers, such as some routers.
         exclude_modules=[
             name
-            for name, module in _modules(model)
-            if _is_named(name, targets) and not _is_linear(module)
+            for name, module in _walk_modules(model)
+            if _is_target_layer(name, targets) and not _is_plain_linear_layer(module)
         ]
         or None,
         task_type=peft.TaskType.CAUSAL_LM,
@@ -75,7 +75,7 @@ def adapter_config(
     Raises ConfigError, beside what `add_adapters` does, for an adapter to be `served` by another
     program that would put it elsewhere.
     """
-    model, settings = _without_weights(folder, config)
+    model, settings = _make_lora_on_meta(folder, config)
     taken = parts_of_experts(model, settings.target_modules or ()) if served else ()
     if taken:
         raise ConfigError(
@@ -100,7 +100,7 @@ class Reach:
 
 def adapter_reach(folder: Path, config: LoraConfig) -> Reach:
     """What a run with these adapters trains and what stays frozen, before any weight is loaded."""
-    model, _ = _without_weights(folder, config)
+    model, _ = _make_lora_on_meta(folder, config)
     sizes = {n: p.numel() for n, p in model.named_parameters() if p.ndim > 1 and ".lora_" not in n}
     frozen = {n: size for n, size in sizes.items() if not n.endswith(".base_layer.weight")}
     stacks = [n for n in frozen if model.get_parameter(n).ndim > 2]
@@ -178,17 +178,17 @@ def merged(layer: LoraLayer, leaf: str, values: Tensor) -> Tensor:
         return values + delta.to(values.dtype)
 
 
-def _without_weights(folder: Path, config: LoraConfig) -> tuple[PreTrainedModel, peft.LoraConfig]:
+def _make_lora_on_meta(folder: Path, config: LoraConfig) -> tuple[PreTrainedModel, peft.LoraConfig]:
     with quiet(), torch.device("meta"):
         kinds: Any = AutoModelForCausalLM
         model: Any = kinds.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
         return model, add_adapters(model, config)
 
 
-def _targets(model: PreTrainedModel, targets: str) -> list[str]:
+def _find_adapted_layers(model: PreTrainedModel, targets: str) -> list[str]:
     """The names of layers, without what tells one block's from another's, that get adapters."""
     head: object = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers'
-    linear = [n for n, m in _modules(model) if _is_linear(m) and m is not head]
+    linear = [n for n, m in _walk_modules(model) if _is_plain_linear_layer(m) and m is not head]
     short = sorted({name.rpartition(".")[2] for name in linear})
     if not short:
         raise ConfigError(
@@ -199,8 +199,8 @@ def _targets(model: PreTrainedModel, targets: str) -> list[str]:
         return short
     chosen = [target.strip() for target in targets.split(",")]
     for target in chosen:
-        if not any(_is_named(name, [target]) for name in linear):
-            why = _what_it_is(model, target, short)
+        if not any(_is_target_layer(name, [target]) for name in linear):
+            why = _explain_no_adapter(model, target, short)
             raise ConfigError(
                 f"trainer.lora.targets: {target!r} matches no linear layer of "
                 f"{type(model).__name__}{why}; expected {ALL_LINEAR} or some of {', '.join(short)}"
@@ -208,35 +208,37 @@ def _targets(model: PreTrainedModel, targets: str) -> list[str]:
     return chosen
 
 
-def _what_it_is(model: nn.Module, target: str, layers: Sequence[str]) -> str:
+def _explain_no_adapter(model: nn.Module, target: str, layers: Sequence[str]) -> str:
     """Why a name that the model has gets no adapter, or the layer that it may have meant."""
     stacks = {n: p.shape for n, p in model.named_parameters() if p.ndim > 2}
     for name, shape in stacks.items():
         parts = [part.removesuffix(".weight") for part, _ in by_expert(name, shape)]
-        if any(_is_named(n, [target]) for n in (name.rpartition(".")[0], name, *parts)):
+        if any(_is_target_layer(n, [target]) for n in (name.rpartition(".")[0], name, *parts)):
             return f": it is part of {name}, experts that are stacked and get no adapter"
-    for name, _ in _modules(model):
-        if name and _is_named(name, [target]):
+    for name, _ in _walk_modules(model):
+        if name and _is_target_layer(name, [target]):
             return f": {name} gets no adapter"
     close = get_close_matches(target, layers, n=1)
     return f", did you mean {close[0]}?" if close else ""
 
 
-def _is_named(name: str, targets: Sequence[str]) -> bool:
+def _is_target_layer(name: str, targets: Sequence[str]) -> bool:
     return any(f".{name}".endswith(f".{target}") for target in targets)
 
 
-def _is_linear(module: nn.Module) -> bool:
+def _is_plain_linear_layer(module: nn.Module) -> bool:
     """One that gives its product, not a router that is one and gives a choice."""
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
-def _check_rank(model: nn.Module, targets: Sequence[str], rank: int) -> None:
+def _check_lora_rank(model: nn.Module, targets: Sequence[str], rank: int) -> None:
     """A product of two matrices has no more ranks than the smaller side of its layer."""
     sides = [
         min(layer.in_features, layer.out_features)
-        for name, layer in _modules(model)
-        if isinstance(layer, nn.Linear) and _is_linear(layer) and _is_named(name, targets)
+        for name, layer in _walk_modules(model)
+        if isinstance(layer, nn.Linear)
+        and _is_plain_linear_layer(layer)
+        and _is_target_layer(name, targets)
     ]
     if rank > max(sides):
         raise ConfigError(
@@ -245,5 +247,5 @@ def _check_rank(model: nn.Module, targets: Sequence[str], rank: int) -> None:
         )
 
 
-def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _walk_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     yield from model.named_modules()

@@ -72,9 +72,9 @@ class _Held:
 
 def estimate(folder: Path, config: TrainerConfig, engine: Footprint) -> Need:
     """The need of one device that samples and trains; the model's `config.json` is read."""
-    settings = _read_settings(folder)
+    settings = _read_model_settings(folder)
     lora: Any = config.lora  # frozen, so it hashes, as `relevant` below does
-    count = _count(folder, lora)
+    count = _count_parameters(folder, lora)
     # Copies and sequence parallelism aside, each rank holds its share.
     shards = config.ranks // config.replicate
     moments = _MOMENTS[config.optimizer]
@@ -88,9 +88,9 @@ def estimate(folder: Path, config: TrainerConfig, engine: Footprint) -> Need:
         "critic": critic if config.has_critic else 0,
     }
     num_tokens = max(config.token_budget, engine.longest)  # a longer row is computed alone
-    relevant: Any = _of_a_pass(config)
-    held = _layers(folder, relevant, num_tokens, engine.longest)
-    logits, head = _head_bytes(settings, num_tokens, trained=not config.lora.rank)
+    relevant: Any = _keep_pass_settings(config)
+    held = _measure_all_layers(folder, relevant, num_tokens, engine.longest)
+    logits, head = _count_head_bytes(settings, num_tokens, trained=not config.lora.rank)
     embedding = 0 if config.lora.rank else settings.vocab_size * settings.hidden_size * _FLOAT32
     extra = max(logits + head, held.most - held.kept, embedding - held.kept)
     passes = {"activations": held.kept, "logits": logits, "temporary": extra - logits}
@@ -101,13 +101,13 @@ def estimate(folder: Path, config: TrainerConfig, engine: Footprint) -> Need:
         width = _FLOAT32 if config.precision == "float32" else _FLOAT32 // 2
         there = {"weights": count.gathered * width, "gradients": count.gathered * _FLOAT32}
         sharded = dict.fromkeys(sharded, 0) | there
-    sampling = _engine_bytes(settings, count.plain, config, engine)
+    sampling = _count_engine_bytes(settings, count.plain, config, engine)
     if not engine.share_device:
         return Need(parts=sharded | passes | sampling)
-    return _in_turn(sharded, passes, sampling, config)
+    return _take_larger_turn(sharded, passes, sampling, config)
 
 
-def _in_turn(
+def _take_larger_turn(
     states: Mapping[str, int],
     passes: Mapping[str, int],
     engine: Mapping[str, int],
@@ -142,14 +142,14 @@ class _Count:
 
 
 @cache
-def _read_settings(folder: Path) -> PreTrainedConfig:
+def _read_model_settings(folder: Path) -> PreTrainedConfig:
     settings: PreTrainedConfig = AutoConfig.from_pretrained(folder)
     return settings
 
 
 @cache
-def _count(folder: Path, lora: LoraConfig) -> _Count:
-    model = _model(_read_settings(folder), lora)
+def _count_parameters(folder: Path, lora: LoraConfig) -> _Count:
+    model = _make_meta_model(_read_model_settings(folder), lora)
     named = dict(model.named_parameters())
     blocks = [sum(p.numel() for p in layer.parameters()) for layer in layers(model)]
     return _Count(
@@ -161,7 +161,7 @@ def _count(folder: Path, lora: LoraConfig) -> _Count:
     )
 
 
-def _of_a_pass(config: TrainerConfig) -> TrainerConfig:
+def _keep_pass_settings(config: TrainerConfig) -> TrainerConfig:
     """Only the settings that change what a pass holds."""
     return TrainerConfig(
         lora=config.lora,
@@ -188,43 +188,39 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._grouped_mm.default:
-            result = _grouped_product(*args, **kwargs)
+            # Without numbers torch's product of experts takes bfloat16 only. One matrix against a
+            # stack has a row for each row of it, one against one a matrix for each expert, and a
+            # stack against one a row for each row of its matrices.
+            left, right, offsets = args[:3]
+            stack = [offsets.shape[0]] if left.ndim == right.ndim == 2 else []
+            result = left.new_empty([*stack, left.shape[-2], right.shape[-1]])
         else:
             result = func(*args, **kwargs)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
-                self._add_storage(tensor.untyped_storage())
+                self._count_new_storage(tensor.untyped_storage())
         return result
 
-    def _add_storage(self, storage: Any) -> None:
+    def _count_new_storage(self, storage: Any) -> None:
         if storage in self._seen:
             return
         self._seen.add(storage)
         self.now += storage.nbytes()
         self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._drop, storage.nbytes())
+        weakref.finalize(storage, self._count_freed_bytes, storage.nbytes())
 
-    def _drop(self, size: int) -> None:
+    def _count_freed_bytes(self, size: int) -> None:
         self.now -= size
 
 
-def _grouped_product(left: Tensor, right: Tensor, offsets: Tensor, *_: Any, **__: Any) -> Tensor:
-    """What torch's product of experts gives; without numbers, it takes bfloat16 only.
-
-    One matrix against a stack has a row for each row of it, one against one a matrix for each
-    expert, and a stack against one a row for each row of its matrices.
-    """
-    shape = [left.shape[-2], right.shape[-1]]
-    stack = [offsets.shape[0]] if left.ndim == right.ndim == 2 else []
-    return left.new_empty(stack + shape)
-
-
 @cache
-def _layers(folder: Path, config: TrainerConfig, num_tokens: int, longest: int) -> _Held:
+def _measure_all_layers(
+    folder: Path, config: TrainerConfig, num_tokens: int, longest: int
+) -> _Held:
     """What all layers hold, from models of one and of two of them."""
-    settings, rows = _read_settings(folder), _packed_rows(num_tokens, longest)
+    settings, rows = _read_model_settings(folder), _make_packed_rows(num_tokens, longest)
     with library_errors(folder):
-        one, two = (_measured(_cut_layers(settings, n), config, rows) for n in (1, 2))
+        one, two = (_measure_fake_pass(_reduce_layers(settings, n), config, rows) for n in (1, 2))
     further = settings.num_hidden_layers - 2
     return _Held(
         kept=two.kept + further * (two.kept - one.kept),
@@ -232,12 +228,14 @@ def _layers(folder: Path, config: TrainerConfig, num_tokens: int, longest: int) 
     )
 
 
-def _measured(settings: PreTrainedConfig, config: TrainerConfig, rows: PackedRows) -> _Held:
-    model = _model(settings, config.lora)
+def _measure_fake_pass(
+    settings: PreTrainedConfig, config: TrainerConfig, rows: PackedRows
+) -> _Held:
+    model = _make_meta_model(settings, config.lora)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         if not config.lora.rank:
-            _end_at_the_layers(model)
+            _cut_off_embeddings(model)
         prepare(model, config.model_copy(update={"liger": False}), SINGLE)
         live = _Live(model)
         kept = gradients = 0
@@ -252,7 +250,7 @@ def _measured(settings: PreTrainedConfig, config: TrainerConfig, rows: PackedRow
     return _Held(kept=kept - gradients, most=live.most - gradients)
 
 
-def _end_at_the_layers(model: PreTrainedModel) -> None:
+def _cut_off_embeddings(model: PreTrainedModel) -> None:
     """The gradient of the embeddings comes when all layers are done; it is counted apart."""
     embeddings = model.get_input_embeddings()
     embeddings.requires_grad_(False)
@@ -263,7 +261,7 @@ def _end_at_the_layers(model: PreTrainedModel) -> None:
     embeddings.register_forward_hook(need_grad)
 
 
-def _packed_rows(num_tokens: int, longest: int) -> PackedRows:
+def _make_packed_rows(num_tokens: int, longest: int) -> PackedRows:
     """Packed rows of the longest length, all of whose tokens are trained."""
     starts = np.arange(0, num_tokens, longest)
     ends = np.append(starts[1:], num_tokens)
@@ -278,7 +276,9 @@ def _packed_rows(num_tokens: int, longest: int) -> PackedRows:
     )
 
 
-def _head_bytes(settings: PreTrainedConfig, num_tokens: int, *, trained: bool) -> tuple[int, int]:
+def _count_head_bytes(
+    settings: PreTrainedConfig, num_tokens: int, *, trained: bool
+) -> tuple[int, int]:
     """Bytes of logits, and of the gradients of states and head beside them."""
     piece = min(max(1, PIECE_LOGITS // settings.vocab_size), num_tokens) * settings.vocab_size
     kept = min(num_tokens * settings.vocab_size, KEPT_LOGITS + piece)
@@ -286,7 +286,7 @@ def _head_bytes(settings: PreTrainedConfig, num_tokens: int, *, trained: bool) -
     return kept * _FLOAT32, gradients * settings.hidden_size * _FLOAT32
 
 
-def _engine_bytes(
+def _count_engine_bytes(
     settings: PreTrainedConfig, plain: int, config: TrainerConfig, engine: Footprint
 ) -> dict[str, int]:
     """The engine's weights, unless they are the trainer's, and its keys and values."""
@@ -306,7 +306,7 @@ def _engine_bytes(
     }
 
 
-def _model(settings: PreTrainedConfig, lora: LoraConfig) -> PreTrainedModel:
+def _make_meta_model(settings: PreTrainedConfig, lora: LoraConfig) -> PreTrainedModel:
     """Of the run's shape, on `meta`."""
     dtype = lora.dtype if lora.rank else "float32"
     with quiet(), torch.device("meta"):
@@ -318,7 +318,7 @@ def _model(settings: PreTrainedConfig, lora: LoraConfig) -> PreTrainedModel:
     return model
 
 
-def _cut_layers(settings: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
+def _reduce_layers(settings: PreTrainedConfig, num_layers: int) -> PreTrainedConfig:
     cut = copy.deepcopy(settings)
     cut.num_hidden_layers = num_layers
     kinds: Iterable[str] | None = getattr(cut, "layer_types", None)

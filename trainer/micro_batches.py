@@ -43,11 +43,11 @@ def split_over_ranks(
     found = rows.tolist()
     dealt = deal([cost(num_read(batch, row), width) for row in found], num_ranks)
     choices = (
-        _cut_order(*_costs(batch, found, width), num_ranks),
+        _deal_order(*_cost_rows(batch, found, width), num_ranks),
         [[found[i] for i in share] for share in dealt],
     )
     shares = min(
-        choices, key=lambda shares: max(sum(_costs(batch, share, width)[1]) for share in shares)
+        choices, key=lambda shares: max(sum(_cost_rows(batch, share, width)[1]) for share in shares)
     )
     plans = [plan(batch, np.array(share, np.int64), token_budget) for share in shares]
     most = max(map(len, plans))
@@ -63,7 +63,7 @@ def cost(length: int, width: int) -> float:
     return length * (1 + length / (12 * width))
 
 
-def _costs(batch: Batch, rows: Sequence[int], width: int) -> tuple[list[int], list[float]]:
+def _cost_rows(batch: Batch, rows: Sequence[int], width: int) -> tuple[list[int], list[float]]:
     """The rows with those that begin alike together, and what each costs after the one before."""
     order, shared = neighbours(batch, rows)
     lengths = [num_read(batch, row) for row in order]
@@ -71,7 +71,7 @@ def _costs(batch: Batch, rows: Sequence[int], width: int) -> tuple[list[int], li
     return order, [cost(length, width) - cost(same, width) for length, same in pairs]
 
 
-def _cut_order(order: Sequence[int], costs: Sequence[float], num_ranks: int) -> list[list[int]]:
+def _deal_order(order: Sequence[int], costs: Sequence[float], num_ranks: int) -> list[list[int]]:
     """Neighbours for each rank: a row goes where its middle lies in the sum of all costs."""
     middles = np.cumsum(costs) - np.array(costs) / 2
     # A row that is all shared costs nothing, and may lie at the very end.

@@ -54,7 +54,7 @@ def refuse_dropout(model: PreTrainedModel) -> None:
     found = _find_dropouts(model)
     if found:
         listed = ", ".join(f"{name}={value:g}" for name, value in list(found.items())[:3])
-        keys = ", ".join(_dropouts(model.config.to_dict())) or "it"
+        keys = ", ".join(_read_dropouts(model.config.to_dict())) or "it"
         raise ConfigError(
             f"the model has dropout or noise ({listed}{', ...' * (len(found) > 3)}), expected "
             "none: the trainer would not compute the distribution that was sampled; set "
@@ -111,11 +111,11 @@ def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 def _find_dropouts(model: PreTrainedModel) -> dict[str, float]:
     """Those that the model has; its config may name some of heads that it has not."""
-    settings = _dropouts(model.config.to_dict())
+    settings = _read_dropouts(model.config.to_dict())
     found: dict[str, float] = {}
     modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
     for name, module in modules:
-        own = {f"{name}.{key}": value for key, value in _dropouts(vars(module)).items()}
+        own = {f"{name}.{key}": value for key, value in _read_dropouts(vars(module)).items()}
         if isinstance(module, _DropoutNd) and module.p != 0:
             own[f"{name}.p"] = module.p
         # What a pass reads of the config by itself.
@@ -124,7 +124,7 @@ def _find_dropouts(model: PreTrainedModel) -> dict[str, float]:
     return found
 
 
-def _dropouts(settings: Mapping[str, object]) -> dict[str, float]:
+def _read_dropouts(settings: Mapping[str, object]) -> dict[str, float]:
     return {
         key: float(value)
         for key, value in settings.items()

@@ -79,7 +79,7 @@ class PolicyObjective:
     ) -> None:
         config.kl.check()
         self._batch = batch
-        self._advantages_N = _checked_advantages(batch)
+        self._advantages_N = _require_advantages(batch)
         self._policy_loss = policy_loss
         self._config = config
         self._has_penalty = config.kl.coef > 0 and config.kl.where == "loss"
@@ -116,7 +116,7 @@ class PolicyObjective:
         tokens = trained_tokens(self._batch, rows.source_K, scores_SK[0])
         total, found = self._policy_loss(scores_SK[0], tokens)
         self.sums[2:] += found
-        kl_K = self._divergences(scores_SK, tokens)
+        kl_K = self._estimate_divergences(scores_SK, tokens)
         if kl_K is not None:
             self.sums[0] += float(kl_K.detach().sum())
         if kl_K is not None and self._has_penalty:
@@ -128,7 +128,7 @@ class PolicyObjective:
             total = total - self._config.entropy_coef * bonus
         return total
 
-    def _divergences(self, scores_SK: Tensor, tokens: TrainedTokens) -> Tensor | None:
+    def _estimate_divergences(self, scores_SK: Tensor, tokens: TrainedTokens) -> Tensor | None:
         """[K] The penalty of each token; None without a reference."""
         if self.has_exact_penalty:
             return scores_SK[3]
@@ -142,7 +142,7 @@ class PolicyObjective:
         return None
 
 
-def _checked_advantages(batch: Batch) -> NDArray[np.float32]:
+def _require_advantages(batch: Batch) -> NDArray[np.float32]:
     advantages_N = batch.advantages_N
     if advantages_N is None:
         raise RunError("the batch has no advantages; call an advantage estimator before the update")

@@ -84,7 +84,7 @@ def plan(
     read = {r: read_tokens(batch, r) for r in rows.tolist()}
     split: list[list[int]] = []
     room = 0
-    for row in _sorted(read, share=share):
+    for row in _order_rows_by_beginning(read, share=share):
         cost = len(read[row])
         own = cost - (common(read[split[-1][-1]], read[row]) if share and split else 0)
         if not split or own > room:
@@ -115,7 +115,7 @@ def read_tokens(batch: Batch, row: int) -> NDArray[np.int32]:
 def neighbours(batch: Batch, rows: Sequence[int]) -> tuple[list[int], list[int]]:
     """Rows that begin alike next to each other, and what each shares with the one before."""
     read = {row: read_tokens(batch, row) for row in rows}
-    order = _sorted(read, share=True)
+    order = _order_rows_by_beginning(read, share=True)
     return order, [0, *(common(read[a], read[b]) for a, b in pairwise(order))][: len(order)]
 
 
@@ -163,7 +163,7 @@ def find_places(
     return places
 
 
-def _sorted(read: Mapping[int, NDArray[np.int32]], *, share: bool) -> list[int]:
+def _order_rows_by_beginning(read: Mapping[int, NDArray[np.int32]], *, share: bool) -> list[int]:
     """Rows that begin alike next to each other; without sharing, by falling length."""
     if share:
         return sorted(read, key=lambda row: (read[row].tobytes(), row))

@@ -133,13 +133,13 @@ def arrange(rank: int, layout: ParallelDims, device: torch.device) -> Ranks:
         rank=rank,
         layout=layout,
         device=device,
-        mesh=_mesh(rank, layout, device, group),
+        mesh=_make_device_mesh(rank, layout, device, group),
         sequence=sequence,
         saving=saving,
     )
 
 
-def _mesh(
+def _make_device_mesh(
     rank: int,
     layout: ParallelDims,
     device: torch.device,

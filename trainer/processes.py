@@ -91,7 +91,7 @@ class RankProcesses(Generic[H]):
             ]
             meet = [pickled_call(start, (), keeps=True) for start in starts]
             self._exchange_calls("meet", meet, _start_rank, _START_S)
-            build = pickled_call(_run_call, (make, ()), keeps=True)
+            build = pickled_call(_run_rank_call, (make, ()), keeps=True)
             self._exchange_calls("build", [build] * layout.size, make, _LONGEST_S)
         except BaseException:
             self.close()
@@ -121,7 +121,7 @@ class RankProcesses(Generic[H]):
         """
         if not self.alive:
             raise RunError("the ranks were stopped after an earlier error; resume the run")
-        request = pickled_call(_run_call, (partial(fn, **kwargs), args))
+        request = pickled_call(_run_rank_call, (partial(fn, **kwargs), args))
         with self._lock:  # the ranks meet inside a call, so calls must not overlap
             return self._exchange_calls(name, [request] * self.layout.size, fn, _LONGEST_S)
 
@@ -181,15 +181,17 @@ class RankProcesses(Generic[H]):
         first = errors[0]
         alike = len({(type(error), str(error)) for error in errors}) == 1
         sound = isinstance(first, AgentrlError) and not isinstance(first, OutOfMemory)
-        if alike and sound and first is not None and _order(first) == 1:
+        if alike and sound and first is not None and _rate_error_as_cause(first) == 1:
             raise first
         self.close()
-        raise self._explain(name, errors)
+        raise self._choose_causing_error(name, errors)
 
-    def _explain(self, name: str, errors: Sequence[BaseException | None]) -> BaseException:
+    def _choose_causing_error(
+        self, name: str, errors: Sequence[BaseException | None]
+    ) -> BaseException:
         """The error that the others follow from: an end, then any error but a lost peer."""
         found = [(rank, error) for rank, error in enumerate(errors) if error is not None]
-        found.sort(key=lambda item: _order(item[1]))
+        found.sort(key=lambda item: _rate_error_as_cause(item[1]))
         rank, error = found[0]
         who = f"rank {rank} of {self.layout.size}"
         after = "all ranks were stopped: resume the run from its last checkpoint"
@@ -219,7 +221,7 @@ def _remove_old_folders() -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _order(error: BaseException) -> int:
+def _rate_error_as_cause(error: BaseException) -> int:
     if isinstance(error, WorkerDied):
         return 0
     return 2 if isinstance(error, PeerLost | TimeoutError) else 1
@@ -237,7 +239,7 @@ def _start_rank(
     return join(rank, layout, device=resolve_device(device, rank), rendezvous=rendezvous)
 
 
-def _run_call(held: object, fn: Callable[..., T], args: tuple[object, ...]) -> T:
+def _run_rank_call(held: object, fn: Callable[..., T], args: tuple[object, ...]) -> T:
     try:
         return fn(held, *args)
     except (RuntimeError, MemoryError) as error:

@@ -107,21 +107,18 @@ class RewardTrainer:
         """All pairs in their order, so many at a time as the budget has room for."""
         waiting: list[NDArray[np.int32]] = []
         room = 0
+        padding = text_config(self.model).pad_token_id
         for pair in pairs:
-            rows = [self._cut_behind_the_scored_token(ids) for ids in pair]
+            whole = [np.array(ids, dtype=np.int32)[:, None] for ids in pair]
+            # transformers reads a score at the last id that is no padding.
+            rows = [row[: np.flatnonzero(row != padding).max(initial=0) + 1] for row in whole]
             cost = len(rows[0]) + len(rows[1]) - common(*rows)
             if waiting and cost > room:
-                yield _pack_rows(waiting)
+                yield _pack_preference_rows(waiting)
                 waiting = []
             room = (room if waiting else self._config.token_budget) - cost
             waiting += rows
-        yield _pack_rows(waiting)
-
-    def _cut_behind_the_scored_token(self, ids: Sequence[int]) -> NDArray[np.int32]:
-        """[T, 1] The ids up to the last one that is no padding: there transformers reads scores."""
-        ids_T = np.array(ids, dtype=np.int32)
-        used = np.flatnonzero(ids_T != text_config(self.model).pad_token_id)
-        return ids_T[: used[-1] + 1 if len(used) else 1, None]
+        yield _pack_preference_rows(waiting)
 
 
 def _make_scorer(model: PreTrainedModel) -> tuple[PreTrainedModel, nn.Linear]:
@@ -150,7 +147,7 @@ def _make_scorer(model: PreTrainedModel) -> tuple[PreTrainedModel, nn.Linear]:
     return scorer, head
 
 
-def _pack_rows(rows: Sequence[NDArray[np.int32]]) -> PackedRows:
+def _pack_preference_rows(rows: Sequence[NDArray[np.int32]]) -> PackedRows:
     """Pairs of rows one after the other, of which the last token of each row is asked about."""
     lengths = list(map(len, rows))
     shared = [common(rows[i - 1], row) if i % 2 else 0 for i, row in enumerate(rows)]

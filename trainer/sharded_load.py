@@ -40,7 +40,7 @@ def empty_model(folder: Path) -> PreTrainedModel | None:
     be loaded whole. Raises ConfigError as `check_files` does.
     """
     sdpa = check_files(folder)._supports_sdpa  # pyright: ignore[reportPrivateUsage]
-    with quiet(), library_errors(folder), _parameters_on_meta():
+    with quiet(), library_errors(folder), _making_parameters_on_meta():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             read_settings(folder),
             dtype=torch.float32,
@@ -72,9 +72,9 @@ def read_slices(
     }
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     with ExitStack() as stack, torch.no_grad():
-        files = _open_files(folder, stack)
+        files = _open_tensor_files(folder, stack)
         values: dict[str, Tensor] = {
-            name: _sharded(cast(DTensor, parameter), files[name].get_slice(name), weights)
+            name: _load_shard(cast(DTensor, parameter), files[name].get_slice(name), weights)
             for name, parameter in model.named_parameters()
         }
         values |= {n: files[n].get_tensor(n) for n, _ in model.named_buffers() if n in files}
@@ -89,7 +89,7 @@ def read_slices(
         setattr(model.get_submodule(owner), leaf, model.get_parameter(first[id(parameter)]))
 
 
-def _sharded(parameter: DTensor, stored: Any, device: torch.device) -> DTensor:
+def _load_shard(parameter: DTensor, stored: Any, device: torch.device) -> DTensor:
     mesh, placements = parameter.device_mesh, parameter.placements
     shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
     rows: Tensor = stored[offset[0] : offset[0] + shape[0]] if shape[0] else torch.zeros(shape)
@@ -103,7 +103,7 @@ def _sharded(parameter: DTensor, stored: Any, device: torch.device) -> DTensor:
     )
 
 
-def _open_files(folder: Path, stack: ExitStack) -> dict[str, Any]:
+def _open_tensor_files(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """The open file of each tensor."""
     found: dict[str, Any] = {}
     for path in weight_files(folder):
@@ -113,7 +113,7 @@ def _open_files(folder: Path, stack: ExitStack) -> dict[str, Any]:
 
 
 @contextmanager
-def _parameters_on_meta() -> Generator[None]:
+def _making_parameters_on_meta() -> Generator[None]:
     """Let modules be made with parameters on `meta` and buffers as they are."""
     register = nn.Module.register_parameter
 

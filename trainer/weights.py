@@ -44,14 +44,14 @@ class ModelWeights:
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter under its first name in the model without adapters, gathered."""
-        for name, _ in self._laid_out():
-            yield name, whole(self._read_values(name).detach())
+        for name, _ in self._list_published():
+            yield name, whole(self._read_published_values(name).detach())
 
     def held(self) -> Mapping[str, Held]:
         """What this rank has of each parameter."""
-        return {name: _held(name, parameter) for name, parameter in self._laid_out()}
+        return {name: _describe_held(name, parameter) for name, parameter in self._list_published()}
 
-    def _laid_out(self) -> Iterator[tuple[str, Tensor]]:
+    def _list_published(self) -> Iterator[tuple[str, Tensor]]:
         """The names that are published, and parameters that lie as what is published does."""
         layers = adapted_layers(self.model)
         for name, parameter in self.model.named_parameters():
@@ -61,7 +61,7 @@ class ModelWeights:
             elif not layers or not parameter.requires_grad:
                 yield name, parameter
 
-    def _read_values(self, name: str) -> Tensor:
+    def _read_published_values(self, name: str) -> Tensor:
         owner, _, leaf = name.rpartition(".")
         module = self.model.get_submodule(owner)
         if not isinstance(module, LoraLayer):
@@ -87,7 +87,7 @@ class ModelWeights:
             self._mapped[memory] = attach(memory)
         # Every rank makes all of them, also those that it sends nothing of: making may meet others.
         names = dict.fromkeys(move.source for move in bucket.moves)
-        values = ((name, local(self._read_values(name))) for name in names)
+        values = ((name, local(self._read_published_values(name))) for name in names)
         return write_slices(values, bucket, self.rank, self._mapped[memory], dtype)
 
 
@@ -109,13 +109,13 @@ def write_slices(
             sums[name] = float(torch.dot(flat, flat))
         for move in moves.get(name, ()):
             held = view(data, bucket, move.receiver, move.target, kind)
-            target = held[_index(move.target_box)]
-            _copy(target, value[_index(move.source_box)])
+            target = held[_make_slices(move.target_box)]
+            _copy_into_tensor(target, value[_make_slices(move.source_box)])
             written += target.nbytes
     return Written(written, sums)
 
 
-def _copy(target: Tensor, source: Tensor) -> None:
+def _copy_into_tensor(target: Tensor, source: Tensor) -> None:
     """In memory by what numpy copies with: nearly twice as quick as torch."""
     if target.dtype == source.dtype and source.device.type == "cpu":
         words: Any = _WORDS[target.itemsize]
@@ -124,7 +124,7 @@ def _copy(target: Tensor, source: Tensor) -> None:
         target.copy_(source)
 
 
-def _held(name: str, parameter: Tensor) -> Held:
+def _describe_held(name: str, parameter: Tensor) -> Held:
     shape, offset = tuple(parameter.shape), (0,) * parameter.ndim
     if isinstance(parameter, DTensor):
         shape, offset = compute_local_shape_and_global_offset(
@@ -134,5 +134,5 @@ def _held(name: str, parameter: Tensor) -> Held:
     return Held(tuple(shape), (Part(name, box, (0,) * len(box)),) if 0 not in shape else ())
 
 
-def _index(box: Box) -> tuple[slice, ...]:
+def _make_slices(box: Box) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in box)

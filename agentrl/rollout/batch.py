@@ -28,6 +28,8 @@ def make_batch(
     rows = [(e, segment) for e, episode in enumerate(episodes) for segment in episode.segments]
     segments = [segment for _, segment in rows]
     keys_U = tuple(turn.state_key for episode in episodes for turn in episode.turns)
+    rewards = {episode.group: episode.reward for episode in greedy or ()}
+    greedy_rewards = [rewards.get(e.group, np.nan) for e in episodes]
     return Batch(
         ids_N=_concatenate_segment_arrays(segments, lambda s: s.ids_T, np.int32),
         mask_N=_concatenate_segment_arrays(segments, lambda s: s.mask_T, np.bool_),
@@ -48,18 +50,10 @@ def make_batch(
         turn_offsets_E1=_accumulate_offsets([len(episode.turns) for episode in episodes]),
         keys_U=keys_U if any(key is not None for key in keys_U) else None,
         parts_E=_sum_score_parts_by_episode(episodes),
-        greedy_E=None if greedy is None else _look_up_greedy_rewards(greedy, episodes),
+        greedy_E=None if greedy is None else np.array(greedy_rewards, dtype=np.float64),
         temperature=temperature,
         channels=_concatenate_side_channels(segments),
     )
-
-
-def _look_up_greedy_rewards(
-    greedy: Sequence[Episode], episodes: Sequence[Episode]
-) -> NDArray[np.float64]:
-    """The reward of the greedy member of each episode's group, NaN where it has no score."""
-    rewards = {episode.group: episode.reward for episode in greedy}
-    return np.array([rewards.get(e.group, np.nan) for e in episodes], dtype=np.float64)
 
 
 def _sum_score_parts_by_episode(episodes: Sequence[Episode]) -> dict[str, NDArray[np.float64]]:

@@ -70,17 +70,15 @@ def find_long(
 ) -> tuple[list[LongPrompt], bool]:
     """Those of the tasks that are too long, the one of most bytes first; False: perhaps not all.
 
-    A token is a byte at least, so what has too few bytes is not rendered.
+    A token is a byte at least, so what has too few bytes, and for each message as much as a bare
+    prompt, is not rendered.
     """
-    sizes = [(_bound_prompt_tokens_by_bytes(env, task, codec), task) for task in tasks]
+    bare = len(codec.prompt(codec.renderer(env.tool_schemas), env.first_messages(_BARE)))
+    texts = [[m.content.encode("utf-8", "replace") for m in task.messages()] for task in tasks]
+    sizes = [
+        (sum(len(t) + bare for t in each), task) for each, task in zip(texts, tasks, strict=True)
+    ]
     doubtful = sorted((pair for pair in sizes if pair[0] >= limit), key=lambda pair: -pair[0])
     rendered = doubtful[:MOST_RENDERED]
     found = (too_long(env, name, task, codec, limit) for _, task in rendered)
     return [long for long in found if long is not None], len(rendered) == len(doubtful)
-
-
-def _bound_prompt_tokens_by_bytes(env: ToolEnv, task: Task, codec: Codec) -> int:
-    """More than the prompt can have: its bytes, and for each message as much as a bare prompt."""
-    messages = task.messages()
-    scaffold = len(codec.prompt(codec.renderer(env.tool_schemas), env.first_messages(_BARE)))
-    return sum(len(m.content.encode("utf-8", "replace")) + scaffold for m in messages)

@@ -162,7 +162,10 @@ def shape_overlong(
     used.append((sum(tokens[-1:]), limits.max_context_tokens, last))
     if limits.max_episode_tokens is not None:
         used.append((sum(tokens), limits.max_episode_tokens, last))
-    shares = [(_overlong_share(number, limit, buffer), turn) for number, limit, turn in used]
+    shares: list[tuple[float, int]] = []
+    for number, limit, turn in used:
+        width = max(1, round(buffer * limit))
+        shares.append((min(1.0, (number - limit + width) / width), turn))
     share, turn = (1.0, last) if episode.stop in _USED_UP else max(shares)
     if share <= 0:
         return episode
@@ -172,12 +175,6 @@ def shape_overlong(
         parts = {**parts, "overlong": parts.get("overlong", 0.0) - penalty * share}
     shaped = replace(record, reward=record.reward - penalty * share, parts=parts)
     return replace(episode, turns=(*episode.turns[:turn], shaped, *episode.turns[turn + 1 :]))
-
-
-def _overlong_share(used: int, limit: int, buffer: float) -> float:
-    """How far into the buffer so many tokens are: 0 or less before it, 1 at the limit."""
-    tokens = max(1, round(buffer * limit))
-    return min(1.0, (used - limit + tokens) / tokens)
 
 
 def filter_by_rank(

@@ -64,23 +64,23 @@ class AlgorithmEntry:
 def entries() -> Iterator[AlgorithmEntry]:
     """All of them: algorithms, then kind by kind."""
     for name, keys in PRESETS.items():
-        yield _describe_preset(name, keys)
+        yield _make_entry_of_preset(name, keys)
     for kind, (flag, built_in) in KINDS.items():
         for name, function in built_in.items():
-            yield _describe(name, kind, function, f"{flag} {name}")
+            yield _make_entry_of_function(name, kind, function, f"{flag} {name}")
 
 
 def find_entries(name: str) -> list[AlgorithmEntry]:
     """Those of a name or a reference; raises ConfigError if there is none."""
     if ":" in name:
-        return [_describe_reference(name)]
+        return [_make_entry_of_reference(name)]
     found = list(entries())
     if chosen := [entry for entry in found if entry.name == name]:
         return chosen
     raise ConfigError(f"algorithm {name!r} is unknown, {nearest(name, {e.name for e in found})}")
 
 
-def _describe_reference(ref: str) -> AlgorithmEntry:
+def _make_entry_of_reference(ref: str) -> AlgorithmEntry:
     """A function of one's own: a loss if it takes two arguments, else shown as an estimator."""
     seam = Seam("algorithm", {}, "agentrl.estimators")
     path, _ = split_options(ref)
@@ -94,10 +94,10 @@ def _describe_reference(ref: str) -> AlgorithmEntry:
         if parameter.kind in _POSITIONAL and parameter.default is inspect.Parameter.empty
     ]
     kind = "loss" if len(required) > 1 else "estimator"
-    return _describe(ref, kind, found, f"{KINDS[kind][0]} {ref}")
+    return _make_entry_of_function(ref, kind, found, f"{KINDS[kind][0]} {ref}")
 
 
-def _describe_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEntry:
+def _make_entry_of_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEntry:
     parts = {key: known[str(keys[key])] for key, known in _PARTS.items() if key in keys}
     needs = tuple(dict.fromkeys(need for part in parts.values() for need in needs_of(part)))
     named_by_loss = "loss" if keys["loss"] == name else "estimator"
@@ -111,14 +111,19 @@ def _describe_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEntry:
         paper=PAPERS.get(name) or _find_paper(own),
         needs=needs,
         options=keys_of(name),
-        cost=_costs(needs, rounds),
-        command=_command(f"--algorithm {name}", [need for need in needs if need != "critic"]),
+        cost=_describe_costs_of_needs(needs, rounds),
+        command=_render_example_command(
+            f"--algorithm {name}", [need for need in needs if need != "critic"]
+        ),
     )
 
 
-def _describe(name: str, kind: str, function: object, flags: str) -> AlgorithmEntry:
+def _make_entry_of_function(name: str, kind: str, function: object, flags: str) -> AlgorithmEntry:
     about, _, rest = (inspect.getdoc(function) or "").partition("\n")
     needs = needs_of(function)
+    empty = inspect.Parameter.empty
+    given: Mapping[str, object] = defaults_of(function)
+    options = {key: "to be given" if value is empty else value for key, value in given.items()}
     return AlgorithmEntry(
         name=name,
         kind=kind,
@@ -126,9 +131,12 @@ def _describe(name: str, kind: str, function: object, flags: str) -> AlgorithmEn
         formula=textwrap.dedent(rest).strip(),
         paper=_find_paper(function),
         needs=needs,
-        options={k: _show_default(v) for k, v in defaults_of(function).items()},
-        cost=_costs(needs),
-        command=_command(flags, needs),
+        options={
+            k: v if isinstance(v, bool | int | float | str | None) else repr(v)
+            for k, v in options.items()
+        },
+        cost=_describe_costs_of_needs(needs),
+        command=_render_example_command(flags, needs),
     )
 
 
@@ -139,19 +147,13 @@ def _find_paper(function: object) -> str:
     return next(named, "none named")
 
 
-def _show_default(value: object) -> object:
-    if value is inspect.Parameter.empty:
-        return "to be given"
-    return value if isinstance(value, bool | int | float | str | None) else repr(value)
-
-
-def _costs(needs: Sequence[str], refill: float = 1.0) -> str:
+def _describe_costs_of_needs(needs: Sequence[str], refill: float = 1.0) -> str:
     costs = [COSTS[need] for need in needs if need in COSTS]
     costs += [f"up to {refill:g} times the episodes"] if refill > 1 else []
     return ", ".join(costs) or "nothing more"
 
 
-def _command(flags: str, needs: Sequence[str]) -> str:
+def _render_example_command(flags: str, needs: Sequence[str]) -> str:
     env = next((env for need, env in _ENVS.items() if need in needs), "calculator")
     given = [FLAGS[need] for need in needs if need in FLAGS]
     return " ".join(["agentrl train --env", env, flags, *given, "--steps 2"])

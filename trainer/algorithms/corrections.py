@@ -68,13 +68,13 @@ class CheckedCorrection:
 
     def __call__(self, batch: Batch) -> Batch:
         """The corrected batch; raises RunError if it cannot be corrected, or was not."""
-        _check_sampled(self.label, batch)
+        _require_sampled_logprobs(self.label, batch)
         with user_code(self.label, fault=RunError):
             # The mask is its own, so that a function that writes into it shows what it rejects.
             found = cast("object", self.function(replace(batch, mask_N=batch.mask_N.copy())))
         if not isinstance(found, Batch):
             raise RunError(f"{self.label} gave a {type(found).__name__}, expected a batch")
-        if fault := _mask_fault(found.mask_N, batch):
+        if fault := _find_mask_fault(found.mask_N, batch):
             raise RunError(f"{self.label} gave {fault}")
         if found.factors_N is not None and (fault := weights_fault(found.factors_N, found)):
             raise RunError(f"{self.label}: as factors it {fault}")
@@ -124,7 +124,7 @@ def leave_out_rejected(batch: Batch) -> Batch:
     return replace(batch, group_E=np.where(alone_E, new_E, batch.group_E).astype(np.int32))
 
 
-def _check_sampled(label: str, batch: Batch) -> None:
+def _require_sampled_logprobs(label: str, batch: Batch) -> None:
     """Refuse a batch that does not say with which probabilities it was sampled."""
     if not batch.temperature > 0:
         raise RunError(
@@ -137,7 +137,7 @@ def _check_sampled(label: str, batch: Batch) -> None:
     wrong = np.flatnonzero(np.isnan(proximal_N))
     if len(wrong):
         raise RunError(
-            f"{label}: the trainer's logprob of {_token_name(batch, int(wrong[0]))} is nan; its "
+            f"{label}: the trainer's logprob of {_name_token(batch, int(wrong[0]))} is nan; its "
             "weights are no longer finite: go back to an earlier checkpoint and lower trainer.lr"
         )
     # A policy that is sure of all tokens has logprobs of 0 too, but then so has the trainer.
@@ -148,7 +148,7 @@ def _check_sampled(label: str, batch: Batch) -> None:
         )
 
 
-def _mask_fault(found_N: object, batch: Batch) -> str | None:
+def _find_mask_fault(found_N: object, batch: Batch) -> str | None:
     if not isinstance(found_N, np.ndarray):
         return f"a mask of type {type(found_N).__name__}, expected a bool array"
     mask_N = cast("NDArray[np.bool_]", found_N)
@@ -159,11 +159,11 @@ def _mask_fault(found_N: object, batch: Batch) -> str | None:
         )
     added = np.flatnonzero(mask_N & ~batch.mask_N)
     if len(added):
-        return f"a mask that trains {_token_name(batch, int(added[0]))}, which was not trained"
+        return f"a mask that trains {_name_token(batch, int(added[0]))}, which was not trained"
     return None
 
 
-def _token_name(batch: Batch, token: int) -> str:
+def _name_token(batch: Batch, token: int) -> str:
     row = int(np.searchsorted(batch.offsets_R1, token, side="right")) - 1
     episode = batch.episode_ids[int(batch.episode_R[row])]
     return f"token {token - int(batch.offsets_R1[row])} of a segment of episode {episode}"

@@ -109,19 +109,19 @@ class CheckedEstimator:
 
     def state(self) -> str:
         """Where its object is, as JSON; empty if it has no state."""
-        if not isinstance(self._owner, Stateful):
+        if not isinstance(self._unwrap_estimate_function, Stateful):
             return ""
         with user_code(f"{self.label}: state", fault=RunError):
-            return json.dumps(self._owner.state())
+            return json.dumps(self._unwrap_estimate_function.state())
 
     def load(self, state: str) -> None:
         """Go on from a state."""
-        if state and isinstance(self._owner, Stateful):
+        if state and isinstance(self._unwrap_estimate_function, Stateful):
             with user_code(f"{self.label}: load", fault=RunError):
-                self._owner.load(json.loads(state))
+                self._unwrap_estimate_function.load(json.loads(state))
 
     @property
-    def _owner(self) -> object:
+    def _unwrap_estimate_function(self) -> object:
         return getattr(self.estimate, "func", self.estimate)  # that of a partial, with options
 
 
@@ -134,7 +134,7 @@ def make_estimator(config: TrainerConfig, given: object = None) -> CheckedEstima
     """
     seam = Seam("estimator", BUILT_IN, "agentrl.estimators")
     label, function = resolve_function(
-        seam, config.estimator, given, "batch", keys=partial(_read_keys, config)
+        seam, config.estimator, given, "batch", keys=partial(_read_options_from_config, config)
     )
     checked = CheckedEstimator(label, cast("Estimator", function))
     if "critic" in checked.needs and not config.has_critic:
@@ -152,7 +152,7 @@ def make_estimator(config: TrainerConfig, given: object = None) -> CheckedEstima
     return checked
 
 
-def _read_keys(
+def _read_options_from_config(
     config: TrainerConfig, function: object, given: Mapping[str, Option]
 ) -> dict[str, Option]:
     """What keys of the configuration say of a built-in estimator's options.

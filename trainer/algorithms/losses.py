@@ -83,8 +83,8 @@ class CheckedLoss:
         total, found = self.measure(logprobs_K, tokens)
         if tuple(sorted(found)) != self.names:
             raise RunError(
-                f"{self.label} gave the statistics {_listed(found)}, expected the same names as "
-                f"at the start ({_listed(self.names)})"
+                f"{self.label} gave the statistics {_join_names_or_none(found)}, expected the same "
+                f"names as at the start ({_join_names_or_none(self.names)})"
             )
         return total, [found[name] for name in self.names]
 
@@ -95,13 +95,14 @@ class CheckedLoss:
         total, found = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
         if not isinstance(total, Tensor) or total.ndim or not isinstance(found, Mapping):
             raise RunError(
-                f"{self.label} gave {_shown(result)}, expected a scalar tensor and a mapping of "
-                "statistics"
+                f"{self.label} gave {_describe_result(result)}, expected a scalar tensor and a "
+                "mapping of statistics"
             )
         if torch.is_grad_enabled() and not total.requires_grad:
             raise RunError(f"{self.label} gave a sum without a gradient; compute it by logprobs_K")
         with user_code(f"{self.label}: a statistic", fault=RunError):
-            return total, {str(name): float(_detached(value)) for name, value in found.items()}
+            plain = {k: v.detach() if isinstance(v, Tensor) else v for k, v in found.items()}
+            return total, {str(name): float(value) for name, value in plain.items()}
 
 
 def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:
@@ -128,15 +129,15 @@ def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:
         needs=needs_of(function),
     )
     if config.is_apart:
-        _check_travels(loss.function, label)
+        _check_can_be_pickled(loss.function, label)
     try:
-        return _tried(loss, in_pieces=config.sequence_parallel > 1)
+        return _try_loss(loss, in_pieces=config.sequence_parallel > 1)
     except AgentrlError as error:
         said = " ".join(str(error).split())
         raise ConfigError(f"{said}; it was tried on made-up tokens") from error
 
 
-def _check_travels(found: object, label: str) -> None:
+def _check_can_be_pickled(found: object, label: str) -> None:
     try:
         dumps(found)
     except CANNOT_PICKLE as error:
@@ -146,39 +147,41 @@ def _check_travels(found: object, label: str) -> None:
         ) from error
 
 
-def _tried(loss: CheckedLoss, *, in_pieces: bool) -> CheckedLoss:
+def _try_loss(loss: CheckedLoss, *, in_pieces: bool) -> CheckedLoss:
     """The loss with what a trial tells of it; raises RunError if it is no weighted sum."""
     batch = made_up_batch(loss.needs)
     all_K = np.flatnonzero(batch.mask_N)
     advantages_N = np.where(batch.mask_N, np.linspace(-1, 2, batch.num_tokens), 0.0)
     ones_N = batch.mask_N.astype(np.float32)
     batch = replace(batch, advantages_N=advantages_N.astype(np.float32), weights_N=ones_N)
-    whole, gradient_K, names = _try_on(loss, batch, all_K)
-    nothing, _, _ = _try_on(loss, batch, all_K[:0])
+    whole, gradient_K, names = _compute_loss_and_gradient(loss, batch, all_K)
+    nothing, _, _ = _compute_loss_and_gradient(loss, batch, all_K[:0])
     row_K = np.searchsorted(batch.offsets_R1, all_K, side="right") - 1
-    rows = [_try_on(loss, batch, all_K[row_K == r])[0] for r in range(batch.num_rows)]
-    if nothing != 0 or not _is_close(sum(rows), whole):
+    rows = [
+        _compute_loss_and_gradient(loss, batch, all_K[row_K == r])[0] for r in range(batch.num_rows)
+    ]
+    if nothing != 0 or not _is_nearly_equal(sum(rows), whole):
         raise RunError(
             f"{loss.label} gives {whole:g} for {batch.num_rows} rows together, {sum(rows):g} for "
             f"them one by one and {nothing:g} for no token: expected a sum over tokens"
         )
-    doubled, _, _ = _try_on(loss, replace(batch, weights_N=2 * ones_N), all_K)
-    if not _is_close(doubled, 2 * whole):
+    doubled, _, _ = _compute_loss_and_gradient(loss, replace(batch, weights_N=2 * ones_N), all_K)
+    if not _is_nearly_equal(doubled, 2 * whole):
         raise RunError(
             f"{loss.label} gives {whole:g}, and {doubled:g} with twice the weights: expected a sum "
             "of terms that are multiplied by tokens.weights_K"
         )
-    tokens = [_try_on(loss, batch, np.array([k]))[0] for k in all_K]
-    if in_pieces and not _is_close(sum(tokens), whole):
+    tokens = [_compute_loss_and_gradient(loss, batch, np.array([k]))[0] for k in all_K]
+    if in_pieces and not _is_nearly_equal(sum(tokens), whole):
         raise RunError(f"{loss.label} needs whole rows: set trainer.sequence_parallel to 1")
     if not torch.isfinite(gradient_K).all():
         raise RunError(f"{loss.label} has a gradient that is not finite")
     idle = replace(batch, advantages_N=np.zeros(batch.num_tokens, np.float32))
-    _, idle_K, _ = _try_on(loss, idle, all_K)
+    _, idle_K, _ = _compute_loss_and_gradient(loss, idle, all_K)
     return replace(loss, names=names, is_active_everywhere=bool(idle_K.any()))
 
 
-def _try_on(
+def _compute_loss_and_gradient(
     loss: CheckedLoss, batch: Batch, source_K: NDArray[np.int64]
 ) -> tuple[float, Tensor, tuple[str, ...]]:
     """The sum, its gradient by the logprobs, and the names of the statistics."""
@@ -192,19 +195,15 @@ def _try_on(
     return float(total.detach()), logprobs_K.grad, tuple(sorted(found))
 
 
-def _detached(value: float | Tensor) -> float | Tensor:
-    return value.detach() if isinstance(value, Tensor) else value
-
-
-def _is_close(one: float, other: float) -> bool:
+def _is_nearly_equal(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=1e-4, abs_tol=1e-5)
 
 
-def _listed(names: object) -> str:
+def _join_names_or_none(names: object) -> str:
     return ", ".join(map(str, cast("tuple[str, ...]", names))) or "none"
 
 
-def _shown(result: object) -> str:
+def _describe_result(result: object) -> str:
     if isinstance(result, Tensor):
         return f"a tensor of shape {tuple(result.shape)} alone"
     if isinstance(result, tuple) and result and isinstance(result[0], Tensor):

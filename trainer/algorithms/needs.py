@@ -59,7 +59,7 @@ def needs(*names: str) -> Callable[[F], F]:
         setattr(function, "needs", tuple(dict.fromkeys((*names, *needs_of(function)))))  # noqa: B010
         return function
 
-    _check_known(names)
+    _check_needs_are_known(names)
     return declare
 
 
@@ -72,11 +72,11 @@ def needs_of(function: object) -> tuple[str, ...]:
     of_call = getattr(type(inner).__call__, "needs", ())
     declared: str | Sequence[str] = getattr(inner, "needs", of_call)
     names = (declared,) if isinstance(declared, str) else tuple(declared)
-    _check_known(names)
+    _check_needs_are_known(names)
     return names
 
 
-def _check_known(names: Sequence[str]) -> None:
+def _check_needs_are_known(names: Sequence[str]) -> None:
     for name in names:
         if name not in NEEDS:
             raise ConfigError(f"needs: got {name!r}, {nearest(name, NEEDS)}")

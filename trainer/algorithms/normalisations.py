@@ -34,7 +34,7 @@ def token_mean(batch: Batch) -> NDArray[np.float32]:
     w = 1 / n for n trained tokens. An episode counts by its length: of two with 1 and 3 tokens each
     token counts 1/4.
     """
-    return _spread(batch, np.zeros(batch.num_rows, dtype=np.int64))
+    return _average_means_of_parts(batch, np.zeros(batch.num_rows, dtype=np.int64))
 
 
 def sequence_mean(batch: Batch) -> NDArray[np.float32]:
@@ -44,7 +44,7 @@ def sequence_mean(batch: Batch) -> NDArray[np.float32]:
     Each counts alike, so a token of a long one counts less: of two with 1 and 3 tokens they count
     1/2 and 1/6.
     """
-    return _spread(batch, np.arange(batch.num_rows))
+    return _average_means_of_parts(batch, np.arange(batch.num_rows))
 
 
 def sequence_sum(batch: Batch, *, length: int = 1024) -> NDArray[np.float32]:
@@ -53,7 +53,7 @@ def sequence_sum(batch: Batch, *, length: int = 1024) -> NDArray[np.float32]:
     w = 1 / (R length). A token counts the same in short and in long rows, and whatever the length
     of the others is: of two with 1 and 3 tokens and a length of 10 each token counts 1/20.
     """
-    scale_R = (_count_by_row(batch) / length).astype(np.float32)
+    scale_R = (_count_trained_tokens_by_row(batch) / length).astype(np.float32)
     return sequence_mean(batch) * np.repeat(scale_R, np.diff(batch.offsets_R1))
 
 
@@ -63,7 +63,7 @@ def group_mean(batch: Batch) -> NDArray[np.float32]:
     w = 1 / (G n_g) for the n_g trained tokens of one of G groups: a task counts the same whether
     its answers are long or short. Groups of 2 and 6 tokens: their tokens count 1/4 and 1/12.
     """
-    return _spread(batch, batch.group_E[batch.episode_R])
+    return _average_means_of_parts(batch, batch.group_E[batch.episode_R])
 
 
 def episode_mean(batch: Batch) -> NDArray[np.float32]:
@@ -73,7 +73,7 @@ def episode_mean(batch: Batch) -> NDArray[np.float32]:
     episode is the sequence, however many segments it is in. One of 3 tokens in two segments and one
     of 1 token: their tokens count 1/6 and 1/2.
     """
-    return _spread(batch, batch.episode_R)
+    return _average_means_of_parts(batch, batch.episode_R)
 
 
 BUILT_IN: Final[Mapping[str, Normalisation]] = {
@@ -85,9 +85,9 @@ BUILT_IN: Final[Mapping[str, Normalisation]] = {
 }
 
 
-def _spread(batch: Batch, part_R: NDArray[np.integer]) -> NDArray[np.float32]:
+def _average_means_of_parts(batch: Batch, part_R: NDArray[np.integer]) -> NDArray[np.float32]:
     """[N] The mean over parts of the batch, which rows belong to, of the mean of their tokens."""
-    counts_R = _count_by_row(batch)
+    counts_R = _count_trained_tokens_by_row(batch)
     _, index_R = np.unique(part_R, return_inverse=True)
     counts_P = np.bincount(index_R, counts_R)
     scale_P = 1 / (np.maximum(counts_P, 1) * max(1, np.count_nonzero(counts_P)))
@@ -95,7 +95,7 @@ def _spread(batch: Batch, part_R: NDArray[np.integer]) -> NDArray[np.float32]:
     return np.where(batch.mask_N, weights_N, np.float32(0))
 
 
-def _count_by_row(batch: Batch) -> NDArray[np.int64]:
+def _count_trained_tokens_by_row(batch: Batch) -> NDArray[np.int64]:
     before_N1 = np.concatenate([[0], np.cumsum(batch.mask_N)])
     return np.diff(before_N1[batch.offsets_R1])
 

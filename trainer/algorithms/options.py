@@ -60,7 +60,7 @@ def split_options(text: str) -> tuple[str, dict[str, Option]]:
     name, inside = written.groups()
     try:
         call = ast.parse(f"_({inside}", mode="eval").body
-        keywords = _keywords(call)
+        keywords = _read_keywords(call)
         found = {key: cast("object", ast.literal_eval(value)) for key, value in keywords.items()}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(
@@ -69,7 +69,7 @@ def split_options(text: str) -> tuple[str, dict[str, Option]]:
     return name, cast("dict[str, Option]", found)
 
 
-def _keywords(call: ast.expr) -> dict[str, ast.expr]:
+def _read_keywords(call: ast.expr) -> dict[str, ast.expr]:
     """The options of a call, each given once; raises ValueError for anything else."""
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
         raise ValueError("not a call with keywords alone")
@@ -94,13 +94,17 @@ def with_options(
     for name, value in options.items():
         if name not in known:
             raise ConfigError(f"{label} has no option {name}, {nearest(name, known)}")
-        expected = _expected(name, value, parameters[name].default, is_built_in=is_built_in)
+        expected = _describe_expected(
+            name, value, parameters[name].default, is_built_in=is_built_in
+        )
         if expected is not None:
             raise ConfigError(f"{label}: option {name}: got {value!r:.40}, expected {expected}")
     return partial(function, **options)
 
 
-def _expected(name: str, value: object, default: object, *, is_built_in: bool) -> str | None:
+def _describe_expected(
+    name: str, value: object, default: object, *, is_built_in: bool
+) -> str | None:
     """What an option's value should be, if it is not."""
     if isinstance(default, bool) or isinstance(value, bool):
         fits = isinstance(value, bool) and (isinstance(default, bool) or not is_built_in)

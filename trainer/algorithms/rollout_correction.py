@@ -69,7 +69,7 @@ def icepop(batch: Batch, *, low: float = 0.5, high: float = 5.0) -> Batch:
     nothing, 1 and nothing. Raises RunError for a low above high.
     """
     ratios_N = token_ratios(batch)
-    return weighed(rejecting(batch, _outside(ratios_N, low, high)), ratios_N)
+    return weighed(rejecting(batch, _mark_outside_band(ratios_N, low, high)), ratios_N)
 
 
 @needs("proximal")
@@ -103,8 +103,8 @@ def reject_k1(batch: Batch, *, low: float = 0.99, high: float = 1.01) -> Batch:
     ratios of 0.03 and -0.02 have 1.005 and are kept, 0.03 and 0 have 1.015 and are not. Raises
     RunError for a low above high.
     """
-    means_N = _row_means(batch, log_ratios(batch))
-    return rejecting(batch, _outside(_exponential(means_N), low, high))
+    means_N = _average_rows(batch, log_ratios(batch))
+    return rejecting(batch, _mark_outside_band(_exponentiate_clipped(means_N), low, high))
 
 
 @needs("proximal")
@@ -116,8 +116,8 @@ def reject_k3(batch: Batch, *, most: float = 0.01) -> Batch:
     mean of 0.005 and are kept, 0.2 and -0.2 have 0.020 and are not.
     """
     log_ratios_N = log_ratios(batch)
-    parts_N = _exponential(log_ratios_N) - 1 - log_ratios_N
-    return rejecting(batch, _row_means(batch, parts_N) > most)
+    parts_N = _exponentiate_clipped(log_ratios_N) - 1 - log_ratios_N
+    return rejecting(batch, _average_rows(batch, parts_N) > most)
 
 
 def log_ratios(batch: Batch) -> NDArray[np.float64]:
@@ -133,12 +133,12 @@ def log_ratios(batch: Batch) -> NDArray[np.float64]:
 
 def token_ratios(batch: Batch) -> NDArray[np.float64]:
     """[N] r of each token, 1 where nothing is trained."""
-    return _exponential(log_ratios(batch))
+    return _exponentiate_clipped(log_ratios(batch))
 
 
 def sequence_ratios(batch: Batch) -> NDArray[np.float64]:
     """[N] The product of its row's r, at each token."""
-    return _exponential(_row_sums(batch, log_ratios(batch)))
+    return _exponentiate_clipped(_sum_rows(batch, log_ratios(batch)))
 
 
 def weighed(batch: Batch, factors_N: NDArray[np.floating]) -> Batch:
@@ -160,24 +160,24 @@ def count_by_episode(batch: Batch, chosen_N: NDArray[np.bool_]) -> NDArray[np.fl
     return counts_E
 
 
-def _row_sums(batch: Batch, values_N: NDArray[np.float64]) -> NDArray[np.float64]:
+def _sum_rows(batch: Batch, values_N: NDArray[np.float64]) -> NDArray[np.float64]:
     """[N] The sum over its row, at each token."""
     sums_R: NDArray[np.float64] = np.add.reduceat(values_N, batch.offsets_R1[:-1])
     return np.repeat(sums_R, np.diff(batch.offsets_R1))
 
 
-def _row_means(batch: Batch, values_N: NDArray[np.float64]) -> NDArray[np.float64]:
+def _average_rows(batch: Batch, values_N: NDArray[np.float64]) -> NDArray[np.float64]:
     """[N] The mean over its row's trained tokens, of values that are 0 at the others."""
-    counts_N = _row_sums(batch, batch.mask_N.astype(np.float64))
-    return _row_sums(batch, values_N) / np.maximum(counts_N, 1)
+    counts_N = _sum_rows(batch, batch.mask_N.astype(np.float64))
+    return _sum_rows(batch, values_N) / np.maximum(counts_N, 1)
 
 
-def _exponential(log_ratios_N: NDArray[np.float64]) -> NDArray[np.float64]:
+def _exponentiate_clipped(log_ratios_N: NDArray[np.float64]) -> NDArray[np.float64]:
     found_N: NDArray[np.float64] = np.exp(log_ratios_N.clip(-_LARGEST, _LARGEST))
     return found_N
 
 
-def _outside(ratios_N: NDArray[np.float64], low: float, high: float) -> NDArray[np.bool_]:
+def _mark_outside_band(ratios_N: NDArray[np.float64], low: float, high: float) -> NDArray[np.bool_]:
     if low > high:
         raise RunError(f"got low = {low:g} and high = {high:g}, expected low at most high")
     return (ratios_N < low) | (ratios_N > high)

@@ -19,7 +19,7 @@ def token_array_fault(values_N: object, batch: Batch) -> str | None:
     found = cast("NDArray[np.float32]", values_N)
     if found.shape != (batch.num_tokens,) or found.dtype != np.float32:
         return f"gave an array of {found.dtype} of shape {found.shape}, {expected}"
-    return _first_fault(found, ~np.isfinite(found), batch, "expected finite numbers")
+    return _name_first_fault(found, ~np.isfinite(found), batch, "expected finite numbers")
 
 
 def weights_fault(weights_N: object, batch: Batch) -> str | None:
@@ -27,12 +27,12 @@ def weights_fault(weights_N: object, batch: Batch) -> str | None:
     if fault := token_array_fault(weights_N, batch):
         return fault
     found = cast("NDArray[np.float32]", weights_N)
-    return _first_fault(found, found < 0, batch, "expected at least 0") or _first_fault(
+    return _name_first_fault(found, found < 0, batch, "expected at least 0") or _name_first_fault(
         found, (found != 0) & ~batch.mask_N, batch, "which is not trained: expected 0"
     )
 
 
-def _first_fault(
+def _name_first_fault(
     found_N: NDArray[np.float32], wrong_N: NDArray[np.bool_], batch: Batch, expected: str
 ) -> str | None:
     if not wrong_N.any():

@@ -37,14 +37,14 @@ class TrainedTokens:
     @property
     def reference_K(self) -> Tensor | None:
         """The reference's logprobs, if the run has one."""
-        return self._pick(self.batch.reference_N)
+        return self._pick_trained_values(self.batch.reference_N)
 
     @property
     def proximal_K(self) -> Tensor | None:
         """The trainer's logprobs before the batch's first update, if something needs them."""
-        return self._pick(self.batch.proximal_N)
+        return self._pick_trained_values(self.batch.proximal_N)
 
-    def _pick(self, values_N: NDArray[np.float32] | None) -> Tensor | None:
+    def _pick_trained_values(self, values_N: NDArray[np.float32] | None) -> Tensor | None:
         if values_N is None:
             return None
         return torch.from_numpy(values_N[self.source_K]).to(self.old_K)

@@ -111,7 +111,8 @@ def whiten(
     if not len(values_K):
         return values_K
     noise = max(
-        _ROUNDINGS * float(np.finfo(np.result_type(t, np.float32)).eps) * _largest(t) for t in terms
+        _ROUNDINGS * float(np.finfo(np.result_type(t, np.float32)).eps * np.abs(t).max(initial=0))
+        for t in terms
     )
     centered_K: NDArray[np.float64] = values_K - values_K.mean()
     std = math.sqrt(float(np.dot(centered_K, centered_K)) / len(centered_K))
@@ -120,7 +121,3 @@ def whiten(
     if scale:
         centered_K /= std
     return centered_K
-
-
-def _largest(values: NDArray[np.floating]) -> float:
-    return max(float(values.max(initial=0)), -float(values.min(initial=0)))

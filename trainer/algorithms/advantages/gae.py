@@ -25,7 +25,7 @@ def gae(
     0.5, 0.5 and a reward of 1 at the second token: deltas 0, 0.5, sums 0.475, 0.5.
     """
     tokens = Trajectories.of(batch)
-    return _whiten_sums(tokens, gae_sums(tokens, discount=discount, decay=decay), scale_by_std)
+    return _whiten_per_token(tokens, gae_sums(tokens, discount=discount, decay=decay), scale_by_std)
 
 
 @needs("critic", "turn rewards")
@@ -40,7 +40,9 @@ def vapo(
     """
     tokens = Trajectories.of(batch)
     decay_E = np.maximum(0.0, 1 - 1 / (alpha * np.maximum(tokens.lengths_E, 1)))
-    return _whiten_sums(tokens, gae_sums(tokens, discount=discount, decay=decay_E), scale_by_std)
+    return _whiten_per_token(
+        tokens, gae_sums(tokens, discount=discount, decay=decay_E), scale_by_std
+    )
 
 
 @needs("critic", "turn rewards")
@@ -58,10 +60,10 @@ def turn_gae(
     first_A = np.flatnonzero(np.diff(turn_K, prepend=-1))  # A: turns with a trained token
     rewards_A = np.add.reduceat(rewards_K, first_A) if len(first_A) else rewards_K
     turns_E = np.diff(np.searchsorted(first_A, np.append(tokens.starts_E, len(turn_K))))
-    deltas_A = _errors(values_K[first_A], turns_E, discount) + rewards_A
+    deltas_A = _compute_value_changes(values_K[first_A], turns_E, discount) + rewards_A
     sums_A = discounted_sums(deltas_A, turns_E, discount * decay)
     found_K = np.repeat(sums_A, np.diff(np.append(first_A, len(turn_K))))
-    return _whiten_sums(tokens, _finite(found_K), scale_by_std)
+    return _whiten_per_token(tokens, _require_finite(found_K), scale_by_std)
 
 
 def gae_sums(
@@ -71,12 +73,12 @@ def gae_sums(
 
     Raises RunError without values, or if a reward or a value is not finite.
     """
-    deltas_K = _errors(values_of(tokens), tokens.lengths_E, discount)
+    deltas_K = _compute_value_changes(values_of(tokens), tokens.lengths_E, discount)
     tokens.add_rewards(deltas_K)
-    return _finite(discounted_sums(deltas_K, tokens.lengths_E, discount * decay))
+    return _require_finite(discounted_sums(deltas_K, tokens.lengths_E, discount * decay))
 
 
-def _whiten_sums(
+def _whiten_per_token(
     tokens: Trajectories, sums_K: NDArray[np.float64], scale: bool
 ) -> NDArray[np.float32]:
     """[N] Nothing where the critic was right but for the rounding of its values."""
@@ -85,7 +87,7 @@ def _whiten_sums(
     return tokens.put(whiten(sums_K, batch.values_N, turn_rewards(batch)[0], scale=scale))
 
 
-def _errors(
+def _compute_value_changes(
     values: NDArray[np.float64], lengths_E: NDArray[np.int64], discount: float
 ) -> NDArray[np.float64]:
     """Discount * V_(t+1) - V_t, where beyond the last step nothing is to come."""
@@ -96,7 +98,7 @@ def _errors(
     return errors
 
 
-def _finite(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+def _require_finite(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     if not np.isfinite(sums.sum()):  # one pass, where a test of each would make an array of its own
         raise RunError("a reward or a value of the batch is not finite; check the critic's loss")
     return sums

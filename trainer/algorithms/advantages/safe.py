@@ -20,7 +20,7 @@ def safe(batch: Batch, *, scale_by_std: bool = True) -> NDArray[np.float32]:
     multiplier that the costs have moved. With m = 1, rewards 1, 0 and costs 1, 0 give 0: what is
     gained is lost again. With costs that are all equal this is GRPO over 1 + m.
     """
-    multiplier, costs = _constraint_of(batch)
+    multiplier, costs = _read_multiplier_and_costs(batch)
     of_rewards_E, of_costs_E = (
         group_advantages(b.rewards_E, b.group_E, scale_by_std=scale_by_std) for b in (batch, costs)
     )
@@ -36,7 +36,7 @@ def safe_gae(
     A = (A_r - m A_c) / (1 + m), where A_c is taken with the critic's second head, which expects
     costs; a cost is booked on the last turn. Without costs this is GAE.
     """
-    multiplier, costs = _constraint_of(batch)
+    multiplier, costs = _read_multiplier_and_costs(batch)
     tokens = Trajectories.of(batch)
     of_rewards_K, of_costs_K = (
         gae_sums(t, discount=discount, decay=decay) for t in (tokens, Trajectories.of(costs))
@@ -48,7 +48,7 @@ def safe_gae(
     return tokens.put(whiten(combined_K, *terms, scale=scale_by_std))
 
 
-def _constraint_of(batch: Batch) -> tuple[float, Batch]:
+def _read_multiplier_and_costs(batch: Batch) -> tuple[float, Batch]:
     """The multiplier, and the batch of the costs; raises RunError without them."""
     costs = costs_as_rewards(batch)
     if batch.multiplier is None:
