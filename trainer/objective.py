@@ -6,6 +6,7 @@ Suffixes: N tokens of the batch, K trained tokens of a micro-batch, R rows.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch and transformers are typed in part only.
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -114,6 +115,8 @@ class PolicyObjective:
     def loss(self, rows: PackedRows, scores_SK: Tensor) -> Tensor:
         """The micro-batch's sum."""
         tokens = trained_tokens(self._batch, rows.source_K, scores_SK[0])
+        if rows.cut is not None:
+            tokens = replace(tokens, sum_pieces=rows.cut.sum_pieces)
         total, found = self._policy_loss(scores_SK[0], tokens)
         self.sums[2:] += found
         kl_K = self._estimate_divergences(scores_SK, tokens)

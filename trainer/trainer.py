@@ -129,12 +129,12 @@ class LocalTrainer:
         if folder is None:
             low = bool(config.lora.rank) and config.lora.dtype == "bfloat16"
             check_trainable(model, longest, low_precision=low)
-        self._reference = None
-        if config.has_reference:
-            if reference is not None:
-                check_reference(reference, context_length(model, longest))
+        self._reference = reference
+        if reference is not None:
+            check_reference(reference, context_length(model, longest))
+        elif config.has_reference:
             # Under LoRA the objective takes the same model with its adapters off.
-            self._reference = reference or (model if self.adapter else frozen_copy(model))
+            self._reference = model if self.adapter else frozen_copy(model)
         for each in {id(m): m for m in (model, self._reference)}.values():
             if each is not None:
                 prepare(each, config, ranks)

@@ -49,6 +49,10 @@ class Cut:
         got = self._exchange_states(states, list(self.sizes), [num] * ranks)
         return got.view(ranks, num, *got.shape[1:]).transpose(0, 1).flatten(1, 2)
 
+    def sum_pieces(self, sums: Tensor) -> Tensor:
+        """The sum over the ranks, each of whose losses the gradient is of."""
+        return cast(Tensor, _Sum.apply(sums, self.group))  # type: ignore[no-untyped-call]
+
     def _exchange_states(self, states: Tensor, send: list[int], receive: list[int]) -> Tensor:
         result = _Exchange.apply(states, send, receive, self.group)  # type: ignore[no-untyped-call]
         return cast(Tensor, result)
@@ -114,6 +118,25 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         return _all_to_all(grads[0], ctx.receive, ctx.send, ctx.group), None, None, None
+
+
+class _Sum(torch.autograd.Function):
+    """All reduce; what one rank adds is in the losses of all, so their gradients are summed too."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _all_reduce(sums, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _all_reduce(grads[0], ctx.group), None
+
+
+def _all_reduce(sums: Tensor, group: ProcessGroup) -> Tensor:
+    result = sums.clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(result, group=group)
+    return result
 
 
 def _all_to_all(states: Tensor, send: list[int], receive: list[int], group: ProcessGroup) -> Tensor:

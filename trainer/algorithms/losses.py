@@ -8,7 +8,7 @@ Suffixes: K trained tokens of a micro-batch, N tokens of the batch, R rows.
 # torch is typed in part only.
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
@@ -171,9 +171,11 @@ def _try_loss(loss: CheckedLoss, *, in_pieces: bool) -> CheckedLoss:
             f"{loss.label} gives {whole:g}, and {doubled:g} with twice the weights: expected a sum "
             "of terms that are multiplied by tokens.weights_K"
         )
-    tokens = [_compute_loss_and_gradient(loss, batch, np.array([k]))[0] for k in all_K]
-    if in_pieces and not _is_nearly_equal(sum(tokens), whole):
-        raise RunError(f"{loss.label} needs whole rows: set trainer.sequence_parallel to 1")
+    if in_pieces and not _is_nearly_equal(_sum_of_pieces(loss, batch, all_K), whole):
+        raise RunError(
+            f"{loss.label} needs whole rows: set trainer.sequence_parallel to 1, or take sums over "
+            "rows by tokens.sum_pieces"
+        )
     if not torch.isfinite(gradient_K).all():
         raise RunError(f"{loss.label} has a gradient that is not finite")
     idle = replace(batch, advantages_N=np.zeros(batch.num_tokens, np.float32))
@@ -181,13 +183,36 @@ def _try_loss(loss: CheckedLoss, *, in_pieces: bool) -> CheckedLoss:
     return replace(loss, names=names, is_active_everywhere=bool(idle_K.any()))
 
 
+def _sum_of_pieces(loss: CheckedLoss, batch: Batch, all_K: NDArray[np.int64]) -> float:
+    """What it gives for the tokens one by one, each as the piece of a rank of its own."""
+    summed: list[Tensor] = []
+
+    def record(sums: Tensor) -> Tensor:
+        summed.append(sums.detach())
+        return sums
+
+    _compute_loss_and_gradient(loss, batch, all_K, record)
+    total = 0.0
+    for k in all_K:
+        known = iter(summed)
+        total += _compute_loss_and_gradient(
+            loss, batch, np.array([k]), lambda sums, known=known: sums * 0 + next(known)
+        )[0]
+    return total
+
+
 def _compute_loss_and_gradient(
-    loss: CheckedLoss, batch: Batch, source_K: NDArray[np.int64]
+    loss: CheckedLoss,
+    batch: Batch,
+    source_K: NDArray[np.int64],
+    sum_pieces: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[float, Tensor, tuple[str, ...]]:
     """The sum, its gradient by the logprobs, and the names of the statistics."""
     moved_K = batch.logprobs_N[source_K] + np.linspace(-0.3, 0.3, batch.num_tokens)[source_K]
     logprobs_K = torch.tensor(moved_K, dtype=torch.float32, requires_grad=True)
     tokens = trained_tokens(batch, source_K, logprobs_K.detach())
+    if sum_pieces is not None:
+        tokens = replace(tokens, sum_pieces=sum_pieces)
     with torch.enable_grad():
         total, found = loss.measure(logprobs_K, tokens)
         torch.autograd.backward(total)

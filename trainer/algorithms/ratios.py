@@ -22,12 +22,11 @@ def log_ratios(logprobs_K: Tensor, tokens: TrainedTokens) -> Tensor:
 
 
 def row_means(values_K: Tensor, tokens: TrainedTokens) -> Tensor:
-    """[K] The mean over its row's trained tokens, at each of them."""
-    places_K = tokens.row_K
-    sums_R = values_K.new_zeros(tokens.batch.num_rows).index_add(0, places_K, values_K)
-    ones_K = torch.ones_like(values_K)
-    counts_R = torch.zeros_like(sums_R).index_add(0, places_K, ones_K)
-    return (sums_R / counts_R.clamp(min=1))[places_K]
+    """[K] The mean over its row's trained tokens, at each of them, whichever ranks have them."""
+    terms_2K = torch.stack([values_K, torch.ones_like(values_K)])
+    sums_2R = values_K.new_zeros(2, tokens.batch.num_rows).index_add(1, tokens.row_K, terms_2K)
+    sums_R, counts_R = tokens.sum_pieces(sums_2R)
+    return (sums_R / counts_R.clamp(min=1))[tokens.row_K]
 
 
 def clipped_minimum(

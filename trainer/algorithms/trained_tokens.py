@@ -17,6 +17,10 @@ from torch import Tensor
 from agentrl.types import Batch
 
 
+def _keep(sums: Tensor) -> Tensor:
+    return sums
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTokens:
     """What a loss is given beside the policy's logprobs; all of it aligned with them."""
@@ -33,6 +37,8 @@ class TrainedTokens:
     """Where in the flat arrays of the batch each is."""
     batch: Batch
     """All of it, with its advantages."""
+    sum_pieces: Callable[[Tensor], Tensor] = _keep
+    """Adds what other ranks have, where each has a piece of the same rows; with its gradient."""
 
     @property
     def reference_K(self) -> Tensor | None:

@@ -73,6 +73,22 @@ def test_layouts_equal_the_slow_reference(
             torch.testing.assert_close(result.gradients[name], gradient, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("loss", ["gspo(low=0.5, high=0.5)", "gmpo", "cispo"])
+def test_a_ratio_over_a_row_is_that_of_all_its_pieces(group: Group, loss: str) -> None:
+    """Rows of 2 to 33 tokens are cut in the middle; in one a rank has nothing that is trained."""
+    batch = ragged((20, 7, 19, 3, 18, 33), 2)
+    for token_budget in (1, 60):
+        config = CONFIG.model_copy(update={"loss": loss, "token_budget": token_budget})
+        [expected] = group(1).call(update, batch, config, torch.float64)
+        layout = ParallelDims(size=2, timeout_s=30, sequence=2)
+        for result in group(2).call(arranged, layout, batch, config):
+            assert result.stats.loss == pytest.approx(expected.stats.loss, rel=1e-9)
+            statistics = expected.stats.loss_statistics
+            assert result.stats.loss_statistics == pytest.approx(statistics)
+            for name, gradient in expected.gradients.items():
+                torch.testing.assert_close(result.gradients[name], gradient, rtol=1e-9, atol=1e-12)
+
+
 def test_heads_that_cannot_be_shared_are_named() -> None:
     check_heads(4, 2, 2)
     with pytest.raises(ConfigError, match=r"4 attention heads and 2 .* 1 or 2 ranks"):
