@@ -145,9 +145,7 @@ class LocalTrainer:
             check_trainable(model, longest, low_precision=config.precision == "bfloat16")
         self.longest = context_length(model, longest)
         """Most tokens of a row: that far the model was checked."""
-        self.model = model.train()
-        self.ranks = ranks
-        self.config = config
+        self.model, self.ranks, self.config = model.train(), ranks, config
         self.total_updates = total_steps * config.minibatches * config.epochs
         self.optimizer = make_optimizer(model, config)
         self.step = 0
