@@ -8,7 +8,7 @@ Suffixes: K trained tokens of a micro-batch, N tokens of the batch, R rows.
 # torch is typed in part only.
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
@@ -171,7 +171,7 @@ def _try_loss(loss: CheckedLoss, *, in_pieces: bool) -> CheckedLoss:
             f"{loss.label} gives {whole:g}, and {doubled:g} with twice the weights: expected a sum "
             "of terms that are multiplied by tokens.weights_K"
         )
-    if in_pieces and not _is_nearly_equal(_sum_of_pieces(loss, batch, all_K), whole):
+    if in_pieces and not _is_nearly_equal(_sum_over_pieces(loss, batch, all_K), whole):
         raise RunError(
             f"{loss.label} needs whole rows: set trainer.sequence_parallel to 1, or take sums over "
             "rows by tokens.sum_pieces"
@@ -183,7 +183,7 @@ def _try_loss(loss: CheckedLoss, *, in_pieces: bool) -> CheckedLoss:
     return replace(loss, names=names, is_active_everywhere=bool(idle_K.any()))
 
 
-def _sum_of_pieces(loss: CheckedLoss, batch: Batch, all_K: NDArray[np.int64]) -> float:
+def _sum_over_pieces(loss: CheckedLoss, batch: Batch, all_K: NDArray[np.int64]) -> float:
     """What it gives for the tokens one by one, each as the piece of a rank of its own."""
     summed: list[Tensor] = []
 
@@ -195,9 +195,11 @@ def _sum_of_pieces(loss: CheckedLoss, batch: Batch, all_K: NDArray[np.int64]) ->
     total = 0.0
     for k in all_K:
         known = iter(summed)
-        total += _compute_loss_and_gradient(
-            loss, batch, np.array([k]), lambda sums, known=known: sums * 0 + next(known)
-        )[0]
+
+        def replay(sums: Tensor, known: Iterator[Tensor] = known) -> Tensor:
+            return sums * 0 + next(known)
+
+        total += _compute_loss_and_gradient(loss, batch, np.array([k]), replay)[0]
     return total
 
 

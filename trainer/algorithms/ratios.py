@@ -26,7 +26,8 @@ def row_means(values_K: Tensor, tokens: TrainedTokens) -> Tensor:
     terms_2K = torch.stack([values_K, torch.ones_like(values_K)])
     sums_2R = values_K.new_zeros(2, tokens.batch.num_rows).index_add(1, tokens.row_K, terms_2K)
     sums_R, counts_R = tokens.sum_pieces(sums_2R)
-    return (sums_R / counts_R.clamp(min=1))[tokens.row_K]
+    means_K: Tensor = (sums_R / counts_R.clamp(min=1))[tokens.row_K]
+    return means_K
 
 
 def clipped_minimum(
