@@ -39,9 +39,8 @@ from agentrl.trainer.prefix_tree import pieces, tree
 from agentrl.trainer.routing_replay import replayed
 
 PIECE_LOGITS = 2**23
-"""Logits that are in work at a time (32 MiB of float32)."""
-_FULL_COPIES = 4
-"""Of a piece, while entropies and divergences are computed."""
+"""Logits that are in work at a time (32 MiB of float32); entropies and divergences take three more
+arrays of that size."""
 _IMPOSSIBLE = -1e30
 """Instead of a logprob of -inf: times its probability of 0 it is 0."""
 KEPT_LOGITS = 2**26
@@ -100,7 +99,7 @@ def _score_rows(
     places_K, targets_K = (
         torch.from_numpy(indices).to(model.device) for indices in (at_K, rows.targets_K)
     )
-    cuts = _cut_into_pieces(at_K, len(mine.weight_VD), copies=_FULL_COPIES if full else 1)
+    cuts = _cut_into_pieces(at_K, len(mine.weight_VD))
     with head_precision(model):
         scores: Tensor = _HeadScores.apply(  # type: ignore[no-untyped-call]  # torch's
             mine.hidden_UD,
@@ -336,9 +335,9 @@ class _HeadScores(torch.autograd.Function):
         return hidden_grad.to(given.dtype), weight_grad, bias_grad, *[None] * 6
 
 
-def _cut_into_pieces(at_K: NDArray[np.int64], vocab: int, *, copies: int) -> Cuts:
+def _cut_into_pieces(at_K: NDArray[np.int64], vocab: int) -> Cuts:
     """Pieces of the U positions and, for each, the trained tokens that they predict."""
-    size = max(1, PIECE_LOGITS // (vocab * copies))
+    size = max(1, PIECE_LOGITS // vocab)
     num = int(at_K[-1]) + 1 if len(at_K) else 0
     bounds = [*range(0, max(1, num), size), num]
     firsts = np.searchsorted(at_K, bounds).tolist()

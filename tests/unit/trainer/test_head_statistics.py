@@ -59,7 +59,7 @@ def test_equal_the_dense_softmax(
     parameters = [p for n, p in model.named_parameters() if n != "lm_head.bias"]
     wanted = torch.autograd.grad((pull * expected).sum(), parameters)
 
-    monkeypatch.setattr(module, "PIECE_LOGITS", 16 * VOCAB)  # four positions at a time
+    monkeypatch.setattr(module, "PIECE_LOGITS", 4 * VOCAB)
     monkeypatch.setattr(module, "KEPT_LOGITS", kept * VOCAB)
     reference = reference_inputs(other, packed, batch.temperature)
     scores = policy_scores(model, packed, batch.temperature, reference=reference)
