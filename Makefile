@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 RENDERERS := benchmarks/.renderers
 PEERS := benchmarks/.peers
 MATRIX := benchmarks/.matrix.jsonl
+LEARNED := benchmarks/.learned.jsonl
 LEARNING := tests/e2e/test_learning.py
 CHEATS := $(sort $(wildcard tests/contract/sandbox/test_swe_[!su]*.py tests/contract/sandbox/test_forged_*.py))
 CENSUS := tests/contract/sandbox/test_leftovers.py
@@ -98,6 +99,7 @@ nightly: venv $(RENDERERS) $(PEERS) sglang
 	$(PY) benchmarks/train_step.py
 	PYTHONPATH=$(PEERS) $(PY) benchmarks/algorithms.py
 	$(PY) benchmarks/corrections.py
+	$(PY) benchmarks/algorithms_learning.py $(LEARNED)
 	$(PY) benchmarks/models.py
 	$(PY) benchmarks/parsers.py
 	PYTHONPATH=$(RENDERERS) $(PY) benchmarks/agreement.py

@@ -34,6 +34,7 @@ from agentrl.orchestration.evaluate import Interval
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.run import PlannedRun
 from agentrl.trainer.algorithms.estimators import Estimator, make_estimator
+from agentrl.trainer.algorithms.needs import needs
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 
@@ -138,8 +139,17 @@ def permuted(config: TrainerConfig, seed: int) -> Estimator:
     own = make_estimator(config)
     rng = np.random.default_rng(seed)
 
+    @needs(*own.needs)
     def estimate(batch: Batch) -> NDArray[np.float32]:
-        return own(replace(batch, rewards_E=rng.permutation(batch.rewards_E)))
+        order = rng.permutation(len(batch.rewards_E))
+        parts = {name: values_E[order] for name, values_E in batch.parts_E.items()}
+        dealt = replace(batch, rewards_E=batch.rewards_E[order], parts_E=parts)
+        if batch.turn_rewards_U is None or batch.turn_offsets_E1 is None:
+            return own(dealt)
+        # An episode's turns are not another's, so all that it gets stands on its last one.
+        turn_rewards_U = np.zeros_like(batch.turn_rewards_U)
+        turn_rewards_U[batch.turn_offsets_E1[1:] - 1] = dealt.rewards_E
+        return own(replace(dealt, turn_rewards_U=turn_rewards_U))
 
     return estimate
 
