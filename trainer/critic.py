@@ -89,7 +89,7 @@ class Critic:
         """The batch with the value of the state before each trained token, and the cost's."""
         values_HN = np.zeros((1 + self._has_cost, batch.num_tokens), dtype=np.float32)
         with torch.no_grad():
-            for rows in self._micro_batches(batch, trained_rows(batch)):
+            for rows in self._pack_own_micro_batches(batch, trained_rows(batch)):
                 values_HN[:, rows.source_K] = self._predict_values(rows).float().cpu().numpy()
         settle(self.model)
         values_HN = self._ranks.sum_(values_HN)
@@ -148,7 +148,7 @@ class Critic:
     ) -> float:
         """Gradients of all micro-batches; their loss."""
         total, batch = 0.0, learnt[0]
-        for packed in self._micro_batches(batch, trained_rows(batch)):
+        for packed in self._pack_own_micro_batches(batch, trained_rows(batch)):
             values_HK = self._predict_values(packed)
             heads = zip(values_HK, learnt, targets_HN, strict=True)
             share = torch.stack([self._compute_head_loss(packed, *head) for head in heads]).sum()
@@ -170,7 +170,9 @@ class Critic:
     def _predict_values(self, rows: PackedRows) -> Tensor:
         return in_pass(self.model, lambda: self.model.forward(rows))
 
-    def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Iterator[PackedRows]:
+    def _pack_own_micro_batches(
+        self, batch: Batch, rows: NDArray[np.int64]
+    ) -> Iterator[PackedRows]:
         return micro_batches(
             batch,
             rows,

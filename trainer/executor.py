@@ -65,7 +65,7 @@ class TrainerPlan:
     """The model that is the reference, if it is not the one that is trained."""
 
 
-def _on_ranks(
+def _call_on_all_ranks(
     method: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate["RankTrainer", P], T]:
     """A method of `Trainer`, by calling every rank's."""
@@ -114,16 +114,16 @@ class RankTrainer:
         """Optimizer steps taken."""
         return self._ranks.call(Replica.step)[0]
 
-    supervised_update = _on_ranks(Trainer.supervised_update)
-    with_values = _on_ranks(Trainer.with_values)
-    with_reference = _on_ranks(Trainer.with_reference)
-    with_proximal = _on_ranks(Trainer.with_proximal)
-    logprobs = _on_ranks(Trainer.logprobs)
-    save = _on_ranks(Trainer.save)
-    load = _on_ranks(Trainer.load)
-    export = _on_ranks(Trainer.export)
-    release_memory = _on_ranks(Trainer.release_memory)
-    reclaim_memory = _on_ranks(Trainer.reclaim_memory)
+    supervised_update = _call_on_all_ranks(Trainer.supervised_update)
+    with_values = _call_on_all_ranks(Trainer.with_values)
+    with_reference = _call_on_all_ranks(Trainer.with_reference)
+    with_proximal = _call_on_all_ranks(Trainer.with_proximal)
+    logprobs = _call_on_all_ranks(Trainer.logprobs)
+    save = _call_on_all_ranks(Trainer.save)
+    load = _call_on_all_ranks(Trainer.load)
+    export = _call_on_all_ranks(Trainer.export)
+    release_memory = _call_on_all_ranks(Trainer.release_memory)
+    reclaim_memory = _call_on_all_ranks(Trainer.reclaim_memory)
 
     def weights(self) -> WeightSource:
         """The current weights: sliced over the ranks; adapters alone as whole tensors."""

@@ -8,6 +8,7 @@ vocabulary.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 # torch and transformers are typed in part only.
 
 from collections.abc import Sequence
@@ -360,8 +361,9 @@ def _compute_logprobs(
 
 def _sum_over_vocabulary(logprobs_UV: Tensor, reference_UV: Tensor | None) -> tuple[Tensor, Tensor]:
     """[U] The entropy of each position, and its divergence from the reference (0 without one)."""
-    probs_UV, finite_UV = logprobs_UV.exp(), logprobs_UV.clamp(min=_IMPOSSIBLE)
-    entropy_U: Tensor = -torch.linalg.vecdot(probs_UV, finite_UV)
+    probs_UV: Tensor = logprobs_UV.exp()
+    finite_UV: Tensor = logprobs_UV.clamp(min=_IMPOSSIBLE)
+    entropy_U = torch.linalg.vecdot(probs_UV, finite_UV).neg()
     if reference_UV is None:
         return entropy_U, torch.zeros_like(entropy_U)
     finite_UV -= reference_UV.clamp(min=_IMPOSSIBLE)

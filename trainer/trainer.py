@@ -166,7 +166,7 @@ class LocalTrainer:
 
     def update(self, batch: Batch) -> StepStats:
         """See `Trainer.update`."""
-        with self._working():
+        with self._hold_update_lock():
             return self._update_policy(batch)
 
     def give_up(self) -> bool:
@@ -179,7 +179,7 @@ class LocalTrainer:
         return is_whole
 
     @contextmanager
-    def _working(self) -> Generator[None]:
+    def _hold_update_lock(self) -> Generator[None]:
         """What `give_up` waits for, in whatever thread."""
         with self._updating:
             # In a thread that is new to torch the first products would use all of the cores.
@@ -211,14 +211,14 @@ class LocalTrainer:
 
     def _update_once(self, batch: Batch, objective: PolicyObjective) -> BatchUpdate:
         """One update by a mini-batch, of the policy and of the critic."""
-        done = self._accumulate(batch, objective)
+        done = self._accumulate_gradients(batch, objective)
         if not self.gate.is_open and not self.ranks.rank:
             warn_of_unrecorded(self.model, batch)
         alarm = self.gate.judge(batch, *before_rejection(batch, done))
         if alarm is not None:
             self.optimizer.zero_grad(set_to_none=True)
             done = replace(done, nothing=alarm.reason)
-        applied, critic = self._apply(done), None
+        applied, critic = self._take_optimizer_step(done), None
         learner = self._find_learning_critic(batch)
         if learner is not None and alarm is None:
             with memory_errors(self.config.token_budget):
@@ -230,8 +230,8 @@ class LocalTrainer:
         self._check_saving()
         started = time.perf_counter()
         num_verified = verify_batch(batch)
-        done = self._accumulate(batch, SupervisedObjective(batch, smoothing))
-        update = BatchUpdate(batch=batch, done=done, applied=self._apply(done))
+        done = self._accumulate_gradients(batch, SupervisedObjective(batch, smoothing))
+        update = BatchUpdate(batch=batch, done=done, applied=self._take_optimizer_step(done))
         return summarise_updates(
             batch, [update], step=self.step, num_verified=num_verified, started=started
         )
@@ -242,7 +242,7 @@ class LocalTrainer:
             raise ConfigError(
                 f"trainer.algorithm is {self.config.algorithm}, which has no critic; set it to ppo"
             )
-        with self._working(), memory_errors(self.config.token_budget):
+        with self._hold_update_lock(), memory_errors(self.config.token_budget):
             return self.critic.with_values(batch)
 
     def with_reference(self, batch: Batch) -> Batch:
@@ -252,25 +252,27 @@ class LocalTrainer:
                 "there is no reference: set trainer.kl.coef above 0, or trainer.reference"
             )
         with adapters_off(self._reference):
-            reference_N = self._measure(batch, partial(policy_logprobs, self._reference))
+            reference_N = self._compute_tokens(batch, partial(policy_logprobs, self._reference))
         batch = replace(batch, reference_N=reference_N)
         if self.config.kl.where == "loss" or self.config.kl.kind != "exact":
             return batch
-        return replace(batch, divergence_N=self._measure(batch, self._compute_divergences))
+        return replace(batch, divergence_N=self._compute_tokens(batch, self._compute_divergences))
 
     def with_proximal(self, batch: Batch) -> Batch:
         """See `Trainer.with_proximal`."""
-        return replace(batch, proximal_N=self._measure(batch, partial(policy_logprobs, self.model)))
+        return replace(
+            batch, proximal_N=self._compute_tokens(batch, partial(policy_logprobs, self.model))
+        )
 
-    def _measure(
+    def _compute_tokens(
         self, batch: Batch, compute: Callable[[PackedRows, float], Tensor]
     ) -> NDArray[np.float32]:
         """[N] What is computed of the trained tokens at the batch's temperature, 0 elsewhere."""
         found_N = np.zeros(batch.num_tokens, dtype=np.float32)
         rows = trained_rows(batch)
         self._check_lengths(batch, rows)
-        with self._working(), memory_errors(self.config.token_budget), torch.no_grad():
-            for packed in self._micro_batches(batch, rows):
+        with self._hold_update_lock(), memory_errors(self.config.token_budget), torch.no_grad():
+            for packed in self._pack_own_micro_batches(batch, rows):
                 found_N[packed.source_K] = compute(packed, batch.temperature).cpu().numpy()
         self._settle_models()
         return self.ranks.sum_(found_N)
@@ -321,14 +323,14 @@ class LocalTrainer:
 
     def release_memory(self) -> None:
         """See `Trainer.release_memory`."""
-        self._move_state(CPU)
+        self._move_optimizer_state(CPU)
         give_back(self.ranks.device)
 
     def reclaim_memory(self) -> None:
         """See `Trainer.reclaim_memory`."""
-        self._move_state(self.ranks.device)
+        self._move_optimizer_state(self.ranks.device)
 
-    def _move_state(self, place: torch.device) -> None:
+    def _move_optimizer_state(self, place: torch.device) -> None:
         if is_sharded(self.config, self.ranks):
             return
         optimizers = [self.optimizer, *([self.critic.optimizer] if self.critic else [])]
@@ -353,7 +355,7 @@ class LocalTrainer:
         """The critic, where its values were asked for and something is trained."""
         return self.critic if batch.values_N is not None and batch.num_trained else None
 
-    def _accumulate(self, batch: Batch, objective: Objective) -> Pass:
+    def _accumulate_gradients(self, batch: Batch, objective: Objective) -> Pass:
         """Gradients of all micro-batches."""
         if batch.weights_N is None:
             raise RunError("the batch has no weights; call a normalisation before the update")
@@ -369,7 +371,7 @@ class LocalTrainer:
         loss = 0.0
         logprobs_N = np.zeros(batch.num_tokens)
         for chosen, backward in ((rows[active], True), (rows[~active], False)):
-            for packed in self._micro_batches(batch, chosen):
+            for packed in self._pack_own_micro_batches(batch, chosen):
                 with (
                     memory_errors(self.config.token_budget),
                     replayed(self.model, packed),
@@ -401,7 +403,7 @@ class LocalTrainer:
             loss=float(found[0]),
             logprobs_N=found[len(found) - batch.num_tokens :],
             used_N=batch.mask_N & np.repeat(used_R, np.diff(batch.offsets_R1)),
-            nothing=_why_nothing(batch, rows, active),
+            nothing=_explain_nothing_to_train(batch, rows, active),
         )
 
     def _check_lengths(self, batch: Batch, rows: NDArray[np.int64]) -> None:
@@ -423,7 +425,9 @@ class LocalTrainer:
                 budget,
             )
 
-    def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Iterator[PackedRows]:
+    def _pack_own_micro_batches(
+        self, batch: Batch, rows: NDArray[np.int64]
+    ) -> Iterator[PackedRows]:
         """This rank's, until the update is given up."""
         for packed in micro_batches(
             batch,
@@ -435,7 +439,7 @@ class LocalTrainer:
             self._check_given_up()
             yield packed
 
-    def _apply(self, done: Pass) -> Applied:
+    def _take_optimizer_step(self, done: Pass) -> Applied:
         """Take the step, unless there is no gradient or it is not finite."""
         lr = learning_rate(self.attempted, self.config, self.total_updates)
         self.attempted += 1
@@ -445,7 +449,7 @@ class LocalTrainer:
         norm = whole(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
         grad_norm = float(norm)
         if not math.isfinite(grad_norm) or not math.isfinite(done.loss):
-            return self._skip(grad_norm, lr, done.loss)
+            return self._skip_optimizer_step(grad_norm, lr, done.loss)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
@@ -454,7 +458,7 @@ class LocalTrainer:
         self._skipped_in_a_row = 0
         return Applied(grad_norm=grad_norm, lr=lr)
 
-    def _skip(self, grad_norm: float, lr: float, loss: float) -> Applied:
+    def _skip_optimizer_step(self, grad_norm: float, lr: float, loss: float) -> Applied:
         self.optimizer.zero_grad(set_to_none=True)
         self.num_skipped += 1
         self._skipped_in_a_row += 1
@@ -467,7 +471,9 @@ class LocalTrainer:
         return Applied(grad_norm=grad_norm, lr=lr, skipped=reason)
 
 
-def _why_nothing(batch: Batch, rows: NDArray[np.int64], active: NDArray[np.bool_]) -> str | None:
+def _explain_nothing_to_train(
+    batch: Batch, rows: NDArray[np.int64], active: NDArray[np.bool_]
+) -> str | None:
     if not len(rows) and batch.rejected_N is not None and batch.rejected_N.any():
         return "trainer.correct rejected every token of the batch"
     if not len(rows):

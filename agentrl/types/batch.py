@@ -133,7 +133,7 @@ class Batch:
                 lengths = np.diff(value)[chosen[axis[0]]]
                 taken[each.name] = np.concatenate([[0], np.cumsum(lengths)])
             elif axis in chosen:
-                taken[each.name] = _take(value, chosen[axis])
+                taken[each.name] = _take_rows(value, chosen[axis])
         renumbered_E = np.cumsum(chosen_E, dtype=np.int32) - 1
         taken["episode_R"] = renumbered_E[self.episode_R[chosen_R]]
         return replace(self, **taken)  # type: ignore[arg-type]  # each by its name
@@ -143,11 +143,11 @@ class Batch:
         return slice(int(self.offsets_R1[r]), int(self.offsets_R1[r + 1]))
 
 
-def _take(value: object, chosen: NDArray[np.bool_]) -> object:
+def _take_rows(value: object, chosen: NDArray[np.bool_]) -> object:
     if isinstance(value, np.ndarray):
         return cast("NDArray[np.generic]", value)[chosen]
     if isinstance(value, Mapping):
-        return {k: _take(v, chosen) for k, v in cast("Mapping[str, object]", value).items()}
+        return {k: _take_rows(v, chosen) for k, v in cast("Mapping[str, object]", value).items()}
     return None if value is None else tuple(compress(cast("tuple[object, ...]", value), chosen))
 
 

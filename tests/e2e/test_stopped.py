@@ -145,7 +145,7 @@ def test_what_is_kept_goes_on_bit_for_bit(
 def test_an_update_that_takes_too_long_is_broken_off(
     env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, stays: list[str]
 ) -> None:
-    name = "_accumulate" if when == "in the gradient" else "_apply"
+    name = "_accumulate_gradients" if when == "in the gradient" else "_take_optimizer_step"
     original: Callable[..., object] = getattr(LocalTrainer, name)
 
     def slow(self: LocalTrainer, *arguments: object) -> object:

@@ -121,9 +121,12 @@ def _make_entry_of_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEnt
 def _make_entry_of_function(name: str, kind: str, function: object, flags: str) -> AlgorithmEntry:
     about, _, rest = (inspect.getdoc(function) or "").partition("\n")
     needs = needs_of(function)
-    empty = inspect.Parameter.empty
-    given: Mapping[str, object] = defaults_of(function)
-    options = {key: "to be given" if value is empty else value for key, value in given.items()}
+    options: dict[str, object] = {**defaults_of(function)}
+    for key, value in options.items():  # one's own function may have any default, or none
+        if value is inspect.Parameter.empty:
+            options[key] = "to be given"
+        elif not isinstance(value, bool | int | float | str | None):
+            options[key] = repr(value)
     return AlgorithmEntry(
         name=name,
         kind=kind,
@@ -131,10 +134,7 @@ def _make_entry_of_function(name: str, kind: str, function: object, flags: str) 
         formula=textwrap.dedent(rest).strip(),
         paper=_find_paper(function),
         needs=needs,
-        options={
-            k: v if isinstance(v, bool | int | float | str | None) else repr(v)
-            for k, v in options.items()
-        },
+        options=options,
         cost=_describe_costs_of_needs(needs),
         command=_render_example_command(flags, needs),
     )

@@ -70,7 +70,7 @@ class BatchRecipe:
 
     def prepare(self, batch: Batch, trainer: Trainer) -> Batch:
         """The batch as `Trainer.update` takes it; raises RunError for what a function got wrong."""
-        batch = self._make_passes(batch, trainer)
+        batch = self._add_model_outputs(batch, trainer)
         if self.correction is not None:
             batch = self.correction(batch)
         for shape in self.shapings.values():
@@ -79,9 +79,9 @@ class BatchRecipe:
         if self.minibatches > 1:
             seed = derive_seed(self.seed, "minibatches", trainer.step)
             batch = replace(batch, minibatch_E=deal_groups(batch, self.minibatches, seed))
-        return replace(batch, weights_N=self._weigh(batch))
+        return replace(batch, weights_N=self._weigh_tokens(batch))
 
-    def _weigh(self, batch: Batch) -> NDArray[np.float32]:
+    def _weigh_tokens(self, batch: Batch) -> NDArray[np.float32]:
         """[N] What each token counts in its mini-batch, normalised as a batch of its own."""
         weights_N = np.zeros(batch.num_tokens, dtype=np.float32)
         for part, chosen_N in split_minibatches(batch):
@@ -123,7 +123,7 @@ class BatchRecipe:
         for name in self.shapings.keys() & found.keys():
             self.shapings[name].load(found[name])
 
-    def _make_passes(self, batch: Batch, trainer: Trainer) -> Batch:
+    def _add_model_outputs(self, batch: Batch, trainer: Trainer) -> Batch:
         if "critic" in self.needs:
             batch = trainer.with_values(batch)
         if self.needs & {"reference", "teacher"}:

@@ -55,7 +55,7 @@ def test_values_and_gradients_are_those_of_the_unsplit_batch() -> None:
     with torch.no_grad():
         for critic in (whole, split):
             critic.model.double().head.weight.fill_(0.1)
-    (rows,) = whole._micro_batches(made, trained_rows(made))  # pyright: ignore[reportPrivateUsage]
+    (rows,) = whole._pack_own_micro_batches(made, trained_rows(made))  # pyright: ignore[reportPrivateUsage]
     assert not whole.model(rows)._is_view()  # FSDP may miss the gradient of one
     values_N = whole.with_values(made).values_N
     assert values_N is not None
