@@ -125,7 +125,7 @@ def check_env_class(
     with closing(env):
         found = [
             ("tasks", _judge_two_task_draws(tasks, again)),
-            ("splits", _judge_held_out_tasks_exist(env)),
+            ("splits", _judge_held_out_tasks_are_apart(env)),
             *run(_judge_played_episodes(env, tasks)),
             ("prompt", _judge_prompts(env, [*tasks, *listed[-_NUM_LONG:]], tokenizer, limit)),
             ("tools", (True, tools)),
@@ -221,7 +221,7 @@ async def _judge_expert_against_agents(
     return ok, detail
 
 
-def _judge_held_out_tasks_exist(env: ToolEnv) -> Finding:
+def _judge_held_out_tasks_are_apart(env: ToolEnv) -> Finding:
     """Whether there are tasks to measure with that are not trained on."""
     cls, config = type(env), env.config
     samples: dict[str, set[str]] = {}

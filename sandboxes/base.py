@@ -328,7 +328,7 @@ class Sandbox(ABC):
         """Write many files by one command; their folders are made."""
         data = files.pack_files({self._resolve_path(path): text for path, text in contents.items()})
         if contents:
-            await self._unpack_tar(data, "/")
+            await self._unpack_tar_in_sandbox(data, "/")
 
     async def list_dir(self, path: str = "") -> tuple[Entry, ...]:
         """The names in a folder, sorted.
@@ -344,7 +344,7 @@ class Sandbox(ABC):
     async def upload(self, source: str | Path, target: str = "") -> None:
         """Copy a folder's content, or a file, of this machine into a folder of the sandbox."""
         data = await asyncio.to_thread(files.pack, Path(source))
-        await self._unpack_tar(data, target)
+        await self._unpack_tar_in_sandbox(data, target)
 
     async def download(self, source: str, target: str | Path) -> None:
         """Copy a folder's content out of the sandbox into a folder of this machine.
@@ -370,7 +370,7 @@ class Sandbox(ABC):
         """An archive pads every file to blocks, so it is larger than what it holds."""
         return 2 * self.limits.disk_bytes + 1024 * self.limits.files
 
-    async def _unpack_tar(self, data: bytes, target: str) -> None:
+    async def _unpack_tar_in_sandbox(self, data: bytes, target: str) -> None:
         result = await self._run_script(
             files.UNPACK, self._resolve_path(target), stdin=data, timeout_s=files.TREE_TIMEOUT_S
         )
@@ -447,7 +447,7 @@ class Sandbox(ABC):
         result = await self._run_script(files.WIPE, self.workspace, *self.scratch_folders)
         files.require_ok(result, "emptying the workspace")
         if place is not None:
-            await self._unpack_tar(await asyncio.to_thread(place.read_bytes), "")
+            await self._unpack_tar_in_sandbox(await asyncio.to_thread(place.read_bytes), "")
         elif self.options.base is not None:
             await self.upload(self.options.base)
 

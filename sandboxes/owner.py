@@ -23,7 +23,10 @@ class Owner:
     def this(cls) -> "Owner":
         """The running process."""
         return cls(
-            socket.gethostname(), _read_boot_id(), os.getpid(), _read_start_time(os.getpid()) or 0
+            socket.gethostname(),
+            _identify_boot_and_pid_namespace(),
+            os.getpid(),
+            _read_start_time(os.getpid()) or 0,
         )
 
     @classmethod
@@ -41,7 +44,7 @@ class Owner:
     @property
     def is_gone(self) -> bool:
         """True if it surely ran here and does not any more; another machine's cannot be known."""
-        here, there = _read_boot_id(), self.boot
+        here, there = _identify_boot_and_pid_namespace(), self.boot
         if self.host != socket.gethostname():
             return False
         if here.partition("-")[0] != there.partition("-")[0]:
@@ -50,7 +53,7 @@ class Owner:
 
 
 @functools.cache
-def _read_boot_id() -> str:
+def _identify_boot_and_pid_namespace() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     return f"{boot}-{Path('/proc/self/ns/pid').stat().st_ino}"
 

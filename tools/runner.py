@@ -97,7 +97,7 @@ async def run_isolated(
     try:
         with user_code(f"tool {name}", shows_tool_errors=True):
             return await pool.call(
-                _apply_function, function, positional, dict(keywords), timeout_s=timeout_s
+                _call_in_worker_process, function, positional, dict(keywords), timeout_s=timeout_s
             )
     except WorkerTimeout:
         raise timed_out(timeout_s) from None
@@ -112,7 +112,7 @@ def timed_out(timeout_s: float) -> ToolTimeout:
     return ToolTimeout(f"timed out after {timeout_s:g} s")
 
 
-def _apply_function(
+def _call_in_worker_process(
     function: Callable[..., object], positional: tuple[object, ...], keywords: dict[str, object]
 ) -> object:
     return function(*positional, **keywords)

@@ -101,7 +101,7 @@ def save_checkpoint(
     job = _Job(
         target=folder / f"step-{step:06d}",
         tensors=tree_map(_copy_tensors_to_host, tensors) if background else tensors,
-        host=orjson.dumps(_collect_host_state(trainer, state)),
+        host=orjson.dumps(_collect_state_beside_tensors(trainer, state)),
         settings=_hash_settings(trainer.config),
         metric=metric,
         keep=keep,
@@ -317,7 +317,9 @@ def _without_dcp_warning() -> Generator[None, None, None]:
         yield
 
 
-def _collect_host_state(trainer: "LocalTrainer", state: Mapping[str, Json]) -> dict[str, object]:
+def _collect_state_beside_tensors(
+    trainer: "LocalTrainer", state: Mapping[str, Json]
+) -> dict[str, object]:
     return {
         "state": dict(state),
         "trainer": {

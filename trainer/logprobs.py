@@ -100,7 +100,7 @@ def _score_rows(
     places_K, targets_K = (
         torch.from_numpy(indices).to(model.device) for indices in (at_K, rows.targets_K)
     )
-    cuts = _cut_into_pieces(at_K, len(mine.weight_VD))
+    cuts = _cut_positions_by_logit_limit(at_K, len(mine.weight_VD))
     with head_precision(model):
         scores: Tensor = _HeadScores.apply(  # type: ignore[no-untyped-call]  # torch's
             mine.hidden_UD,
@@ -336,7 +336,7 @@ class _HeadScores(torch.autograd.Function):
         return hidden_grad.to(given.dtype), weight_grad, bias_grad, *[None] * 6
 
 
-def _cut_into_pieces(at_K: NDArray[np.int64], vocab: int) -> Cuts:
+def _cut_positions_by_logit_limit(at_K: NDArray[np.int64], vocab: int) -> Cuts:
     """Pieces of the U positions and, for each, the trained tokens that they predict."""
     size = max(1, PIECE_LOGITS // vocab)
     num = int(at_K[-1]) + 1 if len(at_K) else 0

@@ -40,7 +40,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig) -> peft.LoraConfig:
     Returns what `adapter_config.json` holds. Raises ConfigError for a target that matches nothing,
     and for a rank that no layer can use.
     """
-    targets = _find_adapted_layers(model, config.targets)
+    targets = _choose_layers_to_adapt(model, config.targets)
     _check_lora_rank(model, targets, config.rank)
     settings = peft.LoraConfig(
         r=config.rank,
@@ -185,7 +185,7 @@ def _make_lora_on_meta(folder: Path, config: LoraConfig) -> tuple[PreTrainedMode
         return model, add_adapters(model, config)
 
 
-def _find_adapted_layers(model: PreTrainedModel, targets: str) -> list[str]:
+def _choose_layers_to_adapt(model: PreTrainedModel, targets: str) -> list[str]:
     """The names of layers, without what tells one block's from another's, that get adapters."""
     head: object = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers'
     linear = [n for n, m in _walk_modules(model) if _is_plain_linear_layer(m) and m is not head]

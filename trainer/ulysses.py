@@ -63,7 +63,7 @@ def cut_rows(rows: PackedRows, ranks: Ranks) -> PackedRows:
     if ranks.sequence is None:
         return rows
     parts = ranks.layout.sequence
-    rows = _lengthen_rows_to_least(rows, parts)
+    rows = _pad_packed_tokens_to_least(rows, parts)
     total = len(rows.ids_P)
     ends = [total * (i + 1) // parts for i in range(parts)]
     sizes = tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
@@ -82,7 +82,7 @@ def cut_rows(rows: PackedRows, ranks: Ranks) -> PackedRows:
     )
 
 
-def _lengthen_rows_to_least(rows: PackedRows, least: int) -> PackedRows:
+def _pad_packed_tokens_to_least(rows: PackedRows, least: int) -> PackedRows:
     """With tokens that predict nothing, so that no rank's piece is empty: models refuse that."""
     missing = least - len(rows.ids_P)
     if missing <= 0:

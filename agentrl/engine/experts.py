@@ -42,7 +42,7 @@ def expert_counts(settings: Mapping[str, object]) -> frozenset[int]:
 
     Empty for a dense model.
     """
-    return frozenset(n for n in _find_integers_by_key(settings, _COUNT) if n > 1)
+    return frozenset(n for n in _find_integers_by_key_pattern(settings, _COUNT) if n > 1)
 
 
 def experts_per_token(folder: Path) -> int:
@@ -53,7 +53,7 @@ def experts_per_token(folder: Path) -> int:
     settings = cast("dict[str, object]", read_json(folder / "config.json"))
     if not expert_counts(settings):
         return 0
-    number = max(_find_integers_by_key(settings, _CHOSEN), default=0)
+    number = max(_find_integers_by_key_pattern(settings, _CHOSEN), default=0)
     if not number:
         raise ConfigError(
             f"{folder / 'config.json'}: names experts, but not how many a token goes to "
@@ -68,7 +68,7 @@ def check_chosen(folder: Path) -> None:
     settings = cast("dict[str, object]", read_json(folder / "config.json"))
     most, chosen = (
         max(expert_counts(settings), default=0),
-        max(_find_integers_by_key(settings, _CHOSEN), default=0),
+        max(_find_integers_by_key_pattern(settings, _CHOSEN), default=0),
     )
     if 0 < most < chosen:
         raise ConfigError(
@@ -77,10 +77,12 @@ def check_chosen(folder: Path) -> None:
         )
 
 
-def _find_integers_by_key(settings: Mapping[str, object], key: re.Pattern[str]) -> Iterator[int]:
+def _find_integers_by_key_pattern(
+    settings: Mapping[str, object], key: re.Pattern[str]
+) -> Iterator[int]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _find_integers_by_key(cast("Mapping[str, object]", value), key)
+            yield from _find_integers_by_key_pattern(cast("Mapping[str, object]", value), key)
         elif key.search(str(name)):
             values = cast("list[object]", value if isinstance(value, list) else [value])
             yield from (n for n in values if isinstance(n, int))

@@ -49,7 +49,7 @@ class ContentGuard:
         }
         self._secret_pattern = re.compile(f"({'|'.join(map(re.escape, self._meant))})")
         self._control_ids = frozenset(tokenizer.controls.values())
-        self._begins = _compile_cut_pattern(controls, template.tested)
+        self._begins = _compile_pattern_of_marker_starts(controls, template.tested)
         self._longest = max(map(len, controls), default=0)
         self._controls = controls
         self._joins = any(map(self._ends_with_partial_control, template.literals))
@@ -166,7 +166,9 @@ def mark_json(value: Json, mark: Mark) -> Json:
     return value
 
 
-def _compile_cut_pattern(controls: Sequence[str], tested: frozenset[str]) -> re.Pattern[str]:
+def _compile_pattern_of_marker_starts(
+    controls: Sequence[str], tested: frozenset[str]
+) -> re.Pattern[str]:
     """Finds the characters that a cut goes behind."""
     firsts = {text[0] for text in controls}
     longer = (text for text in tested if len(text) > 1 and text[0] not in firsts)

@@ -87,13 +87,15 @@ class ChatTemplate:
         White space and plain words are left out: they belong to ordinary text.
         """
         return frozenset(
-            text for text in self._find_tested_texts() if re.search(r"[^\w\s]\w|\w[^\w\s]", text)
+            text
+            for text in self._find_texts_template_looks_for()
+            if re.search(r"[^\w\s]\w|\w[^\w\s]", text)
         )
 
     @cached_property
     def verbatim(self) -> bool:
         """Whether the template writes contents as they are, unless one of `tested` is in them."""
-        searched = frozenset(self._find_tested_texts()) - self.tested
+        searched = frozenset(self._find_texts_template_looks_for()) - self.tested
         return not any(text.strip() for text in searched) and plain_uses(self._tree)
 
     @cached_property
@@ -109,7 +111,7 @@ class ChatTemplate:
                 texts.update(_find_constant_texts(subject))
         return frozenset(texts)
 
-    def _find_tested_texts(self) -> Iterator[str]:
+    def _find_texts_template_looks_for(self) -> Iterator[str]:
         for compare in self._tree.find_all(nodes.Compare):
             if any(operand.op in ("in", "notin") for operand in compare.ops):
                 yield from _find_constant_texts(compare.expr)

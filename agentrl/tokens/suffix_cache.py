@@ -65,7 +65,7 @@ def find_frame(suffix: Suffix, messages: Sequence[Message], verbatim: bool) -> F
 
 def _derive_frame_around_contents(suffix: Suffix, messages: Sequence[Message]) -> Frame:
     words = [f"{secrets.token_hex(8)}x" for _ in messages]
-    text = suffix(_replace_contents(messages, words))
+    text = suffix(_copy_messages_with_contents(messages, words))
     parts: list[str] = []
     for word in words:
         part, found, text = text.partition(word)
@@ -75,10 +75,15 @@ def _derive_frame_around_contents(suffix: Suffix, messages: Sequence[Message]) -
     for trims in (False, True):
         frame = Frame((*parts, text), trims)
         tried = [[trial] * len(messages) for trial in _TRIALS]
-        if all(suffix(_replace_contents(messages, said)) == frame.around(said) for said in tried):
+        if all(
+            suffix(_copy_messages_with_contents(messages, said)) == frame.around(said)
+            for said in tried
+        ):
             return frame
     return Frame()
 
 
-def _replace_contents(messages: Sequence[Message], contents: Sequence[str]) -> list[Message]:
+def _copy_messages_with_contents(
+    messages: Sequence[Message], contents: Sequence[str]
+) -> list[Message]:
     return [replace(m, content=content) for m, content in zip(messages, contents, strict=True)]

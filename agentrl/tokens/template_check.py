@@ -73,7 +73,7 @@ def examine(renderer: Renderer, *, with_tools: bool) -> TemplateReport:
     report = TemplateReport(rows=tuple(rows))
     if report.verdict == "refused":
         return report
-    rows += _report_unusual_spellings(renderer, with_tools)
+    rows += _report_unwritable_spellings(renderer, with_tools)
     shown = [chat[-1].role != "assistant" for chat in chats]
     later = [row for row, goes_on in zip(rows, shown, strict=False) if goes_on]
     facts = (
@@ -324,7 +324,7 @@ def _excerpt_word_at(text: str, at: int) -> str:
     return text[at if begin < 0 else begin + (text[begin] != "<") :][:60]
 
 
-def _report_unusual_spellings(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
+def _report_unwritable_spellings(renderer: Renderer, with_tools: bool) -> Iterator[TemplateRow]:
     """Turns that a model may write and a template cannot, since messages do not say how."""
     answer, words, stop = _SAY.content, "Some words.", renderer.profile.after_text.stop.text
     blank = f" \n{answer}\n "

@@ -121,11 +121,11 @@ class _Probe:
             after_calls=after_calls,
             shows_tools=all(self._words[word] in told for word in ("tool", "about", "key")),
             shows_calls=not call_fault,
-            results_fault=self._explain_lost_tool_result() if call_fault else "",
+            results_fault=self._find_why_tool_result_is_lost() if call_fault else "",
             parallel_calls=not call_fault and self._renders_parallel_calls(),
             generation=generation,
             opened_thinking=opened[0] if opened else "",
-            shows_reasoning=self._choose_reasoning_key(),
+            shows_reasoning=self._set_reasoning_key_if_shown(),
         )
 
     def _render_or_empty(
@@ -206,7 +206,7 @@ class _Probe:
             return "it alters the arguments of a call: they are not the JSON that was given"
         return ""
 
-    def _explain_lost_tool_result(self) -> str:
+    def _find_why_tool_result_is_lost(self) -> str:
         """Why a result is lost whose call is text of the assistant's message."""
         try:
             text = self._tokenizer.template.render(
@@ -225,7 +225,7 @@ class _Probe:
         words = [self._words[w] for w in ("key", "value", "key2", "value2", "result")]
         return all(word in text for word in (*words, self._second_result))
 
-    def _choose_reasoning_key(self) -> bool:
+    def _set_reasoning_key_if_shown(self) -> bool:
         message = Message(role="assistant", content="Hi.", reasoning=self._words["said"])
         for key in _REASONING_KEYS:
             before = self._dialect

@@ -38,7 +38,9 @@ def plain_uses(tree: nodes.Template) -> bool:
         return False
     macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
     names = _collect_content_names(tree, macros)
-    return all(_keeps_content_plain(node, names, macros) for node in tree.find_all(nodes.Node))
+    return all(
+        _does_node_use_content_plainly(node, names, macros) for node in tree.find_all(nodes.Node)
+    )
 
 
 def _collect_content_names(tree: nodes.Template, macros: Macros) -> frozenset[str]:
@@ -91,7 +93,7 @@ def _holds_content(node: nodes.Node, names: frozenset[str]) -> bool:
             return any(_holds_content(child, names) for child in node.iter_child_nodes())
 
 
-def _keeps_content_plain(node: nodes.Node, names: frozenset[str], macros: Macros) -> bool:
+def _does_node_use_content_plainly(node: nodes.Node, names: frozenset[str], macros: Macros) -> bool:
     """Whether the node does nothing but plain things to the contents right under it."""
     parts = [
         child

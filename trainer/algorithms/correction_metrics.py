@@ -44,10 +44,10 @@ def correction_metrics(batch: Batch) -> dict[str, float]:
         "rejected_episodes": 1 - np.count_nonzero(kept_E) / np.count_nonzero(before_E),
     }
     shares = {f"correct/{name}": float(value) for name, value in found.items()}
-    return shares | _find_quantiles(replace(batch, mask_N=before_N))
+    return shares | _measure_ratio_quantiles_by_lag(replace(batch, mask_N=before_N))
 
 
-def _find_quantiles(batch: Batch) -> dict[str, float]:
+def _measure_ratio_quantiles_by_lag(batch: Batch) -> dict[str, float]:
     """Those of the ratios of all tokens in the mask, by how many versions late they are."""
     if batch.proximal_N is None:
         return {}

@@ -59,7 +59,7 @@ def update_parameters(
     for name, tensor in theirs:
         names.append(name)
         if name in ours:
-            _check_tensor_fits_parameter(name, tensor, ours[name])
+            _check_new_weight_is_loadable(name, tensor, ours[name])
     _check_weight_names(names, set(names) & set(ours) if partial else set(ours))
     with torch.no_grad():
         for name, tensor in theirs:
@@ -138,7 +138,7 @@ def _check_weight_names(names: list[str], expected: set[str]) -> None:
             )
 
 
-def _check_tensor_fits_parameter(name: str, tensor: Tensor, ours: Tensor) -> None:
+def _check_new_weight_is_loadable(name: str, tensor: Tensor, ours: Tensor) -> None:
     if tensor.shape != ours.shape:
         raise EngineError(
             f"the new weights have {name} of shape {tuple(tensor.shape)}, the engine's has "

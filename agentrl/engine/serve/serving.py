@@ -175,12 +175,12 @@ class Serving:
         Raises EngineError if something still does after `timeout_s`.
         """
         end = time.monotonic() + timeout_s
-        while not await self.engine.between_steps(self._flush_prefix_cache):
+        while not await self.engine.between_steps(self._flush_prefix_cache_if_idle):
             if time.monotonic() >= end:
                 raise EngineError("Flush cache failed: requests are running or waiting.")
             await asyncio.sleep(_LOOK_S)
 
-    def _flush_prefix_cache(self, stepper: Stepper) -> bool:
+    def _flush_prefix_cache_if_idle(self, stepper: Stepper) -> bool:
         queued = stepper.waiting if self.mode is None else ()
         if self.mode != "retract" and (stepper.running or queued):
             return False
@@ -235,7 +235,7 @@ class Serving:
             if self.mode is None and asked.flush_cache:
                 stepper.invalidate()  # what runs computes its prefix again
                 return True
-            return not asked.flush_cache or self._flush_prefix_cache(stepper)
+            return not asked.flush_cache or self._flush_prefix_cache_if_idle(stepper)
 
         if not await self.engine.between_steps(now):
             raise EngineError(_NOT_FLUSHED)

@@ -29,7 +29,7 @@ def _load_storage_safely(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), weights_only=True)
 
 
-def _return_tensor_as_parameter(data: Tensor, *_: object) -> Tensor:
+def _rebuild_parameter_as_tensor(data: Tensor, *_: object) -> Tensor:
     return data
 
 
@@ -39,7 +39,7 @@ _ALLOWED: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("torch", "Size"): torch.Size,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor_v2,
-    ("torch._utils", "_rebuild_parameter"): _return_tensor_as_parameter,
+    ("torch._utils", "_rebuild_parameter"): _rebuild_parameter_as_tensor,
     ("torch.storage", "_load_from_bytes"): _load_storage_safely,
     **{("torch", name): getattr(torch, name) for name in _DTYPES},
 }

@@ -90,7 +90,7 @@ class Tags:
                 break
             reader.position = place + len(tag)
             opened += 1 if tag == self.argument[0] else -1
-            if opened <= 0 and self._skip_space_if_argument_ended(reader):
+            if opened <= 0 and self._try_skip_space_to_argument_end(reader):
                 return reader.text[begin:place].removeprefix(self.line).removesuffix(self.line)
             place, tag = reader.next(tags)
         reader.position = begin
@@ -99,7 +99,7 @@ class Tags:
         message = f"an argument is longer than {MAX_CHARS} characters or quotes {MAX_TAGS} tags"
         raise Lost("too_large", message)
 
-    def _skip_space_if_argument_ended(self, reader: Reader) -> bool:
+    def _try_skip_space_to_argument_end(self, reader: Reader) -> bool:
         """True, behind the space, if the next argument or the end of a call or list is here."""
         position = reader.position
         reader.skip_space()

@@ -60,7 +60,7 @@ def turn_gae(
     first_A = np.flatnonzero(np.diff(turn_K, prepend=-1))  # A: turns with a trained token
     rewards_A = np.add.reduceat(rewards_K, first_A) if len(first_A) else rewards_K
     turns_E = np.diff(np.searchsorted(first_A, np.append(tokens.starts_E, len(turn_K))))
-    deltas_A = _compute_value_changes(values_K[first_A], turns_E, discount) + rewards_A
+    deltas_A = _compute_discounted_value_steps(values_K[first_A], turns_E, discount) + rewards_A
     sums_A = discounted_sums(deltas_A, turns_E, discount * decay)
     found_K = np.repeat(sums_A, np.diff(np.append(first_A, len(turn_K))))
     return _whiten_per_token(tokens, _require_finite(found_K), scale_by_std)
@@ -73,7 +73,7 @@ def gae_sums(
 
     Raises RunError without values, or if a reward or a value is not finite.
     """
-    deltas_K = _compute_value_changes(values_of(tokens), tokens.lengths_E, discount)
+    deltas_K = _compute_discounted_value_steps(values_of(tokens), tokens.lengths_E, discount)
     tokens.add_rewards(deltas_K)
     return _require_finite(discounted_sums(deltas_K, tokens.lengths_E, discount * decay))
 
@@ -87,7 +87,7 @@ def _whiten_per_token(
     return tokens.put(whiten(sums_K, batch.values_N, turn_rewards(batch)[0], scale=scale))
 
 
-def _compute_value_changes(
+def _compute_discounted_value_steps(
     values: NDArray[np.float64], lengths_E: NDArray[np.int64], discount: float
 ) -> NDArray[np.float64]:
     """Discount * V_(t+1) - V_t, where beyond the last step nothing is to come."""

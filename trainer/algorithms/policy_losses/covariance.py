@@ -39,7 +39,7 @@ def clip_cov(
     number = min(max(1, int(share * len(source_M))), len(among))
     # Marks follow from contents alone, so they draw by chance and whatever order rows are in.
     drawn = np.argsort(tokens.batch.marks_N[source_M[among]], kind="stable")[:number]
-    held_K = _mark_chosen_tokens(source_M[among[drawn]], tokens)
+    held_K = _mark_tokens_at_batch_places(source_M[among[drawn]], tokens)
     ratio_K = torch.exp(log_ratios(logprobs_K, tokens))
     surrogate_K, outside_K = clipped_minimum(ratio_K, tokens.advantages_K, low=low, high=high)
     surrogate_K = torch.where(held_K, torch.zeros_like(surrogate_K), surrogate_K)
@@ -57,7 +57,7 @@ def kl_cov(
     """
     covariance_M, source_M = covariances(tokens)
     number = min(max(1, int(share * len(source_M))), len(source_M))
-    held_K = _mark_chosen_tokens(
+    held_K = _mark_tokens_at_batch_places(
         source_M[np.argsort(-covariance_M, kind="stable")[:number]], tokens
     )
     log_ratio_K = log_ratios(logprobs_K, tokens)
@@ -78,6 +78,6 @@ def covariances(tokens: TrainedTokens) -> tuple[NDArray[np.float64], NDArray[np.
     return (logprobs_M - logprobs_M.mean()) * (advantages_M - advantages_M.mean()), source_M
 
 
-def _mark_chosen_tokens(sources: NDArray[np.int64], tokens: TrainedTokens) -> Tensor:
+def _mark_tokens_at_batch_places(sources: NDArray[np.int64], tokens: TrainedTokens) -> Tensor:
     """[K] Which of the micro-batch's tokens are among those of the batch."""
     return torch.from_numpy(np.isin(tokens.source_K, sources)).to(tokens.row_K.device)
