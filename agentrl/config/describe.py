@@ -1,7 +1,9 @@
 """What a field accepts, in words: for `--help`, and for what pydantic refuses."""
 
+import difflib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -94,7 +96,10 @@ def describe_expected(error: ErrorDetails) -> str:
         for name, limit in error.get("ctx", {}).items()
     }
     words = _EXPECTED.get(error["type"], "").format(**limits)
-    return words or error["msg"].removeprefix("Input should be ")
+    words = words or error["msg"].removeprefix("Input should be ")
+    choices = re.findall(r"'([^']*)'", words) if error["type"] == "literal_error" else []
+    close = difflib.get_close_matches(str(error["input"]), choices, n=1)
+    return f"{words} (did you mean {close[0]}?)" if close else words
 
 
 def explain_refusal(errors: Iterable[ErrorDetails], depth: int, got: object) -> str:

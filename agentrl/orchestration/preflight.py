@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 from agentrl.config import Config
 from agentrl.engine.local.models.files import read_json
@@ -137,13 +137,22 @@ def _check_config_combinations(config: RunConfig) -> None:
         _refuse_unused_keys("trainer.critic", config.trainer.critic, f"{todo} ppo or vapo")
 
 
+_READS_REWARDS_AS_THEY_ARE: Final = {
+    "gdpo": "parts of the score",
+    "distill": "the teacher",
+    "pass_at_k": "successes",
+    "maxrl": "rewards from 0 to 1",
+}
+"""Estimators to which a changed reward says nothing, or something else, and what they read."""
+
+
 def _check_what_the_estimator_reads(config: TrainerConfig, estimator: CheckedEstimator) -> None:
     """Refuse a cost that nobody reads, and changes of a reward that nobody reads."""
     if "cost" not in estimator.needs:
         todo = f"with {estimator.label}, which reads no cost; set trainer.algorithm to safe_grpo"
         _refuse_unused_keys("trainer.cost", config.cost, todo)
-    for name, what in (("gdpo", "parts of the score"), ("distill", "the teacher")):
-        if estimator.estimate is BUILT_IN[name]:
+    for name, what in _READS_REWARDS_AS_THEY_ARE.items():
+        if estimator.function is BUILT_IN[name]:
             todo = f"with estimator {name}, which reads {what} alone; choose another estimator"
             _refuse_unused_keys("trainer.reward", config.reward, todo)
             if config.kl.where == "reward":

@@ -105,24 +105,26 @@ class CheckedEstimator:
             advantages_N = self.estimate(batch)
         if fault := token_array_fault(advantages_N, batch):
             raise RunError(f"{self.label} {fault}")
-        return advantages_N
+        # What is not trained has none, whatever the function put there.
+        return np.where(batch.mask_N, advantages_N, np.float32(0))
 
     def state(self) -> str:
         """Where its object is, as JSON; empty if it has no state."""
-        if not isinstance(self._unwrap_estimate_function, Stateful):
+        if not isinstance(self.function, Stateful):
             return ""
         with user_code(f"{self.label}: state", fault=RunError):
-            return json.dumps(self._unwrap_estimate_function.state())
+            return json.dumps(self.function.state())
 
     def load(self, state: str) -> None:
         """Go on from a state."""
-        if state and isinstance(self._unwrap_estimate_function, Stateful):
+        if state and isinstance(self.function, Stateful):
             with user_code(f"{self.label}: load", fault=RunError):
-                self._unwrap_estimate_function.load(json.loads(state))
+                self.function.load(json.loads(state))
 
     @property
-    def _unwrap_estimate_function(self) -> object:
-        return getattr(self.estimate, "func", self.estimate)  # that of a partial, with options
+    def function(self) -> object:
+        """What was named, without the options behind the name."""
+        return getattr(self.estimate, "func", self.estimate)
 
 
 def make_estimator(config: TrainerConfig, given: object = None) -> CheckedEstimator:

@@ -33,7 +33,7 @@ def token_divergences(batch: Batch, kind: str) -> NDArray[np.float64]:
     if kind == "exact":
         if batch.divergence_N is None:
             raise RunError("the batch has no divergences; let Trainer.with_reference add them")
-        return batch.divergence_N.astype(np.float64)
+        return np.where(batch.mask_N, batch.divergence_N.astype(np.float64), 0.0)
     if batch.reference_N is None:
         raise RunError("the batch has no reference; let Trainer.with_reference add its logprobs")
     policy_N = batch.logprobs_N if batch.proximal_N is None else batch.proximal_N

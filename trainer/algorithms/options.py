@@ -4,6 +4,7 @@ import ast
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, cast
@@ -115,7 +116,8 @@ def _describe_expected(
         )
     if isinstance(default, int) and not isinstance(value, int):
         return "a whole number"
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    # Whole numbers have no bound, others have.
+    if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return "a finite number"
     if is_built_in and not 0 <= value <= _MOST.get(name, math.inf):
         return f"0 to {_MOST[name]:g}" if name in _MOST else "at least 0"

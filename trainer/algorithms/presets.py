@@ -73,11 +73,16 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
 
 ROLLOUT: Final[Mapping[str, Mapping[str, object]]] = {
     "dapo": {"refill": 3.0, "overlong_buffer": 0.2},
+    "remax": {"greedy_member": True},
     "pf_ppo": {"group_size": 8, "filter": "best_worst", "filter_share": 0.5},
 }
 """Keys of `RolloutConfig`, of those that change what is sampled or chosen too."""
 
-PAPERS: Final[Mapping[str, str]] = {"dapo": "arXiv:2503.14476", "pf_ppo": "arXiv:2409.06957"}
+PAPERS: Final[Mapping[str, str]] = {
+    "dapo": "arXiv:2503.14476",
+    "pf_ppo": "arXiv:2409.06957",
+    "ppo": "arXiv:1707.06347",
+}
 """Of those that are more than an estimator and a loss."""
 
 

@@ -15,10 +15,19 @@ _LARGEST = 20.0
 """Nats: beyond e^20 a ratio says no more, and its square would not be finite."""
 
 
+IMPOSSIBLE = -1e4
+"""Nats: e^-10000 is 0 in any number format, and its sums stay finite."""
+
+
 def log_ratios(logprobs_K: Tensor, tokens: TrainedTokens) -> Tensor:
     """[K] Policy less old one, kept within e^-20 and e^20 with the gradient that it has there."""
-    log_ratio_K = logprobs_K - tokens.old_K
+    log_ratio_K = finite_logprobs(logprobs_K) - finite_logprobs(tokens.old_K)
     return log_ratio_K - (log_ratio_K - log_ratio_K.clamp(-_LARGEST, _LARGEST)).detach()
+
+
+def finite_logprobs(logprobs_K: Tensor) -> Tensor:
+    """[K] Those of what cannot be are a very small number, without a gradient."""
+    return logprobs_K.clamp(min=IMPOSSIBLE)
 
 
 def row_means(values_K: Tensor, tokens: TrainedTokens) -> Tensor:

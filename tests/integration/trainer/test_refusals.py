@@ -47,7 +47,7 @@ def test_memory_that_runs_out_costs_no_weight(
     batch = on_policy(model, random_segments((9, 12)), advantages=(1, -1))
     before = [p.clone() for p in model.parameters()]
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     with monkeypatch.context() as patch:

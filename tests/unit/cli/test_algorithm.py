@@ -90,6 +90,16 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
             "trainer.kl.where: got reward with estimator gdpo",
         ),
         (
+            ["--algorithm", "pass_at_k", "--trainer.reward.running"],
+            "trainer.reward.running: got True with estimator pass_at_k, which reads successes alon",
+        ),
+        (
+            ["--algorithm", "maxrl", "--trainer.kl.coef", "0.1", "--trainer.kl.where", "reward"],
+            "trainer.kl.where: got reward with estimator maxrl, which reads rewards from 0 to 1",
+        ),
+        (["--algorithm", "rlo"], "(did you mean rloo?)"),
+        (["--loss", f"gspo(low=1{'0' * 400})"], "option low: got 1000"),
+        (
             ["--loss", "gspo", "--trainer.clip.high", "0.5"],
             "trainer.clip.high: got 0.5 with loss gspo, which does not read it",
         ),

@@ -119,6 +119,8 @@ def test_a_divergence_of_the_whole_vocabulary_is_taken_as_it_is() -> None:
     found = np.where(batch.mask_N, np.float32(0.25), 0).astype(np.float32)
     got = with_penalties(replace(batch, divergence_N=found), "exact", 2.0)
     assert got.rewards_E.tolist() == [0.0, -1.5]
+    rejecting = replace(batch, divergence_N=found, mask_N=np.zeros_like(batch.mask_N))
+    assert with_penalties(rejecting, "exact", 2.0).rewards_E.tolist() == batch.rewards_E.tolist()
     with pytest.raises(RunError, match="no divergences"):
         with_penalties(batch, "exact", 2.0)
     with pytest.raises(RunError, match="no reference"):

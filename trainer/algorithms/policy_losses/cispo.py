@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from agentrl.trainer.algorithms.ratios import log_ratios
+from agentrl.trainer.algorithms.ratios import finite_logprobs, log_ratios
 from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
 
 
@@ -18,5 +18,5 @@ def cispo(
     """
     ratio_K = torch.exp(log_ratios(logprobs_K, tokens)).detach()
     weight_K = ratio_K.clamp(1 - low, 1 + high)
-    total = -(tokens.weights_K * weight_K * tokens.advantages_K * logprobs_K).sum()
+    total = -(tokens.weights_K * weight_K * tokens.advantages_K * finite_logprobs(logprobs_K)).sum()
     return total, {"clip_fraction": (weight_K != ratio_K).sum()}

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.trainer.algorithms.ratios import clipped_minimum, log_ratios
+from agentrl.trainer.algorithms.ratios import IMPOSSIBLE, clipped_minimum, log_ratios
 from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
 
 
@@ -57,9 +57,11 @@ def kl_cov(
     """
     covariance_M, source_M = covariances(tokens)
     number = min(max(1, int(share * len(source_M))), len(source_M))
-    held_K = _mark_tokens_at_batch_places(
-        source_M[np.argsort(-covariance_M, kind="stable")[:number]], tokens
-    )
+    # Equal covariances are told apart by marks, which no order of rows changes.
+    size = float(np.abs(covariance_M).max(initial=0.0)) or 1.0
+    marks_M = tokens.batch.marks_N[source_M]
+    ranked = np.lexsort((marks_M, -np.round(covariance_M / size, 9)))
+    held_K = _mark_tokens_at_batch_places(source_M[ranked[:number]], tokens)
     log_ratio_K = log_ratios(logprobs_K, tokens)
     penalty_K = torch.where(held_K, coef * log_ratio_K.abs(), torch.zeros_like(log_ratio_K))
     surrogate_K = torch.exp(log_ratio_K) * tokens.advantages_K - penalty_K
@@ -71,7 +73,7 @@ def covariances(tokens: TrainedTokens) -> tuple[NDArray[np.float64], NDArray[np.
     source_M = np.flatnonzero(tokens.batch.mask_N)
     advantages_N = tokens.batch.advantages_N
     assert advantages_N is not None
-    logprobs_M = tokens.batch.logprobs_N[source_M].astype(np.float64)
+    logprobs_M = np.maximum(tokens.batch.logprobs_N[source_M].astype(np.float64), IMPOSSIBLE)
     advantages_M = advantages_N[source_M].astype(np.float64)
     if not len(source_M):
         return logprobs_M, source_M

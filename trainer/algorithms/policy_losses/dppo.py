@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from agentrl.trainer.algorithms.ratios import log_ratios
+from agentrl.trainer.algorithms.ratios import finite_logprobs, log_ratios
 from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
 
 
@@ -21,5 +21,5 @@ def dppo(
     moved_K = torch.exp(logprobs_K.detach()) - torch.exp(tokens.old_K)
     outside_K = moved_K * torch.sign(tokens.advantages_K) > most
     kept_K = torch.where(outside_K, torch.zeros_like(ratio_K), ratio_K)
-    total = -(tokens.weights_K * kept_K * tokens.advantages_K * logprobs_K).sum()
+    total = -(tokens.weights_K * kept_K * tokens.advantages_K * finite_logprobs(logprobs_K)).sum()
     return total, {"clip_fraction": outside_K.sum()}

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from agentrl.trainer.algorithms.ratios import finite_logprobs
 from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
 
 
@@ -11,7 +12,7 @@ def policy_gradient(logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, 
     Its gradient by a logprob is -w A, whatever the policy has become since the sample was drawn; it
     is right on the first update of a batch only. A = 2 gives -2.
     """
-    return -(tokens.weights_K * tokens.advantages_K * logprobs_K).sum(), {}
+    return -(tokens.weights_K * tokens.advantages_K * finite_logprobs(logprobs_K)).sum(), {}
 
 
 def clone(logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, Statistics]:
@@ -22,4 +23,4 @@ def clone(logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, Statistics
     """
     chosen_K = (tokens.advantages_K > 0).to(logprobs_K)
     cloned = {"cloned": chosen_K.sum()}
-    return -(tokens.weights_K * chosen_K * logprobs_K).sum(), cloned
+    return -(tokens.weights_K * chosen_K * finite_logprobs(logprobs_K)).sum(), cloned
