@@ -59,11 +59,12 @@ assert not [t for t in threading.enumerate() if t.name.startswith("agentrl-loop"
 """
 
 
+@pytest.mark.timeout(240)  # a kernel of its own imports torch beside the other suites
 def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     cells = [nbformat.v4.new_code_cell(c) for c in CELLS.split("# ---\n")]  # type: ignore[no-untyped-call]
     notebook = nbformat.v4.new_notebook(cells=cells)  # type: ignore[no-untyped-call]
     resources = {"metadata": {"path": str(tmp_path)}}
-    client = NotebookClient(notebook, timeout=50, kernel_name="python3", resources=resources)
+    client = NotebookClient(notebook, timeout=200, kernel_name="python3", resources=resources)
     client.execute(env=dict(os.environ))
