@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.config.seams import Seam
-from agentrl.errors import AgentrlError, ConfigError, RunError
+from agentrl.errors import RunError
 from agentrl.tools import user_code
-from agentrl.trainer.algorithms.made_up import made_up_batch
+from agentrl.trainer.algorithms.made_up import made_up_batch, trial
 from agentrl.trainer.algorithms.needs import needs_of
 from agentrl.trainer.algorithms.options import resolve_function
 from agentrl.trainer.algorithms.rollout_correction import (
@@ -102,11 +102,8 @@ def make_correction(config: TrainerConfig, given: object = None) -> CheckedCorre
     if function is none:
         return None
     checked = CheckedCorrection(label, cast("Correction", function))
-    try:
+    with trial():
         checked(made_up_batch(checked.needs))
-    except AgentrlError as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(f"{said}; it was tried on a made-up batch") from error
     return checked
 
 

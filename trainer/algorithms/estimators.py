@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.config.seams import Seam
-from agentrl.errors import AgentrlError, ConfigError, RunError
+from agentrl.errors import ConfigError, RunError
 from agentrl.tools import user_code
 from agentrl.trainer.algorithms.advantages.distill import distill
 from agentrl.trainer.algorithms.advantages.gae import gae, turn_gae, vapo
@@ -28,7 +28,7 @@ from agentrl.trainer.algorithms.advantages.reinforce_pp import reinforce_pp, rei
 from agentrl.trainer.algorithms.advantages.remax import remax
 from agentrl.trainer.algorithms.advantages.rloo import rloo
 from agentrl.trainer.algorithms.advantages.safe import safe, safe_gae
-from agentrl.trainer.algorithms.made_up import made_up_batch
+from agentrl.trainer.algorithms.made_up import made_up_batch, trial
 from agentrl.trainer.algorithms.needs import needs_of
 from agentrl.trainer.algorithms.options import Option, defaults_of, resolve_function
 from agentrl.trainer.algorithms.token_arrays import token_array_fault
@@ -96,8 +96,7 @@ class CheckedEstimator:
     @property
     def least_members(self) -> int:
         """In smaller groups it gives nothing but 0."""
-        is_of_teams = getattr(self.estimate, "func", self.estimate) is pass_at_k
-        return int(self.options["k"]) if is_of_teams else 1
+        return int(self.options["k"]) if self.function is pass_at_k else 1
 
     def __call__(self, batch: Batch) -> NDArray[np.float32]:
         """[N] The advantages; raises RunError if they are not what they have to be."""
@@ -144,13 +143,10 @@ def make_estimator(config: TrainerConfig, given: object = None) -> CheckedEstima
             f"{label} needs a critic, but trainer.algorithm is {config.algorithm}; set it to ppo "
             "or vapo"
         )
-    try:
+    with trial():
         before = checked.state()
         checked(made_up_batch(checked.needs))
         checked.load(before)  # nothing of the trial is left
-    except AgentrlError as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(f"{said}; it was tried on a made-up batch") from error
     return checked
 
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.config.seams import Seam
-from agentrl.errors import AgentrlError, ConfigError, RunError
+from agentrl.errors import ConfigError, RunError
 from agentrl.tools import user_code
-from agentrl.trainer.algorithms.made_up import made_up_batch
+from agentrl.trainer.algorithms.made_up import made_up_batch, trial
 from agentrl.trainer.algorithms.needs import needs_of
 from agentrl.trainer.algorithms.options import resolve_function
 from agentrl.trainer.algorithms.policy_losses.cispo import cispo
@@ -130,11 +130,8 @@ def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:
     )
     if config.is_apart:
         _check_can_be_pickled(loss.function, label)
-    try:
+    with trial("made-up tokens"):
         return _try_loss(loss, in_pieces=config.sequence_parallel > 1)
-    except AgentrlError as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(f"{said}; it was tried on made-up tokens") from error
 
 
 def _check_can_be_pickled(found: object, label: str) -> None:

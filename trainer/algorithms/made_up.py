@@ -1,10 +1,22 @@
 """A small batch that nobody sampled, on which what users bring is tried before a run begins."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
+from agentrl.errors import AgentrlError, ConfigError
 from agentrl.types import Batch
+
+
+@contextmanager
+def trial(on: str = "a made-up batch") -> Generator[None]:
+    """What fails inside is a ConfigError, in one line, that says on what it was tried."""
+    try:
+        yield
+    except AgentrlError as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(f"{said}; it was tried on {on}") from error
 
 
 def made_up_batch(needs: Sequence[str] = ()) -> Batch:

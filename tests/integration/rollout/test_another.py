@@ -5,7 +5,6 @@ import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,6 @@ from agentrl.rollout import (
 )
 from agentrl.rollout.collect import Another
 from agentrl.rollout.selection import drop
-from agentrl.tokens import Tokenizer
 from agentrl.types import (
     AssistantTurn,
     Completion,
@@ -36,11 +34,6 @@ from agentrl.types import (
 )
 
 SERVICES = EnvServices()
-
-
-@pytest.fixture(scope="module")
-def codec(tiny_folder: Path) -> Codec:
-    return Codec(Tokenizer.load(tiny_folder))
 
 
 class Says:

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from agentrl.rollout import (
     gather_groups,
     make_batch,
 )
-from agentrl.tokens import Tokenizer, seal, verify_batch, verify_segment
+from agentrl.tokens import seal, verify_batch, verify_segment
 from agentrl.trainer.algorithms.advantages.remax import remax
 from agentrl.types import (
     AssistantTurn,
@@ -44,11 +43,6 @@ from agentrl.verifiers import Verifier
 
 SERVICES = EnvServices()
 Act = Callable[[EpisodeView], AssistantTurn]
-
-
-@pytest.fixture(scope="module")
-def codec(tiny_folder: Path) -> Codec:
-    return Codec(Tokenizer.load(tiny_folder))
 
 
 def settings(**changes: object) -> CollectSettings:

@@ -6,7 +6,6 @@ import random
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,15 +25,9 @@ from agentrl.rollout import (
     gather_groups,
     make_batch,
 )
-from agentrl.tokens import Tokenizer
 from agentrl.types import Completion, EpisodeSession, Sampling, Task
 
 SERVICES = EnvServices()
-
-
-@pytest.fixture(scope="module")
-def codec(tiny_folder: Path) -> Codec:
-    return Codec(Tokenizer.load(tiny_folder))
 
 
 class Held(ScriptedEngine):

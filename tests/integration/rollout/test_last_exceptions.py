@@ -20,7 +20,6 @@ from agentrl.rollout import (
     gather_groups,
 )
 from agentrl.run_dir import RunDirectory
-from agentrl.tokens import Tokenizer
 from agentrl.tools import tool
 from agentrl.types import AssistantTurn, EpisodeView, Invalid, Task, ToolCall
 
@@ -153,11 +152,6 @@ async def assert_one_is_lost(
     (lost,) = collected.invalid
     assert isinstance(lost.outcome, Invalid)
     return lost.outcome.reason
-
-
-@pytest.fixture(scope="module")
-def codec(tiny_folder: Path) -> Codec:
-    return Codec(Tokenizer.load(tiny_folder))
 
 
 @pytest.mark.parametrize("kind", [Raises, RaisesInLoop])

@@ -30,7 +30,7 @@ from agentrl.rollout import (
     make_batch,
 )
 from agentrl.run_dir.episodes import EpisodesWriter, read_episodes
-from agentrl.tokens import Tokenizer, verify_batch
+from agentrl.tokens import verify_batch
 from agentrl.trainer.algorithms.normalisations import token_mean
 from agentrl.trainer.logprobs import policy_scores
 from agentrl.trainer.packing import pack, trained_rows
@@ -47,11 +47,6 @@ from agentrl.types import (
 )
 
 CONTEXT = 144
-
-
-@pytest.fixture(scope="module")
-def codec(tiny_folder: Path) -> Codec:
-    return Codec(Tokenizer.load(tiny_folder))
 
 
 class Counting(ScriptedEngine):
