@@ -1,6 +1,5 @@
 """What a field accepts, in words: for `--help`, and for what pydantic refuses."""
 
-import difflib
 import json
 import math
 import re
@@ -13,6 +12,7 @@ import annotated_types as at
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from agentrl.config.nearest import nearest
 from agentrl.config.schema import union_members
 
 _PLACEHOLDERS: Mapping[object, str] = {
@@ -98,8 +98,8 @@ def describe_expected(error: ErrorDetails) -> str:
     words = _EXPECTED.get(error["type"], "").format(**limits)
     words = words or error["msg"].removeprefix("Input should be ")
     choices = re.findall(r"'([^']*)'", words) if error["type"] == "literal_error" else []
-    close = difflib.get_close_matches(str(error["input"]), choices, n=1)
-    return f"{words} (did you mean {close[0]}?)" if close else words
+    hint = nearest(str(error["input"]), choices)
+    return f"{words} ({hint})" if hint.startswith("did you mean") else words
 
 
 def explain_refusal(errors: Iterable[ErrorDetails], depth: int, got: object) -> str:

@@ -25,7 +25,7 @@ from agentrl.trainer.algorithms.estimators import BUILT_IN, CheckedEstimator, ma
 from agentrl.trainer.algorithms.needs import NEEDS
 from agentrl.trainer.algorithms.normalisations import make_normalisation
 from agentrl.trainer.algorithms.presets import keys_of
-from agentrl.trainer.config import TrainerConfig, check_heads
+from agentrl.trainer.config import CriticConfig, TrainerConfig, check_heads
 from agentrl.types import Message
 
 FREE_BYTES_NEEDED = 1 << 30
@@ -93,7 +93,7 @@ def make_plan(
                 read.update(function.needs)
         _check_estimator_keys(config, estimator)
         _check_refill_settings(config.rollout, estimator.label, estimator.needs)
-        _check_what_the_estimator_reads(config.trainer, estimator)
+        _check_what_the_estimator_reads(config.trainer, estimator, config.rollout.overlong_buffer)
         read.update(_check_loss_needs(config, objects.get(config.trainer.loss)))
         _check_reference_is_read(config.trainer, read)
     names = [name for env in envs for name in _check_tasks_and_list_tools(env, config, train)]
@@ -146,8 +146,10 @@ _READS_REWARDS_AS_THEY_ARE: Final = {
 """Estimators to which a changed reward says nothing, or something else, and what they read."""
 
 
-def _check_what_the_estimator_reads(config: TrainerConfig, estimator: CheckedEstimator) -> None:
-    """Refuse a cost that nobody reads, and changes of a reward that nobody reads."""
+def _check_what_the_estimator_reads(
+    config: TrainerConfig, estimator: CheckedEstimator, overlong_buffer: float
+) -> None:
+    """Refuse a cost, a decay and changes of a reward that nobody reads."""
     if "cost" not in estimator.needs:
         todo = f"with {estimator.label}, which reads no cost; set trainer.algorithm to safe_grpo"
         _refuse_unused_keys("trainer.cost", config.cost, todo)
@@ -157,6 +159,17 @@ def _check_what_the_estimator_reads(config: TrainerConfig, estimator: CheckedEst
             _refuse_unused_keys("trainer.reward", config.reward, todo)
             if config.kl.where == "reward":
                 raise ConfigError(f"trainer.kl.where: got reward {todo}, or take loss")
+            if overlong_buffer and name != "gdpo":  # to which it is one more part
+                raise ConfigError(
+                    f"rollout.overlong_buffer: got {overlong_buffer:g} {todo}, or leave it out"
+                )
+    decay = config.critic.decay
+    is_read = "decay" in estimator.options or estimator.function not in BUILT_IN.values()
+    if config.has_critic and not is_read and decay != CriticConfig().decay:
+        raise ConfigError(
+            f"trainer.critic.decay: got {decay:g} with {estimator.label}, which does not read it; "
+            "take estimator gae, or leave it out"
+        )
 
 
 def _refuse_unused_keys(

@@ -97,6 +97,17 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
             ["--algorithm", "maxrl", "--trainer.kl.coef", "0.1", "--trainer.kl.where", "reward"],
             "trainer.kl.where: got reward with estimator maxrl, which reads rewards from 0 to 1",
         ),
+        (
+            ["--algorithm", "pass_at_k", "--rollout.overlong-buffer", "0.2"],
+            "rollout.overlong_buffer: got 0.2 with estimator pass_at_k, which reads successes",
+        ),
+        (
+            ["--algorithm", "vapo", "--trainer.critic.decay", "0.9"],
+            "trainer.critic.decay: got 0.9 with estimator vapo, which does not read it",
+        ),
+        (["--loss", "dual_clip(most=0.5)"], "got most = 0.5, expected more than 1"),
+        (["--loss", "clip_cov(least=5, most=1)"], "got least = 5, expected less than most = 1"),
+        (["--trainer.kl.kind", "K3"], "(did you mean k3?)"),
         (["--algorithm", "rlo"], "(did you mean rloo?)"),
         (["--loss", f"gspo(low=1{'0' * 400})"], "option low: got 1000"),
         (

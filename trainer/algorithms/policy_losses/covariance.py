@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentrl.errors import RunError
 from agentrl.trainer.algorithms.ratios import IMPOSSIBLE, clipped_minimum, log_ratios
 from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
 
@@ -34,6 +35,8 @@ def clip_cov(
     Of those with a covariance between `least` and `most`, so many are drawn that they are `share`
     of all trained tokens, at least one: they count nothing. Equal batches draw equal tokens.
     """
+    if least >= most:
+        raise RunError(f"clip_cov: got least = {least:g}, expected less than most = {most:g}")
     covariance_M, source_M = covariances(tokens)
     among = np.flatnonzero((covariance_M > least) & (covariance_M < most))
     number = min(max(1, int(share * len(source_M))), len(among))

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from agentrl.errors import RunError
 from agentrl.trainer.algorithms.ratios import clipped_minimum, log_ratios
 from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
 
@@ -20,6 +21,8 @@ def dual_clip(
     A bad token that has become likely by a ratio of r > `most` pushes no harder than `most` does,
     and has no gradient any more. A = -1: r = 2 gives 2 with gradient 2, r = 5 gives 3 with 0.
     """
+    if most <= 1:
+        raise RunError(f"dual_clip: got most = {most:g}, expected more than 1")
     advantages_K = tokens.advantages_K
     ratio_K = torch.exp(log_ratios(logprobs_K, tokens))
     surrogate_K, outside_K = clipped_minimum(ratio_K, advantages_K, low=low, high=high)
