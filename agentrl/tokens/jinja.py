@@ -25,7 +25,10 @@ _LIMITS = (ArithmeticError, RecursionError, MemoryError)
 
 
 class ChatTemplate:
-    """A compiled chat template; rendering is thread-safe."""
+    """A compiled chat template; rendering is thread-safe.
+
+    What it says of the date (`strftime_now`) is the day on which it was compiled.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """`special_tokens` are what templates know as `bos_token`, `eos_token`, ...
@@ -34,7 +37,8 @@ class ChatTemplate:
         """
         self.source = source
         self._special_tokens = dict(special_tokens)
-        environment = _make_jinja_environment()
+        # The date of a prompt is that of its template: a run that passes midnight has one.
+        environment = _make_jinja_environment(datetime.now())  # noqa: DTZ005 - local, as in training
         try:
             self._tree = environment.parse(source)
             self._template = environment.from_string(source)
@@ -150,7 +154,7 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _make_jinja_environment() -> ImmutableSandboxedEnvironment:
+def _make_jinja_environment(today: datetime) -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
@@ -158,7 +162,7 @@ def _make_jinja_environment() -> ImmutableSandboxedEnvironment:
     filters = cast("dict[str, Callable[..., object]]", environment.filters)
     filters |= {"tojson": _write_json_for_template, "dictsort": _sort_dict_without_cuts}
     names = cast("dict[str, Callable[..., object]]", environment.globals)
-    names |= {"raise_exception": _raise_template_error, "strftime_now": _format_local_time_now}
+    names |= {"raise_exception": _raise_template_error, "strftime_now": today.strftime}
     return environment
 
 
@@ -186,7 +190,3 @@ def _write_json_for_template(
 
 def _raise_template_error(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _format_local_time_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # noqa: DTZ005 - templates mean local time

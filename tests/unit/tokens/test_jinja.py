@@ -1,5 +1,8 @@
 """What chat templates may rely on."""
 
+from datetime import datetime, tzinfo
+from typing import Self
+
 import pytest
 
 from agentrl.errors import ConfigError
@@ -52,3 +55,17 @@ def test_the_order_of_keys_is_that_of_the_keys_without_what_guards_them() -> Non
     template = ChatTemplate("{% for k, v in messages[0] | dictsort %}{{ v }}{% endfor %}", {})
     sorts = [{"b": "2", "\U000f0001\U000ffffdA": "1", "c\U000f0001": "3"}]
     assert template.render(sorts, add_generation_prompt=True) == "123"
+
+
+def test_a_run_that_passes_midnight_has_one_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tomorrow(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return cls(2031, 2, 3, tzinfo=tz)
+
+    source = "{{ strftime_now('%d %b %Y') }}"
+    template = ChatTemplate(source, {})
+    before = template.render([], add_generation_prompt=True)
+    monkeypatch.setattr("agentrl.tokens.jinja.datetime", Tomorrow)
+    assert template.render([], add_generation_prompt=True) == before
+    assert ChatTemplate(source, {}).render([], add_generation_prompt=True) == "03 Feb 2031"
