@@ -65,7 +65,7 @@ class WorkerPool:
         self._busy: set[Channel] = set()
         self._waiting: deque[Future[Channel]] = deque()
         self._closed = False
-        self._finalizer = weakref.finalize(self, self._spawner.close)
+        self._finalizer = weakref.finalize(self, _end_workers, self._spawner, self._idle)
 
     async def call(
         self,
@@ -118,13 +118,10 @@ class WorkerPool:
             self._closed = True
             waiting = tuple(self._waiting)
             self._waiting.clear()
-            idle, self._idle = self._idle, []
             self._finalizer()
         for future in waiting:
             if future.set_running_or_notify_cancel():
                 future.set_exception(WorkerDied(f"pool {self.name} was closed"))
-        for channel in idle:
-            channel.close()
 
     async def aclose(self) -> None:
         """Like `close`, without holding the event loop."""
@@ -217,3 +214,10 @@ class WorkerPool:
         """Leave the queue; a worker that was handed over meanwhile goes to the next."""
         if not place.cancel() and not place.cancelled() and place.exception() is None:
             self._return_worker_to_pool(place.result(), alive=True)
+
+
+def _end_workers(spawner: Spawner, idle: list[Channel]) -> None:
+    """End all workers of a pool that is closed, or that nobody has any more."""
+    spawner.close()
+    while idle:
+        idle.pop().close()

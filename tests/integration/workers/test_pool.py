@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import math
 import os
 import signal
@@ -312,6 +313,22 @@ async def test_close_ends_running_and_waiting_calls() -> None:
             await call
     with pytest.raises(WorkerDied, match="pool test is closed"):
         await pool.call(abs, 1, timeout_s=GENEROUS_S)
+
+
+def test_a_pool_that_nobody_has_any_more_leaves_nothing() -> None:
+    before, sockets = census(), count_sockets()
+    pool = bare_pool(2, "dropped")
+    asyncio.run(pool.call(os.getpid, timeout_s=GENEROUS_S))
+    assert census() > before
+    del pool
+    gc.collect()  # what was left open would be a warning, and so an error
+    assert (census(), count_sockets()) == (before, sockets)
+
+
+def count_sockets() -> int:
+    """The sockets that this process has open."""
+    links = list(Path("/proc/self/fd").iterdir())
+    return sum(str(link.readlink()).startswith("socket:") for link in links if link.is_symlink())
 
 
 def test_size_must_be_positive() -> None:
