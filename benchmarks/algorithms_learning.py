@@ -53,7 +53,7 @@ ALGORITHMS: Mapping[str, Sequence[str]] = {
     "gspo": [],
     "cispo": [],
     "ppo": CRITIC,
-    "vapo": CRITIC,
+    "vapo": [*CRITIC, "--trainer.critic.pretrain", "2"],
     "gigpo": [],
     "remax": ["--rollout.greedy-member"],
     "distill": [],

@@ -122,6 +122,9 @@ class CriticConfig(Config):
         default=1.0, gt=0, description="the critic's gradient is scaled down to this norm"
     )
     updates: int = Field(default=1, ge=1, description="the critic's optimizer steps per mini-batch")
+    pretrain: int = Field(
+        default=0, ge=0, description="steps at the start in which the critic alone learns"
+    )
     discount: float = Field(
         default=1.0, gt=0, le=1, description="what a reward one token later counts (gamma)"
     )

@@ -5,6 +5,7 @@ Suffix: K trained tokens.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +75,10 @@ class GapAlarm:
     """How many alarms the run has had, this one included."""
     final: bool
     """It has had as many as `trainer.max_gap_alarms` allows, so it ends."""
+
+
+CRITIC_ALONE: Final = "the critic learns alone (trainer.critic.pretrain)"
+"""Why the policy is left as it is in the first steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,7 @@ from agentrl.trainer.packing import PackedRows, num_read, trained_rows
 from agentrl.trainer.parallel_dims import SINGLE, Ranks
 from agentrl.trainer.routing_replay import replayed, warn_of_unrecorded
 from agentrl.trainer.sharded_load import read_slices
-from agentrl.trainer.stats import StepStats, SupervisedStats
+from agentrl.trainer.stats import CRITIC_ALONE, StepStats, SupervisedStats
 from agentrl.trainer.updates import (
     Applied,
     BatchUpdate,
@@ -351,6 +351,12 @@ class LocalTrainer:
         if self.saving is not None and self.saving.done():
             self.finish_saving()
 
+    @property
+    def _pretraining_updates(self) -> int:
+        """Those at the start in which the critic alone learns."""
+        config = self.config
+        return config.critic.pretrain * config.minibatches * config.epochs if self.critic else 0
+
     def _find_learning_critic(self, batch: Batch) -> Critic | None:
         """The critic, where its values were asked for and something is trained."""
         return self.critic if batch.values_N is not None and batch.num_trained else None
@@ -367,7 +373,9 @@ class LocalTrainer:
         self.optimizer.zero_grad(set_to_none=True)
         rows = trained_rows(batch)
         self._check_lengths(batch, rows)
-        active = objective.active(rows)
+        # What has no gradient is measured all the same, so that the gap is judged.
+        alone = self.attempted < self._pretraining_updates
+        active = objective.active(rows) & (not alone)
         loss = 0.0
         logprobs_N = np.zeros(batch.num_tokens)
         for chosen, backward in ((rows[active], True), (rows[~active], False)):
@@ -403,7 +411,7 @@ class LocalTrainer:
             loss=float(found[0]),
             logprobs_N=found[len(found) - batch.num_tokens :],
             used_N=batch.mask_N & np.repeat(used_R, np.diff(batch.offsets_R1)),
-            nothing=_explain_nothing_to_train(batch, rows, active),
+            nothing=CRITIC_ALONE if alone else _explain_nothing_to_train(batch, rows, active),
         )
 
     def _check_lengths(self, batch: Batch, rows: NDArray[np.int64]) -> None:
@@ -441,7 +449,9 @@ class LocalTrainer:
 
     def _take_optimizer_step(self, done: Pass) -> Applied:
         """Take the step, unless there is no gradient or it is not finite."""
-        lr = learning_rate(self.attempted, self.config, self.total_updates)
+        alone = self._pretraining_updates
+        before = max(0, self.attempted - alone)
+        lr = learning_rate(before, self.config, self.total_updates - alone)
         self.attempted += 1
         if done.nothing is not None:
             return Applied(lr=lr, skipped=done.nothing)

@@ -45,7 +45,7 @@ from agentrl.rollout.prompts import OddPrompt
 from agentrl.rollout.selection import Refill, Selection
 from agentrl.tools.threads import EpisodeThread
 from agentrl.trainer.algorithms.recipe import BatchRecipe
-from agentrl.trainer.stats import GapAlarm, StepStats, SupervisedStats
+from agentrl.trainer.stats import CRITIC_ALONE, GapAlarm, StepStats, SupervisedStats
 from agentrl.types import Batch, Episode
 
 _WAKE_S: Final = 0.5
@@ -241,7 +241,7 @@ class Controller:
             self._store.event("critic_skipped", step=number, reason=stats.value_skipped)
         if stats.alarm is not None:
             self._report_gap_alarm(stats.alarm, collected, number)
-        elif stats.skipped:
+        elif stats.skipped and stats.skipped != CRITIC_ALONE:
             lines = why_untrained(collected)
             shown = "\n  ".join([*map(one_line, lines[:3]), "... all of them are in events.jsonl"])
             self._observer.warn(f"step {number} changed nothing ({stats.skipped}):\n  {shown}")

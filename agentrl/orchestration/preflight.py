@@ -96,6 +96,7 @@ def make_plan(
         _check_what_the_estimator_reads(config.trainer, estimator, config.rollout.overlong_buffer)
         read.update(_check_loss_needs(config, objects.get(config.trainer.loss)))
         _check_reference_is_read(config.trainer, read)
+        _check_critic_pretraining(config)
     names = [name for env in envs for name in _check_tasks_and_list_tools(env, config, train)]
     if train:  # now that each environment is known to have a task
         sampler = objects.get(config.rollout.sampler)
@@ -282,7 +283,22 @@ def _check_loss_needs(config: RunConfig, given: object) -> tuple[str, ...]:
         todo = f"with {loss.label}, which does not read it; give the loss an option"
         preset = keys_of(trainer.algorithm)
         _refuse_unused_keys("trainer.clip", trainer.clip, todo, preset)
+    if loss.reads_success:
+        todo = f"with {loss.label}, which reads successes; choose another loss"
+        _refuse_unused_keys("trainer.reward", trainer.reward, todo)
+        if trainer.kl.where == "reward":
+            raise ConfigError(f"trainer.kl.where: got reward {todo}, or take loss")
     return loss.needs
+
+
+def _check_critic_pretraining(config: RunConfig) -> None:
+    """Refuse a run that is over before the policy learns."""
+    steps = config.trainer.critic.pretrain
+    if config.trainer.has_critic and steps >= config.steps:
+        raise ConfigError(
+            f"trainer.critic.pretrain: got {steps} of {config.steps} steps in which the critic "
+            "alone learns; lower it, or raise steps"
+        )
 
 
 def _check_reference_is_read(config: TrainerConfig, needs: Set[str]) -> None:

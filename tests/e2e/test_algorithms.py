@@ -13,7 +13,7 @@ from agentrl.trainer.algorithms.catalogue import AlgorithmEntry, entries
 
 ENTRIES = {f"{e.kind} {e.name}": e for e in entries()}
 IN_CI = ("estimator gigpo", "estimator vapo", "loss gspo", "estimator remax")
-MORE_THAN_A_PAIR = ("dapo", "pf_ppo")
+MORE_THAN_A_PAIR = ("dapo", "pf_ppo", "vapo")
 """Algorithms that do more than to name an estimator and a loss."""
 UNMET = {"score parts": "needs a sandbox"}
 QUICK = ["--warm-start.updates", "10", "--warm-start.passes", "1", "--rollout.max-turns", "3"]

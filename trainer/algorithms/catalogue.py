@@ -34,6 +34,8 @@ _PARTS: Final[Mapping[str, Mapping[str, Callable[..., object]]]] = {
 """What the keys of an algorithm name."""
 _ENVS = {"state keys": "number_guess", "score parts": "code_sandbox", "cost": "code_sandbox"}
 """The built-in environments that give what not all of them do."""
+_SHORTENED: Final = {"vapo": " --trainer.critic.pretrain 1"}
+"""What lets the policy learn in two steps."""
 _POSITIONAL = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -113,7 +115,8 @@ def _make_entry_of_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEnt
         options=keys_of(name),
         cost=_describe_costs_of_needs(needs, rounds),
         command=_render_example_command(
-            f"--algorithm {name}", [need for need in needs if need != "critic"]
+            f"--algorithm {name}" + _SHORTENED.get(name, ""),
+            [need for need in needs if need != "critic"],
         ),
     )
 

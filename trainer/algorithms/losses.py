@@ -25,6 +25,7 @@ from agentrl.trainer.algorithms.needs import needs_of
 from agentrl.trainer.algorithms.options import resolve_function
 from agentrl.trainer.algorithms.policy_losses.cispo import cispo
 from agentrl.trainer.algorithms.policy_losses.clip import clip
+from agentrl.trainer.algorithms.policy_losses.clip_clone import clip_clone
 from agentrl.trainer.algorithms.policy_losses.covariance import clip_cov, kl_cov
 from agentrl.trainer.algorithms.policy_losses.dppo import dppo
 from agentrl.trainer.algorithms.policy_losses.dual_clip import dual_clip
@@ -42,7 +43,7 @@ from agentrl.trainer.device import memory_errors
 from agentrl.types import Batch
 from agentrl.workers.pickling import CANNOT_PICKLE, dumps
 
-_BOUNDED: Final = (clip, dual_clip, clip_cov)
+_BOUNDED: Final = (clip, dual_clip, clip_cov, clip_clone)
 """Those that take their bounds from `trainer.clip`."""
 
 BUILT_IN: Final[Mapping[str, PolicyLoss]] = {
@@ -57,6 +58,7 @@ BUILT_IN: Final[Mapping[str, PolicyLoss]] = {
     "kl_cov": kl_cov,
     "policy_gradient": policy_gradient,
     "clone": clone,
+    "clip_clone": clip_clone,
 }
 
 
@@ -77,6 +79,11 @@ class CheckedLoss:
     def reads_clip(self) -> bool:
         """True if `trainer.clip` is for it."""
         return getattr(self.function, "func", None) in _BOUNDED
+
+    @property
+    def reads_success(self) -> bool:
+        """True if a changed reward would say something else to it."""
+        return getattr(self.function, "func", None) is clip_clone
 
     def __call__(self, logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, list[float]]:
         """The sum, and the statistics in the order of `names`; raises RunError."""

@@ -45,7 +45,13 @@ Algorithm = Literal[
 _CRITIC: Final[Mapping[str, Mapping[str, object]]] = {
     "ppo": {"estimator": "gae"},
     "turn_ppo": {"estimator": "turn_gae"},
-    "vapo": {"estimator": "vapo", "clip.high": 0.28, "critic.target_decay": 1.0},
+    "vapo": {
+        "estimator": "vapo",
+        "loss": "clip_clone",
+        "clip.high": 0.28,
+        "critic.target_decay": 1.0,
+        "critic.pretrain": 50,
+    },
     "pf_ppo": {"estimator": "gae"},
     "decoupled_ppo": {"estimator": "gae", "correct": "decoupled"},
     "safe_ppo": {"estimator": "safe_gae"},

@@ -17,6 +17,7 @@ from agentrl.trainer.algorithms.advantages.gae import gae
 from agentrl.trainer.algorithms.advantages.safe import safe_gae
 from agentrl.trainer.critic import Critic
 from agentrl.trainer.packing import trained_rows
+from agentrl.trainer.stats import CRITIC_ALONE
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import Batch
 from tests.unit.trainer.batches import batch_of, random_segments, tiny_model
@@ -104,6 +105,31 @@ def test_ppo_learns_the_values_and_leaves_the_policys_backbone_alone(rank: int) 
     assert trainer.critic is not None
     ours = {id(p) for p in trainer.model.parameters()}
     assert not ours & {id(p) for p in trainer.critic.model.parameters()}
+
+
+def test_the_critic_can_learn_alone_first() -> None:
+    settings = {"minibatches": 1, "epochs": 2, "warmup_steps": 3, "schedule": "linear"}
+    critic = config().critic.model_copy(update={"pretrain": 2})
+    first = config().model_copy(update={**settings, "critic": critic})
+    trainer = LocalTrainer(tiny_model(), first, total_steps=5)
+    plain = LocalTrainer(tiny_model(), config().model_copy(update=settings), total_steps=3)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    rates, valued = list[float](), batch()
+    for step in range(5):
+        valued = trainer.with_values(batch())
+        stats = trainer.update(replace(valued, advantages_N=gae(valued)))
+        is_alone = step < 2
+        assert (stats.skipped == CRITIC_ALONE) is is_alone
+        assert stats.value_skipped is None
+        assert all(map(torch.equal, before, trainer.model.parameters())) is is_alone
+        if is_alone:
+            assert stats.gap_max > 0  # the gap is judged all the same
+        else:
+            rates.append(stats.lr)
+    assert trainer.critic is not None
+    assert rates == [plain.update(replace(valued, advantages_N=gae(valued))).lr for _ in range(3)]
+    explained = trainer.critic.explained(trainer.with_values(batch()))
+    assert explained > 0
 
 
 def test_a_second_head_learns_the_cost_and_the_policy_pays_for_it() -> None:

@@ -105,6 +105,18 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
             ["--algorithm", "vapo", "--trainer.critic.decay", "0.9"],
             "trainer.critic.decay: got 0.9 with estimator vapo, which does not read it",
         ),
+        (
+            ["--algorithm", "vapo", "--steps", "50"],
+            "trainer.critic.pretrain: got 50 of 50 steps in which the critic alone learns",
+        ),
+        (
+            ["--algorithm", "vapo", "--trainer.reward.scale", "2"],
+            "trainer.reward.scale: got 2.0 with loss clip_clone, which reads successes",
+        ),
+        (
+            ["--loss", "clip_clone", "--trainer.kl.coef", "0.1", "--trainer.kl.where", "reward"],
+            "trainer.kl.where: got reward with loss clip_clone, which reads successes",
+        ),
         (["--loss", "dual_clip(most=0.5)"], "got most = 0.5, expected more than 1"),
         (["--loss", "clip_cov(least=5, most=1)"], "got least = 5, expected less than most = 1"),
         (["--trainer.kl.kind", "K3"], "(did you mean k3?)"),
@@ -239,7 +251,7 @@ def test_an_algorithm_sets_what_nobody_else_does() -> None:
     flags = ["--env", "number_guess", "--algorithm", "vapo", "--trainer.clip.high", "0.5"]
     loaded = load_run_config(flags=flags)
     trainer = loaded.config.trainer
-    assert (trainer.estimator, trainer.loss, trainer.has_critic) == ("vapo", "clip", True)
+    assert (trainer.estimator, trainer.loss, trainer.has_critic) == ("vapo", "clip_clone", True)
     assert trainer.clip.high == 0.5
     assert loaded.origins["trainer.estimator"] == "algorithm vapo"
     assert loaded.origins["trainer.clip.high"] == "--trainer.clip.high"

@@ -18,7 +18,7 @@ from agentrl.orchestration.parts import Parts
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.rollout import TaskRef
 from agentrl.trainer.algorithms.recipe import make_recipe
-from agentrl.trainer.stats import StepStats
+from agentrl.trainer.stats import CRITIC_ALONE, StepStats
 from agentrl.types import Batch
 from tests.unit.orchestration.stand_ins import (
     STATS,
@@ -112,6 +112,14 @@ async def test_what_changed_nothing_is_not_published(bench: Bench) -> None:
     assert [kind for kind, _ in bench.store.events] == ["nothing_trained"]
     await controller.step(2, REFS, no_more)
     assert controller.version == await served(bench) == 1
+
+
+async def test_a_critic_that_learns_alone_is_no_trouble(bench: Bench) -> None:
+    bench.trainer.answers = [replace(STATS, skipped=CRITIC_ALONE)]
+    controller = bench.controller()
+    await controller.step(1, REFS, no_more)
+    assert bench.log == ["pause", "update", "resume", "written 1"]
+    assert bench.store.events == []
 
 
 async def test_a_critic_that_was_left_as_it_is_is_told(bench: Bench) -> None:

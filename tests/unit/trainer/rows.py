@@ -18,6 +18,7 @@ def tokens_of_rows(
     advantages: Sequence[Sequence[float]],
     weights: Sequence[Sequence[float]] | None = None,
     reference: Sequence[Sequence[float]] | None = None,
+    rewards: Sequence[float] | None = None,
 ) -> TrainedTokens:
     """The trained tokens of rows that have a prompt of one token each, in float64."""
     lengths = [len(row) + 1 for row in behavior]
@@ -38,6 +39,7 @@ def tokens_of_rows(
         reference_N=None if reference is None else flat(reference),
         offsets_R1=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         episode_R=np.arange(len(lengths), dtype=np.int32),
+        rewards_E=np.array(rewards or [0.0] * len(lengths)),
     )
     source_K = np.flatnonzero(mask_N)
     return trained_tokens(batch, source_K, torch.zeros(0, dtype=torch.float64))

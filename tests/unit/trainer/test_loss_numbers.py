@@ -19,6 +19,8 @@ from torch import Tensor
 from agentrl.errors import ConfigError
 from agentrl.trainer.algorithms.losses import BUILT_IN, make_loss
 from agentrl.trainer.algorithms.needs import needs_of
+from agentrl.trainer.algorithms.policy_losses.clip import clip
+from agentrl.trainer.algorithms.policy_losses.clip_clone import clip_clone
 from agentrl.trainer.algorithms.policy_losses.covariance import clip_cov, kl_cov
 from agentrl.trainer.algorithms.policy_losses.gmpo import gmpo
 from agentrl.trainer.algorithms.policy_losses.gspo import gspo
@@ -102,6 +104,23 @@ def test_a_sequence_has_one_ratio() -> None:
     assert gradient == pytest.approx([-mean, 0, 1])
 
 
+def test_right_answers_are_made_likelier_by_their_mean() -> None:
+    tokens = tokens_of_rows(
+        [[-2], [-2], [-1, -1]],
+        [[0], [0], [0, 0]],
+        [[0.25], [0.25], [0.25, 0.25]],
+        rewards=[1, 0, 1],
+    )
+    value, gradient, found = measured(clip_clone, [[-2], [-2], [-1, -1]], tokens)
+    assert value == pytest.approx(0.1 * (2 + 1 + 1) / 3)
+    assert gradient == pytest.approx([-0.1 / 3, 0, -0.1 / 3, -0.1 / 3])
+    assert found == {"clip_fraction": 0, "right": 3}
+    wrong = tokens_of_rows([[-2]], [[1]], rewards=[0.5])
+    assert measured(clip_clone, [[-2]], wrong)[:2] == measured(clip, [[-2]], wrong)[:2]
+    half = measured(clip_clone, [[-2]], wrong, success_at=0.5, share=1.0)
+    assert half[1] == [pytest.approx(-2)]
+
+
 def test_covariance_is_that_of_the_whole_step() -> None:
     behavior: Rows = [[-0.125, -3], [-3, -0.125, -2.9]]
     advantages: Rows = [[3, 2], [-2, -2, 2]]
@@ -129,7 +148,8 @@ def test_micro_batches_do_not_matter(
     name: str, rows: list[list[tuple[float, float, float]]]
 ) -> None:
     new, old, advantages = ([[t[i] for t in row] for row in rows] for i in range(3))
-    tokens = tokens_of_rows(old, advantages, reference=new)
+    rewards = [float(row % 2) for row in range(len(rows))]
+    tokens = tokens_of_rows(old, advantages, reference=new, rewards=rewards)
     value, gradient, found = measured(BUILT_IN[name], new, tokens)
     value_sum, grads, sums = 0.0, list[float](), dict[str, float]()
     for row in range(len(rows)):
@@ -180,7 +200,10 @@ def test_no_two_losses_are_one() -> None:
     new, advantages = old + rng.normal(0, 0.9, shape), rng.normal(0, 2, shape)
     advantages[0] = np.linspace(3, 6, 8)  # some of high covariance
     tokens = tokens_of_rows(
-        old.tolist(), advantages.tolist(), reference=(old - 0.3 * advantages).tolist()
+        old.tolist(),
+        advantages.tolist(),
+        reference=(old - 0.3 * advantages).tolist(),
+        rewards=[1, 0, 1, 0],
     )
     found = {n: np.array(measured(f, new.tolist(), tokens)[1]) for n, f in BUILT_IN.items()}
     for one, other in combinations(found, 2):
