@@ -18,9 +18,10 @@ class Rubric:
 
         Rubric(correct=(ExactNumber(), 0.8), brief=(LengthPenalty(200), 0.2), gate=FormatOk())
 
-    Weights are positive and taken as they are: let them sum to 1 to stay within [0, 1]. Every part
-    is run and logged, unweighted, under its name ("correct"; "outer/inner" for parts of parts),
-    whatever the gate says. If one part, or the gate, is Invalid, all of it is. Rubrics nest.
+    Weights are taken as they are: let them sum to 1 to stay within [0, 1]. Every part is run and
+    logged, unweighted, under its name ("correct"; "outer/inner" for parts of parts), whatever the
+    gate says; one with weight 0 is a part of the score alone, such as a cost. If one part, or the
+    gate, is Invalid, all of it is. Rubrics nest.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class Rubric:
             raise ConfigError("a rubric needs at least one part: Rubric(name=(verifier, weight))")
         for name, part in parts.items():
             _check_rubric_part(name, part)
+        if not any(weight for _, weight in parts.values()):
+            raise ConfigError("a rubric needs a part with a weight above 0, got only weights of 0")
         self._gate = gate
         self.success_at = success_at
         self._parts = parts
@@ -83,9 +86,9 @@ def _check_rubric_part(name: str, part: object) -> None:
     weight = pair[1] if len(pair) == 2 else None
     if not isinstance(weight, int | float) or isinstance(weight, bool):
         raise ConfigError(f"rubric part {name} is {part!r}, expected (verifier, weight)")
-    if not (math.isfinite(weight) and weight > 0):
+    if not (math.isfinite(weight) and weight >= 0):
         raise ConfigError(
-            f"rubric part {name} has weight {weight}, expected a finite number above 0; "
+            f"rubric part {name} has weight {weight}, expected a finite number, 0 or more; "
             "for a penalty, give a verifier with a negative score_range"
         )
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,21 +13,20 @@ from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.trainer.algorithms.catalogue import AlgorithmEntry, entries
 
 ENTRIES = {f"{e.kind} {e.name}": e for e in entries()}
-IN_CI = ("estimator gigpo", "estimator vapo", "loss gspo", "estimator remax")
-MORE_THAN_A_PAIR = ("dapo", "pf_ppo", "vapo")
-"""Algorithms that do more than to name an estimator and a loss."""
-UNMET = {"score parts": "needs a sandbox"}
+IN_CI = ("estimator gigpo", "algorithm vapo", "loss gspo", "estimator remax")
+RUNS_CODE = {"score parts", "cost"}
+"""Needs that an environment with a sandbox meets."""
 QUICK = ["--warm-start.updates", "10", "--warm-start.passes", "1", "--rollout.max-turns", "3"]
 
 
 def cases() -> list[object]:
-    kept = [e for e in ENTRIES.values() if not set(e.needs) & UNMET.keys()]
-    marks = {name: () if name in IN_CI else (pytest.mark.nightly,) for name in ENTRIES}
-    return [
-        pytest.param(e, id=e.name, marks=marks[f"{e.kind} {e.name}"])
-        for e in kept
-        if e.kind != "algorithm" or e.name in MORE_THAN_A_PAIR
-    ]
+    def marks(name: str, entry: AlgorithmEntry) -> Iterator[pytest.MarkDecorator]:
+        if name not in IN_CI:
+            yield pytest.mark.nightly
+        if set(entry.needs) & RUNS_CODE:
+            yield pytest.mark.sandbox
+
+    return [pytest.param(e, id=name, marks=[*marks(name, e)]) for name, e in ENTRIES.items()]
 
 
 @pytest.mark.parametrize("entry", cases())

@@ -247,6 +247,21 @@ async def test_too_many_failures_stop_the_run_with_a_table(codec: Codec) -> None
         await gather_groups(collector.collect(jobs(10, Breaks), group_size=2))
 
 
+async def test_failures_of_half_the_attempts_stop_nothing_early(codec: Codec) -> None:
+    class Breaks(Calculator):
+        def setup(self) -> None:
+            if self.task.id in broken:
+                raise ValueError("no such world")
+
+    played = jobs(10, Breaks)
+    broken = {job.task.id for job in played[:5]}
+    collector = Collector(
+        engine=engine(codec), codec=codec, settings=settings(attempts=1, max_invalid_share=0.5)
+    )
+    collected = await gather_groups(collector.collect(played, group_size=2))
+    assert (len(collected.invalid), len(collected.episodes)) == (10, 10)
+
+
 async def test_more_lost_than_allowed_stops_the_run_after_the_last_group(codec: Codec) -> None:
     class Breaks(Calculator):
         def setup(self) -> None:

@@ -99,10 +99,20 @@ async def test_rubric_travels() -> None:
     assert await run(copy, pool, "42") == await run(standard(), pool, "42")
 
 
-@pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf")])
-def test_weights_are_positive(weight: float) -> None:
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_weights_are_not_negative(weight: float) -> None:
     with pytest.raises(ConfigError, match="part correct has weight"):
         Rubric(correct=(ExactNumber(), weight))
+
+
+async def test_a_weight_of_0_is_for_a_part_that_is_measured_only(pool: WorkerPool) -> None:
+    rubric = Rubric(correct=(ExactNumber(), 1.0), brief=(LengthPenalty(4), 0.0))
+    assert rubric.score_range == (0.0, 1.0)
+    found = await run(rubric, pool, "42.000")
+    assert isinstance(found, Score)
+    assert (found.value, found.parts) == (1.0, {"correct": 1.0, "brief": 0.5})
+    with pytest.raises(ConfigError, match="a part with a weight above 0"):
+        Rubric(harm=(LengthPenalty(1), 0.0))
 
 
 @pytest.mark.parametrize("part", [ExactMatch(), (ExactMatch(),), (ExactMatch(), "1"), 0.5])
