@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 
 from agentrl.engine.sglang.install import default_folder, installed
+from tests.preloaded import Preloaded
 
 _SGLANG = default_folder()  # before the tests get a cache of their own
 
@@ -30,6 +31,13 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENTRL_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def preloaded() -> Iterator[Preloaded]:
+    """Runs commands of `agentrl`, without the seconds that each needs for its imports."""
+    with Preloaded() as process:
+        yield process
 
 
 @pytest.fixture(scope="session")

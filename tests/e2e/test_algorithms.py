@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.trainer.algorithms.catalogue import AlgorithmEntry, entries
+from tests.preloaded import Preloaded
 
 ENTRIES = {f"{e.kind} {e.name}": e for e in entries()}
 IN_CI = ("estimator gigpo", "algorithm vapo", "loss gspo", "estimator remax")
@@ -31,14 +30,13 @@ def cases() -> list[object]:
 
 @pytest.mark.parametrize("entry", cases())
 @pytest.mark.timeout(300)
-def test_its_command_trains_two_steps(entry: AlgorithmEntry, tmp_path: Path) -> None:
+def test_its_command_trains_two_steps(
+    entry: AlgorithmEntry, tmp_path: Path, preloaded: Preloaded
+) -> None:
     if "teacher" in entry.needs:
         shutil.copytree(resolve_model("tiny", seed=1), tmp_path / "runs/teacher/model")
-    words = entry.command.split()
-    command = [sys.executable, "-m", *words, *QUICK, "--name", "run", "--threads", "1"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
-    )
+    command = [*entry.command.split(), *QUICK, "--name", "run", "--threads", "1"]
+    done = preloaded.run(command[1:], tmp_path)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]

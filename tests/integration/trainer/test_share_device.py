@@ -1,8 +1,6 @@
 """An engine and a trainer that take turns on one device give the same run."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,23 +11,22 @@ from agentrl.orchestration.load import load_run_config
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer.device import CPU
 from agentrl.trainer.trainer import LocalTrainer
+from tests.preloaded import Preloaded
 from tests.unit.trainer.batches import on_policy, random_segments, tiny_model
 
 ENV = f"{Path(__file__).parents[2] / 'e2e' / 'digits_env.py'}:Digits"
 START = [
     *("--env", ENV, "--steps", "2", "--deterministic", "--threads", "1"),
     *("--rollout.tasks-per-step", "3", "--group-size", "4", "--rollout.max-new-tokens", "12"),
-    *("--warm-start.updates", "300"),
 ]
 
 
 @pytest.mark.parametrize("publish", ["merged", "adapter"])
-def test_taking_turns_changes_nothing(publish: str, tmp_path: Path) -> None:
+def test_taking_turns_changes_nothing(publish: str, tmp_path: Path, preloaded: Preloaded) -> None:
     lora = ["--trainer.lora.rank", "4", "--trainer.lora.publish", publish, "--lr", "1e-2"]
     found: list[list[dict[str, float]]] = []
     for name, more in (("alone", []), ("turns", ["--engine.share-device"])):
-        argv = [sys.executable, "-m", "agentrl", "train", *START, *lora, "--name", name, *more]
-        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = preloaded.run(["train", *START, *lora, "--name", name, *more], tmp_path)
         assert done.returncode == 0, done.stderr[-2000:]
         lines = (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()
         found.append([json.loads(line) for line in lines])
