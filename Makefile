@@ -86,6 +86,7 @@ $(PEERS): benchmarks/peers.txt $(STAMP)
 nightly: venv $(RENDERERS) $(PEERS) sglang
 	REQUIRE_SGLANG=1 $(PY) -m pytest -m "sglang and nightly"
 	$(PY) -m pytest -m "nightly and not sglang and not sandbox"
+	$(PY) -m pytest -m $(HERE) --hypothesis-profile=nightly tests/unit tests/contract
 	.ci/with_docker $(PY) -m pytest -m "nightly and sandbox"
 	$(PY) benchmarks/learning_matrix.py $(MATRIX) --env calculator
 	$(PY) benchmarks/learning_matrix.py $(MATRIX) --env number_guess --cells 8

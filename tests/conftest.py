@@ -11,7 +11,8 @@ from tests.preloaded import Preloaded
 _SGLANG = default_folder()  # before the tests get a cache of their own
 
 # A shared machine stalls now and then; pytest's own timeout is the one that counts.
-settings.register_profile("agentrl", deadline=None)
+settings.register_profile("agentrl", deadline=None, max_examples=30)
+settings.register_profile("nightly", deadline=None, max_examples=300)
 settings.load_profile("agentrl")
 
 
