@@ -16,7 +16,8 @@ AGENTRL = Path(sys.executable).with_name("agentrl")
 @pytest.mark.timeout(600)
 def test_smollm2_takes_two_steps(tmp_path: Path) -> None:
     flags = ["--env", "calculator", "--model", "smollm2-135m", "--steps", "2", "--threads", "1"]
-    flags += ["--tasks-per-step", "2", "--group-size", "2", "--rollout.max-new-tokens", "32"]
+    flags += ["--tasks-per-step", "2", "--group-size", "2", "--rollout.max-new-tokens", "8"]
+    flags += ["--rollout.max-turns", "2"]
     done = subprocess.run(
         [AGENTRL, "train", *flags, "--name", "real", "--runs-dir", tmp_path],
         env={**os.environ, "PATH": "/usr/bin:/bin"},
