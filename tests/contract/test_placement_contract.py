@@ -80,7 +80,7 @@ async def test_an_async_tool_that_is_late_is_cancelled_and_shown() -> None:
 
 async def test_an_isolated_tool_is_killed_at_its_timeout_and_the_episode_goes_on() -> None:
     class Heavy(Base):
-        @tool(isolated=True, timeout_s=0.2)
+        @tool(isolated=True, timeout_s=1)
         def power(self, n: int) -> int:
             """Compute.
 
@@ -97,7 +97,7 @@ async def test_an_isolated_tool_is_killed_at_its_timeout_and_the_episode_goes_on
     slow = asyncio.create_task(env.advance(call("power", n=9)))
     assert texts(await other.advance(call("note", text="a"))) == ["noted a"]
     assert not slow.done()
-    assert texts(await slow) == ["Error: timed out after 0.2 s"]
+    assert texts(await slow) == ["Error: timed out after 1 s"]
     assert texts(await env.advance(call("note", text="b"))) == ["noted b"]
     services.close()
 
@@ -160,7 +160,7 @@ async def test_an_abandoned_thread_closes_the_resources_when_it_returns() -> Non
     await env.aclose()
     assert env.log == []
     Hanging.gate.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while services.census.count:  # noqa: ASYNC110 (another thread ends it)
             await asyncio.sleep(0.01)
     assert env.log == ["teardown", "closed"]
@@ -225,7 +225,7 @@ async def test_a_starved_loop_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) 
 
 class Remote(Base):
     isolation = "process"
-    tool_timeout_s = 0.2
+    tool_timeout_s = 1
 
     def setup(self) -> None:
         self.counter = 0

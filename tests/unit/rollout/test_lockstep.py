@@ -72,7 +72,7 @@ async def test_an_engine_that_cannot_pause_fails_every_request_of_the_round() ->
 
     gate = Lockstep(Dead(0))  # type: ignore[arg-type]  # the three methods that it uses
     gate.join(2)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         answers = await asyncio.gather(
             *(gate.generate([1], SAMPLING, EpisodeSession(f"e{i}")) for i in range(2)),
             return_exceptions=True,
