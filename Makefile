@@ -100,6 +100,7 @@ nightly: venv $(RENDERERS) $(PEERS) sglang
 	$(PY) benchmarks/train_step.py
 	PYTHONPATH=$(PEERS) $(PY) benchmarks/algorithms.py
 	PYTHONPATH=$(PEERS) $(PY) benchmarks/trl_agreement.py
+	$(PY) benchmarks/algorithm_cost.py
 	$(PY) benchmarks/corrections.py
 	$(PY) benchmarks/algorithms_learning.py $(LEARNED)
 	$(PY) benchmarks/models.py

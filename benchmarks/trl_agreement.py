@@ -7,7 +7,8 @@ docs/algorithms.md and the largest difference, of the largest value: of advantag
 its gradient by each logprob. Exits 1 where one is above 2e-4.
 """
 
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false
 # mypy: ignore-errors
 # TRL is typed in part, and not there where types are checked.
 

@@ -10,6 +10,7 @@ Suffix: E episodes.
 """
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false
 # mypy: ignore-errors
 # TRL is typed in part, and not there where types are checked.
 

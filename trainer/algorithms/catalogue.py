@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.trainer.algorithms.corrections import BUILT_IN as CORRECTIONS
 from agentrl.trainer.algorithms.estimators import BUILT_IN as ESTIMATORS
 from agentrl.trainer.algorithms.losses import BUILT_IN as LOSSES
-from agentrl.trainer.algorithms.needs import COSTS, FLAGS, needs_of
+from agentrl.trainer.algorithms.needs import FLAGS, PASSES, needs_of
 from agentrl.trainer.algorithms.normalisations import BUILT_IN as NORMALISATIONS
 from agentrl.trainer.algorithms.options import defaults_of, split_options
 from agentrl.trainer.algorithms.presets import PAPERS, PRESETS, ROLLOUT, keys_of
@@ -57,8 +57,10 @@ class AlgorithmEntry:
     needs: tuple[str, ...]
     options: dict[str, object]
     """With their defaults; of an algorithm the keys that it sets."""
+    passes: int
+    """What a step takes beside the update's own 3: 1 is a pass forward, 2 one back."""
     cost: str
-    """What a step takes beside sampling, and the update's own pass forward and back."""
+    """The same in words, and what more is sampled."""
     command: str
     """Trains two steps with it."""
 
@@ -113,6 +115,7 @@ def _make_entry_of_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEnt
         paper=PAPERS.get(name) or _find_paper(own),
         needs=needs,
         options=keys_of(name),
+        passes=_count_passes(needs),
         cost=_describe_costs_of_needs(needs, rounds),
         command=_render_example_command(
             f"--algorithm {name}" + _SHORTENED.get(name, ""),
@@ -138,6 +141,7 @@ def _make_entry_of_function(name: str, kind: str, function: object, flags: str) 
         paper=_find_paper(function),
         needs=needs,
         options=options,
+        passes=_count_passes(needs),
         cost=_describe_costs_of_needs(needs),
         command=_render_example_command(flags, needs),
     )
@@ -150,10 +154,17 @@ def _find_paper(function: object) -> str:
     return next(named, "none named")
 
 
+def _count_passes(needs: Sequence[str]) -> int:
+    return sum(PASSES[need][0] for need in needs if need in PASSES)
+
+
 def _describe_costs_of_needs(needs: Sequence[str], refill: float = 1.0) -> str:
-    costs = [COSTS[need] for need in needs if need in COSTS]
+    passes = _count_passes(needs)
+    costs = [f"{passes or 'no'} {'pass' if passes == 1 else 'passes'} beside the update's 3"]
+    costs += [PASSES[need][1] for need in needs if need in PASSES]
+    costs += ["one more episode for each group"] if "greedy member" in needs else []
     costs += [f"up to {refill:g} times the episodes"] if refill > 1 else []
-    return ", ".join(costs) or "nothing more"
+    return "; ".join(costs)
 
 
 def _render_example_command(flags: str, needs: Sequence[str]) -> str:

@@ -39,14 +39,13 @@ FLAGS: Final = {
 }
 """How a command line gives what is not there by itself."""
 
-COSTS: Final = {
-    "critic": "a critic's pass before the update, and its own pass forward and back",
-    "reference": "a pass of the reference",
-    "teacher": "a pass of the teacher",
-    "proximal": "a pass before the update",
-    "greedy member": "one more episode for each group",
+PASSES: Final = {
+    "critic": (4, "the critic before the update (1), and its own forward and back (3)"),
+    "reference": (1, "the reference (1)"),
+    "teacher": (1, "the teacher (1)"),
+    "proximal": (1, "the policy before the update (1)"),
 }
-"""What it takes in each step."""
+"""What it takes in each step over the rows that are trained on: 1 is a pass forward, 2 one back."""
 
 
 def needs(*names: str) -> Callable[[F], F]:

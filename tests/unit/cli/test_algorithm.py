@@ -14,6 +14,7 @@ from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.trainer.algorithms.losses import make_loss
 from agentrl.trainer.algorithms.normalisations import make_normalisation
 from agentrl.trainer.algorithms.presets import PRESETS
+from agentrl.trainer.algorithms.recipe import make_recipe
 from agentrl.trainer.config import TrainerConfig
 
 
@@ -25,7 +26,8 @@ def test_the_list_is_what_the_document_says(capsys: pytest.CaptureFixture[str]) 
     assert len(found) == len(list(entries()))
     page = (Path(__file__).parents[3] / "docs/algorithms.md").read_text()
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
-    table = {row[1].strip(" `"): (row[3].strip(), row[4].strip()) for row in rows}
+    # Tables of agreement have three columns.
+    table = {row[1].strip(" `"): (row[3].strip(), row[4].strip()) for row in rows if row[5:]}
     assert table == {e["name"]: (e["paper"], ", ".join(e["needs"])) for e in parts}
 
 
@@ -281,8 +283,18 @@ def test_an_algorithm_sets_keys_of_the_sampling_side_too() -> None:
 
 def test_what_an_algorithm_costs_in_episodes_is_said() -> None:
     [dapo] = [entry for entry in entries() if entry.name == "dapo"]
-    assert (dapo.paper, dapo.cost) == ("arXiv:2503.14476", "up to 3 times the episodes")
+    assert dapo.paper == "arXiv:2503.14476"
+    assert dapo.cost == "no passes beside the update's 3; up to 3 times the episodes"
     assert dapo.options["rollout.refill"] == 3.0
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_an_algorithm_costs_in_passes_is_what_its_recipe_makes(name: str) -> None:
+    [entry] = [entry for entry in entries() if (entry.name, entry.kind) == (name, "algorithm")]
+    needs = make_recipe(TrainerConfig.model_validate({"algorithm": name})).needs
+    made = {"critic": 1 + 3, "reference": 1, "teacher": 1, "proximal": 1}
+    assert entry.passes == sum(made[need] for need in needs & made.keys())
+    assert f"{entry.passes or 'no'} pass" in entry.cost
 
 
 @pytest.mark.parametrize("name", PRESETS)
