@@ -64,6 +64,9 @@ def prepare(entry: AlgorithmEntry, batch: Batch, folder: Path) -> Callable[[], f
     """What takes one step with this algorithm, and says how many CPU seconds it took."""
     flags = ["--env", "calculator", "--algorithm", entry.name, "--lr", "1e-9"]
     flags += ["--trainer.cost.part", "cost"] if "cost" in entry.needs else []
+    # Where the critic learns first, the steps behind that are meant.
+    pretrains = "trainer.critic.pretrain" in entry.options
+    flags += ["--trainer.critic.pretrain", "0"] if pretrains else []
     config = load_run_config(flags=flags).config.trainer
     teacher = load_model(folder) if "teacher" in entry.needs else None
     if teacher is not None:
