@@ -45,6 +45,7 @@ def sample_batch(folder: Path) -> tuple[Batch, Path]:
         (step,) = run
         model = run.result().model
     batch = make_batch(step.collected.episodes, temperature=run.config.rollout.temperature)
+    assert batch.turn_offsets_E1 is not None
     episodes, turns = len(batch.rewards_E), batch.turn_offsets_E1[1:] - 1
     rewards_E = np.where(np.arange(episodes) % 2, 1.0, 0.25)
     turn_rewards_U = np.zeros(batch.turn_offsets_E1[-1])
@@ -71,7 +72,7 @@ def prepare(entry: AlgorithmEntry, batch: Batch, folder: Path) -> Callable[[], f
     teacher = load_model(folder) if "teacher" in entry.needs else None
     if teacher is not None:
         with torch.no_grad():
-            teacher.get_output_embeddings().weight.mul_(1.1)
+            next(teacher.parameters()).mul_(1.1)
     trainer = LocalTrainer(load_model(folder), config, total_steps=1000, reference=teacher)
     recipe = make_recipe(config)
 
