@@ -1,7 +1,7 @@
 """The gate before the first update, and the alarm that stays on after it.
 
 Tokens that were sampled under the weights that the trainer has are on policy, so policy and
-behavior must be the same distribution there: those of the newest version in the batch, if nothing
+behavior must be the same distribution there: those of the newest version in the step, if nothing
 of that version was trained on before. Others are not judged.
 
 Suffix: N tokens of the batch.
@@ -47,10 +47,16 @@ class GapGate:
         """The first update of this process has passed."""
 
     def judge(
-        self, batch: Batch, policy_N: NDArray[np.float64], used_N: NDArray[np.bool_]
+        self,
+        batch: Batch,
+        policy_N: NDArray[np.float64],
+        used_N: NDArray[np.bool_],
+        newest: int,
     ) -> GapAlarm | None:
-        """An alarm, if this batch is one; raises RunError before the first update."""
-        newest = int(batch.versions_N[used_N].max(initial=-1))
+        """An alarm, if this batch is one; raises RunError before the first update.
+
+        `newest` is the newest version of the step, of which a mini-batch may have nothing.
+        """
         judged_N = used_N & (batch.versions_N == newest) & (newest > self._trained)
         ratios = ratio_stats(policy_N[judged_N], batch.logprobs_N[judged_N].astype(np.float64))
         if not judged_N.any() or np.isnan(ratios.mean):
@@ -70,9 +76,9 @@ class GapGate:
             self._gaps.append((ratios.gap_mean, ratios.gap_max))
         return None
 
-    def trained(self, batch: Batch) -> None:
-        """The weights changed by this batch, so what was sampled under its version is old."""
-        self._trained = max(self._trained, int(batch.versions_N.max(initial=-1)))
+    def trained(self, newest: int) -> None:
+        """The weights changed by a step, so what was sampled under its newest version is old."""
+        self._trained = max(self._trained, newest)
 
     def state(self) -> Mapping[str, Json]:
         """What a checkpoint holds of it."""

@@ -109,6 +109,8 @@ class StepStats(SupervisedStats):
     """1 less the mean squared error of its values, before the step, over the targets' variance."""
     alarm: GapAlarm | None = None
     """Why the batch must not be trained on."""
+    rejected: frozenset[str] = frozenset()
+    """Ids of the episodes of which `trainer.correct` left nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

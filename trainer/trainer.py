@@ -194,13 +194,14 @@ class LocalTrainer:
         learner = self._find_learning_critic(batch)
         explained = learner.explained(batch) if learner else None
         first, updates, objectives = self.attempted, list[BatchUpdate](), list[PolicyObjective]()
+        newest = int(batch.versions_N.max(initial=-1))
         for part in [part for part, _ in split_minibatches(batch)] * self.config.epochs:
             objectives.append(PolicyObjective(part, self.loss, self.config))
-            updates.append(self._update_once(part, objectives[-1]))
+            updates.append(self._update_once(part, objectives[-1], newest))
             if updates[-1].alarm is not None:
                 break
             if updates[-1].applied.skipped is None:
-                self.gate.trained(batch)
+                self.gate.trained(newest)
         # As many as there would have been without groups that were left out, so that the rate is
         # where it should be.
         self.attempted = first + self.config.minibatches * self.config.epochs
@@ -209,12 +210,12 @@ class LocalTrainer:
         )
         return summarise_policy(common, updates, objectives, explained)
 
-    def _update_once(self, batch: Batch, objective: PolicyObjective) -> BatchUpdate:
+    def _update_once(self, batch: Batch, objective: PolicyObjective, newest: int) -> BatchUpdate:
         """One update by a mini-batch, of the policy and of the critic."""
         done = self._accumulate_gradients(batch, objective)
         if not self.gate.is_open and not self.ranks.rank:
             warn_of_unrecorded(self.model, batch)
-        alarm = self.gate.judge(batch, *before_rejection(batch, done))
+        alarm = self.gate.judge(batch, *before_rejection(batch, done), newest)
         if alarm is not None:
             self.optimizer.zero_grad(set_to_none=True)
             done = replace(done, nothing=alarm.reason)
@@ -484,10 +485,12 @@ class LocalTrainer:
 def _explain_nothing_to_train(
     batch: Batch, rows: NDArray[np.int64], active: NDArray[np.bool_]
 ) -> str | None:
-    if not len(rows) and batch.rejected_N is not None and batch.rejected_N.any():
+    is_corrected = batch.rejected_N is not None and bool(batch.rejected_N.any())
+    if not len(rows) and is_corrected:
         return "trainer.correct rejected every token of the batch"
     if not len(rows):
         return "no token of the batch is trained"
     if not active.any():
-        return "every advantage is 0: within each group all rewards are equal"
+        left = " in what trainer.correct left" if is_corrected else ""
+        return f"every advantage is 0{left}, as in groups of equal rewards"
     return None

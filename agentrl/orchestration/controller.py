@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -44,6 +45,7 @@ from agentrl.rollout import (
 from agentrl.rollout.prompts import OddPrompt
 from agentrl.rollout.selection import Refill, Selection
 from agentrl.tools.threads import EpisodeThread
+from agentrl.trainer.algorithms.corrections import are_rejected
 from agentrl.trainer.algorithms.recipe import BatchRecipe
 from agentrl.trainer.stats import CRITIC_ALONE, GapAlarm, StepStats, SupervisedStats
 from agentrl.types import Batch, Episode
@@ -201,7 +203,11 @@ class Controller:
             nothing_N = np.zeros(0, dtype=np.float32)
             return trainer.update(replace(batch, advantages_N=nothing_N, weights_N=nothing_N))
         batch = self.recipe.prepare(batch, trainer)
-        return replace(trainer.update(batch), batch_statistics=self.recipe.measure(batch))
+        return replace(
+            trainer.update(batch),
+            batch_statistics=self.recipe.measure(batch),
+            rejected=frozenset(compress(batch.episode_ids, are_rejected(batch))),
+        )
 
     def _make_train_batch(self, episodes: Sequence[Episode], greedy: Sequence[Episode]) -> Batch:
         """With the rewards that are trained on."""
@@ -242,7 +248,7 @@ class Controller:
         if stats.alarm is not None:
             self._report_gap_alarm(stats.alarm, collected, number)
         elif stats.skipped and stats.skipped != CRITIC_ALONE:
-            lines = why_untrained(collected)
+            lines = why_untrained(collected, stats.rejected)
             shown = "\n  ".join([*map(one_line, lines[:3]), "... all of them are in events.jsonl"])
             self._observer.warn(f"step {number} changed nothing ({stats.skipped}):\n  {shown}")
             self._store.event("nothing_trained", step=number, reason=stats.skipped, episodes=lines)

@@ -1,7 +1,7 @@
 """What a person must be told about a step: nothing to train, tools never called, a wrong gap."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from agentrl.config.nearest import nearest
@@ -11,27 +11,35 @@ from agentrl.trainer.stats import GapAlarm
 from agentrl.types import Episode, Invalid
 
 
-def why_untrained(collected: Collected) -> list[str]:
-    """One line per episode of a step that gave no gradient, saying why it gave none."""
+def why_untrained(collected: Collected, rejected: Set[str] = frozenset()) -> list[str]:
+    """One line per episode of a step that gave no gradient, saying why it gave none.
+
+    `rejected` are the ids of the episodes of which a correction left nothing.
+    """
     groups: dict[int, list[Episode]] = {}
     for episode in collected.scored:
         groups.setdefault(episode.group, []).append(episode)
-    lines = [f"{e.id}: {_explain_why_untrained(e, groups[e.group])}" for e in collected.scored]
+    lines = [
+        f"{e.id}: {_explain_why_untrained(e, groups[e.group], rejected)}" for e in collected.scored
+    ]
     invalid = [(e.id, e.outcome) for e in collected.invalid if isinstance(e.outcome, Invalid)]
     return lines + [f"{name}: invalid: {why.reason} ({why.blame})" for name, why in invalid]
 
 
-def _explain_why_untrained(episode: Episode, group: Sequence[Episode]) -> str:
+def _explain_why_untrained(episode: Episode, group: Sequence[Episode], rejected: Set[str]) -> str:
     if not any(segment.num_trained for segment in episode.segments):
         return "the policy sampled no token"
     if episode.dropped in _DROPPED:
         return _DROPPED[episode.dropped]
-    if len(group) == 1:
-        return (
-            f"its group has no other scored episode to compare its reward {episode.reward:g} with"
-        )
-    if len({member.reward for member in group}) == 1:
-        return f"all {len(group)} episodes of its group have the reward {episode.reward:g}"
+    if episode.id in rejected:
+        return "trainer.correct rejected all of its tokens"
+    # A flat group was dropped as a whole, after these had left it.
+    kept = [e for e in group if e.dropped not in _DROPPED and e.id not in rejected]
+    left = "" if len(kept) == len(group) else f" that are left of {len(group)}"
+    if len(kept) == 1:
+        return f"its group has no other episode left to compare its reward {episode.reward:g} with"
+    if len({member.reward for member in kept}) == 1:
+        return f"all {len(kept)} episodes{left} of its group have the reward {episode.reward:g}"
     return "its advantage is zero"
 
 

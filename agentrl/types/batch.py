@@ -138,6 +138,11 @@ class Batch:
         taken["episode_R"] = renumbered_E[self.episode_R[chosen_R]]
         return replace(self, **taken)  # type: ignore[arg-type]  # each by its name
 
+    def read_only(self) -> "Batch":
+        """The same numbers, not copied, for a function that must not write into them."""
+        locked = {each.name: _lock_arrays(getattr(self, each.name)) for each in fields(self)}
+        return replace(self, **locked)  # type: ignore[arg-type]  # each by its name
+
     def row(self, r: int) -> slice:
         """The slice of row r in the flat arrays."""
         return slice(int(self.offsets_R1[r]), int(self.offsets_R1[r + 1]))
@@ -149,6 +154,16 @@ def _take_rows(value: object, chosen: NDArray[np.bool_]) -> object:
     if isinstance(value, Mapping):
         return {k: _take_rows(v, chosen) for k, v in cast("Mapping[str, object]", value).items()}
     return None if value is None else tuple(compress(cast("tuple[object, ...]", value), chosen))
+
+
+def _lock_arrays(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        view = cast("NDArray[np.generic]", value).view()
+        view.flags.writeable = False
+        return view
+    if isinstance(value, Mapping):
+        return {k: _lock_arrays(v) for k, v in cast("Mapping[str, object]", value).items()}
+    return value
 
 
 def are_equal(low: Rewards, high: Rewards) -> NDArray[np.bool_]:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from agentrl.config.seams import Seam
 from agentrl.errors import RunError
-from agentrl.tools import user_code
 from agentrl.trainer.algorithms.made_up import made_up_batch, trial
 from agentrl.trainer.algorithms.needs import needs_of
 from agentrl.trainer.algorithms.options import resolve_function
@@ -27,7 +26,7 @@ from agentrl.trainer.algorithms.rollout_correction import (
     sequence_tis,
     tis,
 )
-from agentrl.trainer.algorithms.token_arrays import weights_fault
+from agentrl.trainer.algorithms.token_arrays import call_on_batch, weights_fault
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 
@@ -69,9 +68,7 @@ class CheckedCorrection:
     def __call__(self, batch: Batch) -> Batch:
         """The corrected batch; raises RunError if it cannot be corrected, or was not."""
         _require_sampled_logprobs(self.label, batch)
-        with user_code(self.label, fault=RunError):
-            # The mask is its own, so that a function that writes into it shows what it rejects.
-            found = cast("object", self.function(replace(batch, mask_N=batch.mask_N.copy())))
+        found = call_on_batch(self.label, self.function, batch)
         if not isinstance(found, Batch):
             raise RunError(f"{self.label} gave a {type(found).__name__}, expected a batch")
         if fault := _find_mask_fault(found.mask_N, batch):
@@ -107,16 +104,21 @@ def make_correction(config: TrainerConfig, given: object = None) -> CheckedCorre
     return checked
 
 
+def are_rejected(batch: Batch) -> NDArray[np.bool_]:
+    """[E] Which episodes a correction left nothing of."""
+    if batch.rejected_N is None:
+        return np.zeros(len(batch.rewards_E), dtype=np.bool_)
+    rejected_E = count_by_episode(batch, batch.rejected_N) > 0
+    return rejected_E & (count_by_episode(batch, batch.mask_N) == 0)
+
+
 def leave_out_rejected(batch: Batch) -> Batch:
     """The batch as an estimator may see it: what is rejected as a whole belongs to no group.
 
     Such an episode has a group of its own, so that no mean, deviation or baseline counts it. One
     that had no trained token to begin with stays in its group.
     """
-    if batch.rejected_N is None:
-        return batch
-    kept_E = count_by_episode(batch, batch.mask_N)
-    alone_E = (kept_E == 0) & (count_by_episode(batch, batch.rejected_N) > 0)
+    alone_E = are_rejected(batch)
     new_E = batch.group_E.max(initial=0) + np.cumsum(alone_E)
     return replace(batch, group_E=np.where(alone_E, new_E, batch.group_E).astype(np.int32))
 

@@ -31,7 +31,7 @@ from agentrl.trainer.algorithms.advantages.safe import safe, safe_gae
 from agentrl.trainer.algorithms.made_up import made_up_batch, trial
 from agentrl.trainer.algorithms.needs import needs_of
 from agentrl.trainer.algorithms.options import Option, defaults_of, resolve_function
-from agentrl.trainer.algorithms.token_arrays import token_array_fault
+from agentrl.trainer.algorithms.token_arrays import call_on_batch, token_array_fault
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 
@@ -95,15 +95,15 @@ class CheckedEstimator:
 
     @property
     def least_members(self) -> int:
-        """In smaller groups it gives nothing but 0."""
-        return int(self.options["k"]) if self.function is pass_at_k else 1
+        """In smaller groups it gives nothing but 0: there is one team at most."""
+        return int(self.options["k"]) + 1 if self.function is pass_at_k else 1
 
     def __call__(self, batch: Batch) -> NDArray[np.float32]:
         """[N] The advantages; raises RunError if they are not what they have to be."""
-        with user_code(self.label, fault=RunError):
-            advantages_N = self.estimate(batch)
-        if fault := token_array_fault(advantages_N, batch):
+        found = call_on_batch(self.label, self.estimate, batch)
+        if fault := token_array_fault(found, batch):
             raise RunError(f"{self.label} {fault}")
+        advantages_N = cast("NDArray[np.float32]", found)
         # What is not trained has none, whatever the function put there.
         return np.where(batch.mask_N, advantages_N, np.float32(0))
 

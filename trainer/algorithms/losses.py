@@ -97,8 +97,7 @@ class CheckedLoss:
 
     def measure(self, logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, dict[str, float]]:
         """The sum and its statistics; raises RunError if they are not what they have to be."""
-        with user_code(self.label, fault=RunError), memory_errors(self.token_budget):
-            result = cast("object", self.function(logprobs_K, tokens))
+        result = self._call_on_tokens(logprobs_K, tokens)
         total, found = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
         if not isinstance(total, Tensor) or total.ndim or not isinstance(found, Mapping):
             raise RunError(
@@ -110,6 +109,19 @@ class CheckedLoss:
         with user_code(f"{self.label}: a statistic", fault=RunError):
             plain = {k: v.detach() if isinstance(v, Tensor) else v for k, v in found.items()}
             return total, {str(name): float(value) for name, value in plain.items()}
+
+    def _call_on_tokens(self, logprobs_K: Tensor, tokens: TrainedTokens) -> object:
+        """What it gives; raises RunError if it wrote into what others read after it."""
+        given = (logprobs_K, tokens.old_K, tokens.advantages_K, tokens.weights_K, tokens.row_K)
+        before = [tensor._version for tensor in given]
+        with user_code(self.label, fault=RunError), memory_errors(self.token_budget):
+            result = cast("object", self.function(logprobs_K, tokens))
+        if [tensor._version for tensor in given] != before:
+            raise RunError(
+                f"{self.label} writes into the tensors that it is given; let it copy them first, "
+                "such as by logprobs_K.clone()"
+            )
+        return result
 
 
 def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from agentrl.config.seams import Seam
 from agentrl.errors import RunError
-from agentrl.tools import user_code
 from agentrl.trainer.algorithms.made_up import made_up_batch, trial
 from agentrl.trainer.algorithms.needs import needs_of
 from agentrl.trainer.algorithms.options import resolve_function
-from agentrl.trainer.algorithms.token_arrays import weights_fault
+from agentrl.trainer.algorithms.token_arrays import call_on_batch, weights_fault
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 
@@ -114,11 +113,10 @@ class CheckedNormalisation:
 
     def __call__(self, batch: Batch) -> NDArray[np.float32]:
         """[N] The weights; raises RunError if they are not what they have to be."""
-        with user_code(self.label, fault=RunError):
-            weights_N = self.weigh(batch)
-        if fault := weights_fault(weights_N, batch):
+        found = call_on_batch(self.label, self.weigh, batch)
+        if fault := weights_fault(found, batch):
             raise RunError(f"{self.label} {fault}")
-        return weights_N
+        return cast("NDArray[np.float32]", found)
 
 
 def make_normalisation(config: TrainerConfig, given: object = None) -> CheckedNormalisation:

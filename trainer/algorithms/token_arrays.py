@@ -3,12 +3,29 @@
 Suffix: N tokens of the batch.
 """
 
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.boundary import place_of
+from agentrl.errors import RunError
+from agentrl.tools import user_code
 from agentrl.types import Batch
+
+
+def call_on_batch(label: str, function: Callable[[Batch], object], batch: Batch) -> object:
+    """What a function gives for a batch that it can only read; raises RunError where it fails."""
+    with user_code(label, fault=RunError):
+        try:
+            return function(batch.read_only())
+        except ValueError as error:
+            if "read-only" not in str(error):
+                raise
+            raise RunError(
+                f"{label} writes into the batch{place_of(error)}; let it copy the array first"
+            ) from error
 
 
 def token_array_fault(values_N: object, batch: Batch) -> str | None:

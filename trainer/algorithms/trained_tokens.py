@@ -78,5 +78,5 @@ def trained_tokens(batch: Batch, source_K: NDArray[np.int64], like: Tensor) -> T
         weights_K=torch.from_numpy(batch.weights_N[source_K]).to(like),
         row_K=torch.from_numpy(row_K).to(like.device),
         source_K=source_K,
-        batch=batch,
+        batch=batch.read_only(),
     )

@@ -42,9 +42,9 @@ def judge(gate: GapGate, version: int, gaps: float | NDArray[np.float64]) -> Gap
     """Trains too if there is no alarm."""
     batch = newer(BATCH, version)
     policy_N = batch.logprobs_N.astype(np.float64) + gaps * USED
-    alarm = gate.judge(batch, policy_N, USED)
+    alarm = gate.judge(batch, policy_N, USED, version)
     if alarm is None:
-        gate.trained(batch)
+        gate.trained(version)
     return alarm
 
 
@@ -115,11 +115,11 @@ def test_only_the_newest_version_is_judged_also_after_a_resume() -> None:
     mixed.versions_N[late] = 2
     gaps = np.zeros(len(USED))
     gaps[late] = 3.0
-    assert gate.judge(mixed, mixed.logprobs_N + gaps, USED) is None
+    assert gate.judge(mixed, mixed.logprobs_N + gaps, USED, 5) is None
     assert gate.is_open
-    gate.trained(mixed)
+    gate.trained(5)
     with pytest.raises(RunError, match="before the first update"):
-        GapGate(RatioBandConfig(), 1).judge(mixed, mixed.logprobs_N + 3.0 - gaps, USED)
+        GapGate(RatioBandConfig(), 1).judge(mixed, mixed.logprobs_N + 3.0 - gaps, USED, 5)
     resumed = GapGate(RatioBandConfig(), 1)
     resumed.restore(gate.state())
     assert judge(resumed, 5, 3.0) is None

@@ -15,7 +15,14 @@ from agentrl.trainer.algorithms.minibatches import split_minibatches
 from agentrl.trainer.algorithms.recipe import make_recipe
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import Batch
-from tests.unit.trainer.batches import on_policy, random_segments, tiny_model
+from tests.unit.trainer.batches import (
+    batch_of,
+    on_policy,
+    plain_logprobs,
+    random_segments,
+    tiny_model,
+    with_logprobs,
+)
 
 ONE = {"minibatches": 1, "epochs": 1}
 CONFIG = TrainerConfig(estimator="reinforce", lr=3e-3, minibatches=4, epochs=2)
@@ -35,6 +42,26 @@ def played(model: LlamaForCausalLM, seed: int = 0) -> Batch:
 
 def step(trainer: LocalTrainer, batch: Batch) -> StepStats:
     return trainer.update(make_recipe(trainer.config).prepare(batch, trainer))
+
+
+def test_what_older_weights_sampled_is_not_judged_by_the_mini_batch_that_it_is_alone_in() -> None:
+    """The first mini-batch has nothing of the step's newest version, the second one all of it."""
+    model, late = tiny_model(), random_segments((12, 9, 8, 11))
+    honest = random_segments((10, 14, 9, 7), seed=9)
+    bare = batch_of(honest)
+    with torch.no_grad():
+        logprobs_N = plain_logprobs(model, bare).numpy()
+    now = [with_logprobs(s, logprobs_N[bare.row(r)], 1) for r, s in enumerate(honest)]
+    batch = batch_of([*late, *now], advantages=[1.0, -1.0] * 4)
+    parts_E = np.repeat(np.array([0, 1], dtype=np.int32), 4)
+    trainer = LocalTrainer(model, TrainerConfig(minibatches=2), total_steps=2)
+    stats = trainer.update(replace(batch, minibatch_E=parts_E))
+    assert (stats.alarm, stats.skipped, stats.step) == (None, None, 2)
+    trainer = LocalTrainer(tiny_model(), TrainerConfig(minibatches=2), total_steps=2)
+    with pytest.raises(RunError, match="before the first update"):
+        trainer.update(
+            replace(batch_of(late, advantages=[1.0, -1.0] * 2), minibatch_E=parts_E[2:6])
+        )
 
 
 def test_a_step_is_its_mini_batches_one_by_one() -> None:
@@ -116,7 +143,7 @@ def test_the_rate_reaches_0_although_steps_and_groups_were_left_out() -> None:
     step(trainer, batch.take_episodes(batch.group_E < 3))
     assert (trainer.step, trainer.attempted) == (6, 8)
     equal = step(trainer, replace(batch, rewards_E=np.zeros(8)))
-    assert equal.skipped == "every advantage is 0: within each group all rewards are equal"
+    assert equal.skipped == "every advantage is 0, as in groups of equal rewards"
     assert (equal.num_skipped, trainer.attempted) == (8, 16)
     assert step(trainer, batch).lr == pytest.approx(CONFIG.lr / 24)
     assert trainer.attempted == 24

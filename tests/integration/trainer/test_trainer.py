@@ -174,7 +174,7 @@ def test_a_loss_that_acts_on_idle_rows_gets_them() -> None:
     assert stats.grad_norm > 0
     assert stats.loss_statistics["logprob"] == pytest.approx(-stats.entropy)
     idle = LocalTrainer(tiny_model(), TrainerConfig(), total_steps=1).update(batch)
-    assert idle.skipped == "every advantage is 0: within each group all rewards are equal"
+    assert idle.skipped == "every advantage is 0, as in groups of equal rewards"
     assert idle.loss_statistics == {"clip_fraction": 0.0}
 
 

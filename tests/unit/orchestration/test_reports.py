@@ -1,5 +1,6 @@
 """What a step says when nothing was trained or no tool was called."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from agentrl.types import (
     Task,
     TurnRecord,
 )
+from tests.unit.trainer.batches import segment
 
 
 def episode(
@@ -50,6 +52,30 @@ def test_every_episode_says_why_it_was_not_trained() -> None:
         "train-s1-g0-m1-a0: the policy sampled no token",
         "train-s1-g0-m2-a0: invalid: the server answered 500 (engine)",
     ]
+
+
+def sampled(member: int, reward: float, dropped: str = "") -> Episode:
+    played = episode(member, Score(value=reward), turn=TurnRecord(reward=reward))
+    return replace(played, segments=(segment([0], [([1, 2], [3])]),), dropped=dropped)
+
+
+def reasons(*played: Episode, rejected: Sequence[int] = ()) -> list[str]:
+    names = {f"train-s1-g0-m{member}-a0" for member in rejected}
+    lines = why_untrained(Collected(list(played), []), names)
+    return [line.partition(": ")[2] for line in lines]
+
+
+def test_what_a_correction_rejected_is_no_question_of_rewards() -> None:
+    gone = "trainer.correct rejected all of its tokens"
+    two = [sampled(0, 1.0), sampled(1, 1.0)]
+    assert reasons(*two, rejected=[0, 1]) == [gone, gone]
+    assert reasons(*two) == ["all 2 episodes of its group have the reward 1"] * 2
+    four = [sampled(0, 1.0), sampled(1, 0.0), sampled(2, 0.0), sampled(3, 1.0, "cut")]
+    alone = "its group has no other episode left to compare its reward 0 with"
+    cut = "a limit cut it, and rollout.mask_cut leaves such episodes out"
+    assert reasons(*four, rejected=[0, 1]) == [gone, gone, alone, cut]
+    equal = "all 2 episodes that are left of 4 of its group have the reward 0"
+    assert reasons(*four, rejected=[0]) == [gone, equal, equal, cut]
 
 
 def warning_for(*played: Episode) -> str | None:

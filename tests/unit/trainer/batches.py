@@ -157,11 +157,11 @@ def on_policy(
     batch = batch_of(segments)
     with torch.no_grad():
         logprobs_N = plain_logprobs(model, batch).numpy()
-    remade = [_with_logprobs(s, logprobs_N[batch.row(r)], version) for r, s in enumerate(segments)]
+    remade = [with_logprobs(s, logprobs_N[batch.row(r)], version) for r, s in enumerate(segments)]
     return batch_of(remade, **options)  # type: ignore[arg-type]  # passed through as given
 
 
-def _with_logprobs(old: Segment, logprobs_T: NDArray[np.floating], version: int) -> Segment:
+def with_logprobs(old: Segment, logprobs_T: NDArray[np.floating], version: int) -> Segment:
     record = TokenRecord(VOCAB)
     start = 0
     for number, length in enumerate(old.appends_A.tolist()):

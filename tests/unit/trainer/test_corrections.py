@@ -344,10 +344,11 @@ def test_what_one_s_own_gives_is_checked(function: Callable[[Batch], Any], said:
         CheckedCorrection("mine", function)(batch_of([[0], [0]]))
 
 
-def test_one_that_writes_into_the_mask_rejects() -> None:
+def test_what_was_rejected_before_stays_rejected() -> None:
     def reject(batch: Batch) -> Batch:
-        batch.mask_N[1] = False
-        return batch
+        mask_N = batch.mask_N.copy()
+        mask_N[1] = False
+        return replace(batch, mask_N=mask_N)
 
     after = CheckedCorrection("mine", reject)(batch_of([[0], [0]]))
     assert after.mask_N.tolist() == [False, False, False, True]

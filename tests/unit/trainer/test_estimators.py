@@ -11,8 +11,11 @@ from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration.load import load_run_config
 from agentrl.rollout import make_batch
 from agentrl.trainer.algorithms.advantages.group_relative import grpo
+from agentrl.trainer.algorithms.corrections import make_correction
 from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.trainer.algorithms.made_up import made_up_batch
+from agentrl.trainer.algorithms.needs import needs
+from agentrl.trainer.algorithms.normalisations import make_normalisation
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 
@@ -124,3 +127,44 @@ def test_a_name_that_will_not_do(name: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_estimator(TrainerConfig(estimator=name))
     assert said in str(caught.value)
+
+
+def writes(batch: Batch) -> Any:
+    batch.rewards_E[0] = 7.0
+
+
+@needs("score parts")
+def adds(batch: Batch) -> Any:
+    np.add(batch.parts_E["one"], 1.0, out=batch.parts_E["one"])
+
+
+def sorts(batch: Batch) -> Any:
+    batch.mask_N.sort()
+
+
+@pytest.mark.parametrize("write", [writes, adds, sorts])
+@pytest.mark.parametrize(
+    ("what", "make"),
+    [
+        ("estimator", make_estimator),
+        ("normalise", make_normalisation),
+        ("correct", make_correction),
+    ],
+)
+def test_who_writes_into_the_batch_is_refused(
+    what: str, make: Callable[..., Any], write: Callable[[Batch], Any]
+) -> None:
+    config = TrainerConfig.model_validate({what: "<it>"})
+    with pytest.raises(ConfigError, match=r"writes into the batch \(.*line \d+, in .*\); let it c"):
+        make(config, write)
+
+
+def test_what_is_read_only_is_no_copy() -> None:
+    batch = made_up_batch(("score parts",))
+    locked = batch.read_only()
+    assert np.shares_memory(locked.rewards_E, batch.rewards_E)
+    assert np.shares_memory(locked.parts_E["one"], batch.parts_E["one"])
+    with pytest.raises(ValueError, match="read-only"):
+        locked.parts_E["one"][0] = 3.0
+    batch.rewards_E[0] = 3.0  # it is the batch that may still be written into
+    assert locked.rewards_E[0] == 3.0

@@ -87,6 +87,29 @@ def test_a_wrong_loss_is_found_before_the_run(given: Any, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["weights_K", "advantages_K", "old_K"])
+def test_one_that_writes_into_what_others_read_is_refused(name: str) -> None:
+    """The penalty to the reference takes the same weights after it."""
+
+    def doubles(logprobs_K: Tensor, tokens: TrainedTokens) -> Any:
+        getattr(tokens, name).mul_(2)
+        return surrogate(logprobs_K, tokens)
+
+    def clips(logprobs_K: Tensor, tokens: TrainedTokens) -> Any:
+        logprobs_K.detach().clamp_(min=-0.1)
+        return surrogate(logprobs_K, tokens)
+
+    def marks(logprobs_K: Tensor, tokens: TrainedTokens) -> Any:
+        tokens.batch.rewards_E[:] = 0
+        return surrogate(logprobs_K, tokens)
+
+    for wrong in (doubles, clips):
+        with pytest.raises(ConfigError, match=r"<it> writes into the tensors that it is given; le"):
+            make_loss(PLAIN, wrong)
+    with pytest.raises(ConfigError, match="is read-only"):
+        make_loss(PLAIN, marks)
+
+
 def test_an_unknown_name() -> None:
     with pytest.raises(ConfigError, match=r"loss clpi is unknown .*, did you mean clip"):
         make_loss(TrainerConfig(loss="clpi"))
