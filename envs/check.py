@@ -78,7 +78,7 @@ Finding = tuple[bool, str]
 
 
 @dataclass(slots=True)
-class _Played:
+class Played:
     """One episode of an agent."""
 
     messages: tuple[Message, ...]
@@ -86,6 +86,8 @@ class _Played:
     rewards: list[float] = field(default_factory=list[float])
     reset_s: float = 0.0
     step_s: list[float] = field(default_factory=list[float])
+    parts: set[str] = field(default_factory=set[str])
+    """The names of those that its rewards and its score had."""
 
     @property
     def value(self) -> float:
@@ -164,19 +166,19 @@ async def _judge_played_episodes(env: ToolEnv, tasks: Sequence[Task]) -> list[tu
     ]
 
 
-async def _play_until_invalid(env: ToolEnv, agent: Agent, tasks: Sequence[Task]) -> list[_Played]:
+async def _play_until_invalid(env: ToolEnv, agent: Agent, tasks: Sequence[Task]) -> list[Played]:
     """The agent's episodes up to the first invalid one: each may have waited for a time limit."""
-    played: list[_Played] = []
+    played: list[Played] = []
     for seed, task in enumerate(tasks):
-        played.append(await _play_episode(env, agent, task, seed))
+        played.append(await play_episode(env, agent, task, seed))
         if isinstance(played[-1].outcome, Invalid):
             break
     return played
 
 
-async def _play_episode(env: ToolEnv, agent: Agent, task: Task, seed: int) -> _Played:
+async def play_episode(env: ToolEnv, agent: Agent, task: Task, seed: int) -> Played:
     """One episode; a fault of the environment is its outcome."""
-    played = _Played((), Invalid(reason="it was not scored", blame="environment"))
+    played = Played((), Invalid(reason="it was not scored", blame="environment"))
     try:
         async with aclosing(env):
             await _play_turns(env, agent, task, seed, played)
@@ -186,7 +188,7 @@ async def _play_episode(env: ToolEnv, agent: Agent, task: Task, seed: int) -> _P
     return played
 
 
-async def _play_turns(env: ToolEnv, agent: Agent, task: Task, seed: int, played: _Played) -> None:
+async def _play_turns(env: ToolEnv, agent: Agent, task: Task, seed: int, played: Played) -> None:
     start = time.perf_counter()
     await env.areset(seed=seed, options={"task": task})
     played.reset_s = time.perf_counter() - start
@@ -198,12 +200,15 @@ async def _play_turns(env: ToolEnv, agent: Agent, task: Task, seed: int, played:
         transition = await env.advance(turn)
         played.step_s.append(time.perf_counter() - start)
         played.rewards.append(transition.reward)
+        played.parts.update(transition.parts)
         stop = transition.stop
     played.outcome = await env.ascore()
+    if isinstance(played.outcome, Score):
+        played.parts.update(played.outcome.parts)
 
 
 async def _judge_expert_against_agents(
-    env: ToolEnv, tasks: Sequence[Task], simple: Mapping[str, list[_Played]]
+    env: ToolEnv, tasks: Sequence[Task], simple: Mapping[str, list[Played]]
 ) -> Finding:
     """Whether the reward tells the expert, or else anybody, from agents that know nothing."""
     agent = type(env).expert()
@@ -253,7 +258,7 @@ def _judge_two_task_draws(first: Sequence[Task], second: Sequence[Task]) -> Find
     return True, f"{len(first)}, {len({task.id for task in first})} of them different; repeatable"
 
 
-def _judge_episodes_of_agent(played: list[_Played]) -> Finding:
+def _judge_episodes_of_agent(played: list[Played]) -> Finding:
     invalid = [p.outcome for p in played if isinstance(p.outcome, Invalid)]
     if invalid:
         return False, f"episode {len(played)} is invalid: {invalid[0].reason}"
@@ -264,11 +269,11 @@ def _judge_episodes_of_agent(played: list[_Played]) -> Finding:
     )
 
 
-def _average_return(played: list[_Played]) -> float:
+def _average_return(played: list[Played]) -> float:
     return sum(p.value for p in played) / len(played)
 
 
-def _judge_two_plays(first: list[_Played], second: list[_Played]) -> Finding:
+def _judge_two_plays(first: list[Played], second: list[Played]) -> Finding:
     for i, (a, b) in enumerate(zip(first, second, strict=False)):
         if (a.messages, a.rewards, a.outcome) != (b.messages, b.rewards, b.outcome):
             return False, f"task {i} with the same seed and turns went differently; use self.rng"
@@ -311,7 +316,7 @@ async def _recount_until_leaks_settle(before: dict[str, int]) -> dict[str, int]:
     return after
 
 
-def _describe_reset_and_step_times(played: list[_Played]) -> Finding:
+def _describe_reset_and_step_times(played: list[Played]) -> Finding:
     steps = [s for p in played for s in p.step_s] or [0.0]
     resets = [p.reset_s for p in played]
     detail = (

@@ -23,12 +23,13 @@ class ClipConfig(Config):
 
 
 class KlConfig(Config):
-    """A penalty for moving away from the starting weights."""
+    """A penalty for moving away from the reference: the starting weights, or `reference`."""
 
     coef: float = Field(
         default=0.0,
         ge=0,
-        description="weight of the KL penalty to the starting weights; 0 keeps no reference model",
+        description="weight of the KL penalty to the reference, which is trainer.reference or "
+        "the starting weights; 0: none",
     )
     kind: Literal["k1", "k2", "k3", "exact"] = Field(
         default="k3",
@@ -219,7 +220,7 @@ class TrainerConfig(Config):
         default=1.0, gt=0, description="the gradient is scaled down to this norm"
     )
     clip: ClipConfig = Field(default=ClipConfig(), description="clipping of the importance ratio")
-    kl: KlConfig = Field(default=KlConfig(), description="penalty to the starting weights")
+    kl: KlConfig = Field(default=KlConfig(), description="penalty to the reference")
     entropy_coef: float = Field(
         default=0.0, ge=0, description="weight of the entropy's bonus in the loss; 0: none"
     )

@@ -70,8 +70,13 @@ class _Held:
     """At the worst moment of backward."""
 
 
-def estimate(folder: Path, config: TrainerConfig, engine: Footprint) -> Need:
-    """The need of one device that samples and trains; the model's `config.json` is read."""
+def estimate(
+    folder: Path, config: TrainerConfig, engine: Footprint, reference: Path | None = None
+) -> Need:
+    """The need of one device that samples and trains; the models' `config.json` are read.
+
+    `reference` is the folder of `config.reference`, where that is another model.
+    """
     settings = _read_model_settings(folder)
     lora: Any = config.lora  # frozen, so it hashes, as `relevant` below does
     count = _count_parameters(folder, lora)
@@ -79,12 +84,15 @@ def estimate(folder: Path, config: TrainerConfig, engine: Footprint) -> Need:
     shards = config.ranks // config.replicate
     moments = _MOMENTS[config.optimizer]
     critic = count.frozen + count.backbone * (_FLOAT32 + moments)
-    reference = config.has_reference and (config.reference or not config.lora.rank)
+    plain: Any = LoraConfig()
+    # Without one of its own it is a copy, or with adapters the model without them.
+    copied = 0 if config.lora.rank or not config.has_reference else count.plain
+    compared = copied if reference is None else _count_parameters(reference, plain).plain
     states = {
         "weights": count.frozen + count.trained * _FLOAT32,
         "gradients": count.trained * _FLOAT32,
         "optimizer": count.trained * moments,
-        "reference": count.plain * _FLOAT32 if reference else 0,
+        "reference": compared * _FLOAT32,
         "critic": critic if config.has_critic else 0,
     }
     num_tokens = max(config.token_budget, engine.longest)  # a longer row is computed alone

@@ -1,7 +1,7 @@
 """`agentrl reward train`: a reward model from preference pairs."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -69,9 +69,11 @@ def render(result: "RewardResult") -> str:
     return "\n".join([*lines, f"model        {out}  (--verifier reward_model:{out})"])
 
 
-def _choose_preset(given: Mapping[str, Value]) -> list[tuple[Mapping[str, object], str]]:
+def _choose_preset(
+    given: Mapping[str, Value],
+) -> list[tuple[Mapping[str, object], str, Set[str]]]:
     model = str(given["model"].value) if "model" in given else TINY
-    return [(_TINY_PRESET, "tiny preset")] if base_name(model) == TINY else []
+    return [(_TINY_PRESET, "tiny preset", set())] if base_name(model) == TINY else []
 
 
 COMMAND = Verb(

@@ -5,7 +5,7 @@ a draft of its own, by the class of its table and that of its parameters.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -111,10 +111,10 @@ class Draft(Generic[C]):
                 hint = self._suggest_key_name(name, self.schema.children(section), key)
                 self._note_problem(key, origin, f"unknown key, {hint}")
 
-    def lay_under(self, data: Mapping[str, object], origin: str) -> None:
-        """Put values where there are none, by dotted keys."""
+    def lay_under(self, data: Mapping[str, object], origin: str, over: Set[str]) -> None:
+        """Put values where there are none, or over those of some keys; by dotted keys."""
         for key, value in data.items():
-            if key not in self.values:
+            if key not in self.values or key in over:
                 self._put_plain_value(key, value, origin)
 
     def lay_flags(self, flags: Sequence[Flag]) -> None:

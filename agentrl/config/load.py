@@ -6,7 +6,7 @@ flags ────┘   a later layer wins               or problems, one line e
 """
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,8 +16,11 @@ from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 
 C = TypeVar("C", bound=Config)
-Preset = Callable[[Mapping[str, Value]], Sequence[tuple[Mapping[str, object], str]]]
-"""From what was given, by dotted key, to further defaults with their origins; earlier ones win."""
+Preset = Callable[[Mapping[str, Value]], Sequence[tuple[Mapping[str, object], str, Set[str]]]]
+"""From what was given, by dotted key, to further defaults with their origins; earlier ones win.
+
+The set has the keys whose given values give way to them.
+"""
 
 
 def load_config(
@@ -61,8 +64,8 @@ def load_config(
     draft.problems += [f'got the argument "{text}", expected flags only' for text in positional]
     draft.lay_flags(read)
     if preset is not None:
-        for values, origin in preset(draft.given):
-            draft.lay_under(values, origin)
+        for values, origin, over in preset(draft.given):
+            draft.lay_under(values, origin, over)
     return draft.check()
 
 

@@ -95,14 +95,16 @@ def _fits_device_memory(total: int, device_bytes: int) -> bool:
 
 
 def _estimate_peak_bytes_by_part(config: RunConfig) -> Mapping[str, int]:
-    folder = resolve_model(config.model, seed=config.seed)
+    names = (config.model, config.trainer.reference)
+    folder, reference = (resolve_model(name, seed=config.seed) if name else None for name in names)
+    assert folder is not None, "a run has a model"
     rollout = config.rollout
     footprint = engine_kind(config, NO_OBJECTS).footprint(
         config.engine,
         rows=min(rollout.concurrency, rollout.tasks_per_step * rollout.group_size),
         longest=make_limits(config, context_length(config, folder)).max_context_tokens,
     )
-    return estimate(folder, config.trainer, footprint).parts
+    return estimate(folder, config.trainer, footprint, reference).parts
 
 
 def _find_flags_to_fit_memory(config: RunConfig, device_bytes: int) -> Sequence[str] | None:

@@ -1,13 +1,16 @@
 """A run's configuration from a file, flags and keywords, with the model's preset underneath."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 
 from agentrl.config import Loaded, load_config
 from agentrl.config.draft import Value
 from agentrl.config.flags import Argument
 from agentrl.config.load import read_toml
+from agentrl.config.plain import as_mapping
+from agentrl.config.schema import schema_of
 from agentrl.engine.local.models.resolve import TINY
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
@@ -38,13 +41,15 @@ def load_run_config(
         file=file,
         flags=flags,
         short=SHORT_NAMES,
-        preset=_choose_presets,
+        preset=partial(_choose_presets, file),
         keywords=keywords,
         parameters={"env": lambda name: objects.env_class(name).Config},
     )
 
 
-def _choose_presets(given: Mapping[str, Value]) -> list[tuple[Mapping[str, object], str]]:
+def _choose_presets(
+    file: Path | None, given: Mapping[str, Value]
+) -> list[tuple[Mapping[str, object], str, Set[str]]]:
     """What belongs to the algorithm, and to model and environments, each with its origin."""
     model = given["model"].value if "model" in given else TINY
     base = base_name(str(model))
@@ -56,8 +61,36 @@ def _choose_presets(given: Mapping[str, Value]) -> list[tuple[Mapping[str, objec
             preset |= {key: value for key, value in needed.items() if key in preset}
             preset |= PAIR_PRESETS.get((base, name), {})
     chosen = given.get("trainer.algorithm")
+    if {"trainer.estimator", "trainer.loss"} & given.keys():
+        preset.pop("trainer.algorithm", None)  # it goes with an estimator and a loss of its own
     algorithm = str(chosen.value if chosen else preset.get("trainer.algorithm", "grpo"))
-    return [(keys_of(algorithm), f"algorithm {algorithm}"), (preset, f"{base} preset")]
+    sets = keys_of(algorithm)
+    given_up = _find_keys_of_another_algorithm(file, given, algorithm)
+    own = {key: sets.get(key, default) for key, default in given_up.items()} | sets
+    return [
+        (own, f"algorithm {algorithm}", given_up.keys()),
+        (preset, f"{base} preset", set()),
+    ]
+
+
+def _find_keys_of_another_algorithm(
+    file: Path | None, given: Mapping[str, Value], algorithm: str
+) -> dict[str, object]:
+    """What a file says only since a run with another algorithm was written down, and the defaults.
+
+    That is what that algorithm set, and defaults that this one changes: a `config.toml` has them.
+    """
+    written = (as_mapping(read_toml(file).get("trainer")) if file else None) or {}
+    if file is None or written.get("algorithm", algorithm) == algorithm:
+        return {}
+    before, leaves = keys_of(str(written["algorithm"])), schema_of(RunConfig).leaves
+    return {
+        key: leaves[key].default
+        for key in {**before, **keys_of(algorithm)}
+        if key in given
+        and given[key].origin == str(file)
+        and given[key].value == before.get(key, leaves[key].default)
+    }
 
 
 def base_name(model: str) -> str:

@@ -1,13 +1,19 @@
 """The preflight: everything that can be known wrong in seconds, before any weight loads."""
 
 from collections.abc import Mapping, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
+from agentrl.aio import run
 from agentrl.config import Config
 from agentrl.engine.local.models.files import read_json
 from agentrl.engine.local.models.resolve import check_model
+from agentrl.envs import EchoAgent, EnvServices, NullAgent, RandomAgent
+from agentrl.envs.check import play_episode
+from agentrl.envs.declaration import declaration
 from agentrl.errors import ConfigError
 from agentrl.extras import TRAIN, require
 from agentrl.orchestration.config import RunConfig
@@ -26,7 +32,7 @@ from agentrl.trainer.algorithms.needs import NEEDS
 from agentrl.trainer.algorithms.normalisations import make_normalisation
 from agentrl.trainer.algorithms.presets import keys_of
 from agentrl.trainer.config import CriticConfig, TrainerConfig, check_heads
-from agentrl.types import Message
+from agentrl.types import Message, Score
 
 FREE_BYTES_NEEDED = 1 << 30
 """Room that a run must find on the disk of its directory: checkpoints and episodes."""
@@ -82,28 +88,34 @@ def make_plan(
     if train and not resume:
         check_new_run(Path(config.runs_dir), config.name)
     check_disk(Path(config.runs_dir), FREE_BYTES_NEEDED)
-    if train:
-        estimator = make_estimator(config.trainer, objects.get(config.trainer.estimator))
-        normalisation = make_normalisation(config.trainer, objects.get(config.trainer.normalise))
-        correction = make_correction(config.trainer, objects.get(config.trainer.correct))
-        read = set[str]()
-        for function in (estimator, normalisation, correction):
-            if function is not None:
-                _check_needs_are_configured(config, function.label, function.needs)
-                read.update(function.needs)
-        _check_estimator_keys(config, estimator)
-        _check_refill_settings(config.rollout, estimator.label, estimator.needs)
-        _check_what_the_estimator_reads(config.trainer, estimator, config.rollout.overlong_buffer)
-        read.update(_check_loss_needs(config, objects.get(config.trainer.loss)))
-        _check_reference_is_read(config.trainer, read)
-        _check_critic_pretraining(config)
+    needs = _check_algorithm(config, objects) if train else {}
     names = [name for env in envs for name in _check_tasks_and_list_tools(env, config, train)]
     if train:  # now that each environment is known to have a task
+        for label, needed in needs.items():
+            _check_needs_are_given(envs, label, needed, config.seed)
         sampler = objects.get(config.rollout.sampler)
         sources = [env.source() for env in envs]
         check_sampler(config.rollout, sources, seed=config.seed, given=sampler)
     tool_names = tuple(dict.fromkeys(names))
     return Plan(config=config, envs=envs, tool_names=tool_names, objects=objects)
+
+
+def _check_algorithm(config: RunConfig, objects: Overrides) -> dict[str, tuple[str, ...]]:
+    """Try the functions of the algorithm, and hold them against the keys; what each needs."""
+    trainer = config.trainer
+    estimator = make_estimator(trainer, objects.get(trainer.estimator))
+    normalisation = make_normalisation(trainer, objects.get(trainer.normalise))
+    correction = make_correction(trainer, objects.get(trainer.correct))
+    needs = {f.label: f.needs for f in (estimator, normalisation, correction) if f is not None}
+    for label, needed in needs.items():
+        _check_needs_are_configured(config, label, needed)
+    _check_estimator_keys(config, estimator)
+    _check_refill_settings(config.rollout, estimator.label, estimator.needs)
+    _check_what_the_estimator_reads(trainer, estimator, config.rollout.overlong_buffer)
+    needs |= _check_loss_needs(config, objects.get(trainer.loss))
+    _check_what_is_made_is_read(config, estimator, {n for each in needs.values() for n in each})
+    _check_critic_pretraining(config)
+    return needs
 
 
 def _check_config_combinations(config: RunConfig) -> None:
@@ -271,10 +283,10 @@ def _check_refill_settings(rollout: RolloutConfig, label: str, needs: Sequence[s
         )
 
 
-def _check_loss_needs(config: RunConfig, given: object) -> tuple[str, ...]:
+def _check_loss_needs(config: RunConfig, given: object) -> dict[str, tuple[str, ...]]:
     trainer = config.trainer
     if trainer.loss == TrainerConfig.model_fields["loss"].default:
-        return ()
+        return {}
     from agentrl.trainer.algorithms.losses import make_loss  # brings torch
 
     loss = make_loss(trainer, given)
@@ -288,7 +300,7 @@ def _check_loss_needs(config: RunConfig, given: object) -> tuple[str, ...]:
         _refuse_unused_keys("trainer.reward", trainer.reward, todo)
         if trainer.kl.where == "reward":
             raise ConfigError(f"trainer.kl.where: got reward {todo}, or take loss")
-    return loss.needs
+    return {loss.label: loss.needs}
 
 
 def _check_critic_pretraining(config: RunConfig) -> None:
@@ -301,13 +313,58 @@ def _check_critic_pretraining(config: RunConfig) -> None:
         )
 
 
-def _check_reference_is_read(config: TrainerConfig, needs: Set[str]) -> None:
-    """Refuse a model that would be loaded and never asked."""
-    if config.reference and not config.kl.coef and not needs & {"reference", "teacher"}:
+def _check_what_is_made_is_read(
+    config: RunConfig, estimator: CheckedEstimator, needs: Set[str]
+) -> None:
+    """Refuse a model that would be loaded, learned or played with, and never asked."""
+    trainer = config.trainer
+    if trainer.reference and not trainer.kl.coef and not needs & {"reference", "teacher"}:
         raise ConfigError(
-            f"trainer.reference: got {config.reference}, but nothing reads it; set "
+            f"trainer.reference: got {trainer.reference}, but nothing reads it; set "
             "trainer.algorithm to distill, or trainer.kl.coef above 0"
         )
+    if estimator.function not in BUILT_IN.values():
+        return  # one's own may read what it does not declare
+    if trainer.has_critic and "critic" not in needs:
+        raise ConfigError(
+            f"trainer.algorithm: got {trainer.algorithm}, which learns a critic, with "
+            f"{estimator.label}, which does not read it; take estimator gae, or another algorithm"
+        )
+    if config.rollout.greedy_member and "greedy member" not in needs:
+        raise ConfigError(
+            f"rollout.greedy_member: got true with {estimator.label}, which does not compare with "
+            "it; take estimator remax, or leave it out"
+        )
+
+
+def _check_needs_are_given(
+    envs: Sequence[BoundEnv], label: str, needs: Sequence[str], seed: int
+) -> None:
+    """Refuse a need that no environment meets, as far as that can be told before a policy plays."""
+    lacks = {"state keys": _lacks_state_keys, "score parts": partial(_lacks_score_parts, seed=seed)}
+    for need in lacks.keys() & {*needs}:
+        if all(lacks[need](env) for env in envs):
+            names = ", ".join(env.name for env in envs)
+            raise ConfigError(f"{label} needs {need}, but env {names} gives none: {NEEDS[need]}")
+
+
+def _lacks_state_keys(env: BoundEnv) -> bool:
+    return "state_key" not in declaration(env.env_class).hooks
+
+
+def _lacks_score_parts(env: BoundEnv, seed: int) -> bool:
+    """True if an expert's episode has none, nor those of agents that know nothing."""
+    expert = env.expert
+    if expert is None:
+        return False
+    simple = (NullAgent(), EchoAgent(), RandomAgent(seed, env.prototype.tool_schemas))
+    task = env.task(0, "train", seed)
+    with closing(EnvServices()) as services:
+        for agent in (expert, *simple):
+            played = run(play_episode(env.make(services, None), agent, task, seed))
+            if played.parts or not isinstance(played.outcome, Score):
+                return False
+    return True
 
 
 def _check_estimator_keys(config: RunConfig, estimator: CheckedEstimator) -> None:
@@ -317,11 +374,15 @@ def _check_estimator_keys(config: RunConfig, estimator: CheckedEstimator) -> Non
             f"trainer.scale_by_std: got false with {estimator.label}, which has no deviation to "
             "divide by; leave it out"
         )
-    size, least = config.rollout.group_size, estimator.least_members
-    if size < least:
+    rollout, least = config.rollout, estimator.least_members
+    kept = share_of(rollout.group_size, rollout.filter_share)
+    size, filtered = rollout.group_size, rollout.filter != "none"
+    if (kept if filtered else size) < least:
+        what = f", of which rollout.filter keeps {kept}" if filtered else ""
         raise ConfigError(
-            f"{estimator.label} compares teams of {least}, but rollout.group_size is {size}, so "
-            "every advantage would be 0; raise that, or lower k"
+            f"{estimator.label} compares teams within groups of {least} at least, but "
+            f"rollout.group_size is {size}{what}, so every advantage would be 0; raise that, or "
+            "lower k"
         )
 
 

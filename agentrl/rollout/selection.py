@@ -180,7 +180,9 @@ def shape_overlong(
 def filter_by_rank(
     rewards: Sequence[float], kind: Literal["best_worst", "best_random"], share: float, seed: int
 ) -> list[int]:
-    """Which members of a group are trained on (PF-PPO, arXiv:2409.06957): their places, in order.
+    """Which members of a group are trained on, by rank as in PF-PPO: their places, in order.
+
+    That paper (arXiv:2409.06957) filters by the rank of the reward; the shares are those of here.
 
     Half of those that are kept, rounded up, have the highest rewards; the others have the lowest,
     or are any of the rest. Of eight with a share of 0.5 the two best and the two worst are kept. At

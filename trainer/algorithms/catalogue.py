@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,14 +10,21 @@ from typing import Final, cast
 
 from agentrl.config.nearest import nearest
 from agentrl.config.seams import Seam, instance_of
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RunError
 from agentrl.trainer.algorithms.corrections import BUILT_IN as CORRECTIONS
 from agentrl.trainer.algorithms.estimators import BUILT_IN as ESTIMATORS
 from agentrl.trainer.algorithms.losses import BUILT_IN as LOSSES
+from agentrl.trainer.algorithms.made_up import made_up_batch, trial
 from agentrl.trainer.algorithms.needs import FLAGS, PASSES, needs_of
 from agentrl.trainer.algorithms.normalisations import BUILT_IN as NORMALISATIONS
-from agentrl.trainer.algorithms.options import defaults_of, split_options
+from agentrl.trainer.algorithms.options import Option, defaults_of, split_options, with_options
 from agentrl.trainer.algorithms.presets import PAPERS, PRESETS, ROLLOUT, keys_of
+from agentrl.trainer.algorithms.token_arrays import (
+    call_on_batch,
+    token_array_fault,
+    weights_fault,
+)
+from agentrl.types import Batch
 
 KINDS: Final[Mapping[str, tuple[str, Mapping[str, Callable[..., object]]]]] = {
     "estimator": ("--estimator", ESTIMATORS),
@@ -77,28 +85,51 @@ def entries() -> Iterator[AlgorithmEntry]:
 def find_entries(name: str) -> list[AlgorithmEntry]:
     """Those of a name or a reference; raises ConfigError if there is none."""
     if ":" in name:
-        return [_make_entry_of_reference(name)]
+        return _make_entries_of_reference(name)
     found = list(entries())
     if chosen := [entry for entry in found if entry.name == name]:
         return chosen
     raise ConfigError(f"algorithm {name!r} is unknown, {nearest(name, {e.name for e in found})}")
 
 
-def _make_entry_of_reference(ref: str) -> AlgorithmEntry:
-    """A function of one's own: a loss if it takes two arguments, else shown as an estimator."""
+def _make_entries_of_reference(ref: str) -> list[AlgorithmEntry]:
+    """A function of one's own, as each of the kinds that it may be."""
     seam = Seam("algorithm", {}, "agentrl.estimators")
-    path, _ = split_options(ref)
+    path, options = split_options(ref)
     label = seam.label(path)
     found = instance_of(seam.find(path), label)
     if not callable(found):
         raise ConfigError(f"{label} is of type {type(found).__name__}, expected a function")
+    return [
+        _make_entry_of_function(ref, kind, found, f"{KINDS[kind][0]} {shlex.quote(ref)}")
+        for kind in _find_kinds(found, path, options)
+    ]
+
+
+def _find_kinds(
+    function: Callable[..., object], path: str, options: Mapping[str, Option]
+) -> list[str]:
+    """A loss takes two arguments; the others take a batch, and what they give tells them apart.
+
+    Raises ConfigError if that is nothing that any of them gives.
+    """
     required = [
         parameter
-        for parameter in inspect.signature(found).parameters.values()
+        for parameter in inspect.signature(function).parameters.values()
         if parameter.kind in _POSITIONAL and parameter.default is inspect.Parameter.empty
     ]
-    kind = "loss" if len(required) > 1 else "estimator"
-    return _make_entry_of_function(ref, kind, found, f"{KINDS[kind][0]} {ref}")
+    if len(required) > 1:
+        return ["loss"]
+    label, batch = f"function {path}", made_up_batch(needs_of(function))
+    with trial():
+        chosen = cast("Callable[[Batch], object]", with_options(function, options, label))
+        given = call_on_batch(label, chosen, batch)
+        if isinstance(given, Batch):
+            return ["correction"]
+        if fault := token_array_fault(given, batch):
+            raise RunError(f"{label} {fault}, or a batch")
+    # Weights are at least 0, which advantages may be too.
+    return ["estimator"] if weights_fault(given, batch) else ["estimator", "normalisation"]
 
 
 def _make_entry_of_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEntry:

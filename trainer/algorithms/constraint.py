@@ -24,7 +24,7 @@ class Constraint:
     """`trainer.cost` on each batch: its costs, and the multiplier that they have moved.
 
     log m is raised by rate * m * (mean cost - limit), which is the rate times the gradient of
-    m * (mean cost - limit) by log m (appendix B.3): above the limit the cost comes to count for
+    m * (mean cost - limit) by log m (eq. 31): above the limit the cost comes to count for
     more. Costs of 0.75 against a limit of 0.25 move a multiplier of 1 at rate 0.2 to e^0.1.
     """
 

@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 NEEDS: Final = {
     "critic": "set trainer.algorithm to ppo",
-    "reference": "set trainer.kl.coef above 0",
+    "reference": "set trainer.kl.coef above 0, or trainer.reference to a model",
     "teacher": "set trainer.reference to another model than the run begins with",
     "group of 2": "set rollout.group_size to 2 or more",
     "proximal": "call Trainer.with_proximal before the update",
@@ -33,7 +33,7 @@ FLAGS: Final = {
     "critic": "--trainer.algorithm ppo",
     "reference": "--trainer.kl.coef 0.01",
     "teacher": "--trainer.reference runs/teacher/model",
-    "group of 2": "--rollout.group-size 2",
+    "group of 2": "--rollout.group-size 4",
     "greedy member": "--rollout.greedy-member",
     "cost": "--trainer.cost.part tests",
 }

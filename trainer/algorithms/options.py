@@ -19,7 +19,12 @@ _WRITTEN: Final = re.compile(r"((?:.*:)?[\w.-]+)\((.*)", re.DOTALL)
 """A name or a reference, whose folder may have brackets, and what stands behind its own."""
 _MOST: Final = {"discount": 1.0, "decay": 1.0, "share": 1.0}
 """The largest value of built-in options that have one."""
-_ABOVE_ZERO: Final = ("alpha", "positive", "negative", "length", "cap")
+_LEAST: Final = {"cap": 1, "ratio_most": 1, "k": 1}
+"""The smallest one, where it is not 0: below 1 a bound would act on what has not moved at all."""
+_ABOVE_ZERO: Final = (
+    *("alpha", "positive", "negative", "length"),
+    *("share", "coef", "most"),  # at 0 they would leave nothing to do, or nothing to train on
+)
 
 
 def resolve_function(
@@ -119,8 +124,9 @@ def _describe_expected(
     # Whole numbers have no bound, others have.
     if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return "a finite number"
-    if is_built_in and not 0 <= value <= _MOST.get(name, math.inf):
-        return f"0 to {_MOST[name]:g}" if name in _MOST else "at least 0"
+    least = _LEAST.get(name, 0)
+    if is_built_in and not least <= value <= _MOST.get(name, math.inf):
+        return f"0 to {_MOST[name]:g}" if name in _MOST else f"at least {least}"
     if is_built_in and name in _ABOVE_ZERO and not value:
         return "more than 0"
     return None

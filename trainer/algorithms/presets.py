@@ -80,6 +80,7 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
 ROLLOUT: Final[Mapping[str, Mapping[str, object]]] = {
     "dapo": {"refill": 3.0, "overlong_buffer": 0.2},
     "remax": {"greedy_member": True},
+    "pass_at_k": {"group_size": 8},
     "pf_ppo": {"group_size": 8, "filter": "best_worst", "filter_share": 0.5},
 }
 """Keys of `RolloutConfig`, of those that change what is sampled or chosen too."""

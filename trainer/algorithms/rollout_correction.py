@@ -66,7 +66,7 @@ def icepop(batch: Batch, *, low: float = 0.5, high: float = 5.0) -> Batch:
     """Masked on both sides (IcePop, arXiv:2510.18855, section 2.3.2).
 
     factor_t = r_t, and tokens outside low <= r_t <= high are rejected. Ratios of 0.4, 1 and 7 give
-    nothing, 1 and nothing. Raises RunError for a low above high.
+    nothing, 1 and nothing. Raises RunError unless they enclose 1.
     """
     ratios_N = token_ratios(batch)
     return weighed(rejecting(batch, _mark_outside_band(ratios_N, low, high)), ratios_N)
@@ -101,7 +101,7 @@ def reject_k1(batch: Batch, *, low: float = 0.99, high: float = 1.01) -> Batch:
     Kept are rows with low <= exp(mean of log r) <= high: a bound on the divergence of one token,
     whatever the length, where products reject nearly all that is long. There are no factors. Log
     ratios of 0.03 and -0.02 have 1.005 and are kept, 0.03 and 0 have 1.015 and are not. Raises
-    RunError for a low above high.
+    RunError unless they enclose 1.
     """
     means_N = _average_rows(batch, log_ratios(batch))
     return rejecting(batch, _mark_outside_band(_exponentiate_clipped(means_N), low, high))
@@ -178,6 +178,6 @@ def _exponentiate_clipped(log_ratios_N: NDArray[np.float64]) -> NDArray[np.float
 
 
 def _mark_outside_band(ratios_N: NDArray[np.float64], low: float, high: float) -> NDArray[np.bool_]:
-    if low > high:
-        raise RunError(f"got low = {low:g} and high = {high:g}, expected low at most high")
+    if not low <= 1 <= high:
+        raise RunError(f"got low = {low:g} and high = {high:g}, expected 1 between them")
     return (ratios_N < low) | (ratios_N > high)

@@ -115,7 +115,10 @@ def whiten(
         for t in terms
     )
     centered_K: NDArray[np.float64] = values_K - values_K.mean()
-    std = math.sqrt(float(np.dot(centered_K, centered_K)) / len(centered_K))
+    with np.errstate(over="ignore"):
+        std = math.sqrt(float(np.dot(centered_K, centered_K)) / len(centered_K))
+    if math.isinf(std):
+        raise RunError("rewards or values are too large to be brought to one scale; divide them")
     if std <= noise:
         return np.zeros_like(values_K)
     if scale:

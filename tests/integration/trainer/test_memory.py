@@ -3,6 +3,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.dispatch import main as agentrl
+from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.orchestration.budget import memory_fit, parse_size
 from agentrl.orchestration.load import load_run_config
@@ -52,6 +54,20 @@ def test_each_setting_moves_its_own_part() -> None:
     assert offload["optimizer"] == 0
     double = parts("--trainer.token-budget", "8192")
     assert double["activations"] == pytest.approx(2 * plain["activations"], rel=0.05)
+
+
+def test_a_reference_counts_at_its_own_size(tmp_path: Path) -> None:
+    teacher = Path(shutil.copytree(resolve_model("tiny"), tmp_path / "teacher"))
+    shape = json.loads((teacher / "config.json").read_text())
+    shape["num_hidden_layers"] *= 3
+    (teacher / "config.json").write_text(json.dumps(shape))
+    plain = parts("--trainer.kl.coef", "0.1")
+    for lora in ("0", "4"):
+        flags = ["--trainer.reference", str(teacher), "--trainer.lora.rank", lora]
+        other = parts("--algorithm", "distill", *flags)
+        assert 2 * plain["reference"] < other["reference"] < 3 * plain["reference"]
+        assert other["weights"] >= plain["weights"]
+    assert parts("--trainer.kl.coef", "0.1", "--trainer.lora.rank", "4")["reference"] == 0
 
 
 def test_the_command_names_a_way_out(capsys: pytest.CaptureFixture[str]) -> None:

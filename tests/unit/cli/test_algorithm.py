@@ -138,7 +138,7 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
         ),
         (
             ["--estimator", "pass_at_k(k=5)", "--group-size", "4"],
-            "pass_at_k compares teams of 5, but rollout.group_size is 4, so every advantage",
+            "pass_at_k compares teams within groups of 6 at least, but rollout.group_size is 4, so",
         ),
         (["--estimator", "vapo"], "estimator vapo needs a critic, but trainer.algorithm is grpo"),
         (["--rollout.refill", "0.5"], "--rollout.refill: got 0.5, expected a number of at least 1"),
@@ -174,11 +174,44 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
         (["--trainer.correct", "icpop"], "did you mean icepop"),
         (["--trainer.correct", "non"], "did you mean none"),
         (["--trainer.correct", "none(cap=2)"], "correction none has no option cap"),
-        (["--trainer.correct", "tis(cap=0)"], "correction tis: option cap: got 0, expected more"),
+        (["--trainer.correct", "tis(cap=0)"], "correction tis: option cap: got 0, expected at le"),
+        (["--trainer.correct", "mis(cap=0.5)"], "option cap: got 0.5, expected at least 1"),
+        (["--trainer.correct", "reject_k3(most=0)"], "option most: got 0, expected more than 0"),
+        (
+            ["--trainer.correct", "reject_k1(low=1.01, high=1.1)"],
+            "got low = 1.01 and high = 1.1, expected 1 between them",
+        ),
+        (["--loss", "dppo(ratio_most=0)"], "option ratio_most: got 0, expected at least 1"),
+        (["--loss", "kl_cov(coef=0)"], "option coef: got 0, expected more than 0"),
+        (["--loss", "clip_cov(share=0)"], "option share: got 0, expected more than 0"),
+        (["--estimator", "pass_at_k(k=True)"], "option k: got True, expected a number"),
+        (
+            ["--algorithm", "ppo", "--estimator", "grpo"],
+            "trainer.algorithm: got ppo, which learns a critic, with estimator grpo, which does n",
+        ),
+        (
+            ["--algorithm", "remax", "--estimator", "rloo"],
+            "rollout.greedy_member: got true with estimator rloo, which does not compare with it",
+        ),
+        (
+            [
+                "--estimator",
+                "pass_at_k(k=4)",
+                "--group-size",
+                "4",
+                "--rollout.filter",
+                "best_worst",
+            ],
+            "rollout.group_size is 4, of which rollout.filter keeps 2, so every advantage",
+        ),
+        (
+            ["--algorithm", "gdpo"],
+            "estimator gdpo needs score parts, but env number_guess gives none: let the verifier",
+        ),
         (["--trainer.correct", "tis(cpa=2)"], "correction tis has no option cpa, did you mean cap"),
         (
             ["--trainer.correct", "icepop(low=3, high=2)"],
-            "got low = 3 and high = 2, expected low",
+            "got low = 3 and high = 2, expected 1 between",
         ),
         (
             ["--trainer.correct", "math:pi"],
@@ -199,7 +232,7 @@ def test_what_is_missing_is_refused(
     [
         ["--loss", "dual_clip", "--trainer.clip.high", "0.5"],
         ["--algorithm", "vapo", "--loss", "gspo"],
-        ["--estimator", "pass_at_k(k=4)", "--group-size", "4"],
+        ["--estimator", "pass_at_k(k=4)", "--group-size", "5"],
         ["--estimator", "gigpo", "--trainer.scale-by-std", "false"],
     ],
 )
@@ -216,7 +249,10 @@ def test_a_function_of_ones_own_is_shown(
         "@needs('reference')\n"
         "def towards(logprobs_K, tokens, *, scale=2.0, how):\n"
         '    """Towards the reference (arXiv:2402.03300).\n\n    By scale * r.\n    """\n\n\n'
-        "def plain(batch):\n    return batch.rewards_E\n\n\nNOTHING = 3\n"
+        "def plain(batch):\n    return batch.logprobs_N\n\n\nNOTHING = 3\n\n\n"
+        "def even(batch):\n    return batch.mask_N.astype('float32')\n\n\n"
+        "def keep(batch, *, cap=2.0):\n    return batch\n\n\n"
+        "def wrong(batch):\n    return batch.rewards_E\n"
     )
     assert main(["algorithm", "show", f"{own}:towards"]) == 0
     shown = capsys.readouterr().out
@@ -232,7 +268,17 @@ def test_a_function_of_ones_own_is_shown(
     assert main(["algorithm", "show", "--json", f"{own}:plain"]) == 0
     [entry] = json.loads(capsys.readouterr().out)
     assert (entry["kind"], entry["paper"], entry["needs"]) == ("estimator", "none named", [])
-    for name, said in (("NOTHING", "is of type int, expected a function"), ("planes", "plain")):
+    for name, kinds in (("even", ["estimator", "normalisation"]), ("keep(cap=3)", ["correction"])):
+        assert main(["algorithm", "show", "--json", f"{own}:{name}"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [entry["kind"] for entry in found] == kinds
+    assert found[0]["command"].endswith(f"--trainer.correct '{own}:keep(cap=3)' --steps 2")
+    for name, said in (
+        ("NOTHING", "is of type int, expected a function"),
+        ("planes", "plain"),
+        ("wrong", "float64 of shape (4,), expected a float32 array of 20, one for each token"),
+        ("keep(cpa=3)", "has no option cpa, did you mean cap"),
+    ):
         assert main(["algorithm", "show", f"{own}:{name}"]) == 2
         assert said in capsys.readouterr().err
 
@@ -262,6 +308,36 @@ def test_an_algorithm_sets_what_nobody_else_does() -> None:
     assert load_run_config(flags=none).config.trainer.correct == "none"
     other = load_run_config(flags=["--algorithm", "gspo", "--estimator", "rloo"]).config.trainer
     assert (other.estimator, other.loss, other.has_critic) == ("rloo", "gspo", False)
+
+
+def test_an_algorithm_of_the_command_line_is_whole_over_the_file_of_a_run(tmp_path: Path) -> None:
+    """A run's config.toml has each key, also those that its own algorithm set."""
+
+    def trained(file: Path, *flags: str) -> tuple[str, str, str, float, float]:
+        config = load_run_config(file=file, flags=flags).config
+        names = config.trainer.estimator, config.trainer.loss, config.trainer.normalise
+        return names[0], names[1], names[2], config.trainer.clip.high, config.rollout.refill
+
+    file = tmp_path / "config.toml"
+    file.write_text(dump_config(load_run_config(flags=["--env", "calculator"])))
+    assert trained(file) == ("reinforce", "clip", "token_mean", 0.2, 1.0)
+    assert trained(file, "--algorithm", "gspo") == ("grpo", "gspo", "sequence_mean", 0.2, 1.0)
+    assert trained(file, "--algorithm", "dapo") == ("grpo", "clip", "token_mean", 0.28, 3.0)
+    file.write_text(dump_config(load_run_config(flags=["--algorithm", "dapo"])))
+    assert trained(file, "--algorithm", "rloo") == ("rloo", "clip", "token_mean", 0.2, 1.0)
+    own = [*file.read_text().splitlines(), ""]
+    own[own.index('loss = "clip"  # algorithm dapo')] = 'loss = "cispo"'
+    file.write_text("\n".join(own))
+    assert trained(file, "--algorithm", "gspo") == ("grpo", "cispo", "sequence_mean", 0.2, 1.0)
+    file.write_text('[trainer]\nloss = "clip"\n')  # by somebody who says nothing of an algorithm
+    assert trained(file, "--algorithm", "gspo")[1] == "clip"
+
+
+def test_a_loss_of_ones_choice_does_not_come_with_the_preset_s_estimator() -> None:
+    for flag, loss in (("--loss", "gspo"), ("--estimator", "rloo")):
+        trainer = load_run_config(flags=["--env", "calculator", flag, loss]).config.trainer
+        assert trainer.algorithm == "grpo"
+        assert trainer.estimator == ("grpo" if flag == "--loss" else "rloo")
 
 
 def test_an_algorithm_sets_keys_of_the_sampling_side_too() -> None:

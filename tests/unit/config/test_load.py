@@ -121,8 +121,8 @@ def test_later_layers_win_and_each_value_keeps_its_origin(run_toml: Path) -> Non
         flags=["--lr", "0.25", "--rollout.group-size=4"],
         short=SHORT,
         preset=lambda given: [
-            ({"trainer.lr": 0.1, "trainer.clip.high": 0.5}, "model preset"),
-            ({"trainer.lr": 9.9, "steps": given["steps"].value}, "another preset"),
+            ({"trainer.lr": 0.1, "trainer.clip.high": 0.5}, "model preset", set()),
+            ({"trainer.lr": 9.9, "steps": given["steps"].value}, "another preset", set()),
         ],
     )
     assert loaded.config.trainer.lr == 0.25
@@ -208,7 +208,7 @@ def test_a_flag_is_split_decoded_and_checked_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Tree, "model_validate_json", _counted(Tree.model_validate_json, calls))
     _, flags = split_flags(["--model", "m", "--lr", "1e-4"], lambda key: False)
     config = load_config(
-        Tree, flags=flags, short=SHORT, preset=lambda given: [({"steps": 3}, "preset")]
+        Tree, flags=flags, short=SHORT, preset=lambda given: [({"steps": 3}, "preset", set())]
     ).config
     assert (config.trainer.lr, config.steps) == (1e-4, 3)
     assert Counter(calls) == {"split_flags": 1, "decode_text": 2, "model_validate_json": 1}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from agentrl.errors import ConfigError, RunError
 from agentrl.trainer.algorithms.advantages.gdpo import gdpo
 from agentrl.trainer.algorithms.advantages.gigpo import gigpo
+from agentrl.trainer.algorithms.advantages.maxrl import maxrl
 from agentrl.trainer.algorithms.advantages.pass_at_k import pass_at_k
 from agentrl.trainer.algorithms.advantages.reinforce_pp import reinforce_pp
 from agentrl.trainer.algorithms.advantages.remax import remax
@@ -270,7 +271,7 @@ def test_options_stand_behind_the_name() -> None:
         ("pass_at_k(3)", r"pass_at_k\(3\): expected options as name\(option=value, \.\.\.\)"),
         ("pass_at_k(k=3", "expected options as"),
         ("pass_at_k(k=a)", "expected options as"),
-        ("pass_at_k(k=0)", "got k = 0, expected at least 1"),
+        ("pass_at_k(k=0)", "option k: got 0, expected at least 1"),
         ("pass_at_k(k=2.5)", "option k: got 2.5, expected a whole number"),
         ("pass_at_k(**{'k': 3})", "expected options as"),
         ("/tmp/a (b)/none.py:f(k=3)", r"/tmp/a \(b\)/none.py:f cannot be imported"),
@@ -316,3 +317,16 @@ def test_a_critic_that_is_right_leaves_nothing_to_learn(name: str) -> None:
     assert not BUILT_IN[name](replace(batch, values_N=values_N.astype(np.float32))).any()
     off = np.where(values_N > 0.5, values_N + 1e-3, values_N).astype(np.float32)
     assert BUILT_IN[name](replace(batch, values_N=off)).any()
+
+
+def test_rewards_that_would_silently_teach_nothing_are_refused() -> None:
+    batch = made_up_batch(("critic",))
+    below = replace(batch, rewards_E=np.array([-1.0, -2.0, 0.5, 1.0]))
+    with pytest.raises(RunError, match=r"maxrl: a group's mean reward is -1.5, expected a rate of"):
+        maxrl(below)
+    assert not maxrl(replace(batch, rewards_E=np.array([-1.0, -1.0, 0.0, 0.0]))).any()
+    turns_U = np.where(np.arange(10) % 2, 1e300, -1e300)
+    huge = replace(batch, turn_rewards_U=turns_U, rewards_E=np.zeros(4))
+    for name in ("reinforce_pp", "gae", "turn_gae", "vapo"):
+        with pytest.raises(RunError, match="too large to be brought to one scale"):
+            BUILT_IN[name](huge)

@@ -102,6 +102,9 @@ def test_a_sequence_has_one_ratio() -> None:
     mean = math.exp((0.2 + 0.4) / 2)
     assert value == pytest.approx(-2 * mean + 1)
     assert gradient == pytest.approx([-mean, 0, 1])
+    apart = tokens_of_rows([[-1, -1]], [[1, -1]])  # which sum to 0 over the row, and teach
+    for loss in (gspo, gmpo):
+        assert measured(loss, [[-1, -1]], apart)[1] == pytest.approx([-1, 1])
 
 
 def test_right_answers_are_made_likelier_by_their_mean() -> None:

@@ -5,7 +5,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.errors import RunError
 from agentrl.trainer.algorithms.advantage import checked_rewards, token_advantages
 from agentrl.trainer.algorithms.needs import needs
 from agentrl.types import Batch
@@ -18,11 +17,9 @@ def pass_at_k(batch: Batch, *, k: int = 2, success_at: float = 1.0) -> NDArray[n
     With f failures among G, a team succeeds with p = 1 - C(f, k) / C(G, k) and a deviation of
     s = sqrt(p (1 - p)). A success has (1 - p) / s; a failure has
     (1 - p - C(f - 1, k - 1) / C(G - 1, k - 1)) / s, for those are the teams in which all failed.
-    One success of four and k = 2: 1 and -1/3. Groups of less than k, and those in which every team
+    One success of four and k = 2: 1 and -1/3. Groups of up to k, and those in which every team
     succeeds or fails, give 0. A reward of `success_at` is a success.
     """
-    if k < 1:
-        raise RunError(f"pass_at_k: got k = {k}, expected at least 1")
     won_E = checked_rewards(batch.rewards_E) >= success_at
     advantages_E = np.zeros(len(won_E))
     _, index_E, size_G = np.unique(batch.group_E, return_inverse=True, return_counts=True)

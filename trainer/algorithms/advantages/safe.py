@@ -1,4 +1,4 @@
-"""Rewards under a limit on a cost (Safe RLHF, arXiv:2310.12773, section 3.3 and appendix B.3)."""
+"""Rewards under a limit on a cost (Safe RLHF, arXiv:2310.12773, section 3.3 and eq. 30)."""
 
 import numpy as np
 from numpy.typing import NDArray

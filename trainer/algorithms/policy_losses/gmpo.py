@@ -13,8 +13,8 @@ def gmpo(
     """A * exp(mean of the row's log ratios), each first kept within -low and high (eq. 4).
 
     Bounds are in nats, and act on the side where they make the surrogate smaller, as PPO's do. A
-    sequence is a row. Log ratios 0.2 and 0.6 with A > 0: exp(0.3) at both, and only the first has a
-    gradient.
+    sequence is a row. A token's gradient is by its own advantage, which in the paper all share. Log
+    ratios 0.2 and 0.6 with A > 0: exp(0.3) at both, and only the first has a gradient.
     """
     advantages_K = tokens.advantages_K
     sign_K = torch.sign(advantages_K)
@@ -22,6 +22,7 @@ def gmpo(
     kept_K = sign_K * torch.minimum(sign_K * log_ratio_K, sign_K * log_ratio_K.clamp(-low, high))
     # Tokens without an advantage have no side; they are left as they are.
     kept_K = torch.where(advantages_K == 0, log_ratio_K, kept_K)
-    surrogate_K = advantages_K * torch.exp(row_means(kept_K, tokens))
+    ratio_K = torch.exp(row_means(kept_K.detach(), tokens) + kept_K - kept_K.detach())
+    surrogate_K = advantages_K * ratio_K
     clipped = (kept_K != log_ratio_K).sum()
     return -(tokens.weights_K * surrogate_K).sum(), {"clip_fraction": clipped}
