@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
@@ -341,22 +340,20 @@ def _check_needs_are_given(
     envs: Sequence[BoundEnv], label: str, needs: Sequence[str], seed: int
 ) -> None:
     """Refuse a need that no environment meets, as far as that can be told before a policy plays."""
-    lacks = {"state keys": _lacks_state_keys, "score parts": partial(_lacks_score_parts, seed=seed)}
-    for need in lacks.keys() & {*needs}:
-        if all(lacks[need](env) for env in envs):
+    for need in ("state keys", "score parts"):
+        if need in needs and all(_lacks_need(env, need, seed) for env in envs):
             names = ", ".join(env.name for env in envs)
             raise ConfigError(f"{label} needs {need}, but env {names} gives none: {NEEDS[need]}")
 
 
-def _lacks_state_keys(env: BoundEnv) -> bool:
-    return "state_key" not in declaration(env.env_class).hooks
+def _lacks_need(env: BoundEnv, need: str, seed: int) -> bool:
+    """True of keys if there is no hook for them, of parts if no agent's episode has any.
 
-
-def _lacks_score_parts(env: BoundEnv, seed: int) -> bool:
-    """True if an expert's episode has none, nor those of agents that know nothing."""
+    Without an expert agents that know nothing prove nothing.
+    """
     expert = env.expert
-    if expert is None:
-        return False
+    if need == "state keys" or expert is None:
+        return need == "state keys" and "state_key" not in declaration(env.env_class).hooks
     simple = (NullAgent(), EchoAgent(), RandomAgent(seed, env.prototype.tool_schemas))
     task = env.task(0, "train", seed)
     with closing(EnvServices()) as services:

@@ -108,8 +108,9 @@ def are_rejected(batch: Batch) -> NDArray[np.bool_]:
     """[E] Which episodes a correction left nothing of."""
     if batch.rejected_N is None:
         return np.zeros(len(batch.rewards_E), dtype=np.bool_)
-    rejected_E = count_by_episode(batch, batch.rejected_N) > 0
-    return rejected_E & (count_by_episode(batch, batch.mask_N) == 0)
+    kept_E = count_by_episode(batch, batch.mask_N)
+    alone_E: NDArray[np.bool_] = (kept_E == 0) & (count_by_episode(batch, batch.rejected_N) > 0)
+    return alone_E
 
 
 def leave_out_rejected(batch: Batch) -> Batch:
