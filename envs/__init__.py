@@ -10,9 +10,9 @@ from agentrl.envs.context import (
     Summarise,
     Window,
 )
+from agentrl.envs.gym_adapter import TextSpace, TokenSpace
 from agentrl.envs.resolve import BUILT_IN, resolve_env
 from agentrl.envs.services import EnvServices, default_services
-from agentrl.envs.spaces import TextSpace, TokenSpace
 from agentrl.envs.token_env import TokenEnv
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.envs.transition import Transition

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ParamSpec, TypeVar, cast
 
 from agentrl.aio import OutOfTime, within
-from agentrl.envs.rules import EnvRules
+from agentrl.envs.declaration import EnvRules
 from agentrl.errors import EnvironmentFault, EpisodeError
 from agentrl.tools import AbandonedThreads, EpisodeThread, user_code
 

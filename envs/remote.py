@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from agentrl.config import Config
-from agentrl.envs.declaration import Declaration, declaration
-from agentrl.envs.rules import EnvRules
+from agentrl.envs.declaration import Declaration, EnvRules, declaration
 from agentrl.envs.transition import Transition
 from agentrl.errors import AgentrlError, EnvironmentFault
 from agentrl.tools import TextTokenizer, truncate_middle

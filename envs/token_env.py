@@ -5,7 +5,7 @@ from typing import Any
 
 import gymnasium
 
-from agentrl.envs.spaces import TokenSpace
+from agentrl.envs.gym_adapter import TokenSpace
 from agentrl.envs.toolenv import ToolEnv
 from agentrl.tokens import Renderer, Tokenizer, ToolFormat, choose_format
 from agentrl.types import AssistantTurn, StopReason

@@ -12,15 +12,16 @@ from gymnasium.error import ResetNeeded
 from agentrl.config import Config as BaseConfig
 from agentrl.envs.context import ContextPolicy, Keep
 from agentrl.envs.declaration import (
+    DeclaredRules,
     declaration,
     make_config,
     require_scoring,
+    rules_of,
     task_source,
 )
 from agentrl.envs.gym_adapter import GymSide, Info, text_of
 from agentrl.envs.hooks import Resources
 from agentrl.envs.remote import RemotePlay
-from agentrl.envs.rules import DeclaredRules, rules_of
 from agentrl.envs.services import EnvServices, default_services
 from agentrl.envs.tasks import Tasks, TaskSource
 from agentrl.envs.transition import Transition

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.error import ResetNeeded
 
-from agentrl.envs.declaration import Declaration
+from agentrl.envs.declaration import Declaration, EnvRules
 from agentrl.envs.hooks import World
-from agentrl.envs.rules import EnvRules
 from agentrl.envs.scoring import own_score
 from agentrl.envs.transition import Transition
 from agentrl.errors import EnvironmentFault, EpisodeError, ToolError

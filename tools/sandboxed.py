@@ -22,7 +22,7 @@ from agentrl.tools.edits import (
     require_argument,
     require_text,
 )
-from agentrl.tools.results import truncate_middle
+from agentrl.tools.runner import truncate_middle
 
 _DEFAULT_S: Final = 20.0
 _MOST_S: Final = 120.0

@@ -16,7 +16,7 @@ from agentrl.trainer.config import (
     RewardScaleConfig,
     TrainerConfig,
 )
-from agentrl.trainer.stats import StepStats, SupervisedStats
+from agentrl.trainer.updates import StepStats, SupervisedStats
 
 __all__ = [
     "ClipConfig",

@@ -35,8 +35,8 @@ from torch.nn.attention.flex_attention import (
 from transformers import AttentionInterface
 
 from agentrl.engine.local.demands import refuse_arguments
-from agentrl.trainer.prefix_tree import PrefixTree
-from agentrl.trainer.ulysses import Cut
+from agentrl.trainer.micro_batches import Cut
+from agentrl.trainer.packing import PrefixTree
 
 PACKED_ATTENTION = "agentrl_packed"
 """The name under which transformers finds `_attend_packed_rows`."""

@@ -31,8 +31,8 @@ from agentrl.trainer.parallel_dims import ParallelDims, Ranks
 from agentrl.trainer.processes import RankProcesses
 from agentrl.trainer.protocol import Trainer
 from agentrl.trainer.sharded_load import empty_model
-from agentrl.trainer.stats import StepStats
 from agentrl.trainer.trainer import LocalTrainer
+from agentrl.trainer.updates import StepStats
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Batch
 from agentrl.weights.plan import Bucket, Handle, Held, Layout, Written

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from agentrl.errors import RunError
 from agentrl.trainer.config import RatioBandConfig
-from agentrl.trainer.stats import GapAlarm, RatioStats, Suspect, ratio_stats
+from agentrl.trainer.updates import GapAlarm, RatioStats, Suspect, ratio_stats
 from agentrl.types import Batch, Json
 
 _FAR = 10.0

@@ -35,8 +35,7 @@ from agentrl.engine.local.routing_replay import routed
 from agentrl.errors import ConfigError
 from agentrl.trainer.attention import PACKED_ATTENTION, AttentionPlan
 from agentrl.trainer.fsdp import head_precision, in_pass, settle
-from agentrl.trainer.packing import PackedRows, find_places
-from agentrl.trainer.prefix_tree import pieces, tree
+from agentrl.trainer.packing import PackedRows, find_places, pieces, tree
 from agentrl.trainer.routing_replay import replayed
 
 PIECE_LOGITS = 2**23

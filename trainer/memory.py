@@ -30,14 +30,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from agentrl.engine.local.models.check import library_errors
 from agentrl.engine.local.models.quiet import quiet
-from agentrl.engine.memory import Footprint
+from agentrl.engine.protocol import Footprint
 from agentrl.trainer.config import LoraConfig, TrainerConfig
 from agentrl.trainer.fsdp import layers, prepare
 from agentrl.trainer.logprobs import KEPT_LOGITS, PIECE_LOGITS, predicting_states
 from agentrl.trainer.lora import add_adapters
-from agentrl.trainer.packing import PackedRows
+from agentrl.trainer.packing import PackedRows, PrefixTree
 from agentrl.trainer.parallel_dims import SINGLE
-from agentrl.trainer.prefix_tree import PrefixTree
 
 _FLOAT32 = 4
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

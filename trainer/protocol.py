@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentrl.engine import WeightSource
-from agentrl.trainer.stats import StepStats, SupervisedStats
+from agentrl.trainer.updates import StepStats, SupervisedStats
 from agentrl.types import Batch, Json
 
 

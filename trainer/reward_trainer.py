@@ -28,9 +28,8 @@ from agentrl.trainer.export import export_hf
 from agentrl.trainer.fsdp import in_pass, prepare
 from agentrl.trainer.logprobs import predicting_states
 from agentrl.trainer.model import check_trainable, learning_rate, make_optimizer
-from agentrl.trainer.packing import PackedRows, find_places
+from agentrl.trainer.packing import PackedRows, common, find_places, pieces, tree
 from agentrl.trainer.parallel_dims import Ranks
-from agentrl.trainer.prefix_tree import common, pieces, tree
 
 IdPair = tuple[Sequence[int], Sequence[int]]
 """The ids of two conversations, the one with the chosen answer first."""

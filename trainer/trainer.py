@@ -64,11 +64,13 @@ from agentrl.trainer.packing import PackedRows, num_read, trained_rows
 from agentrl.trainer.parallel_dims import SINGLE, Ranks
 from agentrl.trainer.routing_replay import replayed, warn_of_unrecorded
 from agentrl.trainer.sharded_load import read_slices
-from agentrl.trainer.stats import CRITIC_ALONE, StepStats, SupervisedStats
 from agentrl.trainer.updates import (
+    CRITIC_ALONE,
     Applied,
     BatchUpdate,
     Pass,
+    StepStats,
+    SupervisedStats,
     before_rejection,
     summarise_policy,
     summarise_updates,

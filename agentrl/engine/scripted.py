@@ -12,8 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from agentrl.boundary import user_code
-from agentrl.engine.memory import MEMORY_TAGS, MemoryStages, MemoryTag
-from agentrl.engine.protocol import Health, check_version
+from agentrl.engine.protocol import MEMORY_TAGS, Health, MemoryStages, MemoryTag, check_version
 from agentrl.errors import EngineError
 from agentrl.tokens.hash_chain import seal
 from agentrl.types import (

@@ -5,13 +5,16 @@
     sampler            Parquet file                   gap, verified            version + 1
 
 Everything waits for the step before it: the engine never samples from weights older than the
-trainer's.
+trainer's. `DevicePolicy` says how the two make way for each other around an update:
+
+    with update_turn(): ── update ── before_publish ── publish ──▶ the engine samples again
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import compress
 from typing import Final
@@ -19,8 +22,10 @@ from typing import Final
 import numpy as np
 
 from agentrl.boundary import one_line
+from agentrl.engine import Engine
+from agentrl.engine.protocol import MEMORY_TAGS, MemoryTag
 from agentrl.errors import ConfigError, RunError
-from agentrl.orchestration.device_policy import DevicePolicy
+from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.model_files import make_limits
 from agentrl.orchestration.observers import Observer
@@ -42,13 +47,60 @@ from agentrl.rollout import (
     gather_groups,
     make_batch,
 )
-from agentrl.rollout.prompts import OddPrompt
+from agentrl.rollout.codec import OddPrompt
 from agentrl.rollout.selection import Refill, Selection
 from agentrl.tools.threads import EpisodeThread
 from agentrl.trainer.algorithms.corrections import are_rejected
 from agentrl.trainer.algorithms.recipe import BatchRecipe
-from agentrl.trainer.stats import CRITIC_ALONE, GapAlarm, StepStats, SupervisedStats
+from agentrl.trainer.protocol import Trainer
+from agentrl.trainer.updates import CRITIC_ALONE, GapAlarm, StepStats, SupervisedStats
 from agentrl.types import Batch, Episode
+
+_CACHE: tuple[MemoryTag, ...] = ("kv_cache", "cuda_graph")
+
+
+class DevicePolicy:
+    """Makes room for an update, and afterwards for the engine, where both share one device.
+
+    Otherwise each has memory of its own, or both have the same weights in one process.
+    """
+
+    def __init__(self, config: RunConfig, engine: Engine, trainer: Trainer) -> None:
+        lora = config.trainer.lora
+        self._engine, self._trainer = engine, trainer
+        self._is_shared = config.engine.share_device
+        # Adapters come beside a base that nobody would bring again.
+        self._keeps_base = bool(lora.rank) and lora.publish == "adapter"
+        self.publishes_always = self._is_shared and not self._keeps_base
+        """Whether the engine needs the weights although an update has changed nothing."""
+
+    @asynccontextmanager
+    async def update_turn(self) -> AsyncGenerator[None]:
+        """The engine does not sample inside: the update may change its very parameters.
+
+        After a failure it goes on; on a shared device it stays as it is, since the run ends.
+        """
+        await self._engine.pause()
+        if not self._is_shared:
+            try:
+                yield
+            finally:
+                await self._engine.resume()
+            return
+        await self._engine.release_memory(_CACHE if self._keeps_base else MEMORY_TAGS)
+        self._trainer.reclaim_memory()
+        yield
+        await self._engine.resume_memory(_CACHE)
+        await self._engine.resume()
+
+    async def before_publish(self) -> None:
+        """Give the trainer's memory to the engine's weights."""
+        if not self._is_shared:
+            return
+        self._trainer.release_memory()
+        if not self._keeps_base:
+            await self._engine.resume_memory(["weights"])
+
 
 _WAKE_S: Final = 0.5
 """How often the loop wakes during an update; a signal just before it falls asleep is not heard."""

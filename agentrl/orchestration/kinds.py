@@ -14,7 +14,7 @@ from agentrl.boundary import user_code
 from agentrl.config.seams import Seam, instance_of
 from agentrl.engine import Engine
 from agentrl.engine.config import EngineConfig
-from agentrl.engine.memory import Footprint
+from agentrl.engine.protocol import Footprint
 from agentrl.engine.sglang.server import RESERVED, check_startable
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig

@@ -12,7 +12,7 @@ from agentrl.orchestration.env_mix import NO_OBJECTS, BoundEnv, Overrides
 from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.preflight import Plan, used_splits
 from agentrl.rollout import Codec, EpisodeLimits, LongPrompt, find_long
-from agentrl.rollout.prompts import OddPrompt, odd_prompt
+from agentrl.rollout.codec import OddPrompt, odd_prompt
 from agentrl.tokens import Tokenizer, ToolFormat
 
 _TRIED = 4

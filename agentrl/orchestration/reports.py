@@ -7,7 +7,7 @@ from pathlib import Path
 from agentrl.config.nearest import nearest
 from agentrl.orchestration.env_mix import BoundEnv
 from agentrl.rollout import NEVER_RAN, Collected, call_faults
-from agentrl.trainer.stats import GapAlarm
+from agentrl.trainer.updates import GapAlarm
 from agentrl.types import Episode, Invalid
 
 

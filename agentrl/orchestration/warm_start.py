@@ -43,7 +43,7 @@ from agentrl.rollout import (
 from agentrl.run_dir import MetricsWriter, RunDirectory
 from agentrl.trainer.algorithms.normalisations import token_mean
 from agentrl.trainer.config import LoraConfig
-from agentrl.trainer.stats import SupervisedStats
+from agentrl.trainer.updates import SupervisedStats
 from agentrl.types import Batch, Episode, Score
 
 _TOLD = 5

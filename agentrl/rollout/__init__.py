@@ -1,7 +1,7 @@
 """The sampling side: episodes, groups of them, and the batch that they become."""
 
 from agentrl.rollout.batch import make_batch
-from agentrl.rollout.codec import Codec
+from agentrl.rollout.codec import Codec, LongPrompt, find_long
 from agentrl.rollout.collect import (
     Collected,
     Collector,
@@ -13,9 +13,8 @@ from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner
 from agentrl.rollout.episode_record import GroupJob
 from agentrl.rollout.metrics import NEVER_RAN, call_faults, episode_metrics, succeeded, successes
-from agentrl.rollout.prompts import LongPrompt, find_long
 from agentrl.rollout.sampler import EnvSource, TaskRef, task_stream
-from agentrl.types.identity import EpisodeKey, derive_seed
+from agentrl.types.episode import EpisodeKey, derive_seed
 
 __all__ = [
     "NEVER_RAN",

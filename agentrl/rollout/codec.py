@@ -1,11 +1,18 @@
-"""`Codec`: the tokenizer, the tool-call format and one renderer per set of tools."""
+"""`Codec`: the tokenizer, the tool-call format and one renderer per set of tools.
+
+What it measures before anything is played: can a prompt be, and is there room behind it?
+"""
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
+from agentrl.envs import ToolEnv
+from agentrl.errors import EnvironmentFault
 from agentrl.tokens import Reasoning, Renderer, Results, Tokenizer, ToolFormat, choose_format
 from agentrl.tokens.time_limit import template_time_limit
-from agentrl.types import Message, ToolSchema
+from agentrl.types import Message, Task, ToolSchema
 
 PROMPTS_KEPT = 256
 
@@ -57,3 +64,78 @@ class Codec:
             if len(self._prompts) > PROMPTS_KEPT:
                 self._prompts.popitem(last=False)
         return ids
+
+
+MOST_RENDERED: Final = 1000
+"""Of a long list only so many prompts are rendered, those of most bytes first."""
+
+_BARE: Final = Task(prompt="x")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongPrompt:
+    """A task whose prompt leaves no room for a turn."""
+
+    env: str
+    task: str
+    tokens: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"the prompt of task {self.task} of env {self.env} has {self.tokens} tokens, expected "
+            f"less than {self.limit}, so that a turn has room; shorten it, or raise "
+            "rollout.max_context_tokens and rollout.max_episode_tokens"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OddPrompt:
+    """A task whose prompt is no text that a tokenizer takes."""
+
+    env: str
+    task: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"env {self.env}: {self.reason}"
+
+
+def odd_prompt(env: ToolEnv, name: str, task: Task) -> OddPrompt | None:
+    """The task, if its prompt holds half of a surrogate pair."""
+    try:
+        env.first_messages(task)
+    except EnvironmentFault as fault:
+        return OddPrompt(env=name, task=task.id, reason=str(fault))
+    return None
+
+
+def too_long(env: ToolEnv, name: str, task: Task, codec: Codec, limit: int) -> LongPrompt | None:
+    """The task, if its prompt has `limit` tokens or more.
+
+    Raises:
+        EpisodeError: the prompt cannot be rendered.
+    """
+    tokens = len(codec.prompt(codec.renderer(env.tool_schemas), env.first_messages(task)))
+    if tokens < limit:
+        return None
+    return LongPrompt(env=name, task=task.id, tokens=tokens, limit=limit)
+
+
+def find_long(
+    env: ToolEnv, name: str, tasks: Sequence[Task], codec: Codec, limit: int
+) -> tuple[list[LongPrompt], bool]:
+    """Those of the tasks that are too long, the one of most bytes first; False: perhaps not all.
+
+    A token is a byte at least, so what has too few bytes, and for each message as much as a bare
+    prompt, is not rendered.
+    """
+    bare = len(codec.prompt(codec.renderer(env.tool_schemas), env.first_messages(_BARE)))
+    texts = [[m.content.encode("utf-8", "replace") for m in task.messages()] for task in tasks]
+    sizes = [
+        (sum(len(t) + bare for t in each), task) for each, task in zip(texts, tasks, strict=True)
+    ]
+    doubtful = sorted((pair for pair in sizes if pair[0] >= limit), key=lambda pair: -pair[0])
+    rendered = doubtful[:MOST_RENDERED]
+    found = (too_long(env, name, task, codec, limit) for _, task in rendered)
+    return [long for long in found if long is not None], len(rendered) == len(doubtful)

@@ -18,11 +18,10 @@ from typing import Any
 
 from agentrl.engine import Engine
 from agentrl.errors import BreakerTripped, ConfigError, EpisodeError
-from agentrl.rollout.codec import Codec
+from agentrl.rollout.codec import Codec, LongPrompt, OddPrompt, odd_prompt, too_long
 from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner
 from agentrl.rollout.episode_record import GroupJob
 from agentrl.rollout.fixed_order import Lockstep
-from agentrl.rollout.prompts import LongPrompt, OddPrompt, odd_prompt, too_long
 from agentrl.tools import LoopWatch, user_code
 from agentrl.types import Episode, EpisodeKey, EpisodeSession, Invalid
 

@@ -51,7 +51,7 @@ from agentrl.types import (
     StopReason,
     ToolSchema,
 )
-from agentrl.types.identity import derive_seed, turn_seed
+from agentrl.types.episode import derive_seed, turn_seed
 
 
 class Generate(Protocol):

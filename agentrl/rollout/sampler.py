@@ -13,7 +13,7 @@ from agentrl.boundary import user_code
 from agentrl.config.seams import Seam, check_function
 from agentrl.errors import AgentrlError, ConfigError, RunError
 from agentrl.rollout.config import RolloutConfig
-from agentrl.types.identity import derive_seed
+from agentrl.types.episode import derive_seed
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from agentrl.rollout.episode import EpisodeLimits
 from agentrl.rollout.episode_record import GroupJob
 from agentrl.rollout.metrics import share_of_flat_groups, successes
 from agentrl.types import Episode, EpisodeStop
-from agentrl.types.identity import derive_seed
+from agentrl.types.episode import derive_seed
 
 _USED_UP = frozenset(
     {EpisodeStop.TURN_TOKENS, EpisodeStop.CONTEXT_TOKENS, EpisodeStop.EPISODE_TOKENS}

@@ -17,9 +17,10 @@ from agentrl.errors import ConfigError
 from agentrl.tokens.formats.base import ToolFormat
 from agentrl.tokens.formats.hermes import Hermes
 from agentrl.tokens.injection_guard import ContentGuard, Mark
-from agentrl.tokens.suffix_cache import Frame, find_frame
 from agentrl.tokens.template_dialect import (
+    Frame,
     calls_as_text,
+    find_frame,
     mark_message,
     mark_tool,
     results_as_user,

@@ -1,6 +1,5 @@
 """The values that travel between the layers: frozen, without behaviour that needs the outside."""
 
-from agentrl.types.batch import Batch
 from agentrl.types.episode import (
     CUT_OFF,
     Agent,
@@ -8,6 +7,7 @@ from agentrl.types.episode import (
     CallError,
     CallErrorReason,
     Episode,
+    EpisodeKey,
     EpisodeSession,
     EpisodeStop,
     EpisodeView,
@@ -15,6 +15,7 @@ from agentrl.types.episode import (
     Json,
     Message,
     Outcome,
+    Purpose,
     Role,
     Score,
     Task,
@@ -22,8 +23,7 @@ from agentrl.types.episode import (
     ToolSchema,
     TurnRecord,
 )
-from agentrl.types.identity import EpisodeKey, Purpose
-from agentrl.types.tokens import Completion, Sampling, Segment, Source, StopReason
+from agentrl.types.tokens import Batch, Completion, Sampling, Segment, Source, StopReason
 
 __all__ = [
     "CUT_OFF",

@@ -7,7 +7,10 @@ makes the episode Invalid; nothing that fails counts as 0.
 """
 
 from agentrl.verifiers.compare import ExactMatch, ExactNumber
-from agentrl.verifiers.protocol import (
+from agentrl.verifiers.resolve import resolve_verifier
+from agentrl.verifiers.reward_model import RewardModel
+from agentrl.verifiers.rubric import FormatOk, LengthPenalty, Rubric
+from agentrl.verifiers.scoring import (
     AnswerVerifier,
     CompositeVerifier,
     EpisodeVerifier,
@@ -16,12 +19,9 @@ from agentrl.verifiers.protocol import (
     Verifier,
     check_success_at,
     score_range,
+    score_with,
     success_at,
 )
-from agentrl.verifiers.resolve import resolve_verifier
-from agentrl.verifiers.reward_model import RewardModel
-from agentrl.verifiers.rubric import FormatOk, LengthPenalty, Rubric
-from agentrl.verifiers.scoring import score_with
 
 __all__ = [
     "AnswerVerifier",

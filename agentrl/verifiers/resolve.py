@@ -9,18 +9,19 @@ from agentrl.config.anchor import REWARD_MODEL, anchored_reference
 from agentrl.config.seams import Seam, instance_of
 from agentrl.errors import ConfigError
 from agentrl.verifiers.compare import ExactMatch, ExactNumber
-from agentrl.verifiers.protocol import (
+from agentrl.verifiers.reward_model import from_text
+from agentrl.verifiers.rubric import FormatOk, Rubric
+from agentrl.verifiers.scoring import (
     Verifier,
     is_answer_verifier,
+    is_async,
     is_composite,
     is_episode_verifier,
+    method_of,
     name_of,
     score_range,
     success_at,
 )
-from agentrl.verifiers.reward_model import from_text
-from agentrl.verifiers.rubric import FormatOk, Rubric
-from agentrl.verifiers.scoring import is_async, method_of
 from agentrl.workers.pickling import CANNOT_PICKLE, dumps
 
 BUILT_IN: Final[Mapping[str, Callable[[], Verifier]]] = {

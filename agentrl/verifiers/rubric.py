@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, cast
 
 from agentrl.errors import ConfigError
 from agentrl.types import CallErrorReason, EpisodeView, Invalid, Outcome, Score, Task
-from agentrl.verifiers.protocol import Verifier, score_range
+from agentrl.verifiers.scoring import Verifier, score_range
 
 GATE: Final = "gate"
 

@@ -30,7 +30,7 @@ from agentrl.trainer.algorithms.shaping import RewardShaping
 from agentrl.trainer.config import RewardScaleConfig, TrainerConfig
 from agentrl.trainer.protocol import Trainer
 from agentrl.types import Batch, Json
-from agentrl.types.identity import derive_seed
+from agentrl.types.episode import derive_seed
 
 Step = Callable[[Batch], Batch]
 """Gives the batch with something of it replaced."""

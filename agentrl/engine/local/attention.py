@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from agentrl.engine.local.cache import LayerCache, RowCache
 from agentrl.engine.local.demands import refuse_arguments
+from agentrl.engine.local.rows import LayerCache, RowCache
 
 ATTENTION = "agentrl_rows"
 """The name under which transformers finds `row_attention`."""

@@ -19,10 +19,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.engine.local.attention import FlatPass, lay_out
-from agentrl.engine.local.cache import RowCache
 from agentrl.engine.local.demands import Heads
 from agentrl.engine.local.reference import SHARED, ReferenceRow, reference_rows, refuse_difference
 from agentrl.engine.local.routing_replay import routed
+from agentrl.engine.local.rows import RowCache
 from agentrl.errors import ConfigError
 
 

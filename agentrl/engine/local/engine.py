@@ -27,8 +27,14 @@ from agentrl.engine.local.demands import context_length, measure_heads, set_atte
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.stepper import SlotRequest, Stepper
 from agentrl.engine.local.weights import Slices, inference_model, update_parameters
-from agentrl.engine.memory import MEMORY_TAGS, MemoryStages, MemoryTag
-from agentrl.engine.protocol import Health, check_request, check_version
+from agentrl.engine.protocol import (
+    MEMORY_TAGS,
+    Health,
+    MemoryStages,
+    MemoryTag,
+    check_request,
+    check_version,
+)
 from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens.hash_chain import seal
 from agentrl.types import Completion, EpisodeSession, Sampling

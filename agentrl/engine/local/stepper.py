@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from agentrl.engine.local.attention import FlatPass, lay_out
-from agentrl.engine.local.cache import RowCache
 from agentrl.engine.local.demands import Heads
 from agentrl.engine.local.models.load import known_ids
 from agentrl.engine.local.routing_replay import mixtures, routed
-from agentrl.engine.local.rows import Rows, draw_ids, draw_uniforms
+from agentrl.engine.local.rows import RowCache, Rows, draw_ids, draw_uniforms
 from agentrl.errors import EngineError
 from agentrl.types import Sampling, StopReason
 

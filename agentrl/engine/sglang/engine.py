@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
-from agentrl.engine.protocol import Health, check_request, check_version
+from agentrl.engine.protocol import MEMORY_TAGS, Health, MemoryTag, check_request, check_version
 from agentrl.engine.sglang.client import Busy, GenerateClient, Unreachable, new_rid
 from agentrl.engine.sglang.control import Control, Keys, PauseMode
 from agentrl.engine.sglang.fleet import HEALTH_S, Fleet

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from agentrl.engine.memory import MemoryStages, MemoryTag
+from agentrl.engine.protocol import MemoryStages, MemoryTag
 from agentrl.engine.sglang.control import Control, PauseMode
 from agentrl.engine.sglang.router import Router, ServerState
 from agentrl.errors import ConfigError, EngineError

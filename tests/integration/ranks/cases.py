@@ -16,8 +16,8 @@ from agentrl.trainer.fsdp import whole
 from agentrl.trainer.micro_batches import split_over_ranks
 from agentrl.trainer.packing import trained_rows
 from agentrl.trainer.parallel_dims import Ranks
-from agentrl.trainer.stats import StepStats
 from agentrl.trainer.trainer import LocalTrainer
+from agentrl.trainer.updates import StepStats
 from agentrl.types import Batch
 from tests.unit.trainer.batches import batch_of, plain_loss, random_segments, tiny_model
 

@@ -20,8 +20,8 @@ from agentrl.trainer.config import KlConfig, LoraConfig, check_heads
 from agentrl.trainer.fsdp import local, whole
 from agentrl.trainer.parallel_dims import SINGLE, ParallelDims, Ranks, arrange
 from agentrl.trainer.sharded_load import empty_model
-from agentrl.trainer.stats import StepStats
 from agentrl.trainer.trainer import LocalTrainer
+from agentrl.trainer.updates import StepStats
 from agentrl.types import Batch
 from tests.integration.ranks.cases import CONFIG, Update, caught, ragged, reference, steps, update
 from tests.integration.ranks.conftest import Group

@@ -17,8 +17,8 @@ from agentrl.trainer.algorithms.advantages.gae import gae
 from agentrl.trainer.algorithms.advantages.safe import safe_gae
 from agentrl.trainer.critic import Critic
 from agentrl.trainer.packing import trained_rows
-from agentrl.trainer.stats import CRITIC_ALONE
 from agentrl.trainer.trainer import LocalTrainer
+from agentrl.trainer.updates import CRITIC_ALONE
 from agentrl.types import Batch
 from tests.unit.trainer.batches import batch_of, random_segments, tiny_model
 

@@ -22,8 +22,8 @@ from agentrl.run_dir import read_episodes
 from agentrl.trainer import RatioBandConfig, TrainerConfig
 from agentrl.trainer.algorithms.recipe import make_recipe
 from agentrl.trainer.first_update_check import GapGate
-from agentrl.trainer.stats import GapAlarm
 from agentrl.trainer.trainer import LocalTrainer
+from agentrl.trainer.updates import GapAlarm
 from agentrl.types import Batch
 from tests.one_thread import one_thread
 from tests.unit.trainer.batches import batch_of, on_policy, random_segments, tiny_model

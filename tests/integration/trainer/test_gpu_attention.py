@@ -13,7 +13,7 @@ from torch import Tensor
 from agentrl.trainer import attention
 from agentrl.trainer.attention import AttentionPlan, attend
 from agentrl.trainer.device import resolve_device
-from agentrl.trainer.prefix_tree import PrefixTree, pieces, tree
+from agentrl.trainer.packing import PrefixTree, pieces, tree
 from tests.one_thread import one_thread
 
 __all__ = ["one_thread"]

@@ -96,7 +96,7 @@ def test_the_table_is_what_the_command_says() -> None:
 
 def test_a_kind_of_engine_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "kind.py").write_text(
-        "from agentrl.engine.memory import Footprint\n"
+        "from agentrl.engine.protocol import Footprint\n"
         "from agentrl.orchestration.kinds import EngineKind\n\n"
         "class Spread(EngineKind):\n"
         "    def footprint(self, config, *, rows, longest):\n"

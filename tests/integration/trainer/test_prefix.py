@@ -17,8 +17,7 @@ from transformers import LlamaForCausalLM
 
 from agentrl.trainer.attention import AttentionPlan, attend, flex
 from agentrl.trainer.logprobs import policy_logprobs
-from agentrl.trainer.packing import pack, plan, trained_rows
-from agentrl.trainer.prefix_tree import STRIDE, PrefixTree
+from agentrl.trainer.packing import STRIDE, PrefixTree, pack, plan, trained_rows
 from agentrl.types import Batch, Segment
 from tests.one_thread import one_thread
 from tests.unit.trainer.batches import VOCAB, batch_of, plain_logprobs, segment, tiny_model

@@ -7,13 +7,13 @@ from typing import get_type_hints
 
 import pytest
 
-import agentrl.envs.rules
+import agentrl.envs.declaration
 from agentrl.envs import ToolEnv
 from agentrl.envs.calculator import Calculator
-from agentrl.envs.rules import DeclaredRules, EnvRules, rules_of
+from agentrl.envs.declaration import DeclaredRules, EnvRules, rules_of
 from agentrl.errors import ConfigError
 
-FOLDER = Path(agentrl.envs.rules.__file__).parent
+FOLDER = Path(agentrl.envs.declaration.__file__).parent
 MACHINERY = (
     *("rules", "declaration", "toolenv", "turn_rules", "hooks", "remote", "context", "scoring"),
     *("gym_adapter", "token_env", "tasks", "resolve", "check", "transition"),

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from agentrl.engine.memory import MEMORY_TAGS, MemoryTag
+from agentrl.engine.protocol import MEMORY_TAGS, MemoryTag
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices
 from agentrl.envs.calculator import Calculator
@@ -17,7 +17,7 @@ from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.parts import Parts, make_collector
 from agentrl.rollout import Codec, Collected
 from agentrl.tokens import Tokenizer
-from agentrl.trainer.stats import GapAlarm, StepStats, Suspect
+from agentrl.trainer.updates import GapAlarm, StepStats, Suspect
 from agentrl.types import Batch
 from agentrl.weights.source import WeightSource
 

@@ -18,7 +18,7 @@ from agentrl.orchestration.parts import Parts
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.rollout import TaskRef
 from agentrl.trainer.algorithms.recipe import make_recipe
-from agentrl.trainer.stats import CRITIC_ALONE, StepStats
+from agentrl.trainer.updates import CRITIC_ALONE, StepStats
 from agentrl.types import Batch
 from tests.unit.orchestration.stand_ins import (
     STATS,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentrl.rollout import derive_seed
 from agentrl.types import EpisodeKey, Purpose
-from agentrl.types.identity import turn_seed
+from agentrl.types.episode import turn_seed
 
 PURPOSES: tuple[Purpose, ...] = ("train", "eval", "demonstration")
 NUMBERS = st.integers(0, 12) | st.integers(0, 10**6)
