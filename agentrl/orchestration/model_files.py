@@ -101,8 +101,8 @@ def make_limits(config: RunConfig, context_length: int) -> EpisodeLimits:
 
 def check_trained(plan: Plan, folder: Path) -> None:
     """Raise ConfigError for files that are not whole, or not the model of this run."""
+    from agentrl.engine.local.demands import check_outline
     from agentrl.engine.local.models.check import check_files  # torch, only now
-    from agentrl.engine.local.outline import check_outline
     from agentrl.trainer.lora import adapter_config
     from agentrl.trainer.model import refuse_dropout
 

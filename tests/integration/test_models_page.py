@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from agentrl.engine.local.demands import check_outline
 from agentrl.engine.local.models.quiet import quiet
-from agentrl.engine.local.outline import check_outline
 from agentrl.errors import ConfigError
 from benchmarks.architectures import ARCHITECTURES
 from benchmarks.models import (

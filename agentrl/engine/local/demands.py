@@ -3,22 +3,30 @@
 The pass runs with a function and a mask of our own, which note what each layer hands over. So it is
 the code that is looked at and not what the model is called: a layer that never asks (a recurrent or
 convolutional one), one that brings a mask or a bias of its own, a window, a chunk.
+
+`check_outline` runs it before weights are loaded: one number stands for each weight matrix, and
+products are skipped, so it takes memory for a few tokens and milliseconds for a layer, however
+large the model is.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch and transformers are not typed)
+# pyright: reportUnknownArgumentType=false
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from agentrl.engine.local.models.quiet import quiet
+from agentrl.engine.local.routing_replay import experts_of, mixtures, routed
 from agentrl.errors import ConfigError
 
 _NAME = "agentrl_demands"
@@ -285,3 +293,51 @@ def _measure_mask_window(
 
 AttentionInterface.register(_NAME, _note_layer_instead_of_attending)
 AttentionMaskInterface.register(_NAME, _measure_mask_window)
+
+
+def check_outline(model: PreTrainedModel, longest: int) -> None:
+    """Raise the ConfigError with which engine and trainer will refuse the model for its code.
+
+    What only numbers show is not found.
+
+    Args:
+        model: all on `meta`; it gets worthless numbers.
+        longest: most tokens of a row.
+    """
+    with foreign_code(model):
+        _replace_parameters_by_views(model)
+    for block in mixtures(model).values():
+        for experts in experts_of(model, block):
+            experts.forward = _return_states_unchanged
+    with _NoProducts(), routed(model):
+        measure_heads(model, context_length(model, longest))
+
+
+def _replace_parameters_by_views(model: nn.Module) -> None:
+    """Put a view of one number in the place of each parameter; code may write into buffers."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            value = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+            module.register_parameter(name, nn.Parameter(value, requires_grad=False))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
+
+
+def _return_states_unchanged(states: Tensor, *_: Any, **__: Any) -> Tensor:
+    return states
+
+
+class _NoProducts(TorchFunctionMode):
+    """A linear layer gives zeros: no copy of its matrix is made."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is not F.linear:
+            return func(*args, **(kwargs or {}))
+        states, weight = cast("tuple[Tensor, Tensor]", tuple(args)[:2])
+        return states.new_zeros(*states.shape[:-1], len(weight))

@@ -3,8 +3,7 @@ from collections.abc import Sequence
 import pytest
 from pydantic import ConfigDict, Field
 
-from agentrl.cli.command import Arguments, JsonOption, Verb, invoke, parse
-from agentrl.cli.help import render
+from agentrl.cli.command import Arguments, JsonOption, Verb, invoke, parse, render
 from agentrl.config import Config
 from agentrl.errors import ConfigError
 
