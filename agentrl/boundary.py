@@ -103,17 +103,13 @@ class user_code:
         if isinstance(error, ToolError):
             return self._shows_tool_errors
         if isinstance(error, asyncio.CancelledError):
-            return _is_current_task_cancelled()
+            # It passes if this runs in a task that was told to stop.
+            try:
+                task = asyncio.current_task()
+            except RuntimeError:  # a thread without a loop
+                return False
+            return task is not None and task.cancelling() > 0
         return isinstance(error, AgentrlError | Terminated)
-
-
-def _is_current_task_cancelled() -> bool:
-    """True if this runs in a task that was told to stop."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # a thread without a loop
-        return False
-    return task is not None and task.cancelling() > 0
 
 
 def one_line(text: str) -> str:

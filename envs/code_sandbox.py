@@ -44,7 +44,12 @@ class CodeSandbox(BashTool, WriteFileTool, SandboxEnv):
         @functools.cached_property
         def tasks_by_split(self) -> Mapping[str, Sequence[Task]]:
             """Those of the file, read once for all that is played with these parameters."""
-            return _read_tasks_by_split(Path(self.tasks))
+            file = Path(self.tasks)
+            found: dict[str, list[Task]] = {split: [] for split in SPLITS}
+            for task in read_tasks(file):
+                check_tests(task.answer, f"task {task.id} of {file}")
+                found[split_of("code_sandbox", task.id)].append(task)
+            return found
 
     hook_timeout_s = 120.0
     """More than `grading_s` may be: what the policy's code does is scored."""
@@ -87,15 +92,6 @@ class CodeSandbox(BashTool, WriteFileTool, SandboxEnv):
     def expert(cls) -> Agent:
         """Writes the task's solution and submits it."""
         return _Expert()
-
-
-def _read_tasks_by_split(file: Path) -> dict[str, list[Task]]:
-    """The tasks of a file by the splits that they belong to by their content."""
-    found: dict[str, list[Task]] = {split: [] for split in SPLITS}
-    for task in read_tasks(file):
-        check_tests(task.answer, f"task {task.id} of {file}")
-        found[split_of("code_sandbox", task.id)].append(task)
-    return found
 
 
 class _Expert:

@@ -271,7 +271,11 @@ class ToolEnv(DeclaredRules, GymSide):
             done = True
         finally:
             if not done:
-                await self._close_and_log_errors()
+                # Close after a failure whose error is the one to be seen.
+                try:
+                    await self.aclose()
+                except EpisodeError as error:
+                    _log.warning("%s, after its setup failed: %s", type(self).__name__, error)
         return text_of(messages), {"messages": messages, "task_id": task.id}
 
     async def advance(self, turn: AssistantTurn) -> Transition:
@@ -327,13 +331,6 @@ class ToolEnv(DeclaredRules, GymSide):
             count = self.num_tasks(split, self.config)
             index = int(self.np_random.integers(count or 1 << 31))
         return self.task_at(index, split=split, seed=0, config=self.config)
-
-    async def _close_and_log_errors(self) -> None:
-        """Close after a failure whose error is the one to be seen."""
-        try:
-            await self.aclose()
-        except EpisodeError as error:
-            _log.warning("%s, after its setup failed: %s", type(self).__name__, error)
 
     def _require_open_episode(self) -> Play | RemotePlay:
         if self._play is None or not self.is_open:

@@ -201,15 +201,14 @@ class Play:
         if stop is None and left <= 0:
             return EpisodeStop.MAX_TURNS
         if stop is None and left <= self._rules.warn_turns:
-            self._append_turns_left_to_result(tally, left)
+            # Let the last tool result say that the turns are running out.
+            last = tally.messages[-1]
+            if last.role == "tool":
+                turns = "turn is" if left == 1 else "turns are"
+                tally.messages[-1] = replace(
+                    last, content=f"{last.content}\n[{left} {turns} left.]"
+                )
         return stop
-
-    def _append_turns_left_to_result(self, tally: _Tally, left: int) -> None:
-        """Let the last tool result say that the turns are running out."""
-        last = tally.messages[-1]
-        if last.role == "tool":
-            turns = "turn is" if left == 1 else "turns are"
-            tally.messages[-1] = replace(last, content=f"{last.content}\n[{left} {turns} left.]")
 
     def _end_turn_with_transition(self, tally: _Tally, stop: EpisodeStop | None) -> Transition:
         """Close the turn's books."""

@@ -68,7 +68,11 @@ class DockerEngine:
             raise SandboxUnavailable(f"DOCKER_HOST is {host}, expected unix:// or tcp://")
         self._errors: Any = importlib.import_module("docker.errors")
         try:
-            _check_engine_socket_answers(host)
+            # Raise OSError if nobody is there: the client would leave its socket open.
+            kind, _, place = host.partition("://")
+            if kind == "unix":
+                with socket.socket(socket.AF_UNIX) as attempt:
+                    attempt.connect(place)
             self.client: Any = self._docker.DockerClient(
                 base_url=host, timeout=_API_TIMEOUT_S, max_pool_size=_NUM_THREADS
             )
@@ -185,19 +189,6 @@ class DockerEngine:
         return len(gone)
 
 
-def _check_engine_socket_answers(host: str) -> None:
-    """Raise OSError if nobody is there: the client would leave its socket open."""
-    kind, _, place = host.partition("://")
-    if kind == "unix":
-        with socket.socket(socket.AF_UNIX) as attempt:
-            attempt.connect(place)
-
-
-def docker_host() -> str:
-    """The address of the engine."""
-    return os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-
-
 @functools.cache
 def _make_engine_once_per_host(host: str) -> DockerEngine:
     return DockerEngine(host)
@@ -210,7 +201,7 @@ def _reap_containers_once_per_host(host: str) -> int:
 
 def engine(*, reap: bool = True) -> DockerEngine:
     """The engine of DOCKER_HOST; what dead processes left in it is removed at the first call."""
-    host = docker_host()
+    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     if reap:
         _reap_containers_once_per_host(host)
     return _make_engine_once_per_host(host)

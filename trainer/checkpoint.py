@@ -15,7 +15,7 @@ import random
 import shutil
 import warnings
 from collections.abc import Generator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +108,10 @@ def save_checkpoint(
         ranks=ranks,
     )
     if background:
-        trainer.saving = _write_in_thread(job)
+        executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        future = executor.submit(job.write)
+        executor.shutdown(wait=False)
+        trainer.saving = future
     else:
         job.write()
     return job.target
@@ -189,35 +192,22 @@ class _Job:
             self.ranks.agree(None)  # the folder is there now
             try:
                 with disk_errors(self.target):
-                    self._save_checkpoint_tensors(unfinished / "weights")
+                    with _without_dcp_warning():
+                        save(
+                            self.tensors,
+                            checkpoint_id=(unfinished / "weights"),
+                            process_group=self.ranks.saving,
+                            no_dist=self.ranks.size == 1,
+                        )
                     if self.ranks.rank == 0:
-                        self._finish_checkpoint(unfinished)
+                        (unfinished / "state.json").write_bytes(self.host)
+                        write_manifest(unfinished, self.settings, self.metric)
+                        replace_folder(unfinished, self.target)
+                        _delete_older_checkpoints(self.target.parent, self.target, self.keep)
             except RunError as error:
                 fault = str(error)
             if (fault := self.ranks.agree(fault)) is not None:
                 raise RunError(fault)
-
-    def _save_checkpoint_tensors(self, folder: Path) -> None:
-        with _without_dcp_warning():
-            save(
-                self.tensors,
-                checkpoint_id=folder,
-                process_group=self.ranks.saving,
-                no_dist=self.ranks.size == 1,
-            )
-
-    def _finish_checkpoint(self, unfinished: Path) -> None:
-        (unfinished / "state.json").write_bytes(self.host)
-        write_manifest(unfinished, self.settings, self.metric)
-        replace_folder(unfinished, self.target)
-        _delete_older_checkpoints(self.target.parent, self.target, self.keep)
-
-
-def _write_in_thread(job: _Job) -> "Future[None]":
-    executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-    future = executor.submit(job.write)
-    executor.shutdown(wait=False)
-    return future
 
 
 def _copy_tensors_to_host(value: object) -> object:

@@ -95,7 +95,13 @@ def estimate(
         "critic": critic if config.has_critic else 0,
     }
     num_tokens = max(config.token_budget, engine.longest)  # a longer row is computed alone
-    relevant: Any = _keep_pass_settings(config)
+    # Only the settings that change what a pass holds.
+    relevant: Any = TrainerConfig(
+        lora=config.lora,
+        precision=config.precision,
+        fp32_head=config.fp32_head,
+        activation_checkpointing=config.activation_checkpointing,
+    )
     held = _measure_all_layers(folder, relevant, num_tokens, engine.longest)
     logits, head = _count_head_bytes(settings, num_tokens, trained=not config.lora.rank)
     embedding = 0 if config.lora.rank else settings.vocab_size * settings.hidden_size * _FLOAT32
@@ -165,16 +171,6 @@ def _count_parameters(folder: Path, lora: LoraConfig) -> _Count:
         plain=sum(p.numel() for p in named.values() if not (lora.rank and p.requires_grad)),
         frozen=sum(p.numel() * p.element_size() for p in named.values() if not p.requires_grad),
         gathered=sum(p.numel() for p in named.values()) - sum(blocks) + sum(sorted(blocks)[-2:]),
-    )
-
-
-def _keep_pass_settings(config: TrainerConfig) -> TrainerConfig:
-    """Only the settings that change what a pass holds."""
-    return TrainerConfig(
-        lora=config.lora,
-        precision=config.precision,
-        fp32_head=config.fp32_head,
-        activation_checkpointing=config.activation_checkpointing,
     )
 
 

@@ -33,7 +33,12 @@ def check_trainable(
         low_precision: it computes in fewer bits, and is allowed its rounding.
     """
     refuse_dropout(model)
-    _refuse_low_precision(model)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
+            raise ConfigError(
+                f"parameter {name} is {parameter.dtype}, expected torch.float32: small updates "
+                "vanish in fewer bits; load the model with dtype=torch.float32"
+            )
     check_model(model, context_length(model, longest), low_precision=low_precision)
 
 
@@ -132,12 +137,3 @@ def _read_dropouts(settings: Mapping[str, object]) -> dict[str, float]:
         and isinstance(value, int | float)
         and value != 0  # also what is no number or below: torch takes neither
     }
-
-
-def _refuse_low_precision(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
-            raise ConfigError(
-                f"parameter {name} is {parameter.dtype}, expected torch.float32: small updates "
-                "vanish in fewer bits; load the model with dtype=torch.float32"
-            )

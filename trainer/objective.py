@@ -80,7 +80,14 @@ class PolicyObjective:
     ) -> None:
         config.kl.check()
         self._batch = batch
-        self._advantages_N = _require_advantages(batch)
+        advantages_N = batch.advantages_N
+        if advantages_N is None:
+            raise RunError(
+                "the batch has no advantages; call an advantage estimator before the update"
+            )
+        if fault := token_array_fault(advantages_N, batch):
+            raise RunError(f"the advantage estimator {fault}")
+        self._advantages_N = advantages_N
         self._policy_loss = policy_loss
         self._config = config
         self._has_penalty = config.kl.coef > 0 and config.kl.where == "loss"
@@ -143,12 +150,3 @@ class PolicyObjective:
                 "Trainer.with_reference add them before the update"
             )
         return None
-
-
-def _require_advantages(batch: Batch) -> NDArray[np.float32]:
-    advantages_N = batch.advantages_N
-    if advantages_N is None:
-        raise RunError("the batch has no advantages; call an advantage estimator before the update")
-    if fault := token_array_fault(advantages_N, batch):
-        raise RunError(f"the advantage estimator {fault}")
-    return advantages_N

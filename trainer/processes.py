@@ -71,7 +71,13 @@ class RankProcesses(Generic[H]):
             threads: CPU threads of each; 0 shares the cores out.
         """
         self.layout = layout
-        _remove_old_folders()
+        # What processes that were killed left: their ranks died with them, their files did not.
+        for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+            with contextlib.suppress(OSError):
+                old = time.time() - folder.stat().st_mtime > _OLD_S
+                if owner.isdigit() and old and not Path("/proc", owner).exists():
+                    shutil.rmtree(folder, ignore_errors=True)
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         # What every rank imports is imported once, before they are forked.
         preload = ("agentrl.trainer.trainer", __name__)
@@ -209,16 +215,6 @@ class RankProcesses(Generic[H]):
             )
         error.add_note(f"raised by {who} during {name}; {after}")
         return error
-
-
-def _remove_old_folders() -> None:
-    """What processes that were killed left: their ranks died with them, their files did not."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        with contextlib.suppress(OSError):
-            old = time.time() - folder.stat().st_mtime > _OLD_S
-            if owner.isdigit() and old and not Path("/proc", owner).exists():
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _rate_error_as_cause(error: BaseException) -> int:

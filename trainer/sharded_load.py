@@ -72,7 +72,10 @@ def read_slices(
     }
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     with ExitStack() as stack, torch.no_grad():
-        files = _open_tensor_files(folder, stack)
+        files: dict[str, Any] = {}  # the open one of each tensor
+        for path in weight_files(folder):
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            files |= dict.fromkeys(file.keys(), file)
         values: dict[str, Tensor] = {
             name: _load_shard(cast(DTensor, parameter), files[name].get_slice(name), weights)
             for name, parameter in model.named_parameters()
@@ -101,15 +104,6 @@ def _load_shard(parameter: DTensor, stored: Any, device: torch.device) -> DTenso
         shape=parameter.shape,
         stride=parameter.stride(),
     )
-
-
-def _open_tensor_files(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """The open file of each tensor."""
-    found: dict[str, Any] = {}
-    for path in weight_files(folder):
-        file = stack.enter_context(safe_open(path, framework="pt"))
-        found |= dict.fromkeys(file.keys(), file)
-    return found
 
 
 @contextmanager

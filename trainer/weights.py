@@ -110,18 +110,15 @@ def write_slices(
         for move in moves.get(name, ()):
             held = view(data, bucket, move.receiver, move.target, kind)
             target = held[_make_slices(move.target_box)]
-            _copy_into_tensor(target, value[_make_slices(move.source_box)])
+            # In memory by what numpy copies with: nearly twice as quick as torch.
+            source = value[_make_slices(move.source_box)]
+            if target.dtype == source.dtype and source.device.type == "cpu":
+                words: Any = _WORDS[target.itemsize]
+                np.copyto(target.view(words).numpy(), source.view(words).numpy())
+            else:
+                target.copy_(source)
             written += target.nbytes
     return Written(written, sums)
-
-
-def _copy_into_tensor(target: Tensor, source: Tensor) -> None:
-    """In memory by what numpy copies with: nearly twice as quick as torch."""
-    if target.dtype == source.dtype and source.device.type == "cpu":
-        words: Any = _WORDS[target.itemsize]
-        np.copyto(target.view(words).numpy(), source.view(words).numpy())
-    else:
-        target.copy_(source)
 
 
 def _describe_held(name: str, parameter: Tensor) -> Held:

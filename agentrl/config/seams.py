@@ -42,7 +42,7 @@ class Seam:
         """
         if not isinstance(ref, str):
             return ref
-        if is_unnamed(ref):
+        if ref.startswith("<"):  # the text of an object that no reference finds
             raise ConfigError(
                 f"{self.what} {ref} was an object in Python that no reference finds: give it again "
                 "as an argument in Python, or write it into a file and name path/file.py:Name"
@@ -81,11 +81,6 @@ def reference_of(found: object) -> str:
         return f"<{label.rpartition('.')[2].strip('<>')}>"
     file = vars(module).get("__agentrl_file__")
     return f"{file[0] if file else module.__name__}:{label}"
-
-
-def is_unnamed(ref: str) -> bool:
-    """True for the text of an object that no reference finds."""
-    return ref.startswith("<")
 
 
 def instance_of(found: object, label: str) -> object:

@@ -49,7 +49,10 @@ def take_fingerprints(plan: Plan) -> Fingerprints:
         # Not by the name that it is shown by, which goes by the working folder.
         who = f"env {env.env_class.__name__}" + (f" ({number})" if len(plan.envs) > 1 else "")
         for split in sorted(splits):
-            data[f"{who}: split {split}"] = _digest_tasks_of_split(env, split, plan.config.seed)
+            digest = hashlib.blake2b(digest_size=12)
+            for text in _dump_tasks_of_split(env, split, plan.config.seed):
+                digest.update(_ADDRESS.sub("", text).encode() + b"\0")
+            data[f"{who}: split {split}"] = digest.hexdigest()
         for key, value in env.config.model_dump(mode="json").items():
             if file := _find_file_named_by_value(value):
                 data[f"{who}: the file of {key}"] = _digest_file_or_empty(file)
@@ -105,13 +108,6 @@ def newest_state(checkpoints: Path) -> Mapping[str, Any] | None:
 
 def _list_changed_fingerprints(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
     return (name for name, digest in now.items() if before.get(name, digest) != digest)
-
-
-def _digest_tasks_of_split(env: BoundEnv, split: str, seed: int) -> str:
-    digest = hashlib.blake2b(digest_size=12)
-    for text in _dump_tasks_of_split(env, split, seed):
-        digest.update(_ADDRESS.sub("", text).encode() + b"\0")
-    return digest.hexdigest()
 
 
 def _dump_tasks_of_split(env: BoundEnv, split: str, seed: int) -> Iterator[str]:

@@ -196,16 +196,15 @@ class PlannedRun:
     ) -> None:
         with self._undo:
             if isinstance(error, KeyboardInterrupt | Terminated):
-                self._save_last_step_on_signal(error)
+                # Write the last step that was done, if what a signal broke off changed nothing.
+                if self.step > self._kept and not self._is_in_step and not self._stopping.is_urgent:
+                    self._save_checkpoint()
+                kept = f"step {self._kept} is kept" if self._kept else "no step is kept"
+                _append_to_stop_message(
+                    error, f"{kept}; {_format_resume_hint(self._store.directory)}"
+                )
             if error is not None:
                 self._journal.stopped(error)
-
-    def _save_last_step_on_signal(self, stop: KeyboardInterrupt | Terminated) -> None:
-        """Write the last step that was done, if what a signal broke off changed nothing."""
-        if self.step > self._kept and not self._is_in_step and not self._stopping.is_urgent:
-            self._save_checkpoint()
-        kept = f"step {self._kept} is kept" if self._kept else "no step is kept"
-        _append_to_stop_message(stop, f"{kept}; {_format_resume_hint(self._store.directory)}")
 
     def __iter__(self) -> "Iterator[StepResult]":
         """The steps that are left, each done when it is yielded."""

@@ -119,7 +119,11 @@ class Stopping:
         self.is_urgent = bool(self.number) and not self._is_over
         is_first, self.number = not self.number, self.number or number
         if number == signal.SIGHUP:
-            self._redirect_terminals_to_null()
+            # The terminal is gone: writing to it would be an error.
+            null = os.open(os.devnull, os.O_WRONLY)
+            for fd in self._terminals:
+                os.dup2(null, fd)
+            os.close(null)
         if not is_first or not self._is_stepping:
             raise _make_stop_exception(self.number)
         self._deadline = time.monotonic() + GRACE_S
@@ -144,13 +148,6 @@ class Stopping:
         if self._is_stepping and not self._is_writing:
             self._is_over = True
             os.kill(os.getpid(), number)
-
-    def _redirect_terminals_to_null(self) -> None:
-        """The terminal is gone: writing to it would be an error."""
-        null = os.open(os.devnull, os.O_WRONLY)
-        for fd in self._terminals:
-            os.dup2(null, fd)
-        os.close(null)
 
 
 def _make_stop_exception(number: int) -> BaseException:

@@ -199,7 +199,14 @@ class Demonstrations:
     async def batch(self, update: int) -> Batch:
         """The batch of one update, whose loss is the mean over its tokens."""
         if self._passes > 1 and not self._dealt:
-            await self._deal_demonstrations_to_updates(update)
+            # Play the demonstrations of the next updates and shuffle them once for each pass.
+            played = [e for at in range(_DEALT_AT_ONCE) for e in await self.new(update + at)]
+            shuffle = np.random.default_rng(derive_seed(self._seed, "order", update))
+            for _ in range(self._passes):
+                order = shuffle.permutation(len(played))
+                parts = np.array_split(order, _DEALT_AT_ONCE)
+                self._dealt += [[played[i] for i in part] for part in parts if len(part)]
+            self._dealt.reverse()
         episodes = self._dealt.pop() if self._passes > 1 else await self.new(update)
         batch = make_batch(episodes, temperature=1.0)
         return replace(batch, weights_N=token_mean(batch))
@@ -216,16 +223,6 @@ class Demonstrations:
             if (mine := [job for job, ref in zip(jobs, refs, strict=True) if ref.env == i])
             for episode in await self._play_successful_demonstrations(collector, mine)
         ]
-
-    async def _deal_demonstrations_to_updates(self, update: int) -> None:
-        """Play the demonstrations of the next updates and shuffle them once for each pass."""
-        played = [e for at in range(_DEALT_AT_ONCE) for e in await self.new(update + at)]
-        shuffle = np.random.default_rng(derive_seed(self._seed, "order", update))
-        for _ in range(self._passes):
-            order = shuffle.permutation(len(played))
-            parts = np.array_split(order, _DEALT_AT_ONCE)
-            self._dealt += [[played[i] for i in part] for part in parts if len(part)]
-        self._dealt.reverse()
 
     async def _play_successful_demonstrations(
         self, collector: Collector, jobs: Sequence[GroupJob]

@@ -268,18 +268,15 @@ class _Collection:
                     if await self._play_attempt_and_sort(group, member, attempt):
                         break
             # Before this one leaves: a group in the place of its own is in the same next round.
-            return self._end_member(group)
+            # The group, if this was the last of its members, and those left out in its place.
+            group.num_ended += 1
+            if group.num_ended < self._num_members:
+                return []
+            group.episodes.sort(key=lambda episode: episode.member)
+            return [group, *self.begin(self._another(group) if self._another else None)]
         finally:
             if self._lockstep is not None:
                 self._lockstep.leave()
-
-    def _end_member(self, group: PlayedGroup) -> list[PlayedGroup]:
-        """The group, if it was the last one of it, and those that were left out in its place."""
-        group.num_ended += 1
-        if group.num_ended < self._num_members:
-            return []
-        group.episodes.sort(key=lambda episode: episode.member)
-        return [group, *self.begin(self._another(group) if self._another else None)]
 
     async def _play_attempt_and_sort(self, group: PlayedGroup, member: int, attempt: int) -> bool:
         """Play one attempt; True if no other one is to follow."""
@@ -296,11 +293,7 @@ class _Collection:
             return True
         group.invalid.append(episode)
         self._invalid.append(episode)
-        self._stop_if_most_attempts_fail()
-        return not episode.outcome.retryable
-
-    def _stop_if_most_attempts_fail(self) -> None:
-        """Stop early where hardly any attempt succeeds."""
+        # Stop early where hardly any attempt succeeds.
         total = self._num_episodes
         most = max(BREAKER_MIN_EPISODES, self._settings.attempts * total // 2)
         if len(self._invalid) > most:
@@ -308,6 +301,7 @@ class _Collection:
                 f"{len(self._invalid)} attempts at {total} episodes were invalid:\n"
                 f"{_tabulate_reasons(self._invalid)}"
             )
+        return not episode.outcome.retryable
 
     @property
     def _num_episodes(self) -> int:

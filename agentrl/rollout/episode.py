@@ -306,7 +306,11 @@ async def _turn_failure_into_invalid(work: Awaitable[None]) -> Invalid | None:
     except RunError:
         raise
     except Exception as error:  # the one place where an episode's failure becomes data
-        return _describe_failure(error)
+        # An exception as data: whose fault it was, and what to read in a table of reasons.
+        if isinstance(error, EpisodeError):
+            return Invalid(reason=said_by(error), blame=error.blame)
+        reason = f"{type(error).__name__}: {said_by(error)}{place_of(error)}"
+        return Invalid(reason=reason, blame="environment")
     return None
 
 
@@ -319,11 +323,3 @@ async def _await_environment_within(
     except OutOfTime as error:
         message = f"the environment's {what} took longer than {seconds:g} s (rollout.setup_s)"
         raise EnvironmentFault(message) from error
-
-
-def _describe_failure(error: Exception) -> Invalid:
-    """An exception as data: whose fault it was, and what to read in a table of reasons."""
-    if isinstance(error, EpisodeError):
-        return Invalid(reason=said_by(error), blame=error.blame)
-    reason = f"{type(error).__name__}: {said_by(error)}{place_of(error)}"
-    return Invalid(reason=reason, blame="environment")

@@ -55,20 +55,17 @@ class Lockstep:
         try:
             return await answer
         except asyncio.CancelledError:
-            self._withdraw_request(request)
+            # Nobody waits for the answer any more.
+            if request in self._waiting:
+                self._waiting.remove(request)
+            elif request.call is not None:
+                request.call.cancel()
             raise
 
     async def drain(self) -> None:
         """Wait for what is left of a round whose episodes have gone."""
         while self._running is not None:
             await self._running
-
-    def _withdraw_request(self, request: _Request) -> None:
-        """Nobody waits for the answer any more."""
-        if request in self._waiting:
-            self._waiting.remove(request)
-        elif request.call is not None:
-            request.call.cancel()
 
     def _start_round_if_all_wait(self) -> None:
         if self._waiting and len(self._waiting) >= self._live and self._running is None:

@@ -83,7 +83,13 @@ def _is_encodable_as_utf8(text: str) -> bool:
 def _encode_json(value: object) -> object:
     match value:
         case None | bool() | int() | str() | float():
-            return _encode_scalar_as_json(value)
+            # Enums and other subclasses of the plain kinds become the plain kind.
+            if isinstance(value, float):
+                return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
+            for kind in (bool, int, str):
+                if isinstance(value, kind):
+                    return kind(value)
+            return value
         case list():
             return [_encode_json(item) for item in cast("list[object]", value)]
         case tuple():
@@ -92,16 +98,6 @@ def _encode_json(value: object) -> object:
             return _encode_mapping_as_json(cast("Mapping[object, object]", value))
         case _:
             return _encode_object_with_tag(value)
-
-
-def _encode_scalar_as_json(value: bool | float | str | None) -> object:
-    """Enums and other subclasses of the plain kinds become the plain kind."""
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
-    for kind in (bool, int, str):
-        if isinstance(value, kind):
-            return kind(value)
-    return value
 
 
 def _encode_object_with_tag(value: object) -> object:

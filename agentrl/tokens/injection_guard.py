@@ -49,7 +49,12 @@ class ContentGuard:
         }
         self._secret_pattern = re.compile(f"({'|'.join(map(re.escape, self._meant))})")
         self._control_ids = frozenset(tokenizer.controls.values())
-        self._begins = _compile_pattern_of_marker_starts(controls, template.tested)
+        # Finds the characters that a cut goes behind.
+        tested = template.tested
+        firsts = {text[0] for text in controls}
+        longer = (text for text in tested if len(text) > 1 and text[0] not in firsts)
+        behind = [f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in sorted(longer)]
+        self._begins = re.compile("|".join([*map(re.escape, sorted(firsts)), *behind]) or "(?!)")
         self._longest = max(map(len, controls), default=0)
         self._controls = controls
         self._joins = any(map(self._ends_with_partial_control, template.literals))
@@ -164,13 +169,3 @@ def mark_json(value: Json, mark: Mark) -> Json:
     if isinstance(value, Sequence):
         return [mark_json(item, mark) for item in value]
     return value
-
-
-def _compile_pattern_of_marker_starts(
-    controls: Sequence[str], tested: frozenset[str]
-) -> re.Pattern[str]:
-    """Finds the characters that a cut goes behind."""
-    firsts = {text[0] for text in controls}
-    longer = (text for text in tested if len(text) > 1 and text[0] not in firsts)
-    behind = [f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in sorted(longer)]
-    return re.compile("|".join([*map(re.escape, sorted(firsts)), *behind]) or "(?!)")

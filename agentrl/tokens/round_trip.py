@@ -37,7 +37,11 @@ def check_round_trip(definition: Mapping[str, Any], tokenizer: tokenizers.Tokeni
         )
     heard = tokenizer.decode(ids, skip_special_tokens=False)
     if heard not in (said, f" {said}", said[1:]):
-        before, after = _excerpt_around_first_difference(said, heard)
+        # Both texts around the first character that is another one.
+        pairs = enumerate(zip_longest(said, heard))
+        at = next(place for place, (one, other) in pairs if one != other)
+        shown = slice(max(at - _AROUND, 0), at + _AROUND)
+        before, after = said[shown], heard[shown]
         raise ConfigError(
             f"tokenizer.json: the text {before!a} comes back as {after!a}, so what a model is told "
             "is lost or rewritten; put the model's own tokenizer there"
@@ -56,11 +60,3 @@ def _find_replaced_texts(found: object) -> Iterator[str]:
             yield _SYNTAX.sub(" ", str(written.get("Regex", "")))
         for inner in (*(step.get("normalizers") or ()), *(step.get("pretokenizers") or ())):
             yield from _find_replaced_texts(inner)
-
-
-def _excerpt_around_first_difference(said: str, heard: str) -> tuple[str, str]:
-    """Both texts around the first character that is another one."""
-    pairs = enumerate(zip_longest(said, heard))
-    at = next(place for place, (one, other) in pairs if one != other)
-    shown = slice(max(at - _AROUND, 0), at + _AROUND)
-    return said[shown], heard[shown]

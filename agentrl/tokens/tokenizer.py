@@ -51,12 +51,6 @@ class Pieces(dict[int, bytes]):
         return piece
 
 
-def pieces_of(tokenizer: tokenizers.Tokenizer) -> Pieces | None:
-    """None for a vocabulary of another kind."""
-    decoder: Any = tokenizer.decoder
-    return Pieces(tokenizer) if isinstance(decoder, decoders.ByteLevel) else None
-
-
 _SEEN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted(set(range(256)).difference(_SEEN))
 _BYTES = {chr(b): b for b in _SEEN} | {chr(0x100 + n): b for n, b in enumerate(_OTHERS)}
@@ -95,7 +89,9 @@ class Tokenizer:
         self._full = _parse_tokenizer_json(definition)
         self._full.no_truncation()
         self._full.no_padding()
-        self._pieces = pieces_of(self._full)
+        # None for a vocabulary of another kind.
+        decoder: Any = self._full.decoder
+        self._pieces = Pieces(self._full) if isinstance(decoder, decoders.ByteLevel) else None
         special_tokens = self._special_tokens = dict(special_tokens or {})
         self.template = ChatTemplate(template, special_tokens)
         self.for_tools = self

@@ -101,7 +101,13 @@ class _Rows:
 def _verify_rows_and_count_trained(rows: _Rows) -> int:
     _check_column_shapes_and_types(rows)
     packed = pack(rows.fields)
-    _check_token_marks_unchanged(rows, packed)
+    differing = np.flatnonzero(token_marks(packed) != rows.marks_N)
+    if len(differing):
+        raise RecordMismatch(
+            f"{rows.where(int(differing[0]))} is not what was recorded ({len(differing)} tokens "
+            "differ); something changed ids, masks, logprobs, versions or side channels after the "
+            "engine's answer"
+        )
     _check_row_digests_unchanged(rows, packed)
     _check_order_of_sources_and_turns(rows)
     return int(rows.fields.mask.sum())
@@ -138,16 +144,6 @@ def _check_row_offsets(what: str, offsets: NDArray[np.int64], total: int, num_ro
         raise RecordMismatch(
             f"{what} offsets do not cut {total} entries into {num_rows} non-empty rows; "
             "build batches from closed segments only"
-        )
-
-
-def _check_token_marks_unchanged(rows: _Rows, packed: Packed) -> None:
-    differing = np.flatnonzero(token_marks(packed) != rows.marks_N)
-    if len(differing):
-        raise RecordMismatch(
-            f"{rows.where(int(differing[0]))} is not what was recorded ({len(differing)} tokens "
-            "differ); something changed ids, masks, logprobs, versions or side channels after the "
-            "engine's answer"
         )
 
 

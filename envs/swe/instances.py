@@ -132,9 +132,12 @@ def _parse_instance_row(row: object) -> Instance:
         patch=_read_text_or_empty(fields, "patch"),
         test_patch=_read_text_or_empty(fields, "test_patch"),
     )
-    return _refuse_impossible_test_ids(
-        _fill_r2e_fields(fields, common) if r2e else _fill_swe_fields(fields, common)
-    )
+    # Refuse what no runner calls a test: half of an id, or a word of a log.
+    instance = _fill_r2e_fields(fields, common) if r2e else _fill_swe_fields(fields, common)
+    for test in (*instance.fail_to_pass, *instance.pass_to_pass):
+        if not _is_possible_test_id(test, instance.command):
+            raise _Unreadable(f"{test!r} is no id of a test; it may have been cut at a blank")
+    return instance
 
 
 def _fill_swe_fields(fields: Mapping[str, object], common: Instance) -> Instance:
@@ -230,14 +233,6 @@ def _read_test_ids_field(fields: Mapping[str, object], name: str) -> tuple[str, 
     ):
         raise _Unreadable(f"{_ALIASES[name][0]} is no list of test ids")
     return tuple(dict.fromkeys(cast("Sequence[str]", value)))
-
-
-def _refuse_impossible_test_ids(instance: Instance) -> Instance:
-    """Refuse what no runner calls a test: half of an id, or a word of a log."""
-    for test in (*instance.fail_to_pass, *instance.pass_to_pass):
-        if not _is_possible_test_id(test, instance.command):
-            raise _Unreadable(f"{test!r} is no id of a test; it may have been cut at a blank")
-    return instance
 
 
 def _is_possible_test_id(test: str, command: TestCommand) -> bool:

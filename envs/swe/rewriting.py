@@ -242,16 +242,12 @@ def _drop_messages_and_ids(call: ast.Call) -> None:
         call.keywords.append(ast.keyword(arg="ids", value=_IDS))
         del call.args[3:]
     elif name == "fixture":
-        _number_ids_of_fixture_params(call)
-
-
-def _number_ids_of_fixture_params(call: ast.Call) -> None:
-    """Fixtures take all ids at once, so that there have to be as many as parameters."""
-    named = {keyword.arg: keyword.value for keyword in call.keywords}
-    params = named.get("params")
-    if isinstance(params, ast.List | ast.Tuple):
-        ids = ast.List([ast.Constant(f"c{i}") for i in range(len(params.elts))], ast.Load())
-        call.keywords = [*(k for k in call.keywords if k.arg != "ids"), ast.keyword("ids", ids)]
+        # Fixtures take all ids at once, so that there have to be as many as parameters.
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        params = named.get("params")
+        if isinstance(params, ast.List | ast.Tuple):
+            ids = ast.List([ast.Constant(f"c{i}") for i in range(len(params.elts))], ast.Load())
+            call.keywords = [*(k for k in call.keywords if k.arg != "ids"), ast.keyword("ids", ids)]
 
 
 def _drop_docstring(node: ast.AST) -> None:

@@ -305,22 +305,18 @@ def check_outline(model: PreTrainedModel, longest: int) -> None:
         longest: most tokens of a row.
     """
     with foreign_code(model):
-        _replace_parameters_by_views(model)
+        # Put a view of one number in the place of each parameter; code may write into buffers.
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                value = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+                module.register_parameter(name, nn.Parameter(value, requires_grad=False))
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
     for block in mixtures(model).values():
         for experts in experts_of(model, block):
             experts.forward = _return_states_unchanged
     with _NoProducts(), routed(model):
         measure_heads(model, context_length(model, longest))
-
-
-def _replace_parameters_by_views(model: nn.Module) -> None:
-    """Put a view of one number in the place of each parameter; code may write into buffers."""
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            value = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
-            module.register_parameter(name, nn.Parameter(value, requires_grad=False))
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
 
 
 def _return_states_unchanged(states: Tensor, *_: Any, **__: Any) -> Tensor:

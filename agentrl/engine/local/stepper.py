@@ -222,7 +222,14 @@ class Stepper:
 
     def _record_sampled_token(self, request: SlotRequest, token: int, logprob: float) -> None:
         if not math.isfinite(logprob):
-            self._end_request_not_finite(request)
+            # The model gave numbers that are not finite: nothing of this sequence may be kept.
+            request.error = EngineError(
+                f"the model's output for session {request.session!r} is not finite under version "
+                f"{self.version}; look for overflow in its weights"
+            )
+            self._cache.clear(request.row)
+            request.forget = True
+            self._end_request(request, None)
             return
         request.sampled.append(token)
         request.logprobs.append(logprob)
@@ -231,16 +238,6 @@ class Stepper:
             self._end_request(request, StopReason.STOP)
         elif len(request.sampled) == request.limit - len(request.ids_T):
             self._end_request(request, StopReason.LENGTH)
-
-    def _end_request_not_finite(self, request: SlotRequest) -> None:
-        """The model gave numbers that are not finite: nothing of this sequence may be kept."""
-        request.error = EngineError(
-            f"the model's output for session {request.session!r} is not finite under version "
-            f"{self.version}; look for overflow in its weights"
-        )
-        self._cache.clear(request.row)
-        request.forget = True
-        self._end_request(request, None)
 
     def _end_request(self, request: SlotRequest, stop_reason: StopReason | None) -> None:
         request.stop_reason = stop_reason

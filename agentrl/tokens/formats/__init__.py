@@ -70,7 +70,14 @@ def choose_format(
     if override is not None:
         return resolve_format(override)(tokenizer)
     source = tokenizer.for_tools.template.source
-    found = _find_formats_by_template_signs(source)
+    # Formats with a sign in the template, without those whose sign is part of another's.
+    signs = {
+        name: set(sign)
+        for name, made in FORMATS.items()
+        for sign in made.signs
+        if all(text in source for text in sign)
+    }
+    found = [name for name in signs if not any(signs[name] < other for other in signs.values())]
     if len(found) > 1:
         raise ConfigError(
             f"the chat template may write tool calls in the formats {', '.join(found)}; "
@@ -82,14 +89,3 @@ def choose_format(
             f"name the format that the model was trained with, one of {sorted(FORMATS)}"
         )
     return FORMATS[found[0] if found else "hermes"](tokenizer)
-
-
-def _find_formats_by_template_signs(source: str) -> list[str]:
-    """Formats with a sign in the template, without those whose sign is part of another's."""
-    signs = {
-        name: set(sign)
-        for name, made in FORMATS.items()
-        for sign in made.signs
-        if all(text in source for text in sign)
-    }
-    return [name for name in signs if not any(signs[name] < other for other in signs.values())]

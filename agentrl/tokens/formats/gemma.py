@@ -72,7 +72,11 @@ class _Values:
         if reader.take("{"):
             return self._read_gemma_mapping(depth)
         if reader.take("["):
-            return self._read_list_items(depth)
+            items: list[Json] = []
+            while not self._take_closing_bracket("]"):
+                items.append(self.read(depth + 1))
+                self._expect_comma_or_bracket("]")
+            return items
         text = self._read_quoted_string()
         if text is not None:
             return text
@@ -94,13 +98,6 @@ class _Values:
             found[key] = self.read(depth + 1)
             self._expect_comma_or_bracket("}")
         return found
-
-    def _read_list_items(self, depth: int) -> Json:
-        items: list[Json] = []
-        while not self._take_closing_bracket("]"):
-            items.append(self.read(depth + 1))
-            self._expect_comma_or_bracket("]")
-        return items
 
     def _read_quoted_string(self) -> str | None:
         reader = self.reader

@@ -131,20 +131,18 @@ class _Literals:
         opening = self.text[self.position : self.position + 1]
         if opening and opening in "[(":
             self.position += 1
-            return self._read_items_until_bracket("]" if opening == "[" else ")", depth)
+            close = "]" if opening == "[" else ")"
+            items: list[Json] = []
+            while not self._take_closing_bracket_or_end(close):
+                items.append(self.value(depth + 1))
+                self._skip_comma_between_items(close)
+            return items
         if opening == "{":
             self.position += 1
             return self.pairs("}", ":", _Literals._read_string_literal, depth)
         if opening and opening in "\"'":
             return self._read_string_literal()
         return self._read_number_or_constant()
-
-    def _read_items_until_bracket(self, close: str, depth: int) -> Json:
-        items: list[Json] = []
-        while not self._take_closing_bracket_or_end(close):
-            items.append(self.value(depth + 1))
-            self._skip_comma_between_items(close)
-        return items
 
     def _read_string_literal(self) -> str:
         begin, quote = self.position, _match_opening_quote(self.text, self.position)

@@ -90,7 +90,10 @@ def find_listed_end(text: str, start: int, is_marker: Callable[[int], bool]) -> 
     the one around it; a bracket that the element did not open, or a marker, ends the element.
     """
     if text[start] not in _OPEN:
-        return _find_end_of_string_or_word(text, start)
+        if text[start] == '"':
+            return _find_string_end(text, start + 1, start + MAX_CHARS, _IN_LISTED_STRING)
+        word = _WORD.match(text, start)
+        return Extent(word.end() if word else start)
     if plain := _read_faultless_json_value(text, start):
         return plain
     opened, position, limit = _Brackets(), start, start + MAX_CHARS
@@ -109,13 +112,6 @@ def find_listed_end(text: str, start: int, is_marker: Callable[[int], bool]) -> 
             deep = opened.deepest > MAX_DEPTH
             return Extent(position, "too_large", _TOO_DEEP, True) if deep else Extent(position)
     return cut_off(text, limit)
-
-
-def _find_end_of_string_or_word(text: str, start: int) -> Extent:
-    if text[start] == '"':
-        return _find_string_end(text, start + 1, start + MAX_CHARS, _IN_LISTED_STRING)
-    word = _WORD.match(text, start)
-    return Extent(word.end() if word else start)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 
 FOLDER = Path(agentrl.envs.declaration.__file__).parent
 MACHINERY = (
-    *("rules", "declaration", "toolenv", "turn_rules", "hooks", "remote", "context", "scoring"),
+    *("declaration", "toolenv", "turn_rules", "hooks", "remote", "context", "scoring"),
     *("gym_adapter", "token_env", "tasks", "resolve", "check", "transition"),
 )
 
@@ -33,11 +33,11 @@ def named_in(rule: str) -> set[str]:
 
 @pytest.mark.parametrize("rule", ["max_turns", "warn_turns"])
 def test_a_rule_of_turns_is_named_in_two_files(rule: str) -> None:
-    assert named_in(rule) == {"rules", "turn_rules"}
+    assert named_in(rule) == {"declaration", "turn_rules"}
 
 
 def test_other_rules_are_named_where_they_act_here_and_in_a_process_of_their_own() -> None:
-    acts = {"rules", "declaration", "toolenv", "turn_rules", "hooks", "remote"}
+    acts = {"declaration", "toolenv", "turn_rules", "hooks", "remote"}
     for rule in EnvRules.model_fields:
         assert named_in(rule) <= acts
         assert len(named_in(rule)) <= 3, rule

@@ -117,7 +117,12 @@ def make_once(folder: Path, make: Callable[[Path], None], *, needs_bytes: int) -
     scratch = Path(mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         make(scratch / folder.name)
-        _rename_folder_into_place(scratch / folder.name, folder)
+        try:
+            (scratch / folder.name).rename(folder)
+        except OSError:
+            # Another process was faster; what it made is the same.
+            if not folder.is_dir():
+                raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
@@ -131,15 +136,6 @@ def check_disk(folder: Path, needs_bytes: int) -> None:
             f"{folder} has {free / 1e6:,.0f} MB free, the model needs {needs_bytes / 1e6:,.0f} MB; "
             "free some space or set AGENTRL_CACHE to a folder on another disk"
         )
-
-
-def _rename_folder_into_place(made: Path, folder: Path) -> None:
-    try:
-        made.rename(folder)
-    except OSError:
-        # Another process was faster; what it made is the same.
-        if not folder.is_dir():
-            raise
 
 
 def _make_tiny_model(seed: int, folder: Path) -> None:
