@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from agentrl.config import Config
 from agentrl.errors import RunError
-from agentrl.run_dir.atomic import sync, unwritable
+from agentrl.run_dir.writing import sync, unwritable
 
 MANIFEST = "manifest.json"
 

@@ -39,7 +39,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from agentrl.errors import RunError
-from agentrl.run_dir.disk import free_bytes
+from agentrl.run_dir.writing import free_bytes
 from agentrl.trainer.atomic_dir import (
     check_manifest,
     config_hash,

@@ -1,6 +1,7 @@
-"""The trainer's settings."""
+"""The trainer's settings, and the learning rate that they say."""
 
-from typing import Literal, cast
+import math
+from typing import Literal, assert_never, cast
 
 from pydantic import Field, model_validator
 
@@ -316,6 +317,22 @@ class TrainerConfig(Config):
     def is_apart(self) -> bool:
         """True if processes of its own hold the weights; a CPU's are in host memory anyhow."""
         return self.ranks > 1 or (self.offload and self.device != "cpu")
+
+
+def learning_rate(update: int, config: TrainerConfig, total_updates: int) -> float:
+    """The rate of the update after so many others; it reaches 0 after all, if it falls."""
+    if update < config.warmup_steps:
+        return config.lr * (update + 1) / config.warmup_steps
+    left = max(1, total_updates - config.warmup_steps)
+    progress = min(1.0, (update - config.warmup_steps) / left)
+    match config.schedule:
+        case "constant":
+            return config.lr
+        case "linear":
+            return config.lr * (1 - progress)
+        case "cosine":
+            return config.lr * (1 + math.cos(math.pi * progress)) / 2
+    assert_never(config.schedule)
 
 
 def check_heads(heads: int, groups: int, ranks: int) -> None:

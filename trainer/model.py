@@ -1,15 +1,14 @@
-"""What a model must be to be trained, and the optimizer over it with its rate."""
+"""What a model must be to be trained, and the optimizer over it."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # torch and transformers are typed in part only.
 
 import copy
 import inspect
-import math
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from typing import assert_never, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -88,22 +87,6 @@ def make_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.Optim
         "trainer.optimizer: got adamw8bit, but neither bitsandbytes nor torchao is installed; "
         "install one of them, or use adamw"
     )
-
-
-def learning_rate(update: int, config: TrainerConfig, total_updates: int) -> float:
-    """The rate of the update after so many others; it reaches 0 after all, if it falls."""
-    if update < config.warmup_steps:
-        return config.lr * (update + 1) / config.warmup_steps
-    left = max(1, total_updates - config.warmup_steps)
-    progress = min(1.0, (update - config.warmup_steps) / left)
-    match config.schedule:
-        case "constant":
-            return config.lr
-        case "linear":
-            return config.lr * (1 - progress)
-        case "cosine":
-            return config.lr * (1 + math.cos(math.pi * progress)) / 2
-    assert_never(config.schedule)
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:

@@ -22,12 +22,12 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from agentrl.engine.local.demands import text_config
 from agentrl.errors import ConfigError, RunError
 from agentrl.trainer.algorithms.preference import bradley_terry
-from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.config import TrainerConfig, learning_rate
 from agentrl.trainer.device import memory_errors
 from agentrl.trainer.export import export_hf
 from agentrl.trainer.fsdp import in_pass, prepare
 from agentrl.trainer.logprobs import predicting_states
-from agentrl.trainer.model import check_trainable, learning_rate, make_optimizer
+from agentrl.trainer.model import check_trainable, make_optimizer
 from agentrl.trainer.packing import PackedRows, common, find_places, pieces, tree
 from agentrl.trainer.parallel_dims import Ranks
 

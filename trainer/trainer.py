@@ -37,7 +37,7 @@ from agentrl.tokens import verify_batch
 from agentrl.trainer.algorithms.losses import CheckedLoss, make_loss
 from agentrl.trainer.algorithms.minibatches import split_minibatches
 from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
-from agentrl.trainer.config import TrainerConfig, check_heads
+from agentrl.trainer.config import TrainerConfig, check_heads, learning_rate
 from agentrl.trainer.critic import Critic
 from agentrl.trainer.device import CPU, give_back, memory_errors
 from agentrl.trainer.export import export_hf
@@ -56,7 +56,6 @@ from agentrl.trainer.model import (
     check_reference,
     check_trainable,
     frozen_copy,
-    learning_rate,
     make_optimizer,
 )
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective

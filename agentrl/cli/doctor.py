@@ -17,7 +17,7 @@ from agentrl.boundary import one_line
 from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.config.plain import as_mapping
 from agentrl.extras import TRAIN, pip_line
-from agentrl.run_dir.disk import free_bytes
+from agentrl.run_dir.writing import free_bytes
 from agentrl.sandboxes import run_sync, survey
 
 _PACKAGES = ("agentrl", "torch", "transformers", "gymnasium", "numpy", "pydantic", "tokenizers")

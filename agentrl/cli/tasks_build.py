@@ -12,7 +12,7 @@ from agentrl.envs.swe.build.builder import Built, build, split
 from agentrl.envs.swe.build.recipe import SHIPPED, RecipeEntry, read_recipe
 from agentrl.envs.swe.build.records import write_records
 from agentrl.errors import ConfigError
-from agentrl.run_dir.atomic import write_text_atomic
+from agentrl.run_dir.writing import write_text_atomic
 
 
 class BuildOptions(JsonOption):

@@ -141,7 +141,8 @@ class Controller:
         self._stopping = stopping
         self._update_s = 0.0
         self._parts = parts
-        self._device = DevicePolicy(parts.config, parts.engine, parts.trainer)
+        self._trainer = parts.trainer
+        self._device = DevicePolicy(parts.config, parts.engine, self._trainer)
         self._store = store
         self._observer = observer
         self._isolation: list[tuple[str, ...]] = []
@@ -169,7 +170,7 @@ class Controller:
         """
         times: dict[str, float] = {}
         started = time.perf_counter()
-        self._parts.trainer.has_changed = False
+        self._trainer.has_changed = False
         collected = await self._stopping.or_give_up(
             self._collect_training_episodes(number, refs, draw_one)
         )
@@ -201,7 +202,7 @@ class Controller:
             times["train_s"] = publishing - training
             await self._device.before_publish()
             if not stats.skipped or self._device.publishes_always:
-                weights = self._parts.trainer.weights()
+                weights = self._trainer.weights()
                 await self._parts.engine.update_weights(weights, self.version + 1)
                 self.version += 1
         times["publish_s"] = time.perf_counter() - publishing
@@ -249,7 +250,7 @@ class Controller:
             self._store.event(event, step=number, tasks=[*new.values()])
 
     def _update_on_collected(self, collected: Collected) -> StepStats:
-        trainer = self._parts.trainer
+        trainer = self._trainer
         batch = self._make_train_batch(collected.episodes, collected.greedy)
         if not collected.episodes:  # what a recipe needs of a batch is not in one without any
             nothing_N = np.zeros(0, dtype=np.float32)

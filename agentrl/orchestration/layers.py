@@ -22,7 +22,7 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
 from agentrl.orchestration.load import load_run_config
 from agentrl.run_dir import RunDirectory
-from agentrl.run_dir.streams import LineWriter, read_lines
+from agentrl.run_dir.writing import LineWriter, read_lines
 from agentrl.types import Json
 
 PLACE = ("name", "runs_dir")

@@ -21,7 +21,7 @@ from agentrl.orchestration.export import check_new_folder
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.preferences import Preference, encode, split
 from agentrl.rollout import derive_seed
-from agentrl.run_dir.atomic import writing
+from agentrl.run_dir.writing import writing
 from agentrl.tokens import Renderer, Tokenizer
 from agentrl.trainer.algorithms.preference import Calibration, calibration
 from agentrl.trainer.config import TrainerConfig

@@ -1,9 +1,8 @@
 """A run on disk: its directory, its lock, and the streams of metrics, events and episodes."""
 
 from agentrl.run_dir.directory import RunDirectory, check_new_run
-from agentrl.run_dir.disk import check_disk
 from agentrl.run_dir.episodes import EpisodesWriter, read_episodes
-from agentrl.run_dir.streams import EventsWriter, MetricsWriter, read_lines
+from agentrl.run_dir.writing import EventsWriter, MetricsWriter, check_disk, read_lines
 
 __all__ = [
     "EpisodesWriter",

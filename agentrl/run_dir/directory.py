@@ -20,7 +20,7 @@ from typing import Self
 
 from agentrl.config.nearest import nearest
 from agentrl.errors import ConfigError
-from agentrl.run_dir.atomic import write_text_atomic, writing
+from agentrl.run_dir.writing import write_text_atomic, writing
 
 _LAST = "last"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from agentrl.errors import ConfigError
-from agentrl.run_dir.atomic import write_atomic, writing
 from agentrl.run_dir.values import (
     dump_messages,
     dump_value,
@@ -23,6 +22,7 @@ from agentrl.run_dir.values import (
     load_value,
     safe_text,
 )
+from agentrl.run_dir.writing import write_atomic, writing
 from agentrl.types import (
     Episode,
     EpisodeStop,

@@ -11,7 +11,7 @@ from agentrl.envs import ToolEnv
 from agentrl.envs.tasks import read_tasks
 from agentrl.errors import BreakerTripped, ConfigError, EnvironmentFault
 from agentrl.orchestration.run import RunResult
-from agentrl.run_dir.streams import EventsWriter, read_lines
+from agentrl.run_dir.writing import EventsWriter, read_lines
 from agentrl.types import AssistantTurn, Score, Task
 
 ODD = "\ud800"

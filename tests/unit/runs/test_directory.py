@@ -8,8 +8,8 @@ import pytest
 
 from agentrl.errors import ConfigError, RunError
 from agentrl.run_dir import RunDirectory, check_disk
-from agentrl.run_dir.atomic import write_atomic
 from agentrl.run_dir.directory import run_names
+from agentrl.run_dir.writing import write_atomic
 
 
 def test_automatic_names_count_up(tmp_path: Path) -> None:

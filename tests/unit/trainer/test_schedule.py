@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from agentrl.trainer import TrainerConfig
-from agentrl.trainer.model import learning_rate
+from agentrl.trainer.config import learning_rate
 
 
 def rates(total_steps: int, **settings: object) -> list[float]:

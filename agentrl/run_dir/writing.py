@@ -1,11 +1,13 @@
-"""Append-only streams of JSON lines: metrics per step, and events.
+"""How files of a run are written: whole or not at all, or as a stream of JSON lines.
 
-A process that is killed may leave half a line at the end; opening the stream for writing cuts it
-off and reading skips it.
+A process that is killed leaves at most half a line at the end of a stream; opening the stream for
+writing cuts it off and reading skips it. Whether there is room is asked before a run begins.
 """
 
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -13,9 +15,64 @@ from typing import Self, SupportsFloat, cast
 
 import orjson
 
-from agentrl.errors import RunError
-from agentrl.run_dir.atomic import write_atomic, writing
+from agentrl.errors import ConfigError, RunError
 from agentrl.run_dir.values import safe_text
+
+
+def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file, bring it to the disk, and rename it to `path`.
+
+    A killed process leaves at most a file that begins with a dot and ends in `.tmp`. Raises
+    RunError if the place cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with writing(path):
+        try:
+            write(temporary)
+            sync(temporary)
+            temporary.replace(path)
+        finally:
+            with suppress(OSError):  # it says no more than what went wrong before
+                temporary.unlink(missing_ok=True)
+        sync(path.parent)
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def sync(path: Path) -> None:
+    """Bring a file or directory entry to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def writing(path: Path) -> Generator[None]:
+    """Raise what a disk refuses (no space, no permission) as a RunError in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: BaseException) -> RunError:
+    """The error of a place that could not be written."""
+    reason = " ".join(str(error).split())[:200]
+    cause: BaseException | None = error
+    while cause is not None:  # libraries put words of their own over what the system said
+        if isinstance(cause, OSError) and cause.errno:
+            reason = os.strerror(cause.errno)
+        cause = cause.__cause__ or cause.__context__
+    return RunError(
+        f"{path}: could not be written ({reason}); what was there before is intact, so free some "
+        "space or make the place writable, and go on"
+    )
+
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 
@@ -143,3 +200,31 @@ def read_lines(path: Path) -> list[dict[str, object]]:
             raise RunError(f"{path}: line {number} is not a JSON object")
         records.append(cast("dict[str, object]", record))
     return records
+
+
+def check_disk(path: Path, need_bytes: int) -> None:
+    """Refuse to start where the disk of `path` (which need not exist yet) is too full.
+
+    Raises:
+        ConfigError: fewer than `need_bytes` are free.
+    """
+    free = free_bytes(path)
+    if free < need_bytes:
+        raise ConfigError(
+            f"{path}: got {_format_bytes(free)} of free disk space, expected at least "
+            f"{_format_bytes(need_bytes)}; free some space or choose another place with --runs-dir"
+        )
+
+
+def free_bytes(path: Path) -> int:
+    """The bytes that are free at a path or at its nearest parent that exists."""
+    existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _format_bytes(num_bytes: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.4g} TB"
