@@ -25,9 +25,8 @@ import numpy as np
 import torch
 
 from agentrl.rollout import make_batch
-from agentrl.trainer.algorithms.correction_metrics import correction_metrics
 from agentrl.trainer.algorithms.corrections import BUILT_IN as CORRECTIONS
-from agentrl.trainer.algorithms.corrections import CheckedCorrection
+from agentrl.trainer.algorithms.corrections import CheckedCorrection, correction_metrics
 from agentrl.trainer.algorithms.estimators import BUILT_IN as ESTIMATORS
 from agentrl.trainer.algorithms.losses import BUILT_IN as LOSSES
 from agentrl.trainer.algorithms.normalisations import sequence_mean, token_mean

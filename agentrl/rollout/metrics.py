@@ -7,7 +7,7 @@ import numpy as np
 
 from agentrl.rollout.collect import Collected
 from agentrl.types import CUT_OFF, CallErrorReason, Episode, EpisodeStop, Score
-from agentrl.types.tokens import are_equal
+from agentrl.types.batch import are_equal
 
 _READ = frozenset(
     {CallErrorReason.UNKNOWN_TOOL, CallErrorReason.BAD_ARGUMENTS, CallErrorReason.TOO_MANY}

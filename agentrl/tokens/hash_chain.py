@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from agentrl.errors import EngineError
 from agentrl.types import Completion, Source, StopReason
-from agentrl.types.tokens import Channels
+from agentrl.types.batch import Channels
 
 DIGEST_BYTES = 16
 START = bytes(DIGEST_BYTES)

@@ -33,7 +33,7 @@ from agentrl.tokens.hash_chain import (
     unpack,
 )
 from agentrl.types import Completion, Segment, Source
-from agentrl.types.tokens import Channels
+from agentrl.types.batch import Channels
 
 
 class TokenRecord:

@@ -1,5 +1,6 @@
 """The values that travel between the layers: frozen, without behaviour that needs the outside."""
 
+from agentrl.types.batch import Batch, Completion, Sampling, Segment, Source, StopReason
 from agentrl.types.episode import (
     CUT_OFF,
     Agent,
@@ -23,7 +24,6 @@ from agentrl.types.episode import (
     ToolSchema,
     TurnRecord,
 )
-from agentrl.types.tokens import Batch, Completion, Sampling, Segment, Source, StopReason
 
 __all__ = [
     "CUT_OFF",

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
 from agentrl.errors import Blame
-from agentrl.types.tokens import Segment, StopReason
+from agentrl.types.batch import Segment, StopReason
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Role = Literal["system", "developer", "user", "assistant", "tool"]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from agentrl.errors import RunError
 from agentrl.types import Batch
-from agentrl.types.tokens import are_equal
+from agentrl.types.batch import are_equal
 
 
 def group_advantages(

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.trainer.algorithms.constraint import Constraint
-from agentrl.trainer.algorithms.correction_metrics import correction_metrics
 from agentrl.trainer.algorithms.corrections import (
     CheckedCorrection,
+    correction_metrics,
     leave_out_rejected,
     make_correction,
 )

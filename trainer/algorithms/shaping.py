@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from agentrl.trainer.algorithms.advantage import checked_rewards
 from agentrl.trainer.config import RewardScaleConfig
 from agentrl.types import Batch, Json
-from agentrl.types.tokens import are_equal
+from agentrl.types.batch import are_equal
 
 
 def shape_rewards(

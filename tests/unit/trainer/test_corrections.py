@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 from agentrl.errors import RecordMismatch, RunError
 from agentrl.rollout import make_batch
 from agentrl.tokens import verify_batch
-from agentrl.trainer.algorithms.correction_metrics import correction_metrics
-from agentrl.trainer.algorithms.corrections import BUILT_IN, CheckedCorrection, leave_out_rejected
+from agentrl.trainer.algorithms.corrections import (
+    BUILT_IN,
+    CheckedCorrection,
+    correction_metrics,
+    leave_out_rejected,
+)
 from agentrl.trainer.algorithms.estimators import BUILT_IN as ESTIMATORS
 from agentrl.trainer.algorithms.made_up import made_up_batch
 from agentrl.trainer.algorithms.needs import needs_of

@@ -7,7 +7,7 @@ from agentrl.trainer.algorithms.advantage import checked_rewards, group_ranges, 
 from agentrl.trainer.algorithms.needs import needs
 from agentrl.trainer.algorithms.trajectories import Trajectories
 from agentrl.types import Batch
-from agentrl.types.tokens import are_equal
+from agentrl.types.batch import are_equal
 
 
 @needs("group of 2")

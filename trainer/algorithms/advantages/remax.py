@@ -7,7 +7,7 @@ from agentrl.errors import RunError
 from agentrl.trainer.algorithms.advantage import checked_rewards, token_advantages
 from agentrl.trainer.algorithms.needs import needs
 from agentrl.types import Batch
-from agentrl.types.tokens import are_equal
+from agentrl.types.batch import are_equal
 
 
 @needs("greedy member")
