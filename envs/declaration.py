@@ -137,7 +137,15 @@ def _resolve_verifier(cls: "type[ToolEnv]") -> Verifier | None:
 
 
 def _read_declaration_of_class(cls: "type[ToolEnv]") -> Declaration:
-    _check_init_signature(cls)
+    # An instance is made by the loop, with the arguments of `ToolEnv`.
+    signature = inspect.signature(cls.__init__)
+    try:
+        signature.bind(None, None, verifier=None, tokenizer=None, services=None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{cls.__name__} has an __init__ that does not take what ToolEnv's does ({error}); "
+            "build the world in setup(), and declare parameters in Config"
+        ) from error
     rules_of(cls)
     if not callable(cls.context):
         raise ConfigError(f"{cls.__name__}.context is {cls.context!r}, expected a context policy")
@@ -161,18 +169,6 @@ def _resolve_success_at(cls: "type[ToolEnv]", verifier: Verifier | None) -> floa
     # A range of its own is for the class's own score; None stands for what is passed in later.
     scores = score_range(cls if verifier is None else verifier)
     return check_success_at(declared, scores, cls.__name__)
-
-
-def _check_init_signature(cls: "type[ToolEnv]") -> None:
-    """An instance is made by the loop, with the arguments of `ToolEnv`."""
-    signature = inspect.signature(cls.__init__)
-    try:
-        signature.bind(None, None, verifier=None, tokenizer=None, services=None)
-    except TypeError as error:
-        raise ConfigError(
-            f"{cls.__name__} has an __init__ that does not take what ToolEnv's does ({error}); "
-            "build the world in setup(), and declare parameters in Config"
-        ) from error
 
 
 def require_scoring(cls: "type[ToolEnv]", verifier: object | None) -> None:

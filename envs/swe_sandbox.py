@@ -107,7 +107,16 @@ class SweSandbox(
         found = _fetch_tasks(stamp_of(Path(place["file"])), **place)
         _build_missing_docker_images(found, build=config.build_images)
         if config.skip_bad or config.guarded_only:
-            found = _drop_bad_tasks(found, config)
+            # The tasks without those that the configuration leaves out, each with a warning.
+            kept: list[Repair] = []
+            for task in run_sync(survey(found, config.sandbox)):
+                if task.problem and config.skip_bad:
+                    _log.warning("left out: %s", task.problem)
+                elif not task.guarded and config.guarded_only:
+                    _log.warning("left out: %s has no decoys that guard it", task.repair.id)
+                else:
+                    kept.append(task.repair)
+            found = kept
         _warn_of_tasks_without_decoys(found)
         tasks = {
             split: tuple(
@@ -212,19 +221,6 @@ def _warn_of_tasks_without_decoys(found: Sequence[Repair]) -> None:
             bare,
             len(records),
         )
-
-
-def _drop_bad_tasks(found: Sequence[Repair], config: SweSandbox.Config) -> Sequence[Repair]:
-    """The tasks without those that the configuration leaves out, each with a warning."""
-    kept: list[Repair] = []
-    for task in run_sync(survey(found, config.sandbox)):
-        if task.problem and config.skip_bad:
-            _log.warning("left out: %s", task.problem)
-        elif not task.guarded and config.guarded_only:
-            _log.warning("left out: %s has no decoys that guard it", task.repair.id)
-        else:
-            kept.append(task.repair)
-    return kept
 
 
 def _make_score_from_verdict(verdict: Verdict, counts: tuple[int, int]) -> Score:

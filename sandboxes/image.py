@@ -44,7 +44,17 @@ def image_tar() -> bytes:
             for name in _list_package_files(_list_needed_debian_packages())
         }
         for path in sorted(paths - {Path("/", name) for name in _LINKS}):
-            _add_system_file_to_tar(tar, path)
+            info = tar.gettarinfo(str(path), str(path).lstrip("/"))
+            info.uid = info.gid = 0
+            info.uname = info.gname = ""
+            if info.islnk():
+                info.type, info.size = tarfile.REGTYPE, path.stat().st_size
+            if info.isreg():
+                info.mode &= ~0o6000
+                with path.open("rb") as file:
+                    tar.addfile(info, file)
+            else:
+                tar.addfile(info)
     return buffer.getvalue()
 
 
@@ -61,20 +71,6 @@ def _add_base_folders_to_tar(tar: tarfile.TarFile) -> None:
         info = tarfile.TarInfo(name)
         info.size, info.mode = len(text), 0o644
         tar.addfile(info, io.BytesIO(text.encode()))
-
-
-def _add_system_file_to_tar(tar: tarfile.TarFile, path: Path) -> None:
-    info = tar.gettarinfo(str(path), str(path).lstrip("/"))
-    info.uid = info.gid = 0
-    info.uname = info.gname = ""
-    if info.islnk():
-        info.type, info.size = tarfile.REGTYPE, path.stat().st_size
-    if info.isreg():
-        info.mode &= ~0o6000
-        with path.open("rb") as file:
-            tar.addfile(info, file)
-    else:
-        tar.addfile(info)
 
 
 def _list_package_files(packages: list[str]) -> Iterator[str]:

@@ -90,7 +90,15 @@ class Session:
                 await asyncio.shield(self._kill_shell_of_session())
 
     async def _run_code_in_shell(self, code: str, timeout_s: float) -> ExecResult:
-        ended = await self._start_shell_if_ended()
+        if self._closed:
+            raise SandboxClosed(f"the {self.kind} session was closed")
+        self.began_anew = self._ended is not None and self._ended.done()
+        if self._ended is None or self.began_anew:
+            await self._kill_shell_of_session()
+            self._process = await self._open(self._feed_output_to_current_call)
+            self._process.write(_FIRST[self.kind])
+            self._ended = asyncio.create_task(self._process.wait())
+        ended = self._ended
         started = time.monotonic()
         assert self._process is not None
         lines, marks = _CALLS[self.kind](code)
@@ -116,17 +124,6 @@ class Session:
         """End it; a second call does nothing."""
         self._closed = True
         await asyncio.shield(self._kill_shell_of_session())
-
-    async def _start_shell_if_ended(self) -> "asyncio.Task[int]":
-        if self._closed:
-            raise SandboxClosed(f"the {self.kind} session was closed")
-        self.began_anew = self._ended is not None and self._ended.done()
-        if self._ended is None or self.began_anew:
-            await self._kill_shell_of_session()
-            self._process = await self._open(self._feed_output_to_current_call)
-            self._process.write(_FIRST[self.kind])
-            self._ended = asyncio.create_task(self._process.wait())
-        return self._ended
 
     def _feed_output_to_current_call(self, _: int, data: bytes) -> None:
         if self._output is not None:

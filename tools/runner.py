@@ -190,7 +190,17 @@ def truncate_middle(text: str, limit: int, tokenizer: TextTokenizer | None = Non
     else:
         half = len(ids) // 2
         ids_left, ids_right = list(ids[:half]), list(ids[half:])
-    return _join_head_and_tail_in_limit(text, ids_left, ids_right, limit, tokenizer)
+    # Head, marker and tail in at most `limit` tokens.
+    budget = limit - len(tokenizer.encode(_render_left_out_marker(len(text)), specials=False))
+    while budget > 0:
+        head = _strip_half_characters(tokenizer.decode(ids_left[: (budget + 1) // 2]))
+        tail = _strip_half_characters(tokenizer.decode(ids_right[len(ids_right) - budget // 2 :]))
+        joined = head + _render_left_out_marker(len(text) - len(head) - len(tail)) + tail
+        excess = len(tokenizer.encode(joined, specials=False)) - limit
+        if excess <= 0:
+            return joined
+        budget -= excess
+    return _strip_half_characters(tokenizer.decode(ids_left[:limit]))
 
 
 def _cut_middle_by_characters(text: str, limit: int) -> tuple[str, str, int]:
@@ -199,26 +209,6 @@ def _cut_middle_by_characters(text: str, limit: int) -> tuple[str, str, int]:
     if len(text) <= 2 * keep:
         return text, "", 0
     return text[:keep], text[-keep:], len(text) - 2 * keep
-
-
-def _join_head_and_tail_in_limit(
-    text: str, left: list[int], right: list[int], limit: int, tokenizer: TextTokenizer
-) -> str:
-    """Head, marker and tail in at most `limit` tokens.
-
-    Text joined from pieces can have more tokens than the pieces, so the budget shrinks until the
-    result fits.
-    """
-    budget = limit - len(tokenizer.encode(_render_left_out_marker(len(text)), specials=False))
-    while budget > 0:
-        head = _strip_half_characters(tokenizer.decode(left[: (budget + 1) // 2]))
-        tail = _strip_half_characters(tokenizer.decode(right[len(right) - budget // 2 :]))
-        joined = head + _render_left_out_marker(len(text) - len(head) - len(tail)) + tail
-        excess = len(tokenizer.encode(joined, specials=False)) - limit
-        if excess <= 0:
-            return joined
-        budget -= excess
-    return _strip_half_characters(tokenizer.decode(left[:limit]))
 
 
 def _render_left_out_marker(missing: int) -> str:

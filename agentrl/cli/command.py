@@ -88,12 +88,6 @@ def parse(name: str, command: Verb[O], argv: Sequence[str]) -> tuple[O, Argument
     positional, flags = split_flags(argv, switches_of(known, command.short))
     mine = [flag for flag in flags if command.config is None or flag.key in own]
     options = load_config(command.options, flags=mine).config
-    _check_argument_count(name, command, positional)
-    rest = tuple(flag for flag in flags if flag not in mine)
-    return options, Arguments(positional=tuple(positional), flags=rest)
-
-
-def _check_argument_count(name: str, command: Verb[O], positional: Sequence[str]) -> None:
     needed = [taken for taken in command.takes if not taken.startswith("[")]
     if len(positional) < len(needed):
         raise ConfigError(
@@ -105,6 +99,8 @@ def _check_argument_count(name: str, command: Verb[O], positional: Sequence[str]
         extra = positional[len(command.takes)]
         wanted = " ".join(command.takes) or "none"
         raise ConfigError(f'{name}: got the argument "{extra}", expected {wanted}')
+    rest = tuple(flag for flag in flags if flag not in mine)
+    return options, Arguments(positional=tuple(positional), flags=rest)
 
 
 def check_name(name: str, known: Sequence[str], done: str) -> None:

@@ -27,7 +27,16 @@ def load_reference(ref: str, what: str) -> object:
         )
     subject = f"{what} {short_path(place) if is_file(place) else place}:{qualname}"
     module = load_file(Path(place), subject) if is_file(place) else _import_module(place, subject)
-    return _find_attribute_by_path(module, qualname, subject, place)
+    found: object = module
+    for name in qualname.split("."):
+        if not hasattr(found, name):
+            there = vars(found) if isinstance(found, ModuleType | type) else {}
+            names = [n for n in there if not n.startswith("_")]
+            raise ConfigError(
+                f"{subject} does not exist: {place} has no {name}, {nearest(name, names)}"
+            )
+        found = getattr(found, name)
+    return found
 
 
 def _import_module(name: str, subject: str) -> ModuleType:
@@ -49,16 +58,3 @@ def _import_module(name: str, subject: str) -> ModuleType:
         raise  # a signal that came meanwhile
     except (Exception, SystemExit) as error:
         raise ConfigError(import_message(subject, error, None)) from error
-
-
-def _find_attribute_by_path(module: ModuleType, qualname: str, subject: str, place: str) -> object:
-    found: object = module
-    for name in qualname.split("."):
-        if not hasattr(found, name):
-            there = vars(found) if isinstance(found, ModuleType | type) else {}
-            names = [n for n in there if not n.startswith("_")]
-            raise ConfigError(
-                f"{subject} does not exist: {place} has no {name}, {nearest(name, names)}"
-            )
-        found = getattr(found, name)
-    return found

@@ -71,7 +71,17 @@ class ScriptedEngine:
         """The agent's next turn, given the session's view of the conversation."""
         self._check_session_has_view(session)
         if self._latency_s or not self._going.is_set():
-            aborted = await self._wait_until_due_or_aborted(session)
+            # Wait for the latency and while paused; true if aborted meanwhile.
+            stop = self._stops.setdefault(session.key, asyncio.Event())
+            try:
+                if self._latency_s:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(self._latency_s):
+                            await stop.wait()
+                await self._going.wait()
+            finally:
+                self._stops.pop(session.key, None)
+            aborted = stop.is_set()
             self._check_session_has_view(session)
             if aborted:
                 return seal([], [], [], StopReason.ABORT)
@@ -125,19 +135,6 @@ class ScriptedEngine:
         self._going.set()
         for stop in self._stops.values():
             stop.set()
-
-    async def _wait_until_due_or_aborted(self, session: EpisodeSession) -> bool:
-        """Wait for the latency and while paused; true if aborted meanwhile."""
-        stop = self._stops.setdefault(session.key, asyncio.Event())
-        try:
-            if self._latency_s:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._latency_s):
-                        await stop.wait()
-            await self._going.wait()
-        finally:
-            self._stops.pop(session.key, None)
-        return stop.is_set()
 
     def _check_session_has_view(self, session: EpisodeSession) -> None:
         if self._closed:

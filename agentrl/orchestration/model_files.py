@@ -34,7 +34,16 @@ def checked_codec(plan: Plan, folder: Path) -> Codec:
             f"knows {size}: it is another model's; put the model's own files there"
         )
     if config.trainer.reference:
-        _check_vocabulary_of_reference(config, tokenizer)
+        # Each id has to be the same token to the model that policies are held to.
+        name = config.trainer.reference
+        known, own = Tokenizer.load(resolve_tokenizer(name, seed=config.seed)).ids, tokenizer.ids
+        odd = min((text for text, _ in known.items() ^ own.items()), default=None)
+        if odd is not None:
+            raise ConfigError(
+                f"trainer.reference: {name} has another vocabulary than {config.model} ({odd!r} is "
+                f"{known.get(odd, 'no token')} there and {own.get(odd, 'no token')} here), so they "
+                "cannot be compared token by token; give a model with the same tokenizer.json"
+            )
     given = cast("type[ToolFormat] | None", plan.objects.get(config.tool_format))
     codec = Codec(
         tokenizer,
@@ -45,19 +54,6 @@ def checked_codec(plan: Plan, folder: Path) -> Codec:
     for env in plan.envs:
         codec.renderer(env.prototype.tool_schemas)
     return codec
-
-
-def _check_vocabulary_of_reference(config: RunConfig, tokenizer: Tokenizer) -> None:
-    """Raise ConfigError unless each id is the same token to the model that policies are held to."""
-    name = config.trainer.reference
-    known, own = Tokenizer.load(resolve_tokenizer(name, seed=config.seed)).ids, tokenizer.ids
-    odd = min((text for text, _ in known.items() ^ own.items()), default=None)
-    if odd is not None:
-        raise ConfigError(
-            f"trainer.reference: {name} has another vocabulary than {config.model} ({odd!r} is "
-            f"{known.get(odd, 'no token')} there and {own.get(odd, 'no token')} here), so they "
-            "cannot be compared token by token; give a model with the same tokenizer.json"
-        )
 
 
 def context_length(config: RunConfig, folder: Path, objects: Overrides = NO_OBJECTS) -> int:

@@ -94,7 +94,17 @@ async def _find_or_make_warm_started_model(plan: Plan, folder: Path, observer: O
             f"warm start: {number} updates, loss {stats.loss:.3f}, a demonstration is sampled "
             f"with probability {stats.episode_probability:.2f}"
         )
-        _export_model_atomically(parts, folder, target)
+        # Write the model's folder so that a reader sees all of it or nothing.
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=".warm-", dir=target.parent))
+        try:
+            parts.trainer.export(folder, unfinished / "model")
+            (unfinished / "model").rename(target)
+        except OSError:
+            if not target.exists():  # another process was not faster
+                raise
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
         return target
 
 
@@ -273,17 +283,3 @@ async def _make_warm_start_cache_key(parts: Parts) -> str:
     batch = make_batch(await Demonstrations(parts).new(0), temperature=1.0)
     digest.update(batch.ids_N.tobytes() + batch.mask_N.tobytes())
     return f"{Path(parts.envs[0].name.split(':')[0]).stem}-{digest.hexdigest()}"
-
-
-def _export_model_atomically(parts: Parts, source: Path, target: Path) -> None:
-    """Write the model's folder so that a reader sees all of it or nothing."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".warm-", dir=target.parent))
-    try:
-        parts.trainer.export(source, unfinished / "model")
-        (unfinished / "model").rename(target)
-    except OSError:
-        if not target.exists():  # another process was not faster
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)

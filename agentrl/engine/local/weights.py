@@ -60,7 +60,16 @@ def update_parameters(
         names.append(name)
         if name in ours:
             _check_new_weight_is_loadable(name, tensor, ours[name])
-    _check_weight_names(names, set(names) & set(ours) if partial else set(ours))
+    expected = set(names) & set(ours) if partial else set(ours)
+    got = set(names)
+    repeated = {name for name, count in Counter(names).items() if count > 1}
+    faults = (("lack", expected - got), ("hold the unknown", got - expected), ("repeat", repeated))
+    for what, wrong in faults:
+        if wrong:
+            raise EngineError(
+                f"the new weights {what} {len(wrong)} of {len(expected)} tensors, first "
+                f"{min(wrong)}; send every parameter once, under its Hugging Face name"
+            )
     with torch.no_grad():
         for name, tensor in theirs:
             if tensor.data_ptr() != ours[name].data_ptr():
@@ -123,18 +132,6 @@ class Slices:
         for name, parameter in self._model.named_parameters():
             parameter.data = torch.empty(
                 self._ours[0][name].shape, dtype=self._dtype, device=parameter.device
-            )
-
-
-def _check_weight_names(names: list[str], expected: set[str]) -> None:
-    got = set(names)
-    repeated = {name for name, count in Counter(names).items() if count > 1}
-    faults = (("lack", expected - got), ("hold the unknown", got - expected), ("repeat", repeated))
-    for what, wrong in faults:
-        if wrong:
-            raise EngineError(
-                f"the new weights {what} {len(wrong)} of {len(expected)} tensors, first "
-                f"{min(wrong)}; send every parameter once, under its Hugging Face name"
             )
 
 

@@ -34,7 +34,17 @@ def start_servers(
     settings = config.sglang
     transport = AdapterTransport(adapter) if adapter else make_transport(settings.transport)
     if adapter and not settings.urls:
-        config = _reserve_adapter_room(config, adapter)
+        # Room for the adapters of three versions in a server that is started.
+        names = " ".join(cast("list[str]", adapter["target_modules"]))
+        flags = (
+            f"--enable-lora --max-lora-rank {adapter['r']} --max-loras-per-batch 3 "
+            f"--lora-target-modules {names}"
+        )
+        if require_installed().flavour == "cpu":
+            flags += " --lora-backend torch_native"
+        arguments = {"extra_args": f"{config.sglang.extra_args} {flags}".strip()}
+        sglang = config.sglang.model_copy(update=arguments)
+        config = config.model_copy(update={"sglang": sglang})
     return SglangEngine(
         settings.urls or [start(config, folder, logs or default_cache_dir() / "logs")],
         vocab_size=vocab_size(folder),
@@ -82,20 +92,6 @@ async def wait_for_servers(
                 f"engine.sglang.kv_tokens: the server takes prompts of {taken} tokens at most, "
                 f"but a sequence may have {longest}; raise it, or lower rollout.max_context_tokens"
             )
-
-
-def _reserve_adapter_room(config: EngineConfig, adapter: Mapping[str, object]) -> EngineConfig:
-    """Room for the adapters of three versions in a server that is started."""
-    names = " ".join(cast("list[str]", adapter["target_modules"]))
-    flags = (
-        f"--enable-lora --max-lora-rank {adapter['r']} --max-loras-per-batch 3 "
-        f"--lora-target-modules {names}"
-    )
-    if require_installed().flavour == "cpu":
-        flags += " --lora-backend torch_native"
-    arguments = {"extra_args": f"{config.sglang.extra_args} {flags}".strip()}
-    sglang = config.sglang.model_copy(update=arguments)
-    return config.model_copy(update={"sglang": sglang})
 
 
 def vocab_size(folder: Path) -> int:

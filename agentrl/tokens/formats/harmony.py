@@ -40,19 +40,16 @@ class Harmony(ToolFormat):
             reader.thoughts.append(self._take_message_body(reader)[0])
         while not reader.at_end:
             reader.take(START)
-            self._add_harmony_message(reader)
-
-    def _add_harmony_message(self, reader: Reader) -> None:
-        begin = reader.position
-        end, marker = reader.next((MESSAGE, *self.ends, *self.starts))
-        head, reader.position = reader.text[begin:end], end + len(marker)
-        name = self.recipient(head)
-        if marker != MESSAGE:
-            self._add_message_without_body(reader, head, marker)
-        elif name is None:
-            self._add_unaddressed_text(reader, head)
-        else:
-            self._add_addressed_call(reader, head, partial(self.read_message, reader, name))
+            begin = reader.position
+            end, marker = reader.next((MESSAGE, *self.ends, *self.starts))
+            head, reader.position = reader.text[begin:end], end + len(marker)
+            name = self.recipient(head)
+            if marker != MESSAGE:
+                self._add_message_without_body(reader, head, marker)
+            elif name is None:
+                self._add_unaddressed_text(reader, head)
+            else:
+                self._add_addressed_call(reader, head, partial(self.read_message, reader, name))
 
     def _add_message_without_body(self, reader: Reader, head: str, marker: str) -> None:
         """Read a message of which nothing but the head is there, which ends with `marker`."""

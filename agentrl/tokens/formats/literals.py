@@ -142,7 +142,15 @@ class _Literals:
             return self.pairs("}", ":", _Literals._read_string_literal, depth)
         if opening and opening in "\"'":
             return self._read_string_literal()
-        return self._read_number_or_constant()
+        match = _WORD.match(self.text, self.position)
+        word = match[0] if match else ""
+        self.position += len(word)
+        if word in _WORDS:
+            return _WORDS[word]
+        if not _NUMBER.fullmatch(word):
+            shown = word[:40] or self.text[self.position : self.position + 1]
+            raise BadJson(f"{shown!r} is no literal; write a number, a string in quotes, a list")
+        return read(JsonText(word))
 
     def _read_string_literal(self) -> str:
         begin, quote = self.position, _match_opening_quote(self.text, self.position)
@@ -156,17 +164,6 @@ class _Literals:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError as error:
             raise BadJson("a string holds half of a surrogate pair") from error
-
-    def _read_number_or_constant(self) -> Json:
-        match = _WORD.match(self.text, self.position)
-        word = match[0] if match else ""
-        self.position += len(word)
-        if word in _WORDS:
-            return _WORDS[word]
-        if not _NUMBER.fullmatch(word):
-            shown = word[:40] or self.text[self.position : self.position + 1]
-            raise BadJson(f"{shown!r} is no literal; write a number, a string in quotes, a list")
-        return read(JsonText(word))
 
     def _take_closing_bracket_or_end(self, close: str) -> bool:
         """True, behind it, if `close` is here; without it, at the end of the text."""

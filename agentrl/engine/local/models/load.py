@@ -72,14 +72,7 @@ def load_whole(folder: Path, auto: Any, dtype: DType, *, device: str) -> PreTrai
             output_loading_info=True,
         )
     check_report(folder, report)
-    _check_weights_tied_and_finite(folder, model)
-    nn.Module.to(model, torch.device(device))
-    model.train(False)
-    return cast(PreTrainedModel, model)
-
-
-def _check_weights_tied_and_finite(folder: Path, model: PreTrainedModel) -> None:
-    """What no header says: numbers, and whether two tied tensors are one."""
+    # What no header says: numbers, and whether two tied tensors are one.
     tied: dict[str, str] = model.get_expanded_tied_weights_keys(all_submodels=True)
     find: Callable[[str], object] = model.get_parameter_or_buffer
     apart = [f"{a} and {b}" for a, b in tied.items() if find(a) is not find(b)]
@@ -89,6 +82,9 @@ def _check_weights_tied_and_finite(folder: Path, model: PreTrainedModel) -> None
             "that differ in the files; set it to false, or save the model again"
         )
     refuse_tensors(folder, {"not finite": set(not_finite(model.named_parameters()))})
+    nn.Module.to(model, torch.device(device))
+    model.train(False)
+    return cast(PreTrainedModel, model)
 
 
 def not_finite(named: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
