@@ -3,13 +3,14 @@
 import math
 from typing import Literal, assert_never, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentrl.config import Config
 from agentrl.config.anchor import Reference
+from agentrl.config.nearest import nearest
 from agentrl.engine.local.models.resolve import ModelName
 from agentrl.errors import ConfigError
-from agentrl.trainer.algorithms.presets import PRESETS, Algorithm, has_critic
+from agentrl.trainer.algorithms.presets import ALGORITHMS, has_critic, keys_of
 
 
 class ClipConfig(Config):
@@ -168,7 +169,7 @@ class LoraConfig(Config):
 class TrainerConfig(Config):
     """How weights are updated."""
 
-    algorithm: Algorithm = Field(
+    algorithm: str = Field(
         default="grpo",
         description="sets estimator, loss and what goes with them (agentrl algorithm list)",
     )
@@ -288,6 +289,13 @@ class TrainerConfig(Config):
         default=3, ge=1, description="non-finite gradients in a row after which the run stops"
     )
 
+    @field_validator("algorithm")
+    @classmethod
+    def _check_algorithm_is_known(cls, name: str) -> str:
+        if name not in ALGORITHMS:
+            raise ValueError(f"got {name!r}, {nearest(name, ALGORITHMS)}")
+        return name
+
     @model_validator(mode="before")
     @classmethod
     def _fill_from_algorithm(cls, data: object) -> object:
@@ -295,8 +303,11 @@ class TrainerConfig(Config):
         if not isinstance(data, dict):
             return data
         filled = dict(cast("dict[str, object]", data))
-        for key, value in PRESETS.get(str(filled.get("algorithm", "grpo")), {}).items():
-            section, _, name = key.rpartition(".")
+        for key, value in keys_of(str(filled.get("algorithm", "grpo"))).items():
+            owner, *sections, name = key.split(".")
+            section = ".".join(sections)
+            if owner != "trainer":
+                continue
             if not section:
                 filled.setdefault(name, value)
             elif isinstance(given := filled.get(section, {}), dict):

@@ -165,6 +165,8 @@ SHORT_NAMES: Mapping[str, str] = {
     "algorithm": "trainer.algorithm",
     "estimator": "trainer.estimator",
     "loss": "trainer.loss",
+    "normalise": "trainer.normalise",
+    "correct": "trainer.correct",
     "steps": "steps",
     "seed": "seed",
     "name": "name",

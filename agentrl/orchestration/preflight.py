@@ -368,8 +368,8 @@ def _check_estimator_keys(config: RunConfig, estimator: CheckedEstimator) -> Non
     """Refuse what the estimator does not read, or could never compute."""
     if not config.trainer.scale_by_std and "scale_by_std" not in estimator.options:
         raise ConfigError(
-            f"trainer.scale_by_std: got false with {estimator.label}, which has no deviation to "
-            "divide by; leave it out"
+            f"trainer.scale_by_std: got false with {estimator.label}, which has no such option; "
+            "leave it out"
         )
     rollout, least = config.rollout, estimator.least_members
     kept = share_of(rollout.group_size, rollout.filter_share)

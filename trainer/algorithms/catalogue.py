@@ -18,7 +18,7 @@ from agentrl.trainer.algorithms.made_up import made_up_batch, trial
 from agentrl.trainer.algorithms.needs import FLAGS, PASSES, needs_of
 from agentrl.trainer.algorithms.normalisations import BUILT_IN as NORMALISATIONS
 from agentrl.trainer.algorithms.options import Option, defaults_of, split_options, with_options
-from agentrl.trainer.algorithms.presets import PAPERS, PRESETS, ROLLOUT, keys_of
+from agentrl.trainer.algorithms.presets import ALGORITHMS, PAPERS, keys_of
 from agentrl.trainer.algorithms.token_arrays import (
     call_on_batch,
     token_array_fault,
@@ -29,8 +29,8 @@ from agentrl.types import Batch
 KINDS: Final[Mapping[str, tuple[str, Mapping[str, Callable[..., object]]]]] = {
     "estimator": ("--estimator", ESTIMATORS),
     "loss": ("--loss", LOSSES),
-    "normalisation": ("--trainer.normalise", NORMALISATIONS),
-    "correction": ("--trainer.correct", CORRECTIONS),
+    "normalisation": ("--normalise", NORMALISATIONS),
+    "correction": ("--correct", CORRECTIONS),
 }
 """The flag that names one of a kind, and those that there are."""
 _PARTS: Final[Mapping[str, Mapping[str, Callable[..., object]]]] = {
@@ -75,8 +75,8 @@ class AlgorithmEntry:
 
 def entries() -> Iterator[AlgorithmEntry]:
     """All of them: algorithms, then kind by kind."""
-    for name, keys in PRESETS.items():
-        yield _make_entry_of_preset(name, keys)
+    for name in ALGORITHMS:
+        yield _make_entry_of_preset(name)
     for kind, (flag, built_in) in KINDS.items():
         for name, function in built_in.items():
             yield _make_entry_of_function(name, kind, function, f"{flag} {name}")
@@ -132,20 +132,24 @@ def _find_kinds(
     return ["estimator"] if weights_fault(given, batch) else ["estimator", "normalisation"]
 
 
-def _make_entry_of_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEntry:
-    parts = {key: known[str(keys[key])] for key, known in _PARTS.items() if key in keys}
+def _make_entry_of_preset(name: str) -> AlgorithmEntry:
+    options = keys_of(name)
+    keys = {key: options.get(f"trainer.{key}") for key in _PARTS}
+    parts = {key: known[str(keys[key])] for key, known in _PARTS.items() if keys[key]}
     needs = tuple(dict.fromkeys(need for part in parts.values() for need in needs_of(part)))
     named_by_loss = "loss" if keys["loss"] == name else "estimator"
     own = parts["correct" if "correct" in parts else named_by_loss]
-    rounds = cast("float", ROLLOUT.get(name, {}).get("refill", 1.0))
+    rounds = cast("float", options.get("rollout.refill", 1.0))
     return AlgorithmEntry(
         name=name,
         kind="algorithm",
         about=", ".join(f"{key} {keys[key]}" for key in parts),
-        formula="",
+        formula="\n\n".join(
+            f"{key} {keys[key]}:\n{_split_definition(part)[1]}" for key, part in parts.items()
+        ),
         paper=PAPERS.get(name) or _find_paper(own),
         needs=needs,
-        options=keys_of(name),
+        options=options,
         passes=_count_passes(needs),
         cost=_describe_costs_of_needs(needs, rounds),
         command=_render_example_command(
@@ -156,7 +160,7 @@ def _make_entry_of_preset(name: str, keys: Mapping[str, object]) -> AlgorithmEnt
 
 
 def _make_entry_of_function(name: str, kind: str, function: object, flags: str) -> AlgorithmEntry:
-    about, _, rest = (inspect.getdoc(function) or "").partition("\n")
+    about, formula = _split_definition(function)
     needs = needs_of(function)
     options: dict[str, object] = {**defaults_of(function)}
     for key, value in options.items():  # one's own function may have any default, or none
@@ -168,7 +172,7 @@ def _make_entry_of_function(name: str, kind: str, function: object, flags: str) 
         name=name,
         kind=kind,
         about=about.rstrip("."),
-        formula=textwrap.dedent(rest).strip(),
+        formula=formula,
         paper=_find_paper(function),
         needs=needs,
         options=options,
@@ -176,6 +180,12 @@ def _make_entry_of_function(name: str, kind: str, function: object, flags: str) 
         cost=_describe_costs_of_needs(needs),
         command=_render_example_command(flags, needs),
     )
+
+
+def _split_definition(function: object) -> tuple[str, str]:
+    """What a function's definition says: its first line, and the formula below."""
+    about, _, rest = (inspect.getdoc(function) or "").partition("\n")
+    return about, textwrap.dedent(rest).strip()
 
 
 def _find_paper(function: object) -> str:

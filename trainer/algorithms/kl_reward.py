@@ -65,14 +65,16 @@ class KlPenalty:
     def __init__(self, config: KlConfig) -> None:
         self._config = config
         self._coef = config.coef
+        self.divergence: float | None = None
+        """That of the last batch, before its updates; None without a target."""
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with the coefficient, which moves for the next one."""
         config, coef = self._config, self._coef
         if config.target is not None and batch.num_trained:
             kind = "k3" if batch.divergence_N is None else "exact"
-            mean = float(token_divergences(batch, kind).sum()) / batch.num_trained
-            error = np.clip(mean / config.target - 1, -_MOST_ERROR, _MOST_ERROR)
+            self.divergence = float(token_divergences(batch, kind).sum()) / batch.num_trained
+            error = np.clip(self.divergence / config.target - 1, -_MOST_ERROR, _MOST_ERROR)
             self._coef *= 1 + float(np.nan_to_num(error, nan=_MOST_ERROR)) / config.horizon
         if config.where == "loss":
             return replace(batch, kl_coef=coef)

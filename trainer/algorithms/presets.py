@@ -7,43 +7,44 @@ What a user says wins over the keys.
 """
 
 from collections.abc import Mapping
-from typing import Final, Literal, get_args
+from typing import Final
 
-Algorithm = Literal[
-    "grpo",
-    "reinforce",
-    "ppo",
-    "dr_grpo",
-    "rloo",
-    "reinforce_pp",
-    "reinforce_pp_baseline",
-    "remax",
-    "opo",
-    "gdpo",
-    "maxrl",
-    "pass_at_k",
-    "gigpo",
-    "dapo",
-    "pf_ppo",
-    "gspo",
-    "gmpo",
-    "cispo",
-    "sapo",
-    "dppo",
-    "clip_cov",
-    "kl_cov",
-    "turn_ppo",
-    "vapo",
-    "decoupled_ppo",
-    "tis",
-    "icepop",
-    "safe_grpo",
-    "safe_ppo",
-    "distill",
-]
+_ALIKE: Final[Mapping[str, object]] = {"loss": "clip", "normalise": "token_mean"}
+"""What an algorithm has that names no other."""
 
-_CRITIC: Final[Mapping[str, Mapping[str, object]]] = {
+ALGORITHMS: Final[Mapping[str, Mapping[str, object]]] = {
+    "grpo": {"estimator": "grpo"},
+    "reinforce": {"estimator": "reinforce"},
     "ppo": {"estimator": "gae"},
+    "dr_grpo": {"estimator": "dr_grpo", "normalise": "sequence_sum"},
+    "rloo": {"estimator": "rloo"},
+    "reinforce_pp": {"estimator": "reinforce_pp"},
+    "reinforce_pp_baseline": {"estimator": "reinforce_pp_baseline"},
+    "remax": {"estimator": "remax", "rollout.greedy_member": True},
+    "opo": {"estimator": "opo"},
+    "gdpo": {"estimator": "gdpo"},
+    "maxrl": {"estimator": "maxrl"},
+    "pass_at_k": {"estimator": "pass_at_k", "rollout.group_size": 8},
+    "gigpo": {"estimator": "gigpo"},
+    "dapo": {
+        "estimator": "grpo",
+        "clip.high": 0.28,
+        "rollout.refill": 3.0,
+        "rollout.overlong_buffer": 0.2,
+    },
+    "pf_ppo": {
+        "estimator": "gae",
+        "rollout.group_size": 8,
+        "rollout.filter": "best_worst",
+        "rollout.filter_share": 0.5,
+    },
+    "gspo": {"estimator": "grpo", "loss": "gspo", "normalise": "sequence_mean"},
+    "gmpo": {"estimator": "grpo", "loss": "gmpo", "normalise": "sequence_mean"},
+    "cispo": {"estimator": "grpo", "loss": "cispo"},
+    "sapo": {"estimator": "grpo", "loss": "sapo", "normalise": "sequence_mean"},
+    "dppo": {"estimator": "grpo", "loss": "dppo"},
+    "clip_cov": {"estimator": "grpo", "loss": "clip_cov"},
+    "kl_cov": {"estimator": "grpo", "loss": "kl_cov"},
     "turn_ppo": {"estimator": "turn_gae"},
     "vapo": {
         "estimator": "vapo",
@@ -52,38 +53,15 @@ _CRITIC: Final[Mapping[str, Mapping[str, object]]] = {
         "critic.target_decay": 1.0,
         "critic.pretrain": 50,
     },
-    "pf_ppo": {"estimator": "gae"},
     "decoupled_ppo": {"estimator": "gae", "correct": "decoupled"},
+    "tis": {"estimator": "grpo", "correct": "tis"},
+    "icepop": {"estimator": "grpo", "correct": "icepop"},
+    "safe_grpo": {"estimator": "safe"},
     "safe_ppo": {"estimator": "safe_gae"},
+    "distill": {"estimator": "distill"},
 }
-_LOSSES: Final = ("gspo", "gmpo", "cispo", "sapo", "dppo", "clip_cov", "kl_cov")
-_NORMALISATIONS: Final = {
-    "dr_grpo": "sequence_sum",
-    **dict.fromkeys(("gspo", "gmpo", "sapo"), "sequence_mean"),
-}
-
-_KEYS: Final[Mapping[str, Mapping[str, object]]] = {
-    **{name: {"estimator": name, "loss": "clip"} for name in get_args(Algorithm)},
-    **{name: {"estimator": "grpo", "loss": name} for name in _LOSSES},
-    **{name: {"estimator": "grpo", "loss": "clip", "correct": name} for name in ("tis", "icepop")},
-    **{name: {"loss": "clip", **keys} for name, keys in _CRITIC.items()},
-    "dapo": {"estimator": "grpo", "loss": "clip", "clip.high": 0.28},
-    "safe_grpo": {"estimator": "safe", "loss": "clip"},
-}
-
-PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
-    name: {**keys, "normalise": _NORMALISATIONS.get(name, "token_mean")}
-    for name, keys in _KEYS.items()
-}
-"""Keys of `TrainerConfig`."""
-
-ROLLOUT: Final[Mapping[str, Mapping[str, object]]] = {
-    "dapo": {"refill": 3.0, "overlong_buffer": 0.2},
-    "remax": {"greedy_member": True},
-    "pass_at_k": {"group_size": 8},
-    "pf_ppo": {"group_size": 8, "filter": "best_worst", "filter_share": 0.5},
-}
-"""Keys of `RolloutConfig`, of those that change what is sampled or chosen too."""
+"""Keys of `TrainerConfig`, and with `rollout.` before them of `RolloutConfig`."""
+_LEARN_A_CRITIC: Final = ("gae", "turn_gae", "vapo", "safe_gae")
 
 PAPERS: Final[Mapping[str, str]] = {
     "dapo": "arXiv:2503.14476",
@@ -94,15 +72,15 @@ PAPERS: Final[Mapping[str, str]] = {
 
 
 def keys_of(algorithm: str) -> dict[str, object]:
-    """All that an algorithm sets, by dotted key."""
-    sections = {"trainer": PRESETS, "rollout": ROLLOUT}
+    """All that an algorithm sets, by dotted key; nothing for an unknown one."""
+    if algorithm not in ALGORITHMS:
+        return {}
     return {
-        f"{section}.{key}": value
-        for section, presets in sections.items()
-        for key, value in presets.get(algorithm, {}).items()
+        key if key.startswith("rollout.") else f"trainer.{key}": value
+        for key, value in {**_ALIKE, **ALGORITHMS[algorithm]}.items()
     }
 
 
 def has_critic(algorithm: str) -> bool:
     """True for those that learn a critic beside the policy."""
-    return algorithm in _CRITIC
+    return ALGORITHMS[algorithm]["estimator"] in _LEARN_A_CRITIC

@@ -108,6 +108,9 @@ class BatchRecipe:
         found = {"kl_coef": batch.kl_coef, "multiplier": batch.multiplier}
         if batch.costs_E is not None and len(batch.costs_E):
             found["cost"] = float(batch.costs_E.mean())
+        penalty = self.shapings.get("kl")
+        if isinstance(penalty, KlPenalty):
+            found["kl_before"] = penalty.divergence
         shaped = {name: value for name, value in found.items() if value is not None}
         return shaped | correction_metrics(batch)
 

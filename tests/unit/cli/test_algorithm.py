@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from agentrl.trainer.algorithms.corrections import make_correction
 from agentrl.trainer.algorithms.estimators import make_estimator
 from agentrl.trainer.algorithms.losses import make_loss
 from agentrl.trainer.algorithms.normalisations import make_normalisation
-from agentrl.trainer.algorithms.presets import PRESETS
+from agentrl.trainer.algorithms.presets import ALGORITHMS
 from agentrl.trainer.algorithms.recipe import make_recipe
 from agentrl.trainer.config import TrainerConfig
 
@@ -45,8 +47,48 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
     assert "decay = 1 - 1 / (alpha * l)" in shown
     assert "options  discount=1.0, alpha=0.05, scale_by_std=True" in shown
     assert "--estimator vapo --trainer.algorithm ppo --steps 2" in shown
+    assert "algorithm vapo: estimator vapo, loss clip_clone, normalise token_mean" in shown
+    assert "estimator vapo:\ndecay = 1 - 1 / (alpha * l)" in shown
+    assert "normalise token_mean:" in shown
     assert main(["algorithm", "show", "gsop"]) == 2
     assert "algorithm 'gsop' is unknown, did you mean gspo" in capsys.readouterr().err
+
+
+MEDIAN = """
+import numpy as np
+
+from agentrl.trainer.algorithms import estimators, presets
+from agentrl.trainer.algorithms.advantage import token_advantages
+from agentrl.trainer.algorithms.needs import needs
+
+
+@needs("group of 2")
+def median(batch):
+    \"\"\"Each reward less the median of its group.
+
+    A_i = r_i - median(r). Rewards 1, 0 and 0 give 1, 0 and 0.
+    \"\"\"
+    group_E, rewards_E = batch.group_E, batch.rewards_E
+    medians = {g: np.median(rewards_E[group_E == g]) for g in set(group_E.tolist())}
+    return token_advantages(batch, rewards_E - np.array([medians[g] for g in group_E.tolist()]))
+
+
+estimators.BUILT_IN["median"] = median
+presets.ALGORITHMS["median_clip"] = {"estimator": "median", "clip.high": 0.3}
+"""
+
+
+def test_a_new_algorithm_is_a_function_and_a_line(tmp_path: Path) -> None:
+    train = ["train", "--env", "number_guess", "--algorithm", "median_clip", "--dry-run"]
+    code = f"{MEDIAN}\nimport sys\nfrom agentrl.cli import main\n"
+    code += f"main(['algorithm', 'show', 'median_clip'])\nsys.exit(main({train!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "A_i = r_i - median(r)" in done.stdout
+    assert "trainer.clip.high=0.3" in done.stdout
+    assert len(MEDIAN.strip().splitlines()) <= 30
 
 
 @pytest.mark.parametrize(
@@ -123,7 +165,7 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
         (["--loss", "dual_clip(most=0.5)"], "got most = 0.5, expected more than 1"),
         (["--loss", "clip_cov(least=5, most=1)"], "got least = 5, expected less than most = 1"),
         (["--trainer.kl.kind", "K3"], "(did you mean k3?)"),
-        (["--algorithm", "rlo"], "(did you mean rloo?)"),
+        (["--algorithm", "rlo"], "--algorithm: got 'rlo', did you mean rloo?"),
         (["--loss", f"gspo(low=1{'0' * 400})"], "option low: got 1000"),
         (
             ["--loss", "gspo", "--trainer.clip.high", "0.5"],
@@ -135,7 +177,7 @@ def test_one_is_shown_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture
         ),
         (
             ["--estimator", "rloo", "--trainer.scale-by-std", "false"],
-            "trainer.scale_by_std: got false with estimator rloo, which has no deviation",
+            "trainer.scale_by_std: got false with estimator rloo, which has no such option",
         ),
         (
             ["--estimator", "pass_at_k(k=5)", "--group-size", "4"],
@@ -365,7 +407,7 @@ def test_what_an_algorithm_costs_in_episodes_is_said() -> None:
     assert dapo.options["rollout.refill"] == 3.0
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_what_an_algorithm_costs_in_passes_is_what_its_recipe_makes(name: str) -> None:
     [entry] = [entry for entry in entries() if (entry.name, entry.kind) == (name, "algorithm")]
     needs = make_recipe(TrainerConfig.model_validate({"algorithm": name})).needs
@@ -374,7 +416,7 @@ def test_what_an_algorithm_costs_in_passes_is_what_its_recipe_makes(name: str) -
     assert f"{entry.passes or 'no'} pass" in entry.cost
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_each_algorithm_can_be_made(name: str) -> None:
     config = TrainerConfig.model_validate({"algorithm": name})
     assert make_estimator(config).label == f"estimator {config.estimator}"

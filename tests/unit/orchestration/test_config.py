@@ -13,6 +13,7 @@ def test_the_short_names_are_frozen() -> None:
     assert sorted(SHORT_NAMES) == [
         "algorithm",
         "context",
+        "correct",
         "deterministic",
         "engine",
         "engine-url",
@@ -25,6 +26,7 @@ def test_the_short_names_are_frozen() -> None:
         "max-turns",
         "model",
         "name",
+        "normalise",
         "observer",
         "sampler",
         "sandbox",

@@ -133,6 +133,7 @@ def test_the_coefficient_goes_towards_the_target_and_on_from_its_state() -> None
     config = KlConfig(coef=0.5, target=mean / 1.1, horizon=4)  # 10 % too much
     penalty = KlPenalty(config)
     assert penalty(batch).kl_coef == 0.5
+    assert penalty.divergence == pytest.approx(mean)
     state = penalty.state()
     assert penalty(batch).kl_coef == pytest.approx(0.5 * (1 + 0.1 / 4), rel=1e-4)
     other = KlPenalty(config)

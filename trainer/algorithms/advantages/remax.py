@@ -15,8 +15,8 @@ def remax(batch: Batch) -> NDArray[np.float32]:
     """Each reward less that of the group's greedy member, which is never trained on.
 
     A_i = r_i - r_greedy. Rewards 1 and 0 give 1 and 0 where the greedy answer failed, 0 and -1
-    where it succeeded. A group whose greedy member has no score gets 0, as do equal rewards. Raises
-    RunError without greedy members.
+    where it succeeded. A group whose greedy member has no score gets 0, as does a reward
+    that is equal to its reward. Raises RunError without greedy members.
     """
     if batch.greedy_E is None:
         raise RunError("the batch has no greedy members; set rollout.greedy_member to true")
