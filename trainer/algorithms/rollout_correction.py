@@ -178,6 +178,6 @@ def _exponentiate_clipped(log_ratios_N: NDArray[np.float64]) -> NDArray[np.float
 
 
 def _mark_outside_band(ratios_N: NDArray[np.float64], low: float, high: float) -> NDArray[np.bool_]:
-    if not low <= 1 <= high:
+    if not low < 1 < high:
         raise RunError(f"got low = {low:g} and high = {high:g}, expected 1 between them")
     return (ratios_N < low) | (ratios_N > high)

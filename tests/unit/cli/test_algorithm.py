@@ -224,6 +224,7 @@ def test_a_new_algorithm_is_a_function_and_a_line(tmp_path: Path) -> None:
             ["--trainer.correct", "reject_k1(low=1.01, high=1.1)"],
             "got low = 1.01 and high = 1.1, expected 1 between them",
         ),
+        (["--trainer.correct", "icepop(low=0, high=1)"], "high = 1, expected 1 between them"),
         (["--loss", "dppo(ratio_most=0)"], "option ratio_most: got 0, expected at least 1"),
         (["--loss", "kl_cov(coef=0)"], "option coef: got 0, expected more than 0"),
         (["--loss", "clip_cov(share=0)"], "option share: got 0, expected more than 0"),
