@@ -6,7 +6,7 @@ from typing import Literal, assert_never, cast
 from pydantic import Field, field_validator, model_validator
 
 from agentrl.config import Config
-from agentrl.config.anchor import Reference
+from agentrl.config.anchor import Reference, is_url
 from agentrl.config.nearest import nearest
 from agentrl.engine.local.models.resolve import ModelName
 from agentrl.errors import ConfigError
@@ -233,7 +233,8 @@ class TrainerConfig(Config):
     reference: ModelName = Field(
         default="",
         description="the teacher of distill, and what the KL penalty holds the policy near: a "
-        "model with the same vocabulary; empty: the starting weights",
+        "model with the same vocabulary, or http://HOST:PORT of an SGLang server that has it "
+        "loaded; empty: the starting weights",
     )
     critic: CriticConfig = Field(default=CriticConfig(), description="the critic of ppo")
     lora: LoraConfig = Field(default=LoraConfig(), description="low-rank adapters")
@@ -322,7 +323,12 @@ class TrainerConfig(Config):
     @property
     def has_reference(self) -> bool:
         """True if a model is kept that is not trained, to compare with."""
-        return self.kl.coef > 0 or bool(self.reference)
+        return bool(self.reference_model) or (self.kl.coef > 0 and not self.reference)
+
+    @property
+    def reference_model(self) -> str:
+        """The model that `reference` names; empty if a server has it, or if it names none."""
+        return "" if is_url(self.reference) else self.reference
 
     @property
     def is_apart(self) -> bool:

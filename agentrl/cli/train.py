@@ -48,6 +48,7 @@ def _run_train(options: TrainOptions, arguments: Arguments) -> int:
 def _print_run_plan(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
     from agentrl.orchestration.model_files import is_at_hand, long_prompts
     from agentrl.orchestration.preflight import make_plan
+    from agentrl.orchestration.teacher import reach_teacher
 
     plan = make_plan(loaded.config, resume=options.resume is not None)
     folder = Path(plan.config.model).expanduser()
@@ -55,7 +56,10 @@ def _print_run_plan(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
         from agentrl.orchestration.model_files import check_trained
 
         check_trained(plan, folder)
-    long = long_prompts(plan) if is_at_hand(plan) else []
+    long: list[str] = []
+    if is_at_hand(plan):
+        long = long_prompts(plan)
+        reach_teacher(plan)
     if options.resume is not None:
         from agentrl.orchestration.fingerprints import compare_fingerprints, take_fingerprints
         from agentrl.orchestration.resumable import check_resumable

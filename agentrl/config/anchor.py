@@ -53,10 +53,10 @@ def _resolve_anchored_setting(text: str, anchor: Anchor, folder: Path) -> str:
         case "reference":
             return anchored_reference(text, folder)
         case "folder":
+            if text in anchor.known or is_url(text):
+                return text
             is_one = text.startswith((".", "~")) or text.count("/") > 1 or (folder / text).is_dir()
-            return (
-                _make_path_absolute(text, folder) if is_one and text not in anchor.known else text
-            )
+            return _make_path_absolute(text, folder) if is_one else text
 
 
 def anchored_reference(ref: str, folder: Path) -> str:
@@ -66,6 +66,11 @@ def anchored_reference(ref: str, folder: Path) -> str:
         return f"{REWARD_MODEL}{_make_path_absolute(place, folder)}{at}{device}"
     place, colon, name = ref.rpartition(":")
     return f"{_make_path_absolute(place, folder)}{colon}{name}" if is_file(place) else ref
+
+
+def is_url(text: str) -> bool:
+    """True for the address of a server, in a key that takes a folder or one."""
+    return text.startswith(("http://", "https://"))
 
 
 def is_file(place: str) -> bool:

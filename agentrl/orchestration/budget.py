@@ -95,7 +95,7 @@ def _fits_device_memory(total: int, device_bytes: int) -> bool:
 
 
 def _estimate_peak_bytes_by_part(config: RunConfig) -> Mapping[str, int]:
-    names = (config.model, config.trainer.reference)
+    names = (config.model, config.trainer.reference_model)
     folder, reference = (resolve_model(name, seed=config.seed) if name else None for name in names)
     assert folder is not None, "a run has a model"
     rollout = config.rollout

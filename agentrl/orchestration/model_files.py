@@ -33,9 +33,8 @@ def checked_codec(plan: Plan, folder: Path) -> Codec:
             f"{folder}: its tokenizer.json has {tokenizer.vocab_size} ids, but the model "
             f"knows {size}: it is another model's; put the model's own files there"
         )
-    if config.trainer.reference:
+    if name := config.trainer.reference_model:
         # Each id has to be the same token to the model that policies are held to.
-        name = config.trainer.reference
         known, own = Tokenizer.load(resolve_tokenizer(name, seed=config.seed)).ids, tokenizer.ids
         odd = min((text for text, _ in known.items() ^ own.items()), default=None)
         if odd is not None:

@@ -171,7 +171,8 @@ def _load_trainer_and_engine(
     config = setup.config
     settings, lora = config.trainer, config.trainer.lora
     loss = make_loss(settings, plan.objects.get(settings.loss))
-    teacher = resolve_model(settings.reference, seed=config.seed) if settings.reference else None
+    name = settings.reference_model
+    teacher = resolve_model(name, seed=config.seed) if name else None
     if settings.is_apart:
         ranks_plan = TrainerPlan(
             folder=setup.folder,

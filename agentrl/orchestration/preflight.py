@@ -72,8 +72,8 @@ def make_plan(
     if not scripted:
         require("training" if train else "a model", *TRAIN)
     check_model(config.model)
-    if config.trainer.reference:
-        check_model(config.trainer.reference)
+    if config.trainer.reference_model:
+        check_model(config.trainer.reference_model)
     check_observers(config, objects)
     if not engine_kind(config, objects).honours_seeds and config.deterministic:
         raise ConfigError(
@@ -239,7 +239,7 @@ def _check_needs_are_configured(config: RunConfig, label: str, needs: Sequence[s
     has = {
         "group of 2": config.rollout.group_size > 1,
         "critic": config.trainer.has_critic,
-        "reference": config.trainer.has_reference,
+        "reference": config.trainer.has_reference or bool(config.trainer.reference),
         "teacher": config.trainer.reference not in ("", config.model),
         "greedy member": config.rollout.greedy_member,
         "cost": bool(config.trainer.cost.part),

@@ -28,6 +28,7 @@ from agentrl.orchestration.observers import Journal, Observer, make_observers
 from agentrl.orchestration.preflight import Plan, make_plan
 from agentrl.orchestration.resumable import check_resumable
 from agentrl.orchestration.stopping import GivenUp, Stopping
+from agentrl.orchestration.teacher import reach_teacher
 from agentrl.rollout.sampler import TaskSampler
 from agentrl.run_dir import RunDirectory
 from agentrl.terminated import Terminated
@@ -121,6 +122,7 @@ class PlannedRun:
         runner, journal, settings = self._runner, self._journal, self.config.trainer
         for line in long_prompts(plan):
             journal.warn(line)
+        teacher = reach_teacher(plan)
         is_trained = any(directory.checkpoints.glob("step-*"))
         self._base = warm_start.prepare_model(plan, journal, runner, is_trained=is_trained)
         _announce_lora_and_server(plan, self._base, journal)
@@ -141,7 +143,7 @@ class PlannedRun:
             store=self._store,
             observer=journal,
             stopping=self._stopping,
-            recipe=make_recipe(settings, plan.objects.get, seed=self.config.seed),
+            recipe=make_recipe(settings, plan.objects.get, seed=self.config.seed, teacher=teacher),
         )
 
     @contextmanager

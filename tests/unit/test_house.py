@@ -17,14 +17,14 @@ LINKED = ("envs", "tools", "sandboxes", "trainer")
 SATELLITES = ("envs/swe/build/", "agentrl/engine/serve/", "agentrl/testing/sandbox_")
 """Beside the core: the builder of tasks, the server of the local engine, the sandboxes' tests."""
 
-MOST_CORE_LINES = 34_900
+MOST_CORE_LINES = 35_090
 """24,000 is the aim. What stands above it came with grading that cheats cannot tell apart, models
 that are refused in a sentence, and parts that are brought from outside; 600 are the estimators and
 losses of the field, 300 the corrections of what an engine sampled, 350 the choice of what of a step
 is trained on, 400 several updates from one batch and the weights of their tokens, 430
 the training of reward models, 450 penalties, bonuses, scales of rewards and costs, 100 a
-teacher, 70 a critic that learns first, 160 what of an algorithm is refused before anything
-loads."""
+teacher, 200 one that a server has, 70 a critic that learns first, 160 what of an algorithm is
+refused before anything loads."""
 KEPT_HELPERS = {
     **dict.fromkeys(("_load_scorer_once", "_hash_file_once_per_change"), "cached by its arguments"),
     **dict.fromkeys(("_compile_flex_once", "_has_flash_attention"), "cached for the process"),
@@ -39,7 +39,8 @@ KEPT_HELPERS = {
 }
 """Private functions of one caller and at most three lines that stand all the same, and why."""
 
-MOST_SATELLITE_LINES = 4_000
+MOST_SATELLITE_LINES = 4_050
+"""4,000, and 50 for prompts that the server of the local engine scores."""
 MOST_MODULE_LINES = 500
 MOST_FUNCTION_LINES = 60
 NOT_CODE = {

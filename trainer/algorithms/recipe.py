@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.engine.sglang.teacher import TeacherServer
 from agentrl.trainer.algorithms.constraint import Constraint
 from agentrl.trainer.algorithms.corrections import (
     CheckedCorrection,
@@ -67,6 +68,8 @@ class BatchRecipe:
     minibatches: int = 1
     seed: int = 0
     """Decides, with the trainer's step, which groups share a mini-batch."""
+    teacher: TeacherServer | None = None
+    """Whom the reference's logprobs are asked of, if it is no model of the trainer's."""
 
     def prepare(self, batch: Batch, trainer: Trainer) -> Batch:
         """The batch as `Trainer.update` takes it; raises RunError for what a function got wrong."""
@@ -130,7 +133,7 @@ class BatchRecipe:
         if "critic" in self.needs:
             batch = trainer.with_values(batch)
         if self.needs & {"reference", "teacher"}:
-            batch = trainer.with_reference(batch)
+            batch = (self.teacher or trainer).with_reference(batch)
         if "proximal" in self.needs:
             batch = trainer.with_proximal(batch)
         return batch
@@ -141,11 +144,12 @@ def make_recipe(
     find_object: Callable[[str], object] = lambda _: None,
     *,
     seed: int = 0,
+    teacher: TeacherServer | None = None,
 ) -> BatchRecipe:
     """The configured functions, each tried on a made-up batch.
 
     `find_object` gives the object that stands behind a text of the configuration, if one does;
-    `seed` is the run's.
+    `seed` is the run's, `teacher` the server of `trainer.reference`.
 
     Raises:
         ConfigError: there is none of a name, or what one gives is not what it has to be.
@@ -164,6 +168,7 @@ def make_recipe(
         needs=frozenset(needs),
         minibatches=config.minibatches,
         seed=seed,
+        teacher=teacher,
     )
 
 

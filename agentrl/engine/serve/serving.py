@@ -14,11 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
+from agentrl.engine.local.demands import attending
 from agentrl.engine.local.engine import LocalEngine
+from agentrl.engine.local.models.load import known_ids
 from agentrl.engine.local.stepper import Stepper
 from agentrl.engine.local.weights import update_parameters
 from agentrl.engine.protocol import check_request
@@ -31,6 +34,7 @@ from agentrl.engine.serve.wire import (
     TensorUpdate,
     Update,
     answer,
+    answer_scores,
 )
 from agentrl.engine.sglang.control import PauseMode
 from agentrl.errors import EngineError
@@ -84,6 +88,10 @@ class Serving:
             vocab_size=self.engine.vocab_size,
             context_length=self.engine.context_length,
         )
+        if (asked.logprob_start_len or 0) >= len(ids):
+            raise EngineError(
+                f"got logprob_start_len {asked.logprob_start_len} for {len(ids)} tokens; send less"
+            )
         if sampling.max_new_tokens > room:
             raise EngineError(
                 f"got {len(ids)} tokens and max_new_tokens {sampling.max_new_tokens}, but the "
@@ -101,7 +109,7 @@ class Serving:
         most, seed = given.max_new_tokens, given.sampling_seed
         stops = () if given.ignore_eos else (*(given.stop_token_ids or ()), *self._eos)
         return Sampling(
-            max_new_tokens=max(1, room) if most is None else most,
+            max_new_tokens=max(1, room if most is None else most),
             temperature=temperature,
             stop_ids=frozenset(stops),
             seed=secrets.randbits(63) if seed is None else seed,
@@ -110,8 +118,13 @@ class Serving:
     async def generate(
         self, asked: GenerateRequest, ids: list[int], sampling: Sampling, rid: str
     ) -> Json:
-        """The answer to an admitted request; abandoned, it ends."""
+        """The answer to an admitted request; abandoned, it ends. A prompt is scored at once."""
         begun = time.monotonic()
+        given = asked.sampling_params or SamplingParams()
+        if given.max_new_tokens == 0:
+            scores = await self.engine.between_steps(lambda stepper: _score_ids(stepper.model, ids))
+            start = asked.logprob_start_len or 0
+            return answer_scores(rid, ids, scores[start:], self.weight_version, begun=begun)
         session = EpisodeSession(rid)
         self._live.add(rid)
         try:
@@ -121,7 +134,6 @@ class Serving:
         finally:
             self._live.discard(rid)
             self.engine.leave(session)
-        given = asked.sampling_params or SamplingParams()
         said = answer(
             rid,
             len(ids),
@@ -264,6 +276,16 @@ class Serving:
             return found.detach()[:rows].float().tolist()
 
         return await self.engine.between_steps(now)
+
+
+def _score_ids(model: PreTrainedModel, ids: list[int]) -> list[float]:
+    """The logprob of each id but the first at temperature 1, by the model's own code."""
+    with torch.inference_mode(), attending(model, "eager"):
+        ids_1T = torch.tensor([ids], device=model.device)
+        logits_TV = model(input_ids=ids_1T, use_cache=False).logits[0, :-1, : known_ids(model)]
+        logprobs_TV = torch.log_softmax(logits_TV.float(), dim=-1)
+        scores: list[float] = logprobs_TV.gather(1, ids_1T[0, 1:, None])[:, 0].tolist()
+    return scores
 
 
 def _list_eos_ids(model: PreTrainedModel) -> Sequence[int]:

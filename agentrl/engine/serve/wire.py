@@ -34,7 +34,8 @@ class SamplingParams(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    max_new_tokens: Annotated[int, Field(ge=1)] | None = 128
+    max_new_tokens: Annotated[int, Field(ge=0)] | None = 128
+    """0 samples nothing: the prompt is scored."""
     temperature: float | None = 1.0
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = False
@@ -70,7 +71,8 @@ class GenerateRequest(BaseModel):
     rid: str | None = None
     return_logprob: bool | None = False
     return_prompt_token_ids: bool | None = False
-    logprob_start_len: Literal[-1] | None = None
+    logprob_start_len: Annotated[int, Field(ge=-1)] | None = None
+    """From which token on a prompt that is scored has logprobs; -1: from none."""
     extra_key: str | None = None
     """Requests of one key share prefixes."""
 
@@ -79,6 +81,14 @@ class GenerateRequest(BaseModel):
         for key in _BEYOND:
             if (self.model_extra or {}).get(key):
                 raise EngineError(f"{key}: the local engine has no such thing; leave it out")
+        most = 128 if self.sampling_params is None else self.sampling_params.max_new_tokens
+        start = -1 if self.logprob_start_len is None else self.logprob_start_len
+        if (most == 0) != (start >= 0 and bool(self.return_logprob)):
+            raise EngineError(
+                f"got max_new_tokens {most} and logprob_start_len {start}, but the local engine "
+                "scores a prompt or samples: for scores send max_new_tokens 0, return_logprob true "
+                "and a logprob_start_len of 0 or more"
+            )
 
 
 class Abort(BaseModel):
@@ -177,6 +187,28 @@ def answer(
         meta["output_token_logprobs"] = [(logprob, token, None) for logprob, token in rows]
         meta["output_token_logprobs_length"] = len(ids)
     return {"text": text, "output_ids": ids, "meta_info": meta}
+
+
+def answer_scores(
+    rid: str, ids: Sequence[int], scores: Sequence[float], name: str, *, begun: float
+) -> Json:
+    """The answer to a scored prompt: the first of the ids whose logprobs are asked for has none."""
+    start = len(ids) - len(scores) - 1
+    rows = zip([None, *scores], ids[start:], strict=True)
+    meta: Json = {
+        "id": rid,
+        "finish_reason": {"type": "length", "length": 0},
+        "prompt_tokens": len(ids),
+        "completion_tokens": 0,
+        "cached_tokens": 0,
+        "weight_version": name,
+        "weight_versions": [],
+        "e2e_latency": time.monotonic() - begun,
+        "input_token_logprobs": [(logprob, token, None) for logprob, token in rows],
+        "output_token_logprobs": [],
+        "output_token_logprobs_length": 0,
+    }
+    return {"text": "", "output_ids": [], "meta_info": meta}
 
 
 def _describe_finish_reason(completion: Completion, limit: int) -> Json:

@@ -10,9 +10,11 @@ from typing import Final
 from uuid import uuid4
 
 import aiohttp
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
-from agentrl.engine.sglang.response import RequestShape, error_text, parse
+from agentrl.engine.sglang.response import RequestShape, error_text, parse, parse_scores
 from agentrl.errors import EngineError
 from agentrl.types import Completion, Sampling
 
@@ -103,6 +105,27 @@ class GenerateClient:
             EngineError: the server refused the request, or its answer is wrong.
         """
         body = request_body(ids, sampling, rid, cache_key, adapter, experts=self._experts > 0)
+        asked = RequestShape(len(ids), sampling.max_new_tokens, self._vocab_size, self._experts)
+        return parse(await self._post_to_generate(body), asked)
+
+    async def score(self, ids: Sequence[int], start: int) -> tuple[NDArray[np.float32], str]:
+        """The logprobs of the ids behind the first `start`, and the version of the weights.
+
+        Nothing is sampled; the server scales no prompt by a temperature. Raises as `generate` does.
+        """
+        body = {
+            "input_ids": ids,
+            "sampling_params": {"max_new_tokens": 0},
+            "rid": new_rid(),
+            "return_logprob": True,
+            "logprob_start_len": start - 1,
+            "stream": False,
+        }
+        answer = await self._post_to_generate(orjson.dumps(body))
+        return parse_scores(answer, ids, start, self._vocab_size)
+
+    async def _post_to_generate(self, body: bytes) -> bytes:
+        """What the server answers with status 200."""
         try:
             async with self._get_or_open_http_session().post(
                 self._path, data=body, headers=self._headers
@@ -113,8 +136,7 @@ class GenerateClient:
             what = str(error) or type(error).__name__
             raise Unreachable(f"the SGLang server at {self.url} cut off: {what}") from error
         if status == 200:
-            asked = RequestShape(len(ids), sampling.max_new_tokens, self._vocab_size, self._experts)
-            return parse(answer, asked)
+            return answer
         text = f"the SGLang server at {self.url} answered {error_text(status, answer)}"
         if status == 503:
             raise Busy(text)

@@ -171,7 +171,8 @@ class Control:
         """The server's ids of a text."""
         body = {"model": "", "prompt": text, "add_special_tokens": False}
         said = _as_json_object(await self._request_json("POST", "/tokenize", body, admin=False))
-        return cast("Sequence[object]", said.get("tokens") or ())
+        tokens = said.get("tokens")
+        return cast("Sequence[object]", tokens) if isinstance(tokens, list) else ()
 
     async def truncated(self, ids: Sequence[int]) -> Mapping[str, object]:
         """What is said of one token when sampling keeps the likeliest one only."""

@@ -5,7 +5,7 @@ EngineError. What is trained on are `output_ids`; the text that comes with them 
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,6 +19,10 @@ from agentrl.tokens.hash_chain import seal
 from agentrl.types import Completion, StopReason
 
 Json = Mapping[str, object]
+
+_LEAST, _MOST = -1e6, 0.1
+"""Between these a logprob lies, however it was rounded; in place of -inf a server may write the
+lowest number of its format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,34 @@ def parse(body: bytes, asked: RequestShape) -> tuple[Completion, int | None]:
             f"{asked.vocab_size - 1}; it serves another model or its vocabulary is padded"
         )
     return completion, stopped_by
+
+
+def parse_scores(
+    body: bytes, ids: Sequence[int], start: int, vocab_size: int
+) -> tuple[NDArray[np.float32], str]:
+    """The logprobs of the ids behind the first `start`, and the version of the weights.
+
+    Raises EngineError if they are not finite, or those of other ids.
+    """
+    answer = _require_mapping(_parse_json_body(body), "answer")
+    meta = _require_mapping(answer.get("meta_info"), "meta_info")
+    finish = _require_mapping(meta.get("finish_reason"), "finish_reason")
+    if finish.get("type") == "abort":
+        raise EngineError(f"the server gave up {len(ids)} tokens: {finish.get('message')}")
+    rows = _require_list(meta.get("input_token_logprobs"), "input_token_logprobs")
+    wanted = list(ids[start:])
+    # SGLang writes 0 for the last id of its vocabulary.
+    written = [0 if token == vocab_size - 1 else token for token in wanted]
+    logprobs_T = _read_logprob_column(rows[1:], wanted, written)  # the first one is unknown
+    _check_token_counts(meta, [], RequestShape(len(ids), 0, vocab_size), aborted=False)
+    sound_T = (logprobs_T > _LEAST) & (logprobs_T < _MOST)  # neither is true of what is no number
+    if not sound_T.all():
+        at = int(sound_T.argmin())
+        raise EngineError(
+            f"the server's logprob of token {start + at} is {logprobs_T[at]:g}, expected a finite "
+            "number of at most 0; its model computes no numbers there"
+        )
+    return logprobs_T, str(meta.get("weight_version"))
 
 
 def error_text(status: int, body: bytes) -> str:
@@ -128,23 +160,24 @@ def _read_stop_reason(
     raise EngineError(f"the server ended with {kind!r}, expected stop, length or abort")
 
 
-def _read_logprob_column(rows: list[object], ids: list[object]) -> NDArray[np.float32]:
-    """The first column of `[logprob, id, text]`, where the second one is `ids`."""
+def _read_logprob_column(rows: list[object], *ids: Sequence[object]) -> NDArray[np.float32]:
+    """The first column of `[logprob, id, text]`, where the second one is one of `ids`."""
     try:
         pairs = cast("list[list[object]]", rows)
         values, theirs = [row[0] for row in pairs], [row[1] for row in pairs]
     except (TypeError, IndexError, KeyError) as error:
         raise EngineError("the server's logprobs are not rows of logprob, id and text") from error
-    if theirs != ids:
+    if theirs not in ids:
         raise EngineError(
-            f"the server sent {len(ids)} ids with the logprobs of {len(theirs)}"
-            + (" others" if len(ids) == len(theirs) else "")
-            + "; they must be those of the sampled ids"
+            f"the server has {len(ids[0])} ids with the logprobs of {len(theirs)}"
+            + (" others" if len(ids[0]) == len(theirs) else "")
+            + "; they must be those of the same ids"
         )
     if None in values:
-        raise EngineError("the server sent no logprob for a token that it sampled")
+        raise EngineError("the server sent no logprob for a token, as of one that is not finite")
     try:
-        return np.array(values, dtype=np.float32)
+        with np.errstate(over="ignore"):
+            return np.array(values, dtype=np.float32)
     except (TypeError, ValueError) as error:
         raise EngineError(f"the server sent a logprob that is no number ({error})") from error
 

@@ -34,8 +34,8 @@ async def engine(proxy: Proxy) -> AsyncIterator[SglangEngine]:
     ("fault", "said"),
     [
         ("500", "answered 500: made up"),
-        ("wrong id", "they must be those of the sampled ids"),
-        ("one logprob too many", "they must be those of the sampled ids"),
+        ("wrong id", "they must be those of the same ids"),
+        ("one logprob too many", "they must be those of the same ids"),
         ("prompt in front", "without the prompt"),
         ("no versions", "a router between may drop fields"),
     ],

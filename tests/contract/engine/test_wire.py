@@ -6,16 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
 from agentrl.engine.sglang.client import new_rid
 from agentrl.engine.sglang.control import PauseMode
 from agentrl.engine.sglang.engine import SglangEngine
+from agentrl.engine.sglang.teacher import TeacherServer
 from agentrl.engine.sglang.weights import buckets
+from agentrl.errors import ConfigError, RunError
 from agentrl.tokens import Tokenizer
+from agentrl.trainer.logprobs import sequence_logprobs
 from agentrl.trainer.weights import ModelWeights
 from tests.contract.engine.conftest import Target
+from tests.unit.trainer.batches import batch_of, segment
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -111,6 +116,68 @@ async def test_ids_outside_the_vocabulary_do_no_harm(wire: Wire, target: Target,
         pytest.skip("they would end this server")
     said = await wire.refuses("/generate", input_ids=[5, bad], sampling_params={})
     assert f"got id {bad}, expected 0 to 767" in said
+
+
+async def test_a_prompt_is_scored_at_temperature_1_and_nothing_is_sampled(
+    wire: Wire, model: PreTrainedModel
+) -> None:
+    meant = sequence_logprobs(model, PROMPT)
+    for start, temperature in ((0, 1.0), (25, 0.5)):
+        response = await wire.post(
+            "/generate",
+            input_ids=PROMPT,
+            sampling_params={"max_new_tokens": 0, "temperature": temperature},
+            rid=new_rid(),
+            return_logprob=True,
+            logprob_start_len=start,
+        )
+        found = response.json()
+        meta = found["meta_info"]
+        assert (found["output_ids"], meta["output_token_logprobs"]) == ([], [])
+        assert (meta["prompt_tokens"], meta["completion_tokens"]) == (len(PROMPT), 0)
+        assert (meta["finish_reason"]["type"], meta["weight_version"]) == ("length", "0")
+        first, *rows = meta["input_token_logprobs"]
+        assert first[0] is None
+        assert [first[1], *(row[1] for row in rows)] == PROMPT[start:]
+        assert [row[0] for row in rows] == pytest.approx(meant[start:], abs=1e-4)
+
+
+async def test_our_own_server_scores_or_samples(wire: Wire, target: Target) -> None:
+    if not target.checks_ids:
+        pytest.skip("this server does both at once")
+    for most, start, asked in ((4, 0, True), (0, -1, True), (0, 0, False)):
+        said = await wire.refuses(
+            "/generate",
+            input_ids=PROMPT,
+            sampling_params={"max_new_tokens": most},
+            return_logprob=asked,
+            logprob_start_len=start,
+        )
+        assert "scores a prompt or samples" in said
+    scores = {"sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+    said = await wire.refuses("/generate", input_ids=PROMPT, logprob_start_len=40, **scores)
+    assert "got logprob_start_len 40 for 40 tokens" in said
+
+
+async def test_a_server_can_be_a_teacher(
+    engine: SglangEngine, target: Target, model: PreTrainedModel, tiny_folder: Path
+) -> None:
+    teacher = TeacherServer(target.url, Tokenizer.load(tiny_folder), timeout_s=60)
+    taken = engine.slots[0].info.longest_prompt - 1 if engine.slots[0].info else 0
+    await teacher.check(taken)
+    with pytest.raises(ConfigError, match=f"takes {taken:,} tokens, but the policy's episodes"):
+        await teacher.check(taken + 1)
+    # As many tokens as it takes, the last of them the vocabulary's last.
+    half = taken // 2
+    batch = batch_of([segment([3] * half, [([4], [5] * (taken - half - 2)), ([6], [])])])
+    batch.ids_N[-1] = 767
+    found_N = (await asyncio.to_thread(teacher.with_reference, batch)).reference_N
+    assert found_N is not None
+    meant = np.array([0, *sequence_logprobs(model, batch.ids_N.tolist())]) * batch.mask_N
+    np.testing.assert_allclose(found_N, meant, atol=1e-4)
+    await engine.update_weights(ModelWeights(model), 1)
+    with pytest.raises(RunError, match="changed from version 0 to 1"):
+        await asyncio.to_thread(teacher.with_reference, batch)
 
 
 async def test_a_seed_decides_what_is_sampled(wire: Wire, target: Target) -> None:

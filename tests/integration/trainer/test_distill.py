@@ -3,21 +3,30 @@
 # pyright: reportUnknownMemberType=false
 # torch and transformers are typed in part only.
 
+import asyncio
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from agentrl.cli import main
+from agentrl.engine.local.engine import LocalEngine
+from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import resolve_model
+from agentrl.engine.serve.app import App
+from agentrl.engine.serve.serving import Serving
+from agentrl.engine.sglang.control import Keys
 from agentrl.errors import ConfigError
 from agentrl.orchestration import jobs
 from agentrl.orchestration.load import load_run_config
 from agentrl.run_dir import read_lines
+from agentrl.tokens import Tokenizer
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.trainer import LocalTrainer
+from tests.threaded_app import serving
 from tests.unit.trainer.batches import batch_of, plain_logprobs, random_segments, tiny_model
 
 ENV = """
@@ -43,6 +52,21 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def teacher_url(workplace: Path) -> Iterator[str]:
+    """The teacher, served by `agentrl engine serve`."""
+    folder = workplace / "teacher"
+    model = load_model(folder)
+    engine = LocalEngine(model)
+
+    async def make() -> web.Application:
+        return App(Serving(engine, model, Tokenizer.load(folder)), folder, Keys()).make()
+
+    with serving(make) as url:
+        yield url
+    asyncio.run(engine.aclose())
+
+
 def train(steps: int, **keys: object) -> list[Mapping[str, object]]:
     """The metrics of each step of a short run."""
     settings: dict[str, object] = {
@@ -55,6 +79,7 @@ def train(steps: int, **keys: object) -> list[Mapping[str, object]]:
         "rollout.group_size": 1,
         "rollout.tasks_per_step": 16,
         "rollout.max_new_tokens": 24,
+        "rollout.max_context_tokens": 256,
         "checkpoint.every": 100,
         "threads": 1,
         "deterministic": True,
@@ -70,13 +95,28 @@ def test_the_policy_comes_nearer_to_the_teacher() -> None:
     assert kl[-1] < 0.7 * kl[0]
 
 
+def are_alike(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    """True if two steps had the same teacher, but for rounding."""
+    keys = ("kl", "loss", "grad_norm")
+    return [float(str(one[key])) for key in keys] == pytest.approx(
+        [float(str(other[key])) for key in keys], rel=1e-4
+    )
+
+
 @pytest.mark.nightly
-@pytest.mark.usefixtures("workplace")
 @pytest.mark.timeout(300)
-def test_ranks_ask_the_same_teacher() -> None:
-    alone, shared = train(1)[0], train(1, **{"trainer.ranks": 2})[0]
-    for key in ("kl", "loss", "grad_norm"):
-        assert float(str(shared[key])) == pytest.approx(float(str(alone[key])), rel=1e-4)
+def test_ranks_ask_the_same_teacher(teacher_url: str) -> None:
+    alone = train(1)[0]
+    for reference in ("teacher", teacher_url):
+        assert are_alike(train(1, **{"trainer.ranks": 2, "trainer.reference": reference})[0], alone)
+
+
+def test_a_teacher_on_a_server_is_the_one_in_its_folder(teacher_url: str) -> None:
+    keys: dict[str, object] = {"trainer.kl.coef": 0.1, "trainer.kl.kind": "k2"}
+    here, there = train(2, **keys), train(2, **keys, **{"trainer.reference": teacher_url})
+    assert are_alike(here[0], there[0])
+    assert are_alike(here[1], there[1])
+    assert not are_alike(here[0], here[1])
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -131,3 +171,42 @@ def test_a_reference_that_nothing_reads_is_refused(
     for unread in ("--trainer.kl.where=reward", "--trainer.reward.scale=2"):
         assert main([*distill, "--trainer.kl.coef", "0.1", unread]) == 2
         assert "estimator distill, which reads the teacher alone" in capsys.readouterr().err
+
+
+NOWHERE = "http://127.0.0.1:1"
+EXACT = ("--trainer.kl.coef=0.1", "--trainer.kl.kind=exact")
+
+
+@pytest.mark.parametrize(
+    ("url", "flags", "said"),
+    [
+        (NOWHERE, (), f"trainer.reference: the SGLang server at {NOWHERE} did not do /server_info"),
+        (NOWHERE, EXACT, "trainer.kl.kind: got exact with trainer.reference http://127.0.0.1:1,"),
+        (NOWHERE, ("--temperature=0.5",), "rollout.temperature: got 0.5 with trainer.reference"),
+        (f"{NOWHERE}/", (f"--engine-url={NOWHERE}",), "which samples and so gets the weights"),
+        ("http://", (), "trainer.reference: got http://, expected http://HOST:PORT"),
+        ("http://a:1,http://b:1", (), "trainer.reference: got http://a:1,http://b:1, expected"),
+        ("https://a:70000", (), "trainer.reference: got https://a:70000, expected http"),
+    ],
+)
+@pytest.mark.usefixtures("workplace")
+def test_a_server_that_cannot_be_the_teacher_is_refused_before_anything_loads(
+    url: str, flags: Sequence[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["train", "--env", "talk.py:Talk", "--model", "tiny", "--algorithm", "distill"]
+    assert main([*given, "--trainer.reference", url, *flags, "--dry-run"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_checks_its_server_first_and_keeps_no_model(
+    workplace: Path, teacher_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ["train", "--env", "talk.py:Talk", "--model", "student", "--algorithm", "distill"]
+    said += ["--trainer.reference", f"{teacher_url}/", "--dry-run"]
+    assert main(said) == 2  # a server keeps a token of the context to itself
+    assert "takes 2,046 tokens, but the policy's episodes may have 2,048" in capsys.readouterr().err
+    room = ["--rollout.max-context-tokens", "512"]
+    assert main([*said, *room, "--device-memory", "24GB"]) == 0
+    assert "reference           0.00 GB" in capsys.readouterr().out
+    assert main([*said, *room]) == 0
+    assert f'reference = "{teacher_url}/"' in capsys.readouterr().out

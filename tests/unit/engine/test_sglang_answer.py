@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.sglang.response import RequestShape, error_text, parse
+from agentrl.engine.sglang.response import RequestShape, error_text, parse, parse_scores
 from agentrl.errors import EngineError
 from agentrl.types import StopReason
 
@@ -169,3 +169,76 @@ def test_bytes_that_are_no_answer_are_an_engine_error(body: bytes) -> None:
 )
 def test_every_shape_of_an_error_is_read(body: bytes, said: str) -> None:
     assert said in error_text(400, body)
+
+
+IDS = [4, 99, 6, 7]
+ROWS: list[list[object]] = [[None, 99, None], [-0.5, 6, None], [-2.0, 7, None]]
+
+
+def scored(**changes: object) -> bytes:
+    """What the real server says of the ids behind the first two of `IDS`."""
+    nothing: dict[str, Any] = {
+        "output_ids": [],
+        "finish_reason": {"type": "length", "length": 0},
+        "prompt_tokens": 4,
+        "completion_tokens": 0,
+        "input_token_logprobs": ROWS,
+        "output_token_logprobs": [],
+        "weight_versions": [],
+    }
+    return answer(**(nothing | changes))
+
+
+def test_a_scored_prompt_has_a_logprob_for_each_id_but_the_first() -> None:
+    logprobs_T, version = parse_scores(scored(), IDS, 2, 100)
+    assert logprobs_T.tolist() == [-0.5, -2.0]
+    assert version == "8"
+    whole = [[None, 4, None], [-1.0, 99, None], *ROWS[1:]]
+    assert parse_scores(scored(input_token_logprobs=whole), IDS, 1, 200)[0][0] == -1.0
+
+
+def test_the_last_id_of_a_vocabulary_may_be_called_0() -> None:
+    whole = [[None, 4, None], [-1.0, 0, None], *ROWS[1:]]
+    assert parse_scores(scored(input_token_logprobs=whole), IDS, 1, 100)[0][0] == -1.0
+    with pytest.raises(EngineError, match="logprobs of 3 others"):
+        parse_scores(scored(input_token_logprobs=whole), IDS, 1, 101)
+
+
+def changed(place: int, row: object) -> dict[str, object]:
+    return {"input_token_logprobs": [*ROWS[:place], row, *ROWS[place + 1 :]]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"input_token_logprobs": ROWS[:2]}, "2 ids with the logprobs of 1;"),
+        ({"input_token_logprobs": [*ROWS, ROWS[1]]}, "2 ids with the logprobs of 3;"),
+        ({"input_token_logprobs": []}, "2 ids with the logprobs of 0;"),
+        ({"input_token_logprobs": [[None, 4, None], *ROWS]}, "2 ids with the logprobs of 3;"),
+        (changed(2, [-2.0, 8, None]), "2 ids with the logprobs of 2 others"),
+        (changed(1, [None, 6, None]), "no logprob for a token, as of one that is not finite"),
+        (changed(1, ["x", 6, None]), "a logprob that is no number"),
+        (changed(1, [0.5, 6, None]), "logprob of token 2 is 0.5, expected a finite number"),
+        (changed(2, [-3.4e38, 7, None]), "logprob of token 3 is -3.4e+38, expected a finite"),
+        (changed(2, [-1e300, 7, None]), "logprob of token 3 is -inf, expected a finite number"),
+        (changed(1, 5), "not rows of logprob, id and text"),
+        ({"input_token_logprobs": None}, "is a NoneType, expected a list; talk to SGLang itself"),
+        ({"prompt_tokens": 3}, "a prompt of 3 tokens, but 4 were sent"),
+        ({"completion_tokens": 1}, "0 ids for a completion of 1 tokens"),
+        ({"finish_reason": {"type": "abort", "message": "full"}}, "gave up 4 tokens: full"),
+        ({"finish_reason": None}, "finish_reason is a NoneType"),
+        ({"meta_info": [1]}, "meta_info is a list"),
+    ],
+)
+def test_wrong_scores_are_said_in_one_sentence(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(EngineError) as caught:
+        parse_scores(scored(**changes), IDS, 2, 100)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.sampled_from([*KEYS, "input_token_logprobs"]), JSON)
+def test_anything_at_all_is_scores_or_an_engine_error(key: str, value: object) -> None:
+    with suppress(EngineError):
+        logprobs_T, _ = parse_scores(scored(**{key: value}), IDS, 2, 100)
+        assert np.isfinite(logprobs_T).all()
