@@ -1,3 +1,4 @@
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,13 @@ _SGLANG = default_folder()  # before the tests get a cache of their own
 settings.register_profile("agentrl", deadline=None, max_examples=30)
 settings.register_profile("nightly", deadline=None, max_examples=300)
 settings.load_profile("agentrl")
+gc.disable()  # while the tests are collected
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector from what was imported: it took a tenth of the time to look at torch."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ def tell_apart(real: Sequence[str], decoys: Sequence[str], *, seed: int = 0) -> 
     if len(real) != len(decoys) or len(real) < 4:
         raise ValueError(f"got {len(real)} tests and {len(decoys)} decoys; at least 4 pairs needed")
     features = np.stack([_featurize(a) - _featurize(b) for a, b in zip(real, decoys, strict=True)])
+    features = features[:, features.any(axis=0)]
     order = np.random.default_rng(seed).permutation(len(real))
     halves = order[::2], order[1::2]
     right = [

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -181,9 +182,14 @@ def configuration(*flags: str) -> RunConfig:
     return load_run_config(flags=["--env", "calculator", "--model", "tiny", *few, *flags]).config
 
 
+@cache
+def load_codec_once(folder: Path) -> Codec:
+    return Codec(Tokenizer.load(folder))
+
+
 def make_parts(folder: Path, log: Log, trainer: LoggedTrainer, config: RunConfig) -> Parts:
     """The parts of a run around an engine and a trainer that keep a log."""
-    codec, services = Codec(Tokenizer.load(folder)), EnvServices()
+    codec, services = load_codec_once(folder), EnvServices()
     envs = bind_envs(config, NO_OBJECTS)
     engine = LoggedEngine(codec, log)
     return Parts(
