@@ -6,14 +6,16 @@ Suffixes: N tokens of a mini-batch, K its trained tokens, S those and the reject
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.trainer.critic import CriticStats
-from agentrl.trainer.objective import PolicyObjective
 from agentrl.types import Batch
+
+if TYPE_CHECKING:  # they load torch, which what a step came to does not need
+    from agentrl.trainer.critic import CriticStats
+    from agentrl.trainer.objective import PolicyObjective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +179,7 @@ class BatchUpdate:
     done: Pass
     applied: Applied
     alarm: GapAlarm | None = None
-    critic: CriticStats | None = None
+    critic: "CriticStats | None" = None
 
     @property
     def policy_K(self) -> NDArray[np.float64]:
@@ -233,7 +235,7 @@ def summarise_updates(
 def summarise_policy(
     common: SupervisedStats,
     updates: Sequence[BatchUpdate],
-    objectives: Sequence[PolicyObjective],
+    objectives: "Sequence[PolicyObjective]",
     explained: float | None,
 ) -> StepStats:
     """The same with what the objectives of the updates counted, and with the critic's."""
