@@ -7,6 +7,7 @@ RENDERERS := benchmarks/.renderers
 PEERS := benchmarks/.peers
 MATRIX := benchmarks/.matrix.jsonl
 LEARNED := benchmarks/.learned.jsonl
+REGION := benchmarks/.region.jsonl
 LEARNING := tests/e2e/test_learning.py
 CHEATS := $(sort $(wildcard tests/contract/sandbox/test_swe_[!su]*.py tests/contract/sandbox/test_forged_*.py))
 CENSUS := tests/contract/sandbox/test_leftovers.py
@@ -103,6 +104,7 @@ nightly: venv $(RENDERERS) $(PEERS) sglang
 	$(PY) benchmarks/algorithm_cost.py
 	$(PY) benchmarks/corrections.py
 	$(PY) benchmarks/algorithms_learning.py $(LEARNED)
+	$(PY) benchmarks/trust_region.py $(REGION)
 	$(PY) benchmarks/models.py
 	$(PY) benchmarks/parsers.py
 	PYTHONPATH=$(RENDERERS) $(PY) benchmarks/agreement.py

@@ -1,14 +1,14 @@
 """The clip at work: several updates from one batch, with it and without it.
 
-    python benchmarks/trust_region.py [RESULTS] [--seeds 5] [--rates 3e-4,3e-3] [--budget 8000]
+    python benchmarks/trust_region.py [RESULTS] [--seeds 5] [--rates 3e-3] [--budget 4000]
 
 The task `keys` of `algorithms_learning.py` is trained by GRPO with 4 mini-batches and 2 epochs, so
 that 7 of 8 updates of a step are by weights that the batch was not sampled with. Beside each run is
 the same one, of the same seed, whose bounds no ratio reaches. Each run is a line of RESULTS; a
 benchmark that was stopped goes on with those that the file lacks.
 
-Exits 1 unless `loss/clip_fraction` is above 0 in each step of all clipped runs and, at the highest
-rate, the clipped runs have more reward over the budget, by more than the spread of both.
+Exits 1 unless `loss/clip_fraction` is above 0 in each clipped run and, at the highest rate, the
+clipped runs have more reward over the budget, by more than the spread of both.
 """
 
 import argparse
@@ -62,7 +62,8 @@ def train(rate: float, clips: bool, seed: int, budget: int, folder: Path) -> Tra
     """Train until the budget is sampled."""
     plan, started = PLANS["keys"], cpu_seconds()
     flags = flags_of(plan, "grpo", seed, folder, warm_model(plan, seed, folder))
-    flags += [*UPDATES, "--lr", str(rate), "--name", f"{rate}-{clips}-{seed}-{time.time_ns()}"]
+    flags[flags.index("--lr") + 1] = str(rate)
+    flags += [*UPDATES, "--name", f"{rate}-{clips}-{seed}-{time.time_ns()}"]
     loaded = load_run_config(flags=flags if clips else [*flags, *NO_CLIP])
     tokens, metrics = list[int](), list[dict[str, float]]()
     with PlannedRun(loaded) as run:
@@ -92,14 +93,14 @@ def judge(runs: Sequence[Trained], rates: Sequence[float]) -> Iterator[str]:
         cells = [[r for r in runs if (r.rate, r.clips) == (rate, clips)] for clips in (True, False)]
         for cell in cells:
             after, areas = [run.after for run in cell], [run.over_budget for run in cell]
-            fractions = [fraction for run in cell for fraction in run.clip_fractions]
+            fractions = [mean(run.clip_fractions) for run in cell]
             print(
                 f"{rate:<7g} {'yes' if cell[0].clips else 'no ':4}  {mean(after):.3f} "
                 f"({spread(after):.3f})    {mean(areas):.3f} ({spread(areas):.3f})              "
                 f"{min(fractions):.3f} to {max(fractions):.3f}   {len(cell)}"
             )
             if cell[0].clips and min(fractions) <= 0:
-                yield f"a step at rate {rate:g} clipped nothing"
+                yield f"a run at rate {rate:g} clipped nothing"
         areas, without = ([run.over_budget for run in cell] for cell in cells)
         lead = mean(areas) - mean(without)
         if rate == max(rates) and lead <= spread(areas) + spread(without):
@@ -111,8 +112,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("results", type=Path, nargs="?", default=Path("trust_region.jsonl"))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rates", default="3e-4,3e-3")
-    parser.add_argument("--budget", type=int, default=8000, help="tokens that a run samples")
+    parser.add_argument("--rates", default="3e-3")
+    parser.add_argument("--budget", type=int, default=4000, help="tokens that a run samples")
     parser.add_argument("--runs", type=Path, help="folder of the runs; default: beside RESULTS")
     options = parser.parse_args()
     results: Path = options.results
