@@ -48,10 +48,10 @@ def trainers(folder: Path, ref: str, given: object = None) -> tuple[Trainer, Tra
 
 
 def corrected(batch: Batch, trainer: Trainer) -> Batch:
-    """Without the tokens whose ratio is below the half or above twice the median, weighed."""
+    """Without the tokens whose ratio is below half of the median, weighed."""
     batch = trainer.with_proximal(batch)
     middle = float(np.median(token_ratios(batch)[batch.mask_N]))
-    correct = partial(icepop, low=middle / 2, high=middle * 2)
+    correct = partial(icepop, low=middle / 2, high=5.0)
     after = CheckedCorrection("correction icepop", correct)(batch)
     assert after.weights_N is not None
     assert after.factors_N is not None
