@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from agentrl.envs import ToolEnv, Transition
 from agentrl.tokens import TokenRecord
@@ -45,20 +44,6 @@ class GroupJob:
     """The least score that is a success, if the environment or its verifier says it."""
 
 
-_UNANSWERED: Final = Transition()
-
-
-@dataclass(slots=True)
-class _Turn:
-    """One completion, and what the environment made of it."""
-
-    num_sampled: int
-    cached_tokens: int
-    generate_s: float
-    transition: Transition = _UNANSWERED
-    environment_s: float = 0.0
-
-
 class EpisodeRecord:
     """Kept outside the loop, so that a failure loses nothing."""
 
@@ -76,7 +61,7 @@ class EpisodeRecord:
         self._key = key
         self._vocab_size = vocab_size
         self._closed: list[Segment] = []
-        self._turns: list[_Turn] = []
+        self._turns: list[TurnRecord] = []
         """One per completion, those that no environment answered (summaries) too."""
         self._shown: tuple[Message, ...] = ()
         self._covered = 0
@@ -113,7 +98,13 @@ class EpisodeRecord:
 
     def book_sampled(self, completion: Completion, seconds: float) -> None:
         """Begin a turn's record; it is there should the environment be cut off."""
-        self._turns.append(_Turn(len(completion.ids_T), completion.cached_tokens, seconds))
+        self._turns.append(
+            TurnRecord(
+                num_sampled=len(completion.ids_T),
+                cached_tokens=completion.cached_tokens,
+                generate_s=seconds,
+            )
+        )
 
     def hand_over(self, turn: AssistantTurn) -> None:
         """The environment gets this turn now."""
@@ -123,15 +114,21 @@ class EpisodeRecord:
         """Add to the last turn what the environment made of it, once."""
         if self._advancing_since is None:
             return
-        last = self._turns[-1]
-        last.transition = transition
-        last.environment_s = time.perf_counter() - self._advancing_since
+        self._turns[-1] = replace(
+            self._turns[-1],
+            reward=transition.reward,
+            parts=transition.parts,
+            state_key=transition.state_key,
+            num_calls=transition.num_calls,
+            call_errors=transition.call_errors,
+            environment_s=time.perf_counter() - self._advancing_since,
+        )
         self._advancing_since = None
 
     def finish(self, *, wall_s: float) -> Episode:
         """The finished record; the score is booked on the last turn."""
         outcome = self.outcome or Invalid(reason="the episode was not scored", blame="environment")
-        turns = [_make_turn_record(turn) for turn in self._turns] or [TurnRecord()]
+        turns = self._turns or [TurnRecord()]
         total = sum(turn.reward for turn in turns)
         if isinstance(outcome, Score) and not math.isfinite(total + outcome.value):
             outcome = Invalid(
@@ -167,18 +164,3 @@ class EpisodeRecord:
             wall_s=wall_s,
             score_s=self.score_s,
         )
-
-
-def _make_turn_record(turn: _Turn) -> TurnRecord:
-    answer = turn.transition
-    return TurnRecord(
-        num_sampled=turn.num_sampled,
-        cached_tokens=turn.cached_tokens,
-        generate_s=turn.generate_s,
-        reward=answer.reward,
-        parts=answer.parts,
-        state_key=answer.state_key,
-        num_calls=answer.num_calls,
-        call_errors=answer.call_errors,
-        environment_s=turn.environment_s,
-    )

@@ -6,7 +6,7 @@ The seeds follow from that identity (`EpisodeKey`): never from time or order.
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
@@ -342,14 +342,7 @@ class EpisodeKey:
 
     def of_try(self, member: int, attempt: int) -> Self:
         """The same group's identity of another member and attempt."""
-        return type(self)(
-            run=self.run,
-            purpose=self.purpose,
-            step=self.step,
-            group=self.group,
-            member=member,
-            attempt=attempt,
-        )
+        return replace(self, member=member, attempt=attempt)
 
     @property
     def id(self) -> str:
