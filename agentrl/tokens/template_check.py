@@ -222,12 +222,12 @@ def _make_user_message(text: str) -> Message:
     return Message(role="user", content=text)
 
 
-def _make_assistant_message(text: str = "", calls: int = 0, reasoning: str = "") -> Message:
+def _make_assistant_message(text: str = "", calls: int = 0) -> Message:
     made = tuple(
         ToolCall(name="lookup", arguments={f"key{i}": f"value{i}"}, id=f"call_{i}")
         for i in range(calls)
     )
-    return Message(role="assistant", content=text, tool_calls=made, reasoning=reasoning)
+    return Message(role="assistant", content=text, tool_calls=made)
 
 
 def _make_tool_message(text: str, number: int = 0) -> Message:
