@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ from aiohttp import web
 
 
 @contextmanager
-def serving(make: Callable[[], Coroutine[Any, Any, web.Application]]) -> Iterator[str]:
+def serving(make: Callable[[], Coroutine[Any, Any, web.Application]]) -> Generator[str]:
     """The URL of an application, which is made on the loop that serves it."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
