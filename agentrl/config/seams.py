@@ -56,8 +56,9 @@ class Seam:
         if ref in installed:
             entry = installed[ref]
             return load_reference(f"{entry.module}:{entry.attr}", f"{self.what} {ref} =")
+        named = ref if ref.strip() else repr(ref)
         raise ConfigError(
-            f"{self.what} {ref} is unknown (your own is written pkg.mod:Name or "
+            f"{self.what} {named} is unknown (your own is written pkg.mod:Name or "
             f"path/file.py:Name), {nearest(ref, (*self.built_in, *installed))}"
         )
 

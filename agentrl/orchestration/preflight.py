@@ -29,6 +29,7 @@ from agentrl.trainer.algorithms.corrections import make_correction
 from agentrl.trainer.algorithms.estimators import BUILT_IN, CheckedEstimator, make_estimator
 from agentrl.trainer.algorithms.needs import NEEDS
 from agentrl.trainer.algorithms.normalisations import make_normalisation
+from agentrl.trainer.algorithms.options import split_options
 from agentrl.trainer.algorithms.presets import keys_of
 from agentrl.trainer.config import CriticConfig, TrainerConfig, check_heads
 from agentrl.types import Message, Score
@@ -185,13 +186,17 @@ def _check_what_the_estimator_reads(
 
 
 def _refuse_unused_keys(
-    where: str, section: Config, todo: str, preset: Mapping[str, object] | None = None
+    where: str,
+    section: Config,
+    todo: str,
+    preset: Mapping[str, object] | None = None,
+    read: Set[str] = frozenset(),
 ) -> None:
     """Refuse a key of a section that nothing reads, if it was given another value.
 
-    `preset` has what the algorithm set, by the whole names of keys.
+    `preset` has what the algorithm set, by the whole names of keys; `read` are keys that are read.
     """
-    for key in sorted(section.model_fields_set):
+    for key in sorted(section.model_fields_set - read):
         default = type(section).model_fields[key].default
         if getattr(section, key) not in (default, (preset or {}).get(f"{where}.{key}")):
             raise ConfigError(f"{where}.{key}: got {getattr(section, key)} {todo}, or leave it out")
@@ -286,14 +291,21 @@ def _check_loss_needs(config: RunConfig, given: object) -> dict[str, tuple[str, 
     trainer = config.trainer
     if trainer.loss == TrainerConfig.model_fields["loss"].default:
         return {}
-    from agentrl.trainer.algorithms.losses import make_loss  # brings torch
+    from agentrl.trainer.algorithms.losses import BUILT_IN as LOSSES  # brings torch
+    from agentrl.trainer.algorithms.losses import make_loss
 
     loss = make_loss(trainer, given)
     _check_needs_are_configured(config, loss.label, loss.needs)
-    if not loss.reads_clip:
-        todo = f"with {loss.label}, which does not read it; give the loss an option"
-        preset = keys_of(trainer.algorithm)
-        _refuse_unused_keys("trainer.clip", trainer.clip, todo, preset)
+    options = trainer.loss.removeprefix(split_options(trainer.loss)[0])
+    todo = f"with {loss.label}{options}, which does not read it; set the loss's option"
+    preset = keys_of(trainer.algorithm)
+    _refuse_unused_keys("trainer.clip", trainer.clip, todo, preset, read=loss.clip_keys)
+    for key in ("minibatches", "epochs"):
+        if loss.function is LOSSES["policy_gradient"] and getattr(trainer, key) > 1:
+            raise ConfigError(
+                f"trainer.{key}: got {getattr(trainer, key)} with {loss.label}, which has no ratio "
+                "and is right on the first update of a batch only; take clip, or leave it out"
+            )
     if loss.reads_success:
         todo = f"with {loss.label}, which reads successes; choose another loss"
         _refuse_unused_keys("trainer.reward", trainer.reward, todo)
@@ -331,8 +343,8 @@ def _check_what_is_made_is_read(
         )
     if config.rollout.greedy_member and "greedy member" not in needs:
         raise ConfigError(
-            f"rollout.greedy_member: got true with {estimator.label}, which does not compare with "
-            "it; take estimator remax, or leave it out"
+            f"rollout.greedy_member: got true with {estimator.label}, which reads no greedy "
+            "member; take estimator remax, or set it to false"
         )
 
 

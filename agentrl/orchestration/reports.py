@@ -40,7 +40,7 @@ def _explain_why_untrained(episode: Episode, group: Sequence[Episode], rejected:
         return f"its group has no other episode left to compare its reward {episode.reward:g} with"
     if len({member.reward for member in kept}) == 1:
         return f"all {len(kept)} episodes{left} of its group have the reward {episode.reward:g}"
-    return "its advantage is zero"
+    return "its advantage is zero, or its tokens weigh nothing"
 
 
 _DROPPED = {

@@ -68,16 +68,12 @@ class Selection:
         for why, is_set in rules.items():
             if is_set:
                 metrics[f"dropped/{why}"] = float(dropped[why])
-        if any(rules.values()):
-            metrics["length/kept"] = _mean_length(collected.episodes)
-            metrics["length/dropped"] = _mean_length(collected.dropped)
+        parts = {"kept": collected.episodes, "dropped": collected.dropped}
+        for name, episodes in parts.items() if any(rules.values()) else ():
+            if episodes:  # nothing has no length, which 0 would be
+                sampled = sum(turn.num_sampled for e in episodes for turn in e.turns)
+                metrics[f"length/{name}"] = sampled / len(episodes)
         return metrics | (count_groups(collected) if config.refill > 1 else {})
-
-
-def _mean_length(episodes: Sequence[Episode]) -> float:
-    """The mean number of tokens that the policy sampled in each; 0 of none."""
-    sampled = sum(turn.num_sampled for episode in episodes for turn in episode.turns)
-    return sampled / max(1, len(episodes))
 
 
 class Refill:

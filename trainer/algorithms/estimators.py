@@ -155,9 +155,15 @@ def _read_options_from_config(
 ) -> dict[str, Option]:
     """What keys of the configuration say of a built-in estimator's options.
 
-    Raises ConfigError for what the critic has to know too, and so is a key of its own.
+    Raises ConfigError for what the critic has to know too, and so is a key of its own, and for an
+    option that says the opposite of its key.
     """
     said: dict[str, Option] = {"scale_by_std": config.scale_by_std}
+    if given.get("scale_by_std") and not config.scale_by_std:
+        raise ConfigError(
+            f"trainer.scale_by_std: got false with estimator {config.estimator}, whose own option "
+            "says otherwise; leave one of both out"
+        )
     if "critic" in needs_of(function):
         critic = {"discount": config.critic.discount, "decay": config.critic.decay}
         for name in given.keys() & critic.keys():

@@ -22,7 +22,7 @@ from agentrl.errors import ConfigError, RunError
 from agentrl.tools import user_code
 from agentrl.trainer.algorithms.made_up import made_up_batch, trial
 from agentrl.trainer.algorithms.needs import needs_of
-from agentrl.trainer.algorithms.options import resolve_function
+from agentrl.trainer.algorithms.options import Option, resolve_function
 from agentrl.trainer.algorithms.policy_losses.cispo import cispo
 from agentrl.trainer.algorithms.policy_losses.clip import clip
 from agentrl.trainer.algorithms.policy_losses.clip_clone import clip_clone
@@ -74,11 +74,8 @@ class CheckedLoss:
     is_active_everywhere: bool = False
     """True if it has a gradient where the advantage is 0 too."""
     needs: tuple[str, ...] = ()
-
-    @property
-    def reads_clip(self) -> bool:
-        """True if `trainer.clip` is for it."""
-        return getattr(self.function, "func", None) in _BOUNDED
+    clip_keys: frozenset[str] = frozenset()
+    """The keys of `trainer.clip` that it has its options from."""
 
     @property
     def reads_success(self) -> bool:
@@ -133,19 +130,27 @@ def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:
     """
     seam = Seam("loss", BUILT_IN, "agentrl.losses")
     bounds = {"low": config.clip.low, "high": config.clip.high}
+    taken = dict[str, float]()
+
+    def take_bounds(found: object, given: Mapping[str, Option]) -> Mapping[str, Option]:
+        if found in _BOUNDED:
+            taken.update({key: bounds[key] for key in bounds.keys() - given.keys()})
+        return taken
+
     label, function = resolve_function(
         seam,
         config.loss,
         given,
         "logprobs_K",
         "tokens",
-        keys=lambda found, _: bounds if found in _BOUNDED else {},
+        keys=take_bounds,
     )
     loss = CheckedLoss(
         label=label,
         function=cast("PolicyLoss", function),
         token_budget=config.token_budget,
         needs=needs_of(function),
+        clip_keys=frozenset(taken),
     )
     if config.is_apart:
         _check_can_be_pickled(loss.function, label)

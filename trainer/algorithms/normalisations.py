@@ -129,5 +129,6 @@ def make_normalisation(config: TrainerConfig, given: object = None) -> CheckedNo
     label, function = resolve_function(seam, config.normalise, given, "batch")
     checked = CheckedNormalisation(label, cast("Normalisation", function))
     with trial():
-        checked(made_up_batch(checked.needs))
+        if not checked(made_up_batch(checked.needs)).any():
+            raise RunError(f"{label} gave weights whose sum over the trained tokens is 0")
     return checked

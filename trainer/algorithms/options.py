@@ -65,9 +65,8 @@ def split_options(text: str) -> tuple[str, dict[str, Option]]:
         return text, {}
     name, inside = written.groups()
     try:
-        call = ast.parse(f"_({inside}", mode="eval").body
-        keywords = _read_keywords(call)
-        found = {key: cast("object", ast.literal_eval(value)) for key, value in keywords.items()}
+        keywords = _read_keywords(ast.parse(f"_({inside}", mode="eval").body)
+        found = {key: _evaluate_option(value) for key, value in keywords.items()}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(
             f"{text[:200]}: expected options as name(option=value, ...), such as gspo(low=1e-3)"
@@ -83,6 +82,17 @@ def _read_keywords(call: ast.expr) -> dict[str, ast.expr]:
     if len(found) != len(call.keywords):
         raise ValueError("an option is given twice, or none is named")
     return found
+
+
+def _evaluate_option(written: ast.expr) -> object:
+    """A literal's value; what float alone reads (nan, inf) is a number too, to be refused by name.
+
+    Raises ValueError for anything else.
+    """
+    text = ast.unparse(written)
+    if text.lstrip("+-").lower() in ("nan", "inf", "infinity"):
+        return float(text)
+    return cast("object", ast.literal_eval(written))
 
 
 def with_options(
@@ -124,12 +134,12 @@ def _describe_expected(
     # Whole numbers have no bound, others have.
     if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return "a finite number"
-    least = _LEAST.get(name, 0)
-    if is_built_in and not least <= value <= _MOST.get(name, math.inf):
-        return f"0 to {_MOST[name]:g}" if name in _MOST else f"at least {least}"
-    if is_built_in and name in _ABOVE_ZERO and not value:
-        return "more than 0"
-    return None
+    least, most = _LEAST.get(name, 0), _MOST.get(name, math.inf)
+    fits = least < value <= most if name in _ABOVE_ZERO else least <= value <= most
+    if fits or not is_built_in:
+        return None
+    bound = "more than" if name in _ABOVE_ZERO else "at least"
+    return f"{bound} {least}" + (f" and at most {most:g}" if name in _MOST else "")
 
 
 def defaults_of(function: object) -> dict[str, Option]:

@@ -69,7 +69,7 @@ def icepop(batch: Batch, *, low: float = 0.5, high: float = 5.0) -> Batch:
     nothing, 1 and nothing. Raises RunError unless they enclose 1.
     """
     ratios_N = token_ratios(batch)
-    return weighed(rejecting(batch, _mark_outside_band(ratios_N, low, high)), ratios_N)
+    return weighed(rejecting(batch, _mark_outside_band("icepop", ratios_N, low, high)), ratios_N)
 
 
 @needs("proximal")
@@ -104,7 +104,8 @@ def reject_k1(batch: Batch, *, low: float = 0.99, high: float = 1.01) -> Batch:
     RunError unless they enclose 1.
     """
     means_N = _average_rows(batch, log_ratios(batch))
-    return rejecting(batch, _mark_outside_band(_exponentiate_clipped(means_N), low, high))
+    ratios_N = _exponentiate_clipped(means_N)
+    return rejecting(batch, _mark_outside_band("reject_k1", ratios_N, low, high))
 
 
 @needs("proximal")
@@ -177,7 +178,9 @@ def _exponentiate_clipped(log_ratios_N: NDArray[np.float64]) -> NDArray[np.float
     return found_N
 
 
-def _mark_outside_band(ratios_N: NDArray[np.float64], low: float, high: float) -> NDArray[np.bool_]:
+def _mark_outside_band(
+    name: str, ratios_N: NDArray[np.float64], low: float, high: float
+) -> NDArray[np.bool_]:
     if not low < 1 < high:
-        raise RunError(f"got low = {low:g} and high = {high:g}, expected 1 between them")
+        raise RunError(f"{name}: got low = {low:g} and high = {high:g}, expected 1 between them")
     return (ratios_N < low) | (ratios_N > high)

@@ -261,6 +261,20 @@ def test_nothing_to_train_is_zero_and_says_why() -> None:
     assert unchanged(trainer, before)
 
 
+@pytest.mark.parametrize(("factor", "key"), [(None, "normalise token_mean"), (0, "correct none")])
+def test_what_weighs_nothing_is_not_blamed_on_rewards(factor: float | None, key: str) -> None:
+    trainer = LocalTrainer(tiny_model(), TrainerConfig(), total_steps=5)
+    batch = on_policy(trainer_model(trainer), random_segments((9, 12)), advantages=(1, -1))
+    assert batch.weights_N is not None
+    nothing_N = 0 * batch.weights_N
+    if factor is not None:
+        batch = replace(batch, factors_N=nothing_N, proximal_N=batch.logprobs_N)
+    stats = trainer.update(replace(batch, weights_N=nothing_N))
+    assert stats.skipped == f"trainer.{key} gives every trained token of the batch the weight 0"
+    equal = replace(batch, weights_N=nothing_N, advantages_N=nothing_N)
+    assert trainer.update(equal).skipped == "every advantage is 0, as in groups of equal rewards"
+
+
 def trainer_model(trainer: LocalTrainer) -> LlamaForCausalLM:
     assert isinstance(trainer.model, LlamaForCausalLM)
     return trainer.model

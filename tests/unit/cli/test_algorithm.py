@@ -162,6 +162,41 @@ def test_a_new_algorithm_is_a_function_and_a_line(tmp_path: Path) -> None:
             ["--loss", "clip_clone", "--trainer.kl.coef", "0.1", "--trainer.kl.where", "reward"],
             "trainer.kl.where: got reward with loss clip_clone, which reads successes",
         ),
+        (
+            ["--loss", "clip(low=0.1)", "--trainer.clip.low", "0.3"],
+            "trainer.clip.low: got 0.3 with loss clip(low=0.1), which does not read it; set the lo",
+        ),
+        (
+            ["--loss", "dual_clip(low=0.1, high=0.1)", "--trainer.clip.high", "0.3"],
+            "trainer.clip.high: got 0.3 with loss dual_clip(low=0.1, high=0.1), which does not rea",
+        ),
+        (
+            ["--estimator", "grpo(scale_by_std=True)", "--trainer.scale-by-std", "false"],
+            "trainer.scale_by_std: got false with estimator grpo(scale_by_std=True), whose own opt",
+        ),
+        (
+            ["--loss", "policy_gradient", "--trainer.epochs", "2"],
+            "trainer.epochs: got 2 with loss policy_gradient, which has no ratio and is right on t",
+        ),
+        (
+            ["--loss", "policy_gradient", "--trainer.minibatches", "2"],
+            "trainer.minibatches: got 2 with loss policy_gradient, which has no ratio",
+        ),
+        (["--estimator", ""], "estimator '' is unknown (your own is written pkg.mod:Name"),
+        (["--loss", "gspo(low=nan)"], "loss gspo: option low: got nan, expected a finite number"),
+        (["--loss", "gspo(low=-NaN)"], "option low: got nan, expected a finite number"),
+        (["--loss", "gspo(low=infinite)"], "expected options as name(option=value, ...)"),
+        (["--trainer.correct", "tis(cap=inf)"], "option cap: got inf, expected a finite number"),
+        (["--trainer.correct", "tis(cap=-inf)"], "option cap: got -inf, expected a finite number"),
+        (["--trainer.correct", "tis(cap=-1)"], "correction tis: option cap: got -1, expected at "),
+        (
+            ["--trainer.correct", "icepop(low=5, high=1)"],
+            "icepop: got low = 5 and high = 1, expected 1 between them",
+        ),
+        (
+            ["--trainer.correct", "reject_k1(low=1.1, high=1.2)"],
+            "reject_k1: got low = 1.1 and high = 1.2, expected 1 between them",
+        ),
         (["--loss", "dual_clip(most=0.5)"], "got most = 0.5, expected more than 1"),
         (["--loss", "clip_cov(least=5, most=1)"], "got least = 5, expected less than most = 1"),
         (["--trainer.kl.kind", "K3"], "(did you mean k3?)"),
@@ -235,7 +270,7 @@ def test_a_new_algorithm_is_a_function_and_a_line(tmp_path: Path) -> None:
         ),
         (
             ["--algorithm", "remax", "--estimator", "rloo"],
-            "rollout.greedy_member: got true with estimator rloo, which does not compare with it",
+            "rollout.greedy_member: got true with estimator rloo, which reads no greedy member; t",
         ),
         (
             [
@@ -275,6 +310,11 @@ def test_what_is_missing_is_refused(
     "flags",
     [
         ["--loss", "dual_clip", "--trainer.clip.high", "0.5"],
+        ["--loss", "clip(low=0.1)", "--trainer.clip.high", "0.5"],
+        ["--algorithm", "dapo", "--loss", "clip(high=0.5)"],
+        ["--estimator", "grpo(scale_by_std=False)"],
+        ["--loss", "policy_gradient"],
+        ["--loss", "clone", "--trainer.epochs", "2"],
         ["--algorithm", "vapo", "--loss", "gspo"],
         ["--estimator", "pass_at_k(k=4)", "--group-size", "5"],
         ["--estimator", "gigpo", "--trainer.scale-by-std", "false"],

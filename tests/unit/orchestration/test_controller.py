@@ -333,8 +333,8 @@ async def test_groups_that_teach_nothing_are_replaced_up_to_a_bound(
     assert metrics["groups/solved"] == drawn - len(kept)
     assert metrics["dropped/flat"] == 2 * (drawn - len(kept))
     assert metrics["reward"] == 1.0  # of all that were played
-    assert (metrics["length/dropped"] > 0) is (drawn > len(kept))
-    assert (metrics["length/kept"] > 0) is bool(kept)
+    assert ("length/dropped" in metrics) is (drawn > len(kept))
+    assert ("length/kept" in metrics) is bool(kept)
     assert (metrics["trained_tokens"] > 0) is bool(kept)
 
 

@@ -13,7 +13,10 @@ from agentrl.errors import ConfigError
 from agentrl.orchestration.preflight import make_plan
 from agentrl.trainer.algorithms.advantages.group_relative import grpo
 from agentrl.trainer.algorithms.estimators import make_estimator
+from agentrl.trainer.algorithms.losses import make_loss
+from agentrl.trainer.algorithms.policy_losses.clip import clip
 from agentrl.trainer.algorithms.rollout_correction import tis
+from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 from agentrl.verifiers import ExactNumber
 
@@ -36,6 +39,21 @@ def test_an_object_is_recorded_by_what_finds_it(tmp_path: Path) -> None:
     assert load_reference(str(config.trainer.estimator), "estimator") is estimate
     assert config.verifier == "agentrl.verifiers.compare:ExactNumber"
     assert load_reference(config.observers[0], "observer") is Watches
+
+
+@pytest.mark.parametrize("env", [None, 3, Watches(), estimate])
+def test_what_is_no_environment_is_refused_in_a_sentence(env: Any) -> None:
+    with pytest.raises(ConfigError, match=r"env: got .*, expected the name of an environment, a"):
+        agentrl.train(env)
+
+
+def test_options_that_an_object_has_are_not_those_of_the_configuration() -> None:
+    clip_keys = {"clip": {"high": 0.5}}
+    mine = functools.partial(clip, low=0.1)
+    with pytest.raises(ConfigError, match=r"trainer.clip.high: got 0.5 with loss .*does not read"):
+        agentrl.train("calculator", loss=mine, trainer=clip_keys)
+    read = make_loss(TrainerConfig.model_validate(clip_keys), clip)
+    assert read.clip_keys == {"low", "high"}
 
 
 def test_one_that_nothing_finds_is_named_and_asked_for(tmp_path: Path) -> None:

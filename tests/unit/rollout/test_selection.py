@@ -196,6 +196,12 @@ def test_what_a_limit_cut_is_left_out_and_then_comes_the_filter() -> None:
     }
 
 
+def test_what_there_is_none_of_has_no_length() -> None:
+    rules = selection(mask_cut=True)
+    assert rules.count(Collected([episode(9)])) == {"dropped/cut": 0.0, "length/kept": 9.0}
+    assert rules.count(Collected()) == {"dropped/cut": 0.0}
+
+
 def test_a_group_is_flat_by_the_rewards_that_are_trained_on() -> None:
     alike = [episode(9, member=0), episode(100, member=1)]
     shaped = selection(overlong_buffer=0.2).count(Collected(alike))

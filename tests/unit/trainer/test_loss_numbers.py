@@ -6,6 +6,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -140,6 +141,38 @@ def test_covariance_is_that_of_the_whole_step() -> None:
     assert [g == 0 for g in gradient] == [True, False, True, False, False]
 
 
+@pytest.mark.parametrize(
+    ("loss", "free"),
+    [
+        (partial(kl_cov, share=0.25), partial(kl_cov, coef=0)),
+        (partial(clip_cov, share=0.25, least=0, most=99, high=99), partial(clip, high=99)),
+    ],
+)
+def test_who_is_held_back_stays_so_from_a_steps_first_update_to_its_last(
+    loss: Loss, free: Loss
+) -> None:
+    first: Rows = [[-0.1, -3], [-3, -0.2]]
+    later: Rows = [[-3.1, -0.1], [-0.1, -3]]
+    advantages: Rows = [[3, 3.5], [-3, -3.5]]
+
+    def find_held_back(logprobs: Rows, tokens: TrainedTokens) -> list[bool]:
+        """Those whose gradient is another than without holding back, a little off the kink at 0."""
+        moved = [[x + 0.01 for x in row] for row in logprobs]
+        held, plain = (measured(f, moved, tokens)[1] for f in (loss, free))
+        return [one != other for one, other in zip(held, plain, strict=True)]
+
+    tokens = tokens_of_rows(first, advantages)
+    assert find_held_back(first, tokens) == [True, False, False, False]
+    assert find_held_back(later, tokens) == [True, False, False, False]
+    # The paper goes by the policy of each update, which would be this:
+    of_later = tokens_of_rows(later, advantages)
+    assert find_held_back(later, of_later) == [False, True, False, False]
+    # What the trainer itself computed before the first update is the policy of that update.
+    passed = replace(of_later.batch, proximal_N=tokens.batch.logprobs_N)
+    late = replace(of_later, batch=passed)
+    assert find_held_back(first, late) == [True, False, False, False]
+
+
 LOGPROB = st.floats(-4, -0.05)
 ROW = st.lists(st.tuples(LOGPROB, LOGPROB, st.floats(-2, 2)), min_size=1, max_size=4)
 
@@ -237,7 +270,10 @@ def test_options_stand_behind_the_name() -> None:
         ("clip(low=True)", "option low: got True, expected a number"),
         ("clip(low='a')", "option low: got 'a', expected a number"),
         ("sapo(positive=0)", "option positive: got 0, expected more than 0"),
-        ("clip_cov(share=2)", "option share: got 2, expected 0 to 1"),
+        ("sapo(positive=-1)", "option positive: got -1, expected more than 0"),
+        ("clip_cov(share=2)", "option share: got 2, expected more than 0 and at most 1"),
+        ("clip_cov(share=-1)", "option share: got -1, expected more than 0 and at most 1"),
+        ("clip(low=-NaN)", "option low: got nan, expected a finite number"),
         ("clip(low=0.1, low=0.2)", "expected options as"),
         ("clip(low=0.1)(high=0.2)", "expected options as"),
         ("clip(low=" + "-" * 5000 + "1)", "expected options as"),

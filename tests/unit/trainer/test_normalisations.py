@@ -95,6 +95,7 @@ def test_a_batch_in_which_nothing_is_trained_has_no_weights() -> None:
         (lambda batch: batch.logprobs_N, "gave -0.5 for token 1 of the batch (episode made-up-"),
         (lambda batch: batch.mask_N / np.float32(0), "gave nan for token 0 of the batch (episode"),
         (lambda batch: np.ones(20, np.float32), "gave 1.0 for token 0 of the batch (episode made-"),
+        (lambda batch: 0 * batch.logprobs_N, "gave weights whose sum over the trained tokens is 0"),
         (lambda batch: 1.0, "gave a float, expected a float32 array of 20"),
         (lambda: 1.0, "takes (), expected (batch)"),
         (7, "is of type int, expected f(batch)"),

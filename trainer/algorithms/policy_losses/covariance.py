@@ -1,8 +1,10 @@
 """Tokens at which entropy is lost are held back (Clip-Cov and KL-Cov, arXiv:2505.22617, section 4).
 
 Where a likely token has a large advantage, (log p - mean) * (A - mean) is large, and the policy's
-entropy falls. Which tokens these are is decided over the whole step, by what they were sampled
-with, so that no micro-batch, rank or order of rows changes it.
+entropy falls. The paper takes the log p of the policy as it is at each update; that of the other
+micro-batches and ranks is not known without one more pass over all of them. So which tokens these
+are is decided over the whole batch of an update, by the log p from before the step's first one: no
+micro-batch, rank or order of rows changes it.
 
 Suffixes: K trained tokens of a micro-batch, M those of the batch, N all of its tokens.
 """
@@ -30,10 +32,12 @@ def clip_cov(
     least: float = 1.0,
     most: float = 5.0,
 ) -> tuple[Tensor, Statistics]:
-    """PPO's clipped surrogate without a share of the tokens of high covariance (eq. 9).
+    """PPO's clipped surrogate without a share of the tokens of high covariance (after eq. 9).
 
-    Of those with a covariance between `least` and `most`, so many are drawn that they are `share`
-    of all trained tokens, at least one: they count nothing. Equal batches draw equal tokens.
+    Of those with (log p_0 - mean) * (A - mean) between `least` and `most`, so many are drawn that
+    they are `share` of all trained tokens, at least one: they count nothing. Equal batches draw
+    equal tokens. p_0 is the policy that sampled (the trainer's own p where a pass took it);
+    the paper has the p of each update, so both agree on the first update of a step, not later.
     """
     if least >= most:
         raise RunError(f"clip_cov: got least = {least:g}, expected less than most = {most:g}")
@@ -53,10 +57,12 @@ def clip_cov(
 def kl_cov(
     logprobs_K: Tensor, tokens: TrainedTokens, *, share: float = 2e-4, coef: float = 1.0
 ) -> tuple[Tensor, Statistics]:
-    """The ratio times A, with a penalty on the `share` of highest covariance (eq. 10).
+    """The ratio times A, with a penalty on the `share` of highest covariance (after eq. 10).
 
     The penalty is `coef` * |log p - log p_behavior| at those tokens, at least one; it has no
-    gradient before the policy has moved.
+    gradient before the policy has moved. They are those of the highest (log p_0 - mean) *
+    (A - mean), p_0 the policy that sampled (the trainer's own p where a pass took it); the
+    paper has the p of each update, so both agree on the first update of a step, not later.
     """
     covariance_M, source_M = covariances(tokens)
     number = min(max(1, int(share * len(source_M))), len(source_M))
@@ -76,7 +82,9 @@ def covariances(tokens: TrainedTokens) -> tuple[NDArray[np.float64], NDArray[np.
     source_M = np.flatnonzero(tokens.batch.mask_N)
     advantages_N = tokens.batch.advantages_N
     assert advantages_N is not None
-    logprobs_M = np.maximum(tokens.batch.logprobs_N[source_M].astype(np.float64), IMPOSSIBLE)
+    before_N = tokens.batch.proximal_N
+    before_N = tokens.batch.logprobs_N if before_N is None else before_N
+    logprobs_M = np.maximum(before_N[source_M].astype(np.float64), IMPOSSIBLE)
     advantages_M = advantages_N[source_M].astype(np.float64)
     if not len(source_M):
         return logprobs_M, source_M

@@ -10,7 +10,7 @@ def policy_gradient(logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, 
     """REINFORCE: minus the sum of w * A * log p (Williams 1992).
 
     Its gradient by a logprob is -w A, whatever the policy has become since the sample was drawn; it
-    is right on the first update of a batch only. A = 2 gives -2.
+    is right on the first update of a batch only, so several are refused. A = 2 gives -2.
     """
     return -(tokens.weights_K * tokens.advantages_K * finite_logprobs(logprobs_K)).sum(), {}
 
