@@ -79,10 +79,7 @@ def _load_given_config(
 ) -> tuple[Loaded[RunConfig], Overrides]:
     """Split what was given into values for the configuration and objects beside it."""
     if not isinstance(cast("object", env), str | type):
-        raise ConfigError(
-            f"env: got {env!r:.80}, expected the name of an environment, a reference such as "
-            "path/file.py:Name, or a class"
-        )
+        raise ConfigError(f"env: got {env!r:.60}, expected a name, path/file.py:Name or a class")
     name = env if isinstance(env, str) else env.__name__
     given: dict[str, object] = {} if isinstance(env, str) else {name: env}
     short = {name.replace("-", "_"): key for name, key in SHORT_NAMES.items()}

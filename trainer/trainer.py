@@ -71,6 +71,7 @@ from agentrl.trainer.updates import (
     StepStats,
     SupervisedStats,
     before_rejection,
+    explain_nothing_to_train,
     summarise_policy,
     summarise_updates,
 )
@@ -413,7 +414,7 @@ class LocalTrainer:
             loss=float(found[0]),
             logprobs_N=found[len(found) - batch.num_tokens :],
             used_N=batch.mask_N & np.repeat(used_R, np.diff(batch.offsets_R1)),
-            nothing=CRITIC_ALONE if alone else self._explain_nothing_to_train(batch, active),
+            nothing=CRITIC_ALONE if alone else explain_nothing_to_train(batch, active, self.config),
         )
 
     def _check_lengths(self, batch: Batch, rows: NDArray[np.int64]) -> None:
@@ -481,23 +482,3 @@ class LocalTrainer:
                 f"those of step {self.step}: lower the learning rate or look at the last batches"
             )
         return Applied(grad_norm=grad_norm, lr=lr, skipped=reason)
-
-    def _explain_nothing_to_train(self, batch: Batch, active: NDArray[np.bool_]) -> str | None:
-        """Why no row has a gradient, if none is active."""
-        if active.any():
-            return None
-        is_corrected = batch.rejected_N is not None and bool(batch.rejected_N.any())
-        if not batch.mask_N.any():
-            return (
-                "trainer.correct rejected every token of the batch"
-                if is_corrected
-                else "no token of the batch is trained"
-            )
-        assert batch.weights_N is not None
-        if not batch.weights_N.any() and (batch.advantages_N is None or batch.advantages_N.any()):
-            factors_N = batch.factors_N
-            key = "normalise" if factors_N is None or factors_N.any() else "correct"
-            name = getattr(self.config, key)
-            return f"trainer.{key} {name} gives every trained token of the batch the weight 0"
-        left = " in what trainer.correct left" if is_corrected else ""
-        return f"every advantage is 0{left}, as in groups of equal rewards"

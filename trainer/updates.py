@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 
 if TYPE_CHECKING:  # they load torch, which what a step came to does not need
@@ -262,3 +263,23 @@ def summarise_policy(
         value_explained=explained if critics else None,
         alarm=updates[-1].alarm,
     )
+
+
+def explain_nothing_to_train(
+    batch: Batch, active_R: NDArray[np.bool_], config: TrainerConfig
+) -> str | None:
+    """Why no row has a gradient, if none is active."""
+    if active_R.any():
+        return None
+    is_corrected = batch.rejected_N is not None and bool(batch.rejected_N.any())
+    if not batch.mask_N.any() and is_corrected:
+        return "trainer.correct rejected every token of the batch"
+    if not batch.mask_N.any():
+        return "no token of the batch is trained"
+    advantages_N, weights_N, factors_N = batch.advantages_N, batch.weights_N, batch.factors_N
+    if not np.any(weights_N) and (advantages_N is None or advantages_N.any()):
+        key = "normalise" if factors_N is None or factors_N.any() else "correct"
+        name = getattr(config, key)
+        return f"trainer.{key} {name} gives every trained token of the batch the weight 0"
+    left = " in what trainer.correct left" if is_corrected else ""
+    return f"every advantage is 0{left}, as in groups of equal rewards"

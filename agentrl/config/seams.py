@@ -56,9 +56,8 @@ class Seam:
         if ref in installed:
             entry = installed[ref]
             return load_reference(f"{entry.module}:{entry.attr}", f"{self.what} {ref} =")
-        named = ref if ref.strip() else repr(ref)
         raise ConfigError(
-            f"{self.what} {named} is unknown (your own is written pkg.mod:Name or "
+            f"{self.what} {ref or repr(ref)} is unknown (your own is written pkg.mod:Name or "
             f"path/file.py:Name), {nearest(ref, (*self.built_in, *installed))}"
         )
 

@@ -291,8 +291,7 @@ def _check_loss_needs(config: RunConfig, given: object) -> dict[str, tuple[str, 
     trainer = config.trainer
     if trainer.loss == TrainerConfig.model_fields["loss"].default:
         return {}
-    from agentrl.trainer.algorithms.losses import BUILT_IN as LOSSES  # brings torch
-    from agentrl.trainer.algorithms.losses import make_loss
+    from agentrl.trainer.algorithms.losses import make_loss  # brings torch
 
     loss = make_loss(trainer, given)
     _check_needs_are_configured(config, loss.label, loss.needs)
@@ -300,12 +299,6 @@ def _check_loss_needs(config: RunConfig, given: object) -> dict[str, tuple[str, 
     todo = f"with {loss.label}{options}, which does not read it; set the loss's option"
     preset = keys_of(trainer.algorithm)
     _refuse_unused_keys("trainer.clip", trainer.clip, todo, preset, read=loss.clip_keys)
-    for key in ("minibatches", "epochs"):
-        if loss.function is LOSSES["policy_gradient"] and getattr(trainer, key) > 1:
-            raise ConfigError(
-                f"trainer.{key}: got {getattr(trainer, key)} with {loss.label}, which has no ratio "
-                "and is right on the first update of a batch only; take clip, or leave it out"
-            )
     if loss.reads_success:
         todo = f"with {loss.label}, which reads successes; choose another loss"
         _refuse_unused_keys("trainer.reward", trainer.reward, todo)

@@ -125,8 +125,8 @@ def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:
     """The configured loss, tried on made-up tokens; `given` is it where it is an object.
 
     Raises:
-        ConfigError: there is none, what it gives is not what it has to be, or it cannot go to the
-            processes of the ranks.
+        ConfigError: there is none, what it gives is not what it has to be, it cannot go to the
+            processes of the ranks, or it takes one update of a batch and several are asked for.
     """
     seam = Seam("loss", BUILT_IN, "agentrl.losses")
     bounds = {"low": config.clip.low, "high": config.clip.high}
@@ -152,6 +152,11 @@ def make_loss(config: TrainerConfig, given: object = None) -> CheckedLoss:
         needs=needs_of(function),
         clip_keys=frozenset(taken),
     )
+    if function is policy_gradient and config.minibatches * config.epochs > 1:
+        raise ConfigError(
+            f"{label} has no ratio and is right on the first update of a batch only: leave out "
+            "trainer.minibatches and trainer.epochs, or take clip"
+        )
     if config.is_apart:
         _check_can_be_pickled(loss.function, label)
     with trial("made-up tokens"):

@@ -43,7 +43,7 @@ def test_an_object_is_recorded_by_what_finds_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("env", [None, 3, Watches(), estimate])
 def test_what_is_no_environment_is_refused_in_a_sentence(env: Any) -> None:
-    with pytest.raises(ConfigError, match=r"env: got .*, expected the name of an environment, a"):
+    with pytest.raises(ConfigError, match=r"env: got .*, expected a name, path/file.py:Name"):
         agentrl.train(env)
 
 
