@@ -7,8 +7,9 @@ that 7 of 8 updates of a step are by weights that the batch was not sampled with
 the same one, of the same seed, whose bounds no ratio reaches. Each run is a line of RESULTS; a
 benchmark that was stopped goes on with those that the file lacks.
 
-Exits 1 unless `loss/clip_fraction` is above 0 in each clipped run and, at the highest rate, the
-clipped runs have more reward over the budget, by more than the spread of both.
+Exits 1 unless `loss/clip_fraction` is above 0 in each clipped run and, at the highest rate, runs
+without clipping have less reward over the budget than those of the same seed with it, on average by
+more than the standard error of that difference.
 """
 
 import argparse
@@ -101,10 +102,11 @@ def judge(runs: Sequence[Trained], rates: Sequence[float]) -> Iterator[str]:
             )
             if cell[0].clips and min(fractions) <= 0:
                 yield f"a run at rate {rate:g} clipped nothing"
-        areas, without = ([run.over_budget for run in cell] for cell in cells)
-        lead = mean(areas) - mean(without)
-        if rate == max(rates) and lead <= spread(areas) + spread(without):
-            yield f"without clipping the runs at rate {rate:g} are not worse: {lead:.3f}"
+        leads = [a.over_budget - b.over_budget for a, b in zip(*cells, strict=True)]
+        error = spread(leads) / len(leads) ** 0.5
+        print(f"{rate:<7g} lead by the clip: {mean(leads):.3f}, standard error {error:.3f}")
+        if rate == max(rates) and mean(leads) <= error:
+            yield f"without clipping the runs at rate {rate:g} are not worse"
 
 
 def main() -> int:
