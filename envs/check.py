@@ -128,7 +128,7 @@ def check_env_class(
         found = [
             ("tasks", _judge_two_task_draws(tasks, again)),
             ("splits", _judge_held_out_tasks_are_apart(env)),
-            *run(_judge_played_episodes(env, tasks)),
+            *run(_check_env_by_playing_agents(env, tasks)),
             ("prompt", _judge_prompts(env, [*tasks, *listed[-_NUM_LONG:]], tokenizer, limit)),
             ("tools", (True, tools)),
             ("gymnasium", _judge_gymnasium_conformance(env)),
@@ -137,7 +137,9 @@ def check_env_class(
     return CheckReport(env=env_class.__name__, rows=tuple(rows), schemas=env.tool_schemas)
 
 
-async def _judge_played_episodes(env: ToolEnv, tasks: Sequence[Task]) -> list[tuple[str, Finding]]:
+async def _check_env_by_playing_agents(
+    env: ToolEnv, tasks: Sequence[Task]
+) -> list[tuple[str, Finding]]:
     here = Path.cwd()
     null = await _play_until_invalid(env, NullAgent(), tasks)
     if any(tool.isolated for tool in declaration(type(env)).tools.values()):

@@ -193,7 +193,7 @@ class Play:
 
     async def _run_calls_or_reply(self, turn: AssistantTurn, tally: _Tally) -> EpisodeStop | None:
         stop = await (
-            self._run_tool_calls(turn.calls, tally)
+            self._run_tool_calls_until_stop(turn.calls, tally)
             if turn.calls
             else self._run_reply_hook(turn.text, tally)
         )
@@ -249,7 +249,7 @@ class Play:
         tally.messages.append(Message(role="user", content=reply))
         return None
 
-    async def _run_tool_calls(
+    async def _run_tool_calls_until_stop(
         self, calls: tuple[ToolCall | CallError, ...], tally: _Tally
     ) -> EpisodeStop | None:
         """The calls of a turn in order, until one ends the episode."""
@@ -264,7 +264,7 @@ class Play:
 
     async def _run_tool_call(self, call: ToolCall, tally: _Tally) -> EpisodeStop | None:
         try:
-            spec, arguments = self._bind_tool_call(call)
+            spec, arguments = self._find_tool_and_bind_arguments(call)
             value = await run_tool(
                 spec,
                 self._env,
@@ -286,7 +286,7 @@ class Play:
         self._finished = tally.finish
         return None if tally.finish is None else EpisodeStop.FINISHED
 
-    def _bind_tool_call(self, call: ToolCall) -> tuple[ToolSpec, dict[str, object]]:
+    def _find_tool_and_bind_arguments(self, call: ToolCall) -> tuple[ToolSpec, dict[str, object]]:
         """The tool that a call names, and what it is called with."""
         tools = self._declared.tools
         spec = tools.get(call.name)

@@ -193,7 +193,7 @@ class LocalTrainer:
         self._check_saving()
         started = time.perf_counter()
         num_verified = verify_batch(batch)
-        learner = self._find_learning_critic(batch)
+        learner = self._find_critic_to_update(batch)
         explained = learner.explained(batch) if learner else None
         first, updates, objectives = self.attempted, list[BatchUpdate](), list[PolicyObjective]()
         newest = int(batch.versions_N.max(initial=-1))
@@ -222,7 +222,7 @@ class LocalTrainer:
             self.optimizer.zero_grad(set_to_none=True)
             done = replace(done, nothing=alarm.reason)
         applied, critic = self._take_optimizer_step(done), None
-        learner = self._find_learning_critic(batch)
+        learner = self._find_critic_to_update(batch)
         if learner is not None and alarm is None:
             with memory_errors(self.config.token_budget):
                 critic = learner.update(batch)
@@ -360,7 +360,7 @@ class LocalTrainer:
         config = self.config
         return config.critic.pretrain * config.minibatches * config.epochs if self.critic else 0
 
-    def _find_learning_critic(self, batch: Batch) -> Critic | None:
+    def _find_critic_to_update(self, batch: Batch) -> Critic | None:
         """The critic, where its values were asked for and something is trained."""
         return self.critic if batch.values_N is not None and batch.num_trained else None
 

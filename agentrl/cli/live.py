@@ -36,7 +36,7 @@ class LiveDisplay(Observer):
         self._asked = time.monotonic()
         self._console = Console(file=stream)
         self._live = Live(
-            get_renderable=lambda: Group(self._render_progress(), self._render_metrics()),
+            get_renderable=lambda: Group(self._render_progress(), self._make_live_metrics_grid()),
             console=self._console,
             refresh_per_second=_REFRESH_HZ,
         )
@@ -94,7 +94,7 @@ class LiveDisplay(Observer):
         head.add_row(title, f"step {self._step}/{self._total}", bar, left, Text(doing, style="dim"))
         return head
 
-    def _render_metrics(self) -> RenderableType:
+    def _make_live_metrics_grid(self) -> RenderableType:
         shown, metrics = summary(self._metrics), self._metrics
         body = Table.grid(padding=(0, 2))
         width = max(10, min(60, self._console.width - 24))

@@ -31,7 +31,7 @@ Reference = Annotated[str, Anchor("reference")]
 
 def anchor_of(field: FieldInfo) -> Anchor | None:
     """How the values of a field hold paths; None if they hold none."""
-    return next(_find_type_anchors((field.annotation, *field.metadata)), None)
+    return next(_find_path_anchors_in_annotation((field.annotation, *field.metadata)), None)
 
 
 def anchor_value(value: object, anchor: Anchor, folder: Path) -> object:
@@ -82,11 +82,13 @@ def _make_path_absolute(text: str, folder: Path) -> str:
     return str((folder / Path(text).expanduser()).resolve())
 
 
-def _find_type_anchors(parts: tuple[Any, ...]) -> Iterator[Anchor]:
+def _find_path_anchors_in_annotation(parts: tuple[Any, ...]) -> Iterator[Anchor]:
     for part in parts:
         if isinstance(part, Anchor):
             yield part
         elif part is Path:
             yield PATH
         else:
-            yield from _find_type_anchors((*get_args(part), *getattr(part, "__metadata__", ())))
+            yield from _find_path_anchors_in_annotation(
+                (*get_args(part), *getattr(part, "__metadata__", ()))
+            )

@@ -153,13 +153,13 @@ class Draft(Generic[C]):
         data: dict[str, object] = {}
         origins = dict.fromkeys(self.schema.leaves, DEFAULT)
         for key, value in self.values.items():
-            _find_or_make_nested_table(data, key)[key.rpartition(".")[2]] = value.value
+            _find_or_make_table_of_key(data, key)[key.rpartition(".")[2]] = value.value
             origins[key] = value.origin
         for table, rows in self.rows.items():
             checked = [self._check_table_row_or_note_problems(row) for row in rows]
             own = self.schema.tables[table].model_fields
             dumped = [row.config.model_dump(mode="json") for row in checked if row]
-            _find_or_make_nested_table(data, table)[table.rpartition(".")[2]] = [
+            _find_or_make_table_of_key(data, table)[table.rpartition(".")[2]] = [
                 {name: row[name] for name in own} | row for row in dumped
             ]
             for number, row in enumerate(checked):
@@ -367,7 +367,7 @@ class Draft(Generic[C]):
         self.problems.append(f"{where}: {what}" if where else what)
 
 
-def _find_or_make_nested_table(data: dict[str, object], key: str) -> dict[str, object]:
+def _find_or_make_table_of_key(data: dict[str, object], key: str) -> dict[str, object]:
     """The table that a dotted key is in, made where it is not there."""
     for name in key.split(".")[:-1]:
         data = cast("dict[str, object]", data.setdefault(name, {}))

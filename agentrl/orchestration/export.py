@@ -63,7 +63,7 @@ def export_run(source: str, out: Path, *, adapter: bool, runs_dir: Path) -> Path
     loaded, layers = load_run_config(file=directory.config), Layers.read(directory)
     step = int(checkpoint.name.removeprefix("step-"))
     config = config_at(loaded, layers, step)
-    base = _read_base_model_folder(checkpoint)
+    base = _read_base_folder_of_checkpoint(checkpoint)
     lora = config.trainer.lora
     model = load_model(base, dtype=lora.dtype if lora.rank else "float32")
     if lora.rank:
@@ -107,7 +107,7 @@ def _resolve_run_and_checkpoint(source: str, runs_dir: Path) -> tuple[RunDirecto
     return directory, newest
 
 
-def _read_base_model_folder(checkpoint: Path) -> Path:
+def _read_base_folder_of_checkpoint(checkpoint: Path) -> Path:
     """The folder of the model that the run began with: tokenizer, shape, and LoRA's base."""
     state: Mapping[str, object] = orjson.loads((checkpoint / "state.json").read_bytes())["state"]
     base = Path(str(state.get("base", "")))

@@ -112,7 +112,7 @@ def _check_algorithm(config: RunConfig, objects: Overrides) -> dict[str, tuple[s
     _check_estimator_keys(config, estimator)
     _check_refill_settings(config.rollout, estimator.label, estimator.needs)
     _check_what_the_estimator_reads(trainer, estimator, config.rollout.overlong_buffer)
-    needs |= _check_loss_needs(config, objects.get(trainer.loss))
+    needs |= _check_settings_suit_loss(config, objects.get(trainer.loss))
     _check_what_is_made_is_read(config, estimator, {n for each in needs.values() for n in each})
     _check_critic_pretraining(config)
     return needs
@@ -287,7 +287,7 @@ def _check_refill_settings(rollout: RolloutConfig, label: str, needs: Sequence[s
         )
 
 
-def _check_loss_needs(config: RunConfig, given: object) -> dict[str, tuple[str, ...]]:
+def _check_settings_suit_loss(config: RunConfig, given: object) -> dict[str, tuple[str, ...]]:
     trainer = config.trainer
     if trainer.loss == TrainerConfig.model_fields["loss"].default:
         return {}

@@ -105,7 +105,7 @@ class PlannedRun:
             observers = [*self._observers, *make_observers(self.config, self._objects)]
             self._journal = Journal(directory, observers)
             undo.callback(self._journal.close)
-            with self._record_run_start(directory):
+            with self._record_run_start_or_undo(directory):
                 self._runner = undo.enter_context(Runner())
                 self._build_controller(plan, directory, undo)
                 if self._resume:
@@ -147,7 +147,7 @@ class PlannedRun:
         )
 
     @contextmanager
-    def _record_run_start(self, directory: RunDirectory) -> Generator[None]:
+    def _record_run_start_or_undo(self, directory: RunDirectory) -> Generator[None]:
         """Write the configuration before the long preparations, so that a kill can be resumed."""
         try:
             if not self._resume:

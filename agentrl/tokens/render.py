@@ -124,7 +124,7 @@ class Renderer:
         ending = self._choose_turn_ending(any(m.role == "tool" for m in messages))
         stop = ending.stop
         ids = self._guard.encode(
-            stop.text + self._render_observation_marked(messages, self._later_turn_tools)
+            stop.text + self._render_observation_marked(messages, self._tools_to_render_later_turns)
         )
         if ending.is_next_role and after is not None and after != stop.id:
             return ids
@@ -251,7 +251,9 @@ class Renderer:
 
     def suffix(self, messages: Sequence[Message]) -> str:
         """What the template writes for messages behind a stop token, for readers."""
-        return self._guard.plain(self._render_new_messages(messages, self._later_turn_tools))
+        return self._guard.plain(
+            self._render_new_messages(messages, self._tools_to_render_later_turns)
+        )
 
     def _render_observation_marked(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema]
@@ -282,7 +284,7 @@ class Renderer:
         return text
 
     def _render_new_messages(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        chat = [*self._make_chat_before_messages(messages), *messages]
+        chat = [*self._make_stand_in_chat_before(messages), *messages]
         text = self._render_marked_chat(chat, tools, generate=True)
         at = text.find(self._probe) + len(self._probe)
         trailer = self._choose_turn_ending(any(m.role == "tool" for m in messages)).trailer
@@ -303,7 +305,7 @@ class Renderer:
                 )
 
     @cached_property
-    def _later_turn_tools(self) -> Sequence[ToolSchema]:
+    def _tools_to_render_later_turns(self) -> Sequence[ToolSchema]:
         """A stand-in for the tools, except where the template repeats them later."""
         if not self.tools_in_template:
             return ()
@@ -317,7 +319,7 @@ class Renderer:
                 return self._tools
         return (_TINY_TOOL,) if self._tools else ()
 
-    def _make_chat_before_messages(self, messages: Sequence[Message]) -> list[Message]:
+    def _make_stand_in_chat_before(self, messages: Sequence[Message]) -> list[Message]:
         """A conversation that `messages` may follow: its assistant makes the calls they answer."""
         results = [message for message in messages if message.role == "tool"]
         if not results or not self.calls_in_template:
@@ -360,15 +362,17 @@ class Renderer:
         ] or [USER]
         try:
             text = self._render_marked_chat(
-                [USER, message, *following], self._later_turn_tools, generate=True
+                [USER, message, *following], self._tools_to_render_later_turns, generate=True
             )
-            suffix = ending.closing + self._render_new_messages(following, self._later_turn_tools)
+            suffix = ending.closing + self._render_new_messages(
+                following, self._tools_to_render_later_turns
+            )
         except ConfigError:
             return None
         return self._cut_behind_prompt(text.removesuffix(suffix)) if text.endswith(suffix) else None
 
     def _render_last_turn(self, message: Message, ending: Ending) -> str | None:
-        text = self._render_marked_chat([USER, message], self._later_turn_tools)
+        text = self._render_marked_chat([USER, message], self._tools_to_render_later_turns)
         begin = len(self._text_before_assistant)
         cut = text.rfind(ending.stop.text, begin) if ending.stop.text else len(text)
         if cut < 0 and ending.is_next_role:
@@ -392,15 +396,15 @@ class Renderer:
     @cached_property
     def _text_before_assistant(self) -> str:
         """What stands before an assistant's text both in history and when it is to speak."""
-        head = self._render_marked_chat([USER], self._later_turn_tools, generate=True)
+        head = self._render_marked_chat([USER], self._tools_to_render_later_turns, generate=True)
         said = Message(role="assistant", content=self._probe)
-        history = self._render_marked_chat([USER, said, USER], self._later_turn_tools)
+        history = self._render_marked_chat([USER, said, USER], self._tools_to_render_later_turns)
         return head[: first_difference(head, history)]
 
     @cached_property
     def _opening_of_assistant(self) -> str:
         """What the generation prompt has beyond that."""
-        head = self._render_marked_chat([USER], self._later_turn_tools, generate=True)
+        head = self._render_marked_chat([USER], self._tools_to_render_later_turns, generate=True)
         return head[len(self._text_before_assistant) :]
 
     @property

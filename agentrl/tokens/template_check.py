@@ -88,7 +88,8 @@ def _report_template_facts(
 ) -> Iterator[TemplateRow]:
     profile, name = renderer.profile, renderer.name_of
     yield TemplateRow(
-        name="prefix-preserving", detail=_describe_kept_history(renderer, rows, later)
+        name="prefix-preserving",
+        detail=_describe_whether_template_keeps_sampled_text(renderer, rows, later),
     )
     stops = ", ".join(sorted(map(name, renderer.stop_ids)))
     by_role = "; the marker of the next role" if profile.after_text.is_next_role else ""
@@ -124,7 +125,7 @@ def _describe_separator_of_suffix(suffix: str) -> str:
     return f"{suffix.partition(_ASK.content)[0]!r} (given by the environment)"
 
 
-def _describe_kept_history(
+def _describe_whether_template_keeps_sampled_text(
     renderer: Renderer, rows: Sequence[TemplateRow], later: Sequence[TemplateRow]
 ) -> str:
     """Whether the template shows `later` what was sampled; thinking counts where it knows any."""

@@ -141,7 +141,7 @@ class _Probe:
         except ConfigError:
             return ""
 
-    def _explain_refusal_to_render(self, messages: Sequence[Message]) -> str:
+    def _find_why_template_refuses(self, messages: Sequence[Message]) -> str:
         """Why the template does not render them; empty if it does."""
         try:
             self._tokenizer.template.render(
@@ -160,7 +160,7 @@ class _Probe:
                 break
         else:
             self._dialect = Dialect()
-            fault = self._explain_refusal_to_render([USER, self._said]) or (
+            fault = self._find_why_template_refuses([USER, self._said]) or (
                 "the chat template changes earlier text when messages are added: for user, "
                 "assistant, it drops what the assistant said; use a template that only appends"
             )

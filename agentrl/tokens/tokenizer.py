@@ -139,7 +139,7 @@ class Tokenizer:
         tokenizer = cls(
             definition.read_text(encoding="utf-8"),
             found["default"],
-            special_tokens=_collect_special_token_texts(special),
+            special_tokens=_map_token_roles_to_texts(special),
             adds_bos=config.get("add_bos_token") is True,
         )
         check_round_trip(content, tokenizer._full)
@@ -339,7 +339,7 @@ def _map_templates_by_name(templates: object) -> dict[str, str]:
     return {n: text for n, text in pairs if isinstance(n, str) and isinstance(text, str)}
 
 
-def _collect_special_token_texts(config: Mapping[str, Any]) -> dict[str, str]:
+def _map_token_roles_to_texts(config: Mapping[str, Any]) -> dict[str, str]:
     """`{"bos_token": "<s>", ...}`: a token stands as text or as an object with its content."""
     texts: dict[str, str] = {}
     for key, value in config.items():

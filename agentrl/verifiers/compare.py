@@ -195,10 +195,10 @@ def same_literal(found: str, wanted: str, *, in_any_order: bool = False) -> bool
 def _are_same_items_in_lists(one: object, other: object) -> bool:
     if not isinstance(one, list) or not isinstance(other, list):
         return False
-    return _pair_off_near_items(cast("list[object]", one), cast("list[object]", other))
+    return _are_items_near_in_any_order(cast("list[object]", one), cast("list[object]", other))
 
 
-def _pair_off_near_items(items: Collection[object], wanted: Collection[object]) -> bool:
+def _are_items_near_in_any_order(items: Collection[object], wanted: Collection[object]) -> bool:
     """Whether the items are the same, each as often, in any order."""
     left = [*wanted]
     for item in items:
@@ -226,7 +226,9 @@ def _are_values_near(one: object, other: object) -> bool:
             same = before.keys() == after.keys()
             return same and all(_are_values_near(before[key], after[key]) for key in before)
         case set(), set():
-            return _pair_off_near_items(cast("set[object]", one), cast("set[object]", other))
+            return _are_items_near_in_any_order(
+                cast("set[object]", one), cast("set[object]", other)
+            )
         case _:
             return one == other
 

@@ -70,7 +70,7 @@ def _check_verifier(verifier: object, label: str) -> None:
     method = method_of(cast("Verifier", verifier))
     _check_score_signature(method, is_episode_verifier(verifier), label)
     if not is_async(method) and not getattr(verifier, "in_process", False):
-        _check_score_can_be_pickled(method, label)
+        _check_score_method_can_be_sent(method, label)
 
 
 def _check_score_signature(method: Callable[..., object], episode: bool, label: str) -> None:
@@ -88,7 +88,7 @@ def _check_score_signature(method: Callable[..., object], episode: bool, label: 
         ) from error
 
 
-def _check_score_can_be_pickled(method: Callable[..., object], label: str) -> None:
+def _check_score_method_can_be_sent(method: Callable[..., object], label: str) -> None:
     try:
         dumps(method)
     except CANNOT_PICKLE as error:

@@ -197,7 +197,7 @@ def _try_loss(loss: CheckedLoss, *, in_pieces: bool) -> CheckedLoss:
             f"{loss.label} gives {whole:g}, and {doubled:g} with twice the weights: expected a sum "
             "of terms that are multiplied by tokens.weights_K"
         )
-    if in_pieces and not _is_nearly_equal(_sum_over_pieces(loss, batch, all_K), whole):
+    if in_pieces and not _is_nearly_equal(_sum_loss_over_single_tokens(loss, batch, all_K), whole):
         raise RunError(
             f"{loss.label} needs whole rows: set trainer.sequence_parallel to 1, or take sums over "
             "rows by tokens.sum_pieces"
@@ -209,7 +209,9 @@ def _try_loss(loss: CheckedLoss, *, in_pieces: bool) -> CheckedLoss:
     return replace(loss, names=names, is_active_everywhere=bool(idle_K.any()))
 
 
-def _sum_over_pieces(loss: CheckedLoss, batch: Batch, all_K: NDArray[np.int64]) -> float:
+def _sum_loss_over_single_tokens(
+    loss: CheckedLoss, batch: Batch, all_K: NDArray[np.int64]
+) -> float:
     """What it gives for the tokens one by one, each as the piece of a rank of its own."""
     summed: list[Tensor] = []
 

@@ -145,7 +145,7 @@ class Rows:
             cached = min(same, len(ids_P) - 1, int(self.filled_R[row]))
         else:
             donor, cached = self._find_row_of_prefix(ids_P[:-1], key)
-            if cached < 0 or (row := self._claim_free_cache_row(donor, cached)) is None:
+            if cached < 0 or (row := self._choose_or_evict_cache_row(donor, cached)) is None:
                 return None
             self._grow_cache_row_arrays(row, room)
             if cached and donor != row:
@@ -219,7 +219,7 @@ class Rows:
             return best, -1
         return best, int(ready_R[best])
 
-    def _claim_free_cache_row(self, donor: int, cached: int) -> int | None:
+    def _choose_or_evict_cache_row(self, donor: int, cached: int) -> int | None:
         """A row for a new session: what it holds is lost, but for the donor's prefix.
 
         The donor itself if all of it is wanted and nobody owns it; else an empty row, a new one, or

@@ -196,7 +196,7 @@ class Fleet:
         """Send to all that answer, once more to those that fail; True if a server took them."""
         if self._transport is None:
             raise EngineError("this engine was made without a transport, so its weights stay")
-        targets = [slot for slot in slots if await self._reach_and_pause_server(slot)]
+        targets = [slot for slot in slots if await self._pause_server_if_reachable(slot)]
         if not targets:
             return False
         failures = await self._transport.publish(
@@ -219,7 +219,7 @@ class Fleet:
                 await self._send_weights(failed, weights, version, flush=flush, again=True)
         return any(slot.state == "serving" for slot in targets)
 
-    async def _reach_and_pause_server(self, slot: ServerState) -> bool:
+    async def _pause_server_if_reachable(self, slot: ServerState) -> bool:
         if slot.state == "serving":
             return True
         if not await slot.control.healthy(2.0):

@@ -137,7 +137,7 @@ def start(
         ConfigError: SGLang is not installed, the port is taken, or the memory does not suffice.
     """
     where = check_startable(config, model)
-    port = _find_free_port(host, port)
+    port = _check_port_or_find_free_one(host, port)
     command = launch_command(where, config, model, host, port)
     env = _make_server_env_vars(where, config)
     keys = Keys.random() if keys is None else keys
@@ -261,7 +261,7 @@ def _make_server_env_vars(where: Installation, config: EngineConfig) -> dict[str
     return env
 
 
-def _find_free_port(host: str, port: int) -> int:
+def _check_port_or_find_free_one(host: str, port: int) -> int:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

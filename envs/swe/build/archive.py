@@ -112,7 +112,7 @@ def unpack(archive: Archive) -> Path:
     Raises:
         ConfigError: It is damaged, or a member would lie outside of its folder.
     """
-    tree = _make_tree_path(archive.name, archive.version, archive.sha256)
+    tree = _make_unpacked_archive_path(archive.name, archive.version, archive.sha256)
     if not tree.exists():
         with tempfile.TemporaryDirectory(dir=tree.parent) as scratch:
             try:
@@ -133,11 +133,11 @@ def unpacked(name: str, version: str, sha256: str) -> Path:
     Raises:
         ConfigError: It is in neither of the two, or has another hash.
     """
-    tree = _make_tree_path(name, version, sha256)
+    tree = _make_unpacked_archive_path(name, version, sha256)
     return tree if tree.exists() else unpack(fetch(f"{name}=={version}", sha256))
 
 
-def _make_tree_path(name: str, version: str, sha256: str) -> Path:
+def _make_unpacked_archive_path(name: str, version: str, sha256: str) -> Path:
     trees = cache_folder() / "trees"
     trees.mkdir(exist_ok=True)
     return trees / f"{name}-{version}-{sha256[:16]}"

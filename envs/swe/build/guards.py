@@ -110,7 +110,7 @@ class _Search:
         if plain is None:
             return Guard()
         texts = await self._read_texts(sorted({file_of(t) for t in plain.passed() if "::" in t}))
-        called = self._map_test_names(plain, texts.values())
+        called = self._map_run_tests_to_expected_names(plain, texts.values())
         both = plain.passed() & called.keys()
         passed = frozenset(test for test in both if called[test] in self._expected)
         named = {called[test] for test in passed}
@@ -144,7 +144,9 @@ class _Search:
         files = tuple(sorted({*texts, *(decoy.file for decoy in decoys)}))
         return Guard(rewritten=files, names=names, decoys=decoys, deciding=numbers)
 
-    def _map_test_names(self, plain: SuiteReport, texts: Collection[str]) -> dict[str, str]:
+    def _map_run_tests_to_expected_names(
+        self, plain: SuiteReport, texts: Collection[str]
+    ) -> dict[str, str]:
         """What the instance calls the tests that it expects: some by their docstrings' first lines.
 
         A log has such a line behind the test's name; here it counts if it can be no other test's.

