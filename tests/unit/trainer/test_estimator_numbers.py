@@ -277,7 +277,7 @@ def test_options_stand_behind_the_name() -> None:
         ("/tmp/a (b)/none.py:f(k=3)", r"/tmp/a \(b\)/none.py:f cannot be imported"),
         ("/tmp/none.py:f(k='a:b')", "/tmp/none.py:f cannot be imported"),
         ("grpo(scale_by_std=5)", "option scale_by_std: got 5, expected true or false"),
-        ("gigpo(discount=3)", "option discount: got 3, expected 0 to 1"),
+        ("gigpo(discount=3)", "option discount: got 3, expected at least 0 and at most 1"),
     ):
         with pytest.raises(ConfigError, match=said):
             make_estimator(TrainerConfig(estimator=text))
