@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -11,75 +11,30 @@ import numpy as np
 import pytest
 
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.envs import EnvServices, ToolEnv
+from agentrl.envs import ToolEnv
 from agentrl.envs.calculator import Calculator
 from agentrl.errors import BreakerTripped, EngineError, RecordMismatch
 from agentrl.rollout import (
     Codec,
     Collector,
-    CollectSettings,
-    EpisodeKey,
     EpisodeLimits,
-    GroupJob,
     gather_groups,
     make_batch,
 )
 from agentrl.tokens import seal, verify_batch, verify_segment
 from agentrl.trainer.algorithms.advantages.remax import remax
 from agentrl.types import (
-    AssistantTurn,
     Completion,
     Episode,
     EpisodeSession,
     EpisodeStop,
-    EpisodeView,
     Invalid,
     Sampling,
     Score,
     StopReason,
     Task,
 )
-from agentrl.verifiers import Verifier
-
-SERVICES = EnvServices()
-Act = Callable[[EpisodeView], AssistantTurn]
-
-
-def settings(**changes: object) -> CollectSettings:
-    limits = EpisodeLimits(max_new_tokens=64, max_context_tokens=512, wall_s=5.0, setup_s=5.0)
-    values = {"limits": limits, "temperature": 1.0, "concurrency": 64, "attempts": 3}
-    return CollectSettings(**{**values, "max_invalid_share": 1.0, **changes})  # type: ignore[arg-type]
-
-
-def engine(codec: Codec, act: Act | None = None, env: ToolEnv | None = None) -> ScriptedEngine:
-    renderer = codec.renderer((env or Calculator()).tool_schemas)
-    return ScriptedEngine(act or Calculator.expert(), renderer, vocab_size=768)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _services() -> Iterator[None]:
-    yield
-    SERVICES.close()
-
-
-def jobs(
-    num: int, env: type[ToolEnv] = Calculator, verifier: Verifier | None = None
-) -> list[GroupJob]:
-    return [
-        GroupJob(
-            key=EpisodeKey.first(run=0, step=1, place=i),
-            env="env",
-            make_env=lambda: env(verifier=verifier, services=SERVICES),
-            task=env.task_at(i, split="train", seed=0),
-            split="train",
-        )
-        for i in range(num)
-    ]
-
-
-async def play(codec: Codec, played: Sequence[GroupJob], **changes: object) -> list[Episode]:
-    collector = Collector(engine=engine(codec), codec=codec, settings=settings(**changes))
-    return (await gather_groups(collector.collect(played, group_size=2))).episodes
+from tests.integration.rollout.played import engine, jobs, play, settings
 
 
 async def test_an_expert_solves_every_task_and_every_token_verifies(codec: Codec) -> None:
@@ -185,98 +140,6 @@ async def test_sampled_ids_are_recorded_as_they_are(codec: Codec) -> None:
     assert set(segment.versions_T[segment.mask_T].tolist()) == {3}
     for before, after in pairwise(seen):
         assert after[: len(before)] == before
-
-
-class Flaky(ScriptedEngine):
-    """Fails at the second turn until it has failed often enough."""
-
-    failures = 0
-
-    async def generate(
-        self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
-    ) -> Completion:
-        assert session.view is not None
-        if len(session.view().messages) > 2 and self.failures > 0:
-            self.failures -= 1
-            raise EngineError("the server answered 500")
-        return await super().generate(ids, sampling, session)
-
-
-async def test_a_failed_episode_is_played_again_with_a_fresh_environment(codec: Codec) -> None:
-    flaky = Flaky(Calculator.expert(), codec.renderer(Calculator().tool_schemas))
-    flaky.failures = 3
-    collector = Collector(engine=flaky, codec=codec, settings=settings(attempts=4))
-    collected = await gather_groups(collector.collect(jobs(4), group_size=2))
-    assert len(collected.episodes) == 8
-    assert len(collected.invalid) == 3
-    assert all(e.outcome == Score(value=1.0) for e in collected.episodes)
-    for episode in collected.invalid:
-        assert episode.outcome == Invalid(reason="the server answered 500", blame="engine")
-        assert episode.stop is EpisodeStop.INVALID
-        assert len(episode.turns) == 1
-
-
-async def test_episodes_that_never_succeed_are_left_out(codec: Codec) -> None:
-    class Breaks(Calculator):
-        def setup(self) -> None:
-            if self.task.id == broken:
-                raise ValueError("no such world")
-
-    played = jobs(10, Breaks)
-    broken = played[4].task.id
-    collector = Collector(engine=engine(codec), codec=codec, settings=settings(attempts=2))
-    collected = await gather_groups(collector.collect(played, group_size=2))
-    groups = [job.key.group for job in played]
-    assert {e.group for e in collected.episodes} == {*groups} - {groups[4]}
-    assert len(collected.invalid) == 4
-    assert {e.outcome.blame for e in collected.invalid if isinstance(e.outcome, Invalid)} == {
-        "environment"
-    }
-    assert "ValueError: no such world" in str(collected.invalid[0].outcome)
-
-
-async def test_too_many_failures_stop_the_run_with_a_table(codec: Codec) -> None:
-    class Breaks(Calculator):
-        def setup(self) -> None:
-            raise ValueError("no such world")
-
-    collector = Collector(
-        engine=engine(codec), codec=codec, settings=settings(max_invalid_share=0.5)
-    )
-    with pytest.raises(BreakerTripped, match="environment: setup raised ValueError: no such world"):
-        await gather_groups(collector.collect(jobs(10, Breaks), group_size=2))
-
-
-async def test_failures_of_half_the_attempts_stop_nothing_early(codec: Codec) -> None:
-    class Breaks(Calculator):
-        def setup(self) -> None:
-            if self.task.id in broken:
-                raise ValueError("no such world")
-
-    played = jobs(10, Breaks)
-    broken = {job.task.id for job in played[:5]}
-    collector = Collector(
-        engine=engine(codec), codec=codec, settings=settings(attempts=1, max_invalid_share=0.5)
-    )
-    collected = await gather_groups(collector.collect(played, group_size=2))
-    assert (len(collected.invalid), len(collected.episodes)) == (10, 10)
-
-
-async def test_more_lost_than_allowed_stops_the_run_after_the_last_group(codec: Codec) -> None:
-    class Breaks(Calculator):
-        def setup(self) -> None:
-            if self.task.id == played[1].task.id:
-                raise ValueError("no such world")
-
-    played = jobs(4, Breaks)
-    chosen = settings(attempts=1, max_invalid_share=0.2)
-    groups = Collector(engine=engine(codec), codec=codec, settings=chosen).collect(
-        played, group_size=2
-    )
-    came = [await anext(groups) for _ in range(4)]
-    assert sum(len(group.episodes) for group in came) == 6
-    with pytest.raises(BreakerTripped, match="2 of 8 episodes stayed without a score"):
-        await anext(groups)
 
 
 async def test_no_more_episodes_than_allowed_play_at_once_and_each_session_ends(
