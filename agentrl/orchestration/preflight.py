@@ -151,12 +151,27 @@ def _check_config_combinations(config: RunConfig) -> None:
 
 
 _READS_REWARDS_AS_THEY_ARE: Final = {
-    "gdpo": "parts of the score",
-    "distill": "the teacher",
-    "pass_at_k": "successes",
-    "maxrl": "rewards from 0 to 1",
+    "estimator gdpo": "parts of the score alone",
+    "estimator distill": "the teacher alone",
+    "estimator pass_at_k": "successes alone",
+    "estimator maxrl": "rewards from 0 to 1 alone",
+    "loss clip_clone": "successes",
 }
-"""Estimators to which a changed reward says nothing, or something else, and what they read."""
+"""To whom a changed reward says nothing, or something else, and what they read."""
+
+
+def _refuse_changed_rewards(config: TrainerConfig, label: str, overlong_buffer: float) -> None:
+    """Refuse what changes rewards for a function that reads them as they were scored."""
+    if (what := _READS_REWARDS_AS_THEY_ARE.get(label)) is None:
+        return
+    todo = f"with {label}, which reads {what}; choose another {label.partition(' ')[0]}"
+    _refuse_unused_keys("trainer.reward", config.reward, todo)
+    if config.kl.where == "reward":
+        raise ConfigError(f"trainer.kl.where: got reward {todo}, or take loss")
+    # To these it is one more part of the score, and an answer that is not right.
+    if overlong_buffer and label not in ("estimator gdpo", "loss clip_clone"):
+        todo += ", or leave it out"
+        raise ConfigError(f"rollout.overlong_buffer: got {overlong_buffer:g} {todo}")
 
 
 def _check_what_the_estimator_reads(
@@ -166,16 +181,7 @@ def _check_what_the_estimator_reads(
     if "cost" not in estimator.needs:
         todo = f"with {estimator.label}, which reads no cost; set trainer.algorithm to safe_grpo"
         _refuse_unused_keys("trainer.cost", config.cost, todo)
-    for name, what in _READS_REWARDS_AS_THEY_ARE.items():
-        if estimator.function is BUILT_IN[name]:
-            todo = f"with estimator {name}, which reads {what} alone; choose another estimator"
-            _refuse_unused_keys("trainer.reward", config.reward, todo)
-            if config.kl.where == "reward":
-                raise ConfigError(f"trainer.kl.where: got reward {todo}, or take loss")
-            if overlong_buffer and name != "gdpo":  # to which it is one more part
-                raise ConfigError(
-                    f"rollout.overlong_buffer: got {overlong_buffer:g} {todo}, or leave it out"
-                )
+    _refuse_changed_rewards(config, estimator.label, overlong_buffer)
     decay = config.critic.decay
     is_read = "decay" in estimator.options or estimator.function not in BUILT_IN.values()
     if config.has_critic and not is_read and decay != CriticConfig().decay:
@@ -299,11 +305,7 @@ def _check_settings_suit_loss(config: RunConfig, given: object) -> dict[str, tup
     todo = f"with {loss.label}{options}, which does not read it; set the loss's option"
     preset = keys_of(trainer.algorithm)
     _refuse_unused_keys("trainer.clip", trainer.clip, todo, preset, read=loss.clip_keys)
-    if loss.reads_success:
-        todo = f"with {loss.label}, which reads successes; choose another loss"
-        _refuse_unused_keys("trainer.reward", trainer.reward, todo)
-        if trainer.kl.where == "reward":
-            raise ConfigError(f"trainer.kl.where: got reward {todo}, or take loss")
+    _refuse_changed_rewards(trainer, loss.label, config.rollout.overlong_buffer)
     return {loss.label: loss.needs}
 
 

@@ -77,11 +77,6 @@ class CheckedLoss:
     clip_keys: frozenset[str] = frozenset()
     """The keys of `trainer.clip` that it has its options from."""
 
-    @property
-    def reads_success(self) -> bool:
-        """True if a changed reward would say something else to it."""
-        return getattr(self.function, "func", None) is clip_clone
-
     def __call__(self, logprobs_K: Tensor, tokens: TrainedTokens) -> tuple[Tensor, list[float]]:
         """The sum, and the statistics in the order of `names`; raises RunError."""
         total, found = self.measure(logprobs_K, tokens)
