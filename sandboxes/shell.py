@@ -40,20 +40,25 @@ FIRST: Final = f"set +H +o history; shopt -s execfail; {_QUIET}\n".encode()
 # `.` reads the code and not `eval`: then `exit` and `&` announce nothing, as in a script. Its
 # redirections make what `exec` does to the first three descriptors last as long as the call.
 # Errexit would take the last line for a failure; POSIXLY_CORRECT keeps it until the next call. With
-# the option -t the shell would end behind the line that the code ran in.
+# the option -t the shell would end behind the line that the code ran in. One interrupt can reach the
+# shell and its child, and then also ends the line behind the code: so that one stands there twice.
 _CALL: Final = r"""
 \. /dev/fd/37 37<<'BEGIN' </dev/null >&2 2>&1; 2>&1 37<"/END:$?" || 2>&1 37</END: || QUIET; \set +t
 [[ ${POSIXLY_CORRECT-} != e ]] || \set -e; \set +o posix; 37</BEGIN || 37<&-
 CODE
 BEGIN
 2>&1 37</END:130. || 2>&1 37</END: || QUIET; POSIXLY_CORRECT=${-//[^e]}
+2>&1 37</END:130. || 2>&1 37</END: || QUIET; POSIXLY_CORRECT=${-//[^e]}
 \set +e
 (:) LAST
 """.lstrip()
 
 # The second message shows what the first began with, which BASH_ARGV0 sets. An interrupt makes the
-# shell begin a new line.
-_END: Final = rb"/%s:(\d+)(?P<anew>\.?): [^\n]*\n(?P<before>.*?)/%s:: [^\n]*\n"
+# shell begin a new line; between the messages it may come again, or bash miss its terminal.
+_END: Final = (
+    rb"/%s:(\d+)(?P<anew>\.?): [^\n]*\n"
+    rb"(?:.*(?:/%s:130\.|tcsetattr): [^\n]*\n)?(?P<before>.*?)/%s:: [^\n]*\n"
+)
 
 
 def call(code: str) -> tuple[bytes, Marks]:
@@ -63,6 +68,6 @@ def call(code: str) -> tuple[bytes, Marks]:
     lines = re.sub("|".join(words), lambda found: words[found[0]], _CALL)
     return lines.encode(), Marks(
         begin=re.compile(rb"/%s: [^\n]*\n" % begin.encode()),
-        end=re.compile(_END % (end.encode(), end.encode()), re.DOTALL),
+        end=re.compile(_END % ((end.encode(),) * 3), re.DOTALL),
         stopped=b"`%s'\n" % last.encode(),
     )

@@ -229,6 +229,17 @@ async def test_a_timeout_leaves_variables_and_folder(
 
 
 @pytest.mark.bwrap
+def test_an_interrupt_of_shell_and_child_at_once_leaves_the_session() -> None:
+    with SyncSandbox(attack_options("bwrap")) as sandbox:
+        session = sandbox.session()
+        session.run("kept=7", timeout_s=60)
+        for _ in range(25):
+            late = session.run("echo begun; while true; do sleep 0.001; done", timeout_s=0.1)
+            assert (late.status, late.stdout) == ("timeout", b"begun\n")
+        assert session.run("echo $kept", timeout_s=60).stdout == b"7\n"
+
+
+@pytest.mark.bwrap
 def test_a_session_that_ended_between_calls_is_said() -> None:
     with SyncSandbox(attack_options("bwrap")) as sandbox:
         session = sandbox.session()

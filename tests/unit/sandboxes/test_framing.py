@@ -58,3 +58,22 @@ def test_a_line_without_end_takes_no_more_time_than_many_lines() -> None:
 def test_each_call_has_marks_of_its_own(call: Callable[[str], tuple[bytes, Marks]]) -> None:
     (_, first), (_, second) = call("code"), call("code")
     assert not {first.begin.pattern, first.end.pattern} & {second.begin.pattern, second.end.pattern}
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        b"",
+        b"bash: [2: 1 (255)] tcsetattr: Inappropriate ioctl for device\n",
+        b"\nbash: /END:130.: none\n",
+        b"bash: [2: 1 (255)] tcsetattr: none\n\nbash: /END:130.: none\nbash: /END:130.: none\n",
+    ],
+)
+def test_what_bash_says_between_the_last_marks_is_no_output(between: bytes) -> None:
+    lines, marks = shell.call("code")
+    ends = re.findall(rb'"/([0-9a-f]{16}):\$\?"', lines)
+    said = b"said\n\nbash: /END:130.: none\n" + between + b"bash: /END:: none\n"
+    output = Output(marks, 1 << 20)
+    output.begun = True
+    output.feed(said.replace(b"END", ends[0]))
+    assert (output.code, output.seen().data()) == (130, b"said\n")
