@@ -1,0 +1,46 @@
+"""How a run's work is scheduled."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from agentrl.errors import ConfigError
+
+Late: TypeAlias = Literal["wait", "mask", "drop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The numbers that a scheduler goes by. Raises ConfigError if no schedule has them."""
+
+    groups_per_step: int
+    members: int
+    """Episodes of a group."""
+    steps: int
+    """The last step; with 1 and `trains` false, groups are played once and nothing is trained."""
+    trains: bool = True
+    attempts: int = 1
+    """At an episode, at most."""
+    concurrency: int | None = None
+    """Episodes played at once; None: all of them."""
+    staleness: int = 0
+    """The version that is trained minus that of a trained token, at most; 0 is synchronous."""
+    updates: int = 1
+    """Versions that one batch makes."""
+    late: Late = "wait"
+    """What becomes of a group that would be trained on too late."""
+    partial: bool = True
+    """False: no episode goes on under other weights than those that it began with."""
+    stall_s: float = 60.0
+    """So long nothing may come before `Stalled` is said."""
+
+    def __post_init__(self) -> None:
+        if self.staleness < 0 or 0 < self.staleness < self.updates:
+            raise ConfigError(
+                f"async.staleness: got {self.staleness}, expected 0 or at least {self.updates}, the "
+                "updates that are made of one batch: each is a version"
+            )
+
+    @property
+    def outstanding(self) -> int:
+        """Groups in flight, queued or in training, at most."""
+        return (self.staleness // self.updates + 1) * self.groups_per_step

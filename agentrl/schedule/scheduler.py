@@ -1,0 +1,340 @@
+"""`Scheduler`: when groups are drawn, episodes begun, batches trained and weights published.
+
+    DrawGroup ─▶ BeginEpisode ─▶ JudgeGroup ─▶ TrainBatch ─▶ PublishWeights ─▶ FinishStep
+        ▲        (a place each)   (another?)    (oldest first)                      │
+        └────────── a place among the groups that may be outstanding ◀──────────────┘
+
+A state machine without clock, task or thread: whoever drives it carries out the actions in their
+order and says what came of them. Synchronous training is staleness 0: the groups of one step are
+outstanding, and their places come free when the step is finished. With a staleness of k steps there
+are those of k + 1, and places come free when weights are published.
+
+The bound holds for each token, time in a queue included. In every span of versions places for one
+batch come free, so at most one batch of groups is due at once; groups are trained in the order of
+their oldest versions, and a batch waits for those that the next one would be too late for.
+"""
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from agentrl.schedule.config import Schedule
+from agentrl.schedule.events import (
+    Action,
+    BatchTrained,
+    BeginEpisode,
+    DrawGroup,
+    DropGroup,
+    EpisodeEnded,
+    EpisodeWaits,
+    Event,
+    FinishStep,
+    GroupDrawn,
+    GroupJudged,
+    JudgeGroup,
+    Owner,
+    PublishWeights,
+    Stalled,
+    StepFinished,
+    Tick,
+    TrainBatch,
+    WakeAt,
+    WeightsPublished,
+)
+
+_Phase = Literal["collecting", "training", "trained", "publishing", "finishing"]
+_OF_TRAINER: Final[dict[_Phase, str]] = {
+    "training": "the update",
+    "trained": "episodes that no update may cross",
+    "publishing": "the engine to take weights",
+    "finishing": "evaluation, metrics and checkpoint",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Somebody who waits, for whom, and since when on the scheduler's clock."""
+
+    who: str
+    owner: str
+    since: float
+
+
+@dataclass(slots=True)
+class _Group:
+    left: int
+    """Members that have not ended."""
+    oldest: int | None = None
+    """The version that its first episode began under; None before that."""
+    is_ready: bool = False
+
+
+@dataclass(slots=True)
+class _Running:
+    attempt: int
+    owner: Owner
+    since: float
+
+
+class Scheduler:
+    """Says what is to be done next; `on` takes what happened."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        step: int = 0,
+        version: int = 0,
+        ticket: int | None = None,
+        open_tickets: Sequence[int] = (),
+    ) -> None:
+        """Go on behind a step, when the weights were of this version.
+
+        `ticket` is the next one that was never drawn, by default the first of the next step;
+        `open_tickets` are those before it that nobody has trained on. They are drawn again.
+        """
+        self.schedule = schedule
+        self.step = step
+        """The last one that is finished."""
+        self.version = version
+        """Of the trainer's weights."""
+        self.next_ticket = step * schedule.groups_per_step if ticket is None else ticket
+        self.peak = 0
+        """Most episodes that were played at once."""
+        self._published = version
+        self._most = max(schedule.steps * schedule.groups_per_step, self.next_ticket)
+        self._again = deque(sorted(open_tickets))
+        self._groups: dict[int, _Group] = {}
+        self._ready: list[int] = []
+        self._unready = Counter[int]()
+        """How many groups that are not ready began under a version."""
+        self._waiting: list[tuple[int, int, int]] = []
+        """A heap of (ticket, member, attempt)."""
+        self._running: dict[tuple[int, int], _Running] = {}
+        self._batch: tuple[int, ...] = ()
+        self._phase: _Phase = "collecting"
+        self._since = self._heard = 0.0
+        self._wakes = False
+        self._now = 0.0
+        self._actions: list[Action] = []
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            Tick: self._on_tick,
+            GroupDrawn: self._on_group_drawn,
+            EpisodeWaits: self._on_episode_waits,
+            EpisodeEnded: self._on_episode_ended,
+            GroupJudged: self._on_group_judged,
+            BatchTrained: self._on_batch_trained,
+            WeightsPublished: self._on_weights_published,
+            StepFinished: self._on_step_finished,
+        }
+
+    @property
+    def open_tickets(self) -> list[int]:
+        """Tickets below `next_ticket` that nobody has trained on: what a checkpoint keeps."""
+        return sorted([*self._again, *(t for t in self._groups if t not in self._batch)])
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is left to do."""
+        return self.step >= self.schedule.steps
+
+    def on(self, event: Event, now: float) -> list[Action]:
+        """What is to be done, in this order. Raises ValueError for what cannot have happened."""
+        self._now, self._actions = now, []
+        self._handlers[type(event)](event)
+        if type(event) is not Tick:
+            self._heard = now
+        if type(event) is not EpisodeWaits:
+            self._advance()
+        return self._actions
+
+    def waits(self) -> list[Wait]:
+        """Who waits for whom, the longest first."""
+        found = [
+            Wait(f"episode {ticket}.{member}", running.owner, running.since)
+            for (ticket, member), running in self._running.items()
+        ]
+        if self._waiting:
+            found.append(Wait(f"{len(self._waiting)} episodes", "place", self._heard))
+        if (owner := _OF_TRAINER.get(self._phase)) is not None:
+            found.append(Wait("the trainer", owner, self._since))
+        elif self._groups:
+            missing = self.schedule.groups_per_step - len(self._ready)
+            late = sum(n for v, n in self._unready.items() if v < self._next_oldest)
+            owner = f"{max(missing, late)} more groups" if missing > 0 else f"{late} old groups"
+            found.append(Wait("the trainer", owner, self._since))
+        return sorted(found, key=lambda wait: wait.since)
+
+    @property
+    def _next_oldest(self) -> int:
+        """A group that began before this version would be too late for the batch after the next."""
+        return self.version + self.schedule.updates - self.schedule.staleness
+
+    def _advance(self) -> None:
+        """Do what has become possible."""
+        if self._phase == "trained" and (self.schedule.partial or not self._running):
+            self._enter("publishing")
+            self._actions.append(PublishWeights(self.version))
+        self._draw_groups()
+        self._begin_episodes()
+        if self._phase == "collecting" and self.schedule.trains:
+            self._train_if_batch_is_there()
+
+    def _draw_groups(self) -> None:
+        while len(self._groups) < self.schedule.outstanding:
+            if self._again:
+                ticket = self._again.popleft()
+            elif self.next_ticket < self._most:
+                ticket, self.next_ticket = self.next_ticket, self.next_ticket + 1
+            else:
+                return
+            self._groups[ticket] = _Group(left=0)
+            self._actions.append(DrawGroup(ticket))
+
+    def _begin_episodes(self) -> None:
+        most = self.schedule.concurrency
+        if not self.schedule.partial and self._phase in ("trained", "publishing"):
+            return
+        while self._waiting and (most is None or len(self._running) < most):
+            ticket, member, attempt = heapq.heappop(self._waiting)
+            self._begin(ticket, member, attempt)
+
+    def _begin(self, ticket: int, member: int, attempt: int) -> None:
+        group = self._groups[ticket]
+        if group.oldest is None:
+            group.oldest = self._published
+            self._unready[self._published] += 1
+        self._running[ticket, member] = _Running(attempt, "environment", self._now)
+        self.peak = max(self.peak, len(self._running))
+        self._actions.append(BeginEpisode(ticket, member, attempt))
+
+    def _train_if_batch_is_there(self) -> None:
+        num = self.schedule.groups_per_step
+        if len(self._ready) < num or self.is_over:
+            return
+        if self.schedule.late == "wait" and any(v < self._next_oldest for v in self._unready):
+            return
+        self._ready.sort(key=lambda ticket: (self._groups[ticket].oldest or 0, ticket))
+        self._batch = tuple(self._ready[:num])
+        del self._ready[:num]
+        self._enter("training")
+        oldest = self.version - self.schedule.staleness
+        self._actions.append(TrainBatch(self.step + 1, self._batch, self.version, oldest))
+
+    def _enter(self, phase: _Phase) -> None:
+        self._phase, self._since = phase, self._now
+
+    def _leave(self, phase: _Phase, event: Event) -> None:
+        if self._phase != phase:
+            raise ValueError(f"got {event}, but the trainer is {self._phase}, expected {phase}")
+
+    def _group_of(self, event: GroupDrawn | EpisodeEnded | GroupJudged) -> _Group:
+        group = self._groups.get(event.ticket)
+        if group is None or group.is_ready:
+            raise ValueError(f"got {event}, expected an open group")
+        return group
+
+    def _on_tick(self, _: Tick) -> None:
+        silent_until = self._heard + self.schedule.stall_s
+        if self._wakes and self._groups and self._now >= silent_until:
+            self._actions.append(Stalled(self._heard))
+            silent_until = self._now + self.schedule.stall_s
+        self._wakes = True
+        self._actions.append(WakeAt(max(silent_until, self._now)))
+
+    def _on_group_drawn(self, event: GroupDrawn) -> None:
+        group = self._group_of(event)
+        if event.is_empty:
+            self._keep(event.ticket, group)
+            return
+        group.left = self.schedule.members
+        for member in range(group.left):
+            heapq.heappush(self._waiting, (event.ticket, member, 0))
+
+    def _on_episode_waits(self, event: EpisodeWaits) -> None:
+        running = self._running.get((event.ticket, event.member))
+        if running is not None:  # else it was dropped
+            running.owner, running.since = event.owner, self._now
+
+    def _on_episode_ended(self, event: EpisodeEnded) -> None:
+        running = self._running.pop((event.ticket, event.member), None)
+        if running is None:
+            raise ValueError(f"got {event}, expected a running episode")
+        group = self._group_of(event)
+        if event.retry and running.attempt + 1 < self.schedule.attempts:
+            self._begin(event.ticket, event.member, running.attempt + 1)
+            return
+        group.left -= 1
+        if not group.left:
+            self._actions.append(JudgeGroup(event.ticket))
+
+    def _on_group_judged(self, event: GroupJudged) -> None:
+        group = self._group_of(event)
+        if event.replaced:
+            self._forget_oldest(group)
+            group.oldest = None
+            self._on_group_drawn(GroupDrawn(event.ticket))
+        else:
+            self._keep(event.ticket, group)
+
+    def _keep(self, ticket: int, group: _Group) -> None:
+        self._forget_oldest(group)
+        group.oldest = self._published if group.oldest is None else group.oldest
+        group.is_ready = True
+        self._ready.append(ticket)
+
+    def _forget_oldest(self, group: _Group) -> None:
+        if group.oldest is not None:
+            self._unready[group.oldest] -= 1
+            self._unready += Counter()  # without those that have none any more
+
+    def _on_batch_trained(self, event: BatchTrained) -> None:
+        self._leave("training", event)
+        self.version += event.versions
+        self._enter("trained")
+        if self.schedule.late == "drop":
+            self._drop_late_groups()
+        if not event.versions:
+            self._go_on_to_finish()
+
+    def _on_weights_published(self, event: WeightsPublished) -> None:
+        self._leave("publishing", event)
+        self._published = self.version
+        self._go_on_to_finish()
+
+    def _go_on_to_finish(self) -> None:
+        self._enter("finishing")
+        if self.schedule.staleness:
+            self._free_places_of_batch()
+        self._actions.append(FinishStep(self.step + 1))
+
+    def _on_step_finished(self, event: StepFinished) -> None:
+        self._leave("finishing", event)
+        self.step += 1
+        self._free_places_of_batch()
+        self._enter("collecting")
+
+    def _free_places_of_batch(self) -> None:
+        for ticket in self._batch:
+            del self._groups[ticket]
+        self._batch = ()
+
+    def _drop_late_groups(self) -> None:
+        """Give up what even the next batch would be too late for."""
+        oldest = self.version - self.schedule.staleness
+        for ticket, group in list(self._groups.items()):
+            if group.oldest is None or group.oldest >= oldest or ticket in self._batch:
+                continue
+            if group.is_ready:
+                self._ready.remove(ticket)
+            else:
+                self._forget_oldest(group)
+            self._waiting = [episode for episode in self._waiting if episode[0] != ticket]
+            heapq.heapify(self._waiting)
+            for member in range(self.schedule.members):
+                self._running.pop((ticket, member), None)
+            del self._groups[ticket]
+            self._most += 1
+            self._actions.append(DropGroup(ticket))
