@@ -40,8 +40,8 @@ FIRST: Final = f"set +H +o history; shopt -s execfail; {_QUIET}\n".encode()
 # `.` reads the code and not `eval`: then `exit` and `&` announce nothing, as in a script. Its
 # redirections make what `exec` does to the first three descriptors last as long as the call.
 # Errexit would take the last line for a failure; POSIXLY_CORRECT keeps it until the next call. With
-# the option -t the shell would end behind the line that the code ran in. One interrupt can reach the
-# shell and its child, and then also ends the line behind the code: so that one stands there twice.
+# the option -t the shell would end behind the line that the code ran in. An interrupt that reaches
+# the shell and its child may end the line behind the code, too: so that line stands there twice.
 _CALL: Final = r"""
 \. /dev/fd/37 37<<'BEGIN' </dev/null >&2 2>&1; 2>&1 37<"/END:$?" || 2>&1 37</END: || QUIET; \set +t
 [[ ${POSIXLY_CORRECT-} != e ]] || \set -e; \set +o posix; 37</BEGIN || 37<&-

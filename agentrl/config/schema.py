@@ -13,7 +13,11 @@ class Config(BaseModel):
     """Frozen and strict about keys; each field has a `Field(description=...)` for `--help`."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,
     )
 
 

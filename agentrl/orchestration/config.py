@@ -12,6 +12,7 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.models.resolve import TINY, ModelName
 from agentrl.envs.context import ContextConfig
 from agentrl.rollout.config import RolloutConfig
+from agentrl.schedule import AsyncConfig
 from agentrl.trainer.config import TrainerConfig
 
 
@@ -138,6 +139,9 @@ class RunConfig(Config):
     rollout: RolloutConfig = Field(default=RolloutConfig(), description="The sampling side.")
     context: ContextConfig = Field(
         default=ContextConfig(), description="What happens when a conversation grows too long."
+    )
+    async_: AsyncConfig = Field(
+        default=AsyncConfig(), alias="async", description="How far sampling may run ahead."
     )
     trainer: TrainerConfig = Field(default=TrainerConfig(), description="The gradient side.")
     engine: EngineConfig = Field(default=EngineConfig(), description="The engine.")

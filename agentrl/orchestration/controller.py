@@ -1,23 +1,25 @@
-"""The control loop of synchronous training, one step at a time.
+"""The control loop of training, one step at a time: synchronous or not, the same code.
 
-    tasks ── collect ──▶ episodes ── batch, advantages ──▶ update ── publish ──▶ engine
-      ▲                     │                                │                     │
-    sampler            Parquet file                   gap, verified            version + 1
+    tasks ── episodes ──▶ groups ── batch, advantages ──▶ update ── publish ──▶ engine
+      ▲                      │                              │                      │
+    sampler             Parquet file                  gap, verified            version up
 
-Everything waits for the step before it: the engine never samples from weights older than the
-trainer's. `DevicePolicy` says how the two make way for each other around an update:
+When anything begins a `Scheduler` says; groups are played beside this loop by a `RolloutDriver`.
+In a synchronous run the engine never samples from weights older than the trainer's, and
+`DevicePolicy` says how the two make way for each other around an update:
 
     with update_turn(): ── update ── before_publish ── publish ──▶ the engine samples again
 """
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import compress
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -36,19 +38,31 @@ from agentrl.orchestration.reports import (
     why_untrained,
     worst_episodes,
 )
+from agentrl.orchestration.schedules import make_schedule
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.orchestration.store import RunStore
 from agentrl.rollout import (
     Collected,
+    GroupJob,
     LongPrompt,
     PlayedGroup,
     TaskRef,
     episode_metrics,
-    gather_groups,
     make_batch,
 )
 from agentrl.rollout.codec import OddPrompt
+from agentrl.rollout.collected import gathered
+from agentrl.rollout.driver import ForTrainer, RolloutDriver
 from agentrl.rollout.selection import Refill, Selection
+from agentrl.schedule import Scheduler, Wait
+from agentrl.schedule.events import (
+    BatchTrained,
+    FinishStep,
+    PublishWeights,
+    StepFinished,
+    TrainBatch,
+    WeightsPublished,
+)
 from agentrl.tools.threads import EpisodeThread
 from agentrl.trainer.algorithms.corrections import are_rejected
 from agentrl.trainer.algorithms.recipe import BatchRecipe
@@ -69,6 +83,7 @@ class DevicePolicy:
         lora = config.trainer.lora
         self._engine, self._trainer = engine, trainer
         self._is_shared = config.engine.share_device
+        self._is_ahead = bool(config.async_.staleness)
         # Adapters come beside a base that nobody would bring again.
         self._keeps_base = bool(lora.rank) and lora.publish == "adapter"
         self.publishes_always = self._is_shared and not self._keeps_base
@@ -78,8 +93,12 @@ class DevicePolicy:
     async def update_turn(self) -> AsyncGenerator[None]:
         """The engine does not sample inside: the update may change its very parameters.
 
-        After a failure it goes on; on a shared device it stays as it is, since the run ends.
+        After a failure it goes on; on a shared device it stays as it is, since the run ends. Where
+        sampling may run ahead its weights are its own, and it stands still while it takes others.
         """
+        if self._is_ahead:
+            yield
+            return
         await self._engine.pause()
         if not self._is_shared:
             try:
@@ -148,8 +167,14 @@ class Controller:
         self._isolation: list[tuple[str, ...]] = []
         self._left_out: set[str] = set()
         """Tasks that were left out."""
+        self._driver: RolloutDriver | None = None
+        self._has_begun = False
+        self._number = self._num_ended = 0
+        """The step that is made or was made last; groups that have ended and are not taken."""
+        self._open: dict[int, TaskRef] = {}
+        """Tasks of the groups that are not trained on, by ticket."""
         self.version = 0
-        """The policy version that the engine serves: +1 for each published update."""
+        """The policy version that the engine serves: +1 for each update that was published."""
         self.recipe = recipe
         """What is done to batches; its state is that behind the last batch."""
         self._selection = Selection(
@@ -158,12 +183,65 @@ class Controller:
             seed=parts.config.seed,
         )
 
-    async def step(
-        self, number: int, refs: Sequence[TaskRef], draw_one: Callable[[], TaskRef]
-    ) -> StepResult:
-        """One optimizer step: collect, update, publish, write down.
+    async def begin(self, draw_one: Callable[[], TaskRef], step: int = 0, groups: str = "") -> None:
+        """Go on behind a step; `groups` is what `open_groups` gave then.
 
-        `draw_one` gives a further task, where a group of those teaches nothing.
+        `draw_one` gives the task of a further group. Nothing is played before the first `step`.
+        """
+        await self.aclose()
+        parts, rollout = self._parts, self._parts.config.rollout
+        schedule = make_schedule(parts.config)
+        kept: dict[str, Any] = json.loads(groups) if groups else {}
+        again = {int(ticket): TaskRef(*ref) for ticket, *ref in kept.get("open", ())}
+        self._open = again.copy()
+        scheduler = Scheduler(
+            schedule,
+            step=step,
+            version=self.version,
+            ticket=kept.get("next"),
+            open_tickets=[*again],
+        )
+
+        def draw(ticket: int) -> GroupJob:
+            self._open[ticket] = ref = again.pop(ticket, None) or draw_one()
+            number, place = divmod(ticket, schedule.groups_per_step)
+            return parts.jobs.job(ref, "train", step=number + 1, place=place)
+
+        self._refill = Refill(
+            self._selection,
+            per_step=schedule.groups_per_step,
+            teaches=self._is_group_worth_training,
+            draw=lambda number, place: parts.jobs.job(
+                draw_one(), "train", step=number, place=place
+            ),
+        )
+        self._driver = parts.collector.driver(
+            scheduler,
+            group_size=rollout.group_size,
+            draw=draw,
+            another=self._refill,
+            on_group=self._report_ended_group,
+            on_stall=self._report_stall,
+        )
+        self._has_begun, self._number, self._num_ended = False, step, 0
+
+    def open_groups(self) -> str:
+        """The groups that were drawn and not trained on, as JSON; empty if there are none."""
+        scheduler = self._require_driver().scheduler
+        tickets = scheduler.open_tickets
+        if not tickets and scheduler.next_ticket == scheduler.schedule.tickets_until(self._number):
+            return ""
+        refs = [(t, self._open[t].env, self._open[t].index) for t in tickets]
+        return json.dumps({"next": scheduler.next_ticket, "open": refs})
+
+    async def aclose(self) -> None:
+        """End the episodes that run."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            await driver.aclose()
+
+    async def step(self) -> StepResult:
+        """One optimizer step: wait for a batch, update, publish, write down.
 
         Raises:
             GivenUp: the run is to stop, and this step would take too long; it changed nothing.
@@ -171,10 +249,10 @@ class Controller:
         times: dict[str, float] = {}
         started = time.perf_counter()
         self._trainer.has_changed = False
-        collected = await self._stopping.or_give_up(
-            self._collect_training_episodes(number, refs, draw_one)
-        )
+        batch = await self._stopping.or_give_up(self._wait_for_batch())
         self._stopping.check_time(self._update_s)  # by that of the step before
+        self._number = number = batch.step
+        collected = self._take_groups(batch)
         times["rollout_s"] = time.perf_counter() - started
         stats = await self._update_and_publish_weights(collected, number, times)
         self._update_s = times["train_s"] + times["publish_s"]
@@ -194,40 +272,65 @@ class Controller:
     async def _update_and_publish_weights(
         self, collected: Collected, number: int, times: dict[str, float]
     ) -> StepStats:
-        """Update and publish, while the engine makes way."""
-        training = time.perf_counter()
+        """Update and publish, while the engine makes way if it has to."""
+        driver, training, updates = self._require_driver(), time.perf_counter(), self._trainer.step
         async with self._device.update_turn():
             stats = await self._train_in_thread(collected, number)
             publishing = time.perf_counter()
             times["train_s"] = publishing - training
             await self._device.before_publish()
-            if not stats.skipped or self._device.publishes_always:
-                weights = self._trainer.weights()
-                await self._parts.engine.update_weights(weights, self.version + 1)
-                self.version += 1
+            is_new = not stats.skipped or self._device.publishes_always
+            driver.feed(BatchTrained(max(1, self._trainer.step - updates) if is_new else 0))
+            action = await self._wait_for_action()
+            if isinstance(action, PublishWeights):
+                await self._parts.engine.update_weights(self._trainer.weights(), action.version)
+                self.version = action.version
+                driver.feed(WeightsPublished())
+                action = await self._wait_for_action()
+            assert isinstance(action, FinishStep)
         times["publish_s"] = time.perf_counter() - publishing
         return stats
 
-    async def _collect_training_episodes(
-        self, number: int, refs: Sequence[TaskRef], draw_one: Callable[[], TaskRef]
-    ) -> Collected:
+    async def _wait_for_batch(self) -> TrainBatch:
+        """Let the step before be over, and wait for the groups of this one."""
         self._observer.phase("rollout")
-        parts, rollout = self._parts, self._parts.config.rollout
-        refill = Refill(
-            self._selection,
-            drawn=len(refs),
-            teaches=self._is_group_worth_training,
-            draw=lambda place: parts.jobs.job(draw_one(), "train", step=number, place=place),
-        )
-        groups = parts.collector.collect(
-            parts.jobs.jobs(refs, "train", step=number),
-            group_size=rollout.group_size,
-            greedy=rollout.greedy_member,
-            another=refill,
-        )
-        collected = await gather_groups(
-            groups, lambda done: self._observer.groups(done, refill.drawn)
-        )
+        driver = self._require_driver()
+        if self._has_begun:
+            driver.feed(StepFinished())
+        else:
+            self._has_begun = True
+            driver.begin()
+        action = await self._wait_for_action()
+        assert isinstance(action, TrainBatch)
+        return action
+
+    async def _wait_for_action(self) -> ForTrainer:
+        driver = self._require_driver()
+        while (action := await driver.next()) is None:
+            pass
+        return action
+
+    def _require_driver(self) -> RolloutDriver:
+        assert self._driver is not None, "call begin first"
+        return self._driver
+
+    def _report_ended_group(self, _: PlayedGroup) -> None:
+        self._num_ended += 1
+        self._observer.groups(self._num_ended, self._refill.drawn(self._number + 1))
+
+    def _report_stall(self, waits: Sequence[Wait]) -> None:
+        """Say who waits for whom, when nothing has happened for a long time."""
+        lines = [str(wait) for wait in waits]
+        self._store.event("stall", waits=lines)
+        self._observer.warn("nothing has happened for a while:\n  " + "\n  ".join(lines[:5]))
+
+    def _take_groups(self, batch: TrainBatch) -> Collected:
+        """The groups of a batch, and what there is to say of them."""
+        number, parts = batch.step, self._parts
+        collected = gathered(self._require_driver().take(batch.tickets))
+        self._num_ended -= collected.num_groups
+        for ticket in batch.tickets:
+            self._open.pop(ticket, None)
         if (isolation := parts.services.isolation) != self._isolation:
             self._isolation = isolation
             found = [{"backend": name, "holds": held} for name, *held in isolation]

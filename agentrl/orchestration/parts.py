@@ -223,10 +223,11 @@ def _load_engine_with_own_model(setup: EngineSetup, num_ids: int | None) -> Engi
 
 
 def _make_local_engine(model: "PreTrainedModel", config: RunConfig) -> Engine:
-    """The engine in this process; of merged LoRA weights it has a copy of its own."""
+    """The engine in this process; its weights are its own where the trainer's change meanwhile."""
     from agentrl.engine.local.engine import LocalEngine
 
     settings = config.engine
-    if config.trainer.lora.rank and config.trainer.lora.publish == "merged":
+    lora = config.trainer.lora
+    if config.async_.staleness or (lora.rank and lora.publish == "merged"):
         settings = settings.model_copy(update={"share_weights": False})
     return LocalEngine(model, settings)

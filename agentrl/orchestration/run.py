@@ -88,6 +88,8 @@ class PlannedRun:
         """The state of the sampler behind the last step that was done."""
         self._prepared = ""
         """The state of the recipe behind it."""
+        self._groups = ""
+        """The groups that were open behind it."""
         self.step = 0
         """Steps done."""
 
@@ -138,13 +140,14 @@ class PlannedRun:
             parts.build_parts(plan, self._base, logs=directory.path / "engine")
         )
         undo.callback(lambda: runner.run(self._parts.aclose()))
-        self._controller = Controller(
+        self._controller = controller = Controller(
             parts=self._parts,
             store=self._store,
             observer=journal,
             stopping=self._stopping,
             recipe=make_recipe(settings, plan.objects.get, seed=self.config.seed, teacher=teacher),
         )
+        undo.callback(lambda: runner.run(controller.aclose()))
 
     @contextmanager
     def _record_run_start_or_undo(self, directory: RunDirectory) -> Generator[None]:
@@ -169,7 +172,7 @@ class PlannedRun:
         before = Layers.started(directory, self._objects)
         parts, controller = self._parts, self._controller
         restored = self._store.restore(parts.trainer)
-        step, controller.version, self._sampled, self._prepared = restored
+        step, controller.version, self._sampled, self._prepared, self._groups = restored
         controller.recipe.load(self._prepared)
         if controller.version:
             weights = parts.trainer.weights()
@@ -217,6 +220,7 @@ class PlannedRun:
             given=self._objects.get(self.config.rollout.sampler),
         )
         sampler.load(self.step, self._sampled)
+        self._runner.run(self._controller.begin(sampler.draw_one, self.step, self._groups))
         for number in range(self.step + 1, self.config.steps + 1):
             with self._stopping.step():
                 last = self._run_step_and_save_if_due(number, sampler)
@@ -227,18 +231,18 @@ class PlannedRun:
         from agentrl.trainer.checkpoint import random_states, set_random_states  # brings torch
 
         before = random_states()
-        refs = sampler.draw()
         self._is_in_step = True
         try:
-            result = self._runner.run(self._controller.step(number, refs, sampler.draw_one))
+            result = self._runner.run(self._controller.step())
         except (GivenUp, KeyboardInterrupt, Terminated):
             if self._parts.trainer.give_up():
                 set_random_states(before)
                 self._is_in_step = False
             raise
         self._is_in_step = False
-        self._metrics, self.step, self._sampled = result.metrics, number, sampler.state()
+        self._metrics, self.step, self._sampled = result.metrics, number, sampler.state(number)
         self._prepared = self._controller.recipe.state()
+        self._groups = self._controller.open_groups()
         self._last_eval = result.eval or self._last_eval
         due = number % self.config.checkpoint.every == 0 or number == self.config.steps
         if due or self._stopping.number:
@@ -249,7 +253,7 @@ class PlannedRun:
         self._journal.phase("checkpoint")
         trainer, version = self._parts.trainer, self._controller.version
         with self._stopping.writing():
-            states = self._sampled, self._prepared
+            states = self._sampled, self._prepared, self._groups
             self._store.save(trainer, self.step, version, self._metrics, *states)
         self._kept = self.step
 

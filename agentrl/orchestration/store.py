@@ -76,16 +76,19 @@ class RunStore:
         metrics: Mapping[str, float] = NO_METRICS,
         sampler: str = "",
         recipe: str = "",
+        groups: str = "",
     ) -> None:
         """A checkpoint of all that the next step depends on; `metrics` say how good it is.
 
-        `sampler` is the state of the sampler of tasks, `recipe` of what prepares batches.
+        `sampler` is the state of the sampler of tasks, `recipe` of what prepares batches, `groups`
+        says which groups are drawn and not trained on.
         """
         state: dict[str, Json] = {
             "step": step,
             "version": version,
             "sampler": sampler,
             "recipe": recipe,
+            "groups": groups,
             "model": self._digest_base_model_files,
             "base": str(self._base_model),
             "data": self._prints.data,
@@ -101,11 +104,11 @@ class RunStore:
         )
         self.event("checkpoint", step=step)
 
-    def restore(self, trainer: Trainer) -> tuple[int, int, str, str]:
+    def restore(self, trainer: Trainer) -> tuple[int, int, str, str, str]:
         """Load the newest valid checkpoint and drop what lies beyond it.
 
         Returns the step to go on from, the policy version that it was sampled under, and the states
-        of the sampler and of the recipe.
+        of the sampler, of the recipe and of the groups.
         """
         checkpoints = self.directory.checkpoints
         newest = latest_valid(checkpoints)
@@ -123,7 +126,8 @@ class RunStore:
         step, version = (int(str(state.get(key, 0))) for key in ("step", "version"))
         self._metrics.truncate_after(step)
         self._episodes.truncate_after(step)
-        return step, version, str(state.get("sampler", "")), str(state.get("recipe", ""))
+        sampler, recipe, groups = (str(state.get(k, "")) for k in ("sampler", "recipe", "groups"))
+        return step, version, sampler, recipe, groups
 
     @cached_property
     def _digest_base_model_files(self) -> str:

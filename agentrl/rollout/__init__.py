@@ -2,14 +2,10 @@
 
 from agentrl.rollout.batch import make_batch
 from agentrl.rollout.codec import Codec, LongPrompt, find_long
-from agentrl.rollout.collect import (
-    Collected,
-    Collector,
-    CollectSettings,
-    PlayedGroup,
-    gather_groups,
-)
+from agentrl.rollout.collect import Collector
+from agentrl.rollout.collected import Collected, PlayedGroup, gather_groups
 from agentrl.rollout.config import RolloutConfig
+from agentrl.rollout.driver import CollectSettings
 from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner
 from agentrl.rollout.episode_record import GroupJob
 from agentrl.rollout.metrics import NEVER_RAN, call_faults, episode_metrics, succeeded, successes

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from agentrl.rollout.collect import Collected
+from agentrl.rollout.collected import Collected
 from agentrl.types import CUT_OFF, CallErrorReason, Episode, EpisodeStop, Score
 from agentrl.types.batch import are_equal
 

@@ -94,7 +94,7 @@ class TaskSampler:
         """`given` is the sampler where it is an object. Raises ConfigError if there is none."""
         self._label = SAMPLERS.label(config.sampler)
         self._sources, self._count = sources, config.tasks_per_step
-        self._steps = self._lists = 0
+        self._lists = 0
         self._left: deque[TaskRef] = deque()
         """What is left of the last list."""
         found = SAMPLERS.find(config.sampler if given is None else given)
@@ -109,7 +109,6 @@ class TaskSampler:
         Raises:
             RunError: they are no tasks of these environments, or too few.
         """
-        self._steps += 1
         return [self.draw_one() for _ in range(self._count)]
 
     def draw_one(self) -> TaskRef:
@@ -137,8 +136,8 @@ class TaskSampler:
                 raise RunError(f"{self._label} gave {got} step {number}, expected {expected}")
         return cast("list[TaskRef]", refs)
 
-    def state(self) -> str:
-        """Where it is, as JSON; empty where that is known from the number of steps alone.
+    def state(self, step: int) -> str:
+        """Where it is behind a step, as JSON; empty where the number of steps alone says it.
 
         Raises:
             RunError: its state is no JSON.
@@ -147,7 +146,7 @@ class TaskSampler:
         if isinstance(self._stream, Resumable):
             with user_code(f"{self._label}: state", fault=RunError):
                 own = json.dumps(self._stream.state())
-        if own is None and self._lists == self._steps and not self._left:
+        if own is None and self._lists == step and not self._left:
             return ""
         left = [(ref.env, ref.index) for ref in self._left]
         return json.dumps({"lists": self._lists, "left": left, "own": own})
@@ -155,7 +154,7 @@ class TaskSampler:
     def load(self, step: int, state: str) -> None:
         """Go on behind a step, after which the state was this."""
         found: dict[str, Any] = json.loads(state) if state else {"lists": step}
-        self._steps, self._lists = step, int(found["lists"])
+        self._lists = int(found["lists"])
         self._left = deque(TaskRef(env, index) for env, index in found.get("left", ()))
         own: str | None = found.get("own")
         with user_code(f"{self._label}: load", fault=RunError):
@@ -176,7 +175,7 @@ def check_sampler(
         )
         expected = [first.draw(), first.draw()]
         again = [second.draw()]
-        state = second.state()
+        state = second.state(1)
         again.append(second.draw())
         resumed.load(1, state)
         later = resumed.draw()

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from agentrl.rollout.collect import Collected, PlayedGroup
+from agentrl.rollout.collected import Collected, PlayedGroup
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import EpisodeLimits
 from agentrl.rollout.episode_record import GroupJob
@@ -88,17 +88,23 @@ class Refill:
         self,
         selection: Selection,
         *,
-        drawn: int,
+        per_step: int,
         teaches: Callable[[PlayedGroup], bool],
-        draw: Callable[[int], GroupJob],
+        draw: Callable[[int, int], GroupJob],
     ) -> None:
-        """`draw` makes the job for a place behind those of the `drawn` groups there are."""
+        """`draw` makes the job of a step for a place behind those of its `per_step` groups."""
         self._selection = selection
-        self.drawn = drawn
-        self._most = int(drawn * selection.config.refill + 1e-6)  # 20 * 1.15 is below 23
-        self._is_on = self._most > drawn
+        self._per_step = per_step
+        self._most = int(per_step * selection.config.refill + 1e-6)  # 20 * 1.15 is below 23
+        self._is_on = self._most > per_step
         self._teaches = teaches
         self._draw = draw
+        self._more = Counter[int]()
+        """Groups drawn beyond those of a step."""
+
+    def drawn(self, step: int) -> int:
+        """How many groups have been drawn for a step."""
+        return self._per_step + self._more[step]
 
     def __call__(self, group: PlayedGroup) -> GroupJob | None:
         """Drop what is not trained on; the job of another group, if one is to be played."""
@@ -106,10 +112,11 @@ class Refill:
         if not self._is_on or (group.episodes and self._teaches(group)):
             return None
         drop(group, group.episodes, "flat")
-        if self.drawn >= self._most:
+        step = group.job.key.step
+        if self.drawn(step) >= self._most:
             return None
-        self.drawn += 1
-        return self._draw(self.drawn - 1)
+        self._more[step] += 1
+        return self._draw(step, self.drawn(step) - 1)
 
 
 def count_groups(collected: Collected) -> dict[str, float]:

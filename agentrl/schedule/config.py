@@ -3,9 +3,32 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from pydantic import Field
+
+from agentrl.config import Config
 from agentrl.errors import ConfigError
 
 Late: TypeAlias = Literal["wait", "mask", "drop"]
+
+
+class AsyncConfig(Config):
+    """How far sampling may run ahead of training."""
+
+    staleness: int = Field(
+        default=0,
+        ge=0,
+        description="Most versions that a trained token may be older than the weights that are "
+        "trained; 0: synchronous, 1: one step off.",
+    )
+    late: Late = Field(
+        default="wait",
+        description="What becomes of a group that would be older: wait for it in time, mask its "
+        "older tokens, or drop it.",
+    )
+    partial: bool = Field(
+        default=True,
+        description="Let episodes go on over an update; false: an update waits for their ends.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +59,15 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.staleness < 0 or 0 < self.staleness < self.updates:
             raise ConfigError(
-                f"async.staleness: got {self.staleness}, expected 0 or at least {self.updates}, the "
-                "updates that are made of one batch: each is a version"
+                f"async.staleness: got {self.staleness}, expected 0 or at least {self.updates}: so "
+                "many updates are made of one batch, and each is a version"
             )
 
     @property
     def outstanding(self) -> int:
         """Groups in flight, queued or in training, at most."""
         return (self.staleness // self.updates + 1) * self.groups_per_step
+
+    def tickets_until(self, step: int) -> int:
+        """How many groups are drawn for the steps up to this one."""
+        return step * self.groups_per_step

@@ -61,6 +61,10 @@ class Wait:
     owner: str
     since: float
 
+    def __str__(self) -> str:
+        """Without the time."""
+        return f"{self.who} waits for {self.owner}"
+
 
 @dataclass(slots=True)
 class _Group:
@@ -100,11 +104,11 @@ class Scheduler:
         """The last one that is finished."""
         self.version = version
         """Of the trainer's weights."""
-        self.next_ticket = step * schedule.groups_per_step if ticket is None else ticket
+        self.next_ticket = schedule.tickets_until(step) if ticket is None else ticket
         self.peak = 0
         """Most episodes that were played at once."""
         self._published = version
-        self._most = max(schedule.steps * schedule.groups_per_step, self.next_ticket)
+        self._most = max(schedule.tickets_until(schedule.steps), self.next_ticket)
         self._again = deque(sorted(open_tickets))
         self._groups: dict[int, _Group] = {}
         self._ready: list[int] = []
@@ -138,6 +142,8 @@ class Scheduler:
     @property
     def is_over(self) -> bool:
         """Nothing is left to do."""
+        if not self.schedule.trains:
+            return len(self._ready) >= self._most
         return self.step >= self.schedule.steps
 
     def on(self, event: Event, now: float) -> list[Action]:

@@ -54,18 +54,20 @@ def test_a_step_goes_through_few_files(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracer: Tracer
 ) -> None:
     built: list[Parts] = []
+    done: list[object] = []
     build_parts, step, sample = parts_module.build_parts, Controller.step, LocalEngine.generate
 
     async def build(*args: object, **options: object) -> Parts:
         built.append(await build_parts(*args, **options))  # type: ignore[arg-type]  # as they are
         return built[0]
 
-    async def traced(self: Controller, number: int, *given: object) -> object:
-        tracer.is_on = number == 2  # the first one makes what is made once
+    async def traced(self: Controller) -> object:
+        tracer.is_on = bool(done)  # the first one makes what is made once
         try:
-            return await step(self, number, *given)  # type: ignore[arg-type]  # as they are
+            done.append(await step(self))
         finally:
             tracer.is_on = False
+        return done[-1]
 
     async def generate(
         self: LocalEngine, ids: Sequence[int], sampling: Sampling, session: EpisodeSession

@@ -21,7 +21,7 @@ from agentrl.rollout import (
     PlayedGroup,
     gather_groups,
 )
-from agentrl.rollout.collect import Another
+from agentrl.rollout.driver import Another
 from agentrl.rollout.selection import drop
 from agentrl.types import (
     AssistantTurn,

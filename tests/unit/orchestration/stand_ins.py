@@ -95,6 +95,7 @@ class LoggedTrainer:
     answers: list[StepStats | Exception] = field(default_factory=lambda: [STATS])
     batches: list[Batch] = field(default_factory=list[Batch])
     has_changed: bool = False
+    step: int = 0
 
     def update(self, batch: Batch) -> StepStats:
         self.log.append("update")
@@ -147,6 +148,7 @@ class LoggedStore:
     saved: tuple[int, int] = (0, 0)
     sampler: str = ""
     recipe: str = ""
+    groups: str = ""
 
     def episodes_file(self, step: int) -> Path:
         return Path(f"step-{step}.parquet")
@@ -163,14 +165,12 @@ class LoggedStore:
     def event(self, kind: str, **fields: object) -> None:
         self.events.append((kind, fields))
 
-    def save(
-        self, trainer: object, step: int, version: int, metrics: object, sampler: str, recipe: str
-    ) -> None:
+    def save(self, trainer: object, step: int, version: int, metrics: object, *states: str) -> None:
         self.log.append(f"saved {step}")
-        self.saved, self.sampler, self.recipe = (step, version), sampler, recipe
+        self.saved, (self.sampler, self.recipe, self.groups) = (step, version), states
 
-    def restore(self, trainer: object) -> tuple[int, int, str, str]:
-        return (*self.saved, self.sampler, self.recipe)
+    def restore(self, trainer: object) -> tuple[int, int, str, str, str]:
+        return (*self.saved, self.sampler, self.recipe, self.groups)
 
     def close(self) -> None:
         self.log.append("store closed")

@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,10 +34,6 @@ from tests.unit.orchestration.stand_ins import (
 REFS = [TaskRef(env=0, index=0), TaskRef(env=0, index=1)]
 
 
-def no_more() -> TaskRef:
-    raise AssertionError("a step took a task more")
-
-
 class Bench:
     """A controller with the parts that it works with."""
 
@@ -48,21 +45,29 @@ class Bench:
         self.stopping = Stopping()
         self.parts: Parts | None = None
 
-    def controller(
-        self, *flags: str, estimator: Any = None, observer: Observer | None = None
+    async def controller(
+        self,
+        *flags: str,
+        estimator: Any = None,
+        observer: Observer | None = None,
+        more: Iterable[TaskRef] = (),
     ) -> Controller:
+        """It draws the tasks of `REFS` for each step, or further ones behind them."""
         config = configuration(*flags)
         self.parts, trainer = (
             make_parts(self.folder, self.log, self.trainer, config),
             config.trainer,
         )
-        return Controller(
+        controller = Controller(
             parts=self.parts,
             store=cast("Any", self.store),
             observer=observer or Observer(),
             stopping=self.stopping,
             recipe=make_recipe(trainer, {trainer.estimator: estimator}.get),
         )
+        refs = chain(REFS, more) if more else cycle(REFS)
+        await controller.begin(lambda: next(refs))
+        return controller
 
 
 @pytest.fixture
@@ -79,13 +84,13 @@ async def served(bench: Bench) -> int | None:
 
 
 async def test_the_engine_stands_still_while_the_weights_change(bench: Bench) -> None:
-    controller = bench.controller()
-    result = await controller.step(1, REFS, no_more)
+    controller = await bench.controller()
+    result = await controller.step()
     assert bench.log == ["pause", "update", "publish 1", "resume", "written 1"]
     assert isinstance(result, StepResult)
     assert bench.store.metrics[1]["reward"] == 1.0
     assert bench.trainer.batches[0].num_rows == 4
-    await controller.step(2, REFS, no_more)
+    await controller.step()
     assert controller.version == await served(bench) == 2
 
 
@@ -99,25 +104,25 @@ async def test_the_loop_goes_on_during_an_update(bench: Bench) -> None:
         return update(batch)
 
     bench.trainer.update = slow  # type: ignore[method-assign]
-    await bench.controller().step(1, REFS, no_more)
+    await (await bench.controller()).step()
     assert bench.log == ["pause", "update", "publish 1", "resume", "written 1"]
 
 
 async def test_what_changed_nothing_is_not_published(bench: Bench) -> None:
     bench.trainer.answers = [replace(STATS, skipped="all rewards are equal"), STATS]
-    controller = bench.controller()
-    await controller.step(1, REFS, no_more)
+    controller = await bench.controller()
+    await controller.step()
     assert bench.log == ["pause", "update", "resume", "written 1"]
     assert controller.version == await served(bench) == 0
     assert [kind for kind, _ in bench.store.events] == ["nothing_trained"]
-    await controller.step(2, REFS, no_more)
+    await controller.step()
     assert controller.version == await served(bench) == 1
 
 
 async def test_a_critic_that_learns_alone_is_no_trouble(bench: Bench) -> None:
     bench.trainer.answers = [replace(STATS, skipped=CRITIC_ALONE)]
-    controller = bench.controller()
-    await controller.step(1, REFS, no_more)
+    controller = await bench.controller()
+    await controller.step()
     assert bench.log == ["pause", "update", "resume", "written 1"]
     assert bench.store.events == []
 
@@ -130,7 +135,7 @@ async def test_a_critic_that_was_left_as_it_is_is_told(bench: Bench) -> None:
             warned.append(text)
 
     bench.trainer.answers = [replace(STATS, value_skipped="the critic's loss is nan")]
-    await bench.controller(observer=Listens()).step(1, REFS, no_more)
+    await (await bench.controller(observer=Listens())).step()
     assert warned == ["step 1: the critic's loss is nan: it was left as it is"]
     kept = {"step": 1, "reason": "the critic's loss is nan"}
     assert ("critic_skipped", kept) in bench.store.events
@@ -139,14 +144,14 @@ async def test_a_critic_that_was_left_as_it_is_is_told(bench: Bench) -> None:
 async def test_after_a_failed_update_the_engine_goes_on(bench: Bench) -> None:
     bench.trainer.answers = [RunError("the loss is not finite")]
     with pytest.raises(RunError, match="not finite"):
-        await bench.controller().step(1, REFS, no_more)
+        await (await bench.controller()).step()
     assert bench.log == ["pause", "update", "resume"]
     assert not bench.store.metrics
 
 
 async def test_on_one_device_one_of_both_has_the_memory(bench: Bench) -> None:
-    controller = bench.controller("--engine.share-device")
-    await controller.step(1, REFS, no_more)
+    controller = await bench.controller("--engine.share-device")
+    await controller.step()
     assert bench.log == [
         *("pause", "engine gives up weights kv_cache cuda_graph", "trainer takes", "update"),
         *("trainer gives up", "engine takes weights", "publish 1"),
@@ -157,14 +162,14 @@ async def test_on_one_device_one_of_both_has_the_memory(bench: Bench) -> None:
 async def test_a_base_that_nobody_would_bring_again_stays(bench: Bench) -> None:
     bench.trainer.answers = [replace(STATS, skipped="all rewards are equal"), STATS]
     lora = ("--trainer.lora.rank", "4", "--trainer.lora.publish", "adapter")
-    controller = bench.controller("--engine.share-device", *lora)
-    await controller.step(1, REFS, no_more)
+    controller = await bench.controller("--engine.share-device", *lora)
+    await controller.step()
     assert bench.log == [
         *("pause", "engine gives up kv_cache cuda_graph", "trainer takes", "update"),
         *("trainer gives up", "engine takes kv_cache cuda_graph", "resume", "written 1"),
     ]
     bench.log.clear()
-    await controller.step(2, REFS, no_more)
+    await controller.step()
     assert "publish 1" in bench.log
     assert "engine takes weights" not in bench.log
 
@@ -173,7 +178,7 @@ async def test_an_estimator_of_ones_own_says_what_is_trained(bench: Bench) -> No
     def estimate(batch: Batch) -> NDArray[np.float32]:
         return np.where(batch.mask_N, 7.0, 0.0).astype(np.float32)
 
-    await bench.controller(estimator=estimate).step(1, REFS, no_more)
+    await (await bench.controller(estimator=estimate)).step()
     batch = bench.trainer.batches[0]
     assert batch.advantages_N is not None
     assert set(batch.advantages_N[batch.mask_N]) == {7.0}
@@ -188,8 +193,8 @@ async def test_one_that_needs_a_critic_gets_values(bench: Bench) -> None:
             return batch.values_N
 
     with pytest.raises(ConfigError, match="needs a critic"):
-        bench.controller(estimator=Needy())
-    await bench.controller("--trainer.algorithm", "ppo", estimator=Needy()).step(1, REFS, no_more)
+        await bench.controller(estimator=Needy())
+    await (await bench.controller("--trainer.algorithm", "ppo", estimator=Needy())).step()
     assert bench.log[:2] == ["pause", "values"]
 
 
@@ -202,16 +207,18 @@ async def test_passes_are_made_where_something_needs_them(bench: Bench) -> None:
             assert batch.reference_N is not None
             return batch.proximal_N - batch.reference_N
 
-    await bench.controller("--trainer.kl.coef", "0.1", estimator=Towards()).step(1, REFS, no_more)
+    await (await bench.controller("--trainer.kl.coef", "0.1", estimator=Towards())).step()
     assert bench.log[:4] == ["pause", "reference", "proximal", "update"]
     bench.log.clear()
-    await bench.controller("--trainer.kl.coef", "0.1").step(2, REFS, no_more)
+    await (await bench.controller("--trainer.kl.coef", "0.1")).step()
     assert bench.log[:3] == ["pause", "reference", "update"]
 
 
 async def test_a_correction_comes_before_the_advantages_and_is_told(bench: Bench) -> None:
-    controller = bench.controller("--trainer.correct", "decoupled", "--estimator", "reinforce")
-    result = await controller.step(1, REFS, no_more)
+    controller = await bench.controller(
+        "--trainer.correct", "decoupled", "--estimator", "reinforce"
+    )
+    result = await controller.step()
     assert bench.log[:3] == ["pause", "proximal", "update"]
     batch = bench.trainer.batches[0]
     assert batch.factors_N is not None
@@ -222,27 +229,27 @@ async def test_a_correction_comes_before_the_advantages_and_is_told(bench: Bench
     assert result.metrics["correct/rejected"] == 0
     assert result.metrics["correct/late0_ratio_p50"] == pytest.approx(np.median(ratios), rel=1e-5)
     bench.log.clear()
-    result = await bench.controller().step(2, REFS, no_more)
+    result = await (await bench.controller()).step()
     assert bench.log[:2] == ["pause", "update"]
     assert not any(name.startswith("correct/") for name in result.metrics)
 
 
 async def test_an_alarm_is_told_and_the_last_one_ends_the_run(bench: Bench) -> None:
     bench.trainer.answers = [alarm(final=False), alarm(final=True)]
-    controller = bench.controller()
-    await controller.step(1, REFS, no_more)
+    controller = await bench.controller()
+    await controller.step()
     kind, fields = bench.store.events[0]
     assert (kind, fields["step"]) == ("gap_alarm", 1)
     assert "step-1.parquet" in str(fields["worst"])
     with pytest.raises(RunError, match="the gap is 3"):
-        await controller.step(2, REFS, no_more)
+        await controller.step()
     assert controller.version == 0
     assert list(bench.store.metrics) == [1, 2]  # the step that ended it can be read
 
 
 async def test_evaluations_are_due_by_the_number_of_the_step(bench: Bench) -> None:
-    controller = bench.controller("--eval.every", "2")
-    first, second = [await controller.step(n, REFS, no_more) for n in (1, 2)]
+    controller = await bench.controller("--eval.every", "2")
+    first, second = [await controller.step() for _ in (1, 2)]
     assert first.eval is None
     assert second.eval is not None
     assert bench.store.metrics[2]["eval/reward"] == 1.0
@@ -250,9 +257,9 @@ async def test_evaluations_are_due_by_the_number_of_the_step(bench: Bench) -> No
 
 
 async def test_each_group_of_a_run_has_a_number_of_its_own(bench: Bench) -> None:
-    controller = bench.controller("--eval.every", "1")
-    for step in (1, 2, 3):
-        await controller.step(step, REFS, no_more)
+    controller = await bench.controller("--eval.every", "1")
+    for _ in range(3):
+        await controller.step()
     ids = [e.id for collected in bench.store.collected for e in collected.episodes]
     groups = {e.group for collected in bench.store.collected for e in collected.episodes}
     assert len({*ids}) == len(ids) == 3 * (4 + 2)
@@ -268,15 +275,15 @@ async def test_whoever_watches_is_told_of_each_group_that_ended(bench: Bench) ->
             told.append((done, total))
 
     told: list[object] = []
-    await bench.controller("--eval.every", "1", observer=Watches()).step(1, REFS, no_more)
+    await (await bench.controller("--eval.every", "1", observer=Watches())).step()
     assert told == ["rollout", (1, 2), (2, 2), "train", "eval", (1, 2), (2, 2)]
 
 
 async def test_a_stopped_run_begins_no_update_that_would_take_too_long(bench: Bench) -> None:
-    controller = bench.controller()
+    controller = await bench.controller()
     bench.stopping.number = 15  # its deadline is long past
     with pytest.raises(GivenUp):
-        await controller.step(1, REFS, no_more)
+        await controller.step()
     assert not bench.log
     assert not bench.trainer.has_changed
 
@@ -316,10 +323,10 @@ async def test_groups_that_teach_nothing_are_replaced_up_to_a_bound(
         def groups(self, done: int, total: int) -> None:
             watched.append((done, total))
 
-    controller = bench.controller(
-        "--rollout.refill", "3.2", estimator=Picks(*taught), observer=Watches()
+    controller = await bench.controller(
+        "--rollout.refill", "3.2", estimator=Picks(*taught), observer=Watches(), more=further
     )
-    result = await controller.step(1, REFS, lambda: next(further))
+    result = await controller.step()
     batch = bench.trainer.batches[0]
     assert batch.episode_ids == tuple(f"train-s1-g{g}-m{m}-a0" for g in kept for m in (0, 1))
     collected = bench.store.collected[0]
@@ -339,16 +346,16 @@ async def test_groups_that_teach_nothing_are_replaced_up_to_a_bound(
 
 
 async def test_without_a_bound_flat_groups_stay(bench: Bench) -> None:
-    result = await bench.controller(estimator=Picks()).step(1, REFS, no_more)
+    result = await (await bench.controller(estimator=Picks())).step()
     assert bench.trainer.batches[0].num_rows == 4
     assert not any(key.startswith(("groups/", "dropped/", "length/")) for key in result.metrics)
 
 
 async def test_a_long_turn_gets_less_in_the_batch_and_not_in_the_file(bench: Bench) -> None:
-    controller = bench.controller(
+    controller = await bench.controller(
         "--rollout.overlong-buffer", "1", "--rollout.max-new-tokens", "64"
     )
-    result = await controller.step(1, REFS, no_more)
+    result = await controller.step()
     batch, episodes = bench.trainer.batches[0], bench.store.collected[0].episodes
     assert all(e.reward == 1.0 for e in episodes)
     lost = [1 - max(t.num_sampled for t in e.turns) / 64 for e in episodes]
@@ -367,9 +374,9 @@ async def test_a_group_alone_may_lack_what_an_estimator_needs_of_a_step(bench: B
             return super().__call__(batch)
 
     seen: list[tuple[Any, set[str], Any]] = []
-    controller = bench.controller("--rollout.refill", "2", estimator=Compares(0, 1))
+    controller = await bench.controller("--rollout.refill", "2", estimator=Compares(0, 1))
     seen.clear()
-    await controller.step(1, REFS, no_more)
+    await controller.step()
     alone = seen[:2]
     assert [(keys, {*parts}) for keys, parts, _ in alone] == [((None,) * 4, {"none"})] * 2
     assert all(np.isnan(greedy).tolist() == [True, True] for _, _, greedy in alone)
@@ -383,9 +390,8 @@ async def test_a_step_without_episodes_asks_no_estimator(bench: Bench) -> None:
             assert batch.num_rows
             return super().__call__(batch)
 
-    further = iter(REFS)
-    controller = bench.controller("--rollout.refill", "2", estimator=Refuses())
-    await controller.step(1, REFS, lambda: next(further))
+    controller = await bench.controller("--rollout.refill", "2", estimator=Refuses())
+    await controller.step()
     batch = bench.trainer.batches[0]
     assert (batch.num_rows, batch.episode_ids) == (0, ())
     assert batch.advantages_N is not None

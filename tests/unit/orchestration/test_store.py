@@ -43,7 +43,7 @@ def test_the_state_of_a_sampler_comes_back_whole(
     before, after = (TaskSampler(config, [EnvSource(1.0, 9)], seed=5) for _ in range(2))
     for _ in range(2):
         before.draw()
-    assert max(len(digits) for digits in re.findall(r"\d+", before.state())) > 20
+    assert max(len(digits) for digits in re.findall(r"\d+", before.state(2))) > 20
     (tmp_path / "base").mkdir()
     with (
         RunDirectory.create(tmp_path, "one", prefix="x") as directory,
@@ -57,9 +57,9 @@ def test_the_state_of_a_sampler_comes_back_whole(
             prints=Fingerprints(data={}, sources={}),
         )
         trainer: Any = Keeps()
-        kept.save(trainer, 2, 1, sampler=before.state(), recipe='{"kl": 0.5}')
-        step, version, state, recipe = kept.restore(trainer)
+        kept.save(trainer, 2, 1, sampler=before.state(2), recipe='{"kl": 0.5}', groups="[]")
+        step, version, state, recipe, groups = kept.restore(trainer)
         kept.close()
-    assert (step, version, recipe) == (2, 1, '{"kl": 0.5}')
+    assert (step, version, recipe, groups) == (2, 1, '{"kl": 0.5}', "[]")
     after.load(step, state)
     assert after.draw() == before.draw()

@@ -113,10 +113,10 @@ def test_a_resumed_one_goes_on_as_one_that_was_not_stopped(name: str, done: int,
     whole, resumed = (TaskSampler(config, SOURCES, seed=seed) for _ in range(2))
     for _ in range(done):
         whole.draw()
-    resumed.load(done, whole.state())
-    assert (whole.state() == "") is (name != STATEFUL)
+    resumed.load(done, whole.state(done))
+    assert (whole.state(done) == "") is (name != STATEFUL)
     assert [whole.draw() for _ in range(4)] == [resumed.draw() for _ in range(4)]
-    assert whole.state() == resumed.state()
+    assert whole.state(done + 4) == resumed.state(done + 4)
 
 
 @settings(max_examples=25)
@@ -134,7 +134,7 @@ def test_what_steps_take_beyond_their_own_comes_once(
     taken: list[TaskRef] = []
     for number in further:
         taken += whole.draw() + [whole.draw_one() for _ in range(number)]
-    resumed.load(len(further), whole.state())
+    resumed.load(len(further), whole.state(len(further)))
     for sampler in (whole, resumed):
         behind = [*taken, *sampler.draw(), sampler.draw_one()]
         expected = [ref for _ in range(len(behind) // 4 + 1) for ref in lists.draw()]
@@ -164,7 +164,7 @@ def test_a_state_is_of_the_moment_it_was_asked_for() -> None:
     check_sampler(config, SOURCES, seed=3, given=Counts)
     sampler = TaskSampler(config, SOURCES, seed=3, given=Counts)
     sampler.draw()
-    state = sampler.state()
+    state = sampler.state(1)
     expected = sampler.draw()
     again = TaskSampler(config, SOURCES, seed=3, given=Counts)
     again.load(1, state)
