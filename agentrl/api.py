@@ -83,6 +83,7 @@ def _load_given_config(
     name = env if isinstance(env, str) else env.__name__
     given: dict[str, object] = {} if isinstance(env, str) else {name: env}
     short = {name.replace("-", "_"): key for name, key in SHORT_NAMES.items()}
+    short["async_"] = "async"  # a word of Python itself
     values = {short.get(name, name): value for name, value in keys.items()}
     for key in SEAMS & values.keys():
         parts = as_list(values[key])

@@ -19,6 +19,7 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, BoundEnv, Overrides, bind_envs
 from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.observers import check_observers
+from agentrl.orchestration.schedules import make_schedule
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.sampler import check_sampler
 from agentrl.rollout.selection import share_of
@@ -128,11 +129,7 @@ def _check_config_combinations(config: RunConfig) -> None:
                 f"rollout.{key} ({most})"
             )
     lora = config.trainer.lora
-    if config.engine.share_weights is True and lora.rank and lora.publish == "merged":
-        raise ConfigError(
-            "engine.share_weights: got true with trainer.lora.publish merged, whose weights are "
-            "the engine's alone; set trainer.lora.publish to adapter"
-        )
+    make_schedule(config)
     if lora.rank and lora.dtype != "float32" and config.trainer.is_apart:
         raise ConfigError(
             f"trainer.lora.dtype: got {lora.dtype} with several ranks or trainer.offload, which "

@@ -12,23 +12,7 @@ def make_schedule(config: RunConfig) -> Schedule:
         ConfigError: sampling cannot run ahead of training as it is asked to.
     """
     ahead, rollout, trainer = config.async_, config.rollout, config.trainer
-    if ahead.staleness:
-        got = f"async.staleness: got {ahead.staleness}"
-        if config.deterministic:
-            raise ConfigError(
-                f"{got} with deterministic: which episode ends first is never the same; take one "
-                "of them away"
-            )
-        if config.engine.share_device:
-            raise ConfigError(
-                f"{got} with engine.share_device: there engine and trainer take turns; give each a "
-                "device of its own, or take async.staleness 0"
-            )
-        if config.engine.share_weights is True:
-            raise ConfigError(
-                f"{got} with engine.share_weights true: the engine samples while the trainer "
-                "writes, so it needs a copy; leave it at auto"
-            )
+    _check_weights_of_engine(config)
     return Schedule(
         groups_per_step=rollout.tasks_per_step,
         members=rollout.group_size + rollout.greedy_member,
@@ -40,3 +24,26 @@ def make_schedule(config: RunConfig) -> Schedule:
         late=ahead.late,
         partial=ahead.partial,
     )
+
+
+def _check_weights_of_engine(config: RunConfig) -> None:
+    """Refuse weights shared with a trainer that would change them at the wrong time."""
+    lora, engine, staleness = config.trainer.lora, config.engine, config.async_.staleness
+    if engine.share_weights is True and lora.rank and lora.publish == "merged":
+        raise ConfigError(
+            "engine.share_weights: got true with trainer.lora.publish merged, whose weights are "
+            "the engine's alone; set trainer.lora.publish to adapter"
+        )
+    ways = {
+        "deterministic": (config.deterministic, "which episode ends first is chance"),
+        "engine.share_device": (engine.share_device, "engine and trainer take turns there"),
+        "engine.share_weights true": (
+            engine.share_weights is True,
+            "the engine samples while the trainer writes, so it needs a copy",
+        ),
+    }
+    for key, (is_set, why) in ways.items():
+        if staleness and is_set:
+            raise ConfigError(
+                f"async.staleness: got {staleness} with {key}: {why}; take one of them back"
+            )

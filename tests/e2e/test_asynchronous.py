@@ -1,0 +1,145 @@
+"""Runs whose sampling goes ahead: how old what they train on is, and that nothing is lost."""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentrl
+from agentrl.envs import ToolEnv
+from agentrl.errors import ConfigError
+from agentrl.run_dir import read_episodes
+from agentrl.types import Score, Task
+
+STEPS, GROUPS, MEMBERS = 6, 3, 2
+
+
+class Digits(ToolEnv):
+    """One to four turns of whatever the model says; longer tasks take longer."""
+
+    @classmethod
+    def make_task(cls, rng: Any, split: str) -> Task:
+        return Task(prompt=f"Say {int(rng.integers(10_000))}.", answer=int(rng.integers(1, 5)))
+
+    def setup(self) -> None:
+        self.left = int(self.task.answer)
+
+    def reply(self, text: str) -> str | None:
+        self.left -= 1
+        return "More." if self.left else None
+
+    def score(self, answer: str) -> Score:
+        return Score(value=len(answer) % 2)
+
+
+def settings(folder: Path, out: Path, **ahead: object) -> dict[str, Any]:
+    return {
+        "name": "ahead",
+        "model": str(folder),
+        "runs_dir": str(out),
+        "steps": STEPS,
+        "threads": 1,
+        "tasks_per_step": GROUPS,
+        "group_size": MEMBERS,
+        "rollout": {"max_new_tokens": 12, "concurrency": 8},
+        "trainer": {"max_gap_alarms": 100},
+        "checkpoint": {"every": 2},
+        "async_": ahead,
+    }
+
+
+def trained_places(out: Path, steps: int = STEPS) -> Counter[tuple[int, int]]:
+    """How often each member of each group was trained on."""
+    files = [out / "ahead" / "episodes" / f"step-{n:06d}.parquet" for n in range(1, steps + 1)]
+    return Counter((e.group, e.member) for file in files for e in read_episodes(file) if e.valid)
+
+
+def find_oldest_versions(out: Path) -> dict[int, int]:
+    """The oldest version of a sampled token, by step."""
+    found: dict[int, int] = {}
+    for step in range(1, STEPS + 1):
+        episodes = read_episodes(out / "ahead" / "episodes" / f"step-{step:06d}.parquet")
+        segments = [segment for e in episodes for segment in e.segments]
+        found[step] = min(int(s.versions_T[s.mask_T].min()) for s in segments if s.mask_T.any())
+    return found
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        {"staleness": 1},
+        {"staleness": 3},
+        {"staleness": 2, "partial": False},
+        {"staleness": 1, "late": "mask"},
+    ],
+)
+def test_each_group_is_trained_once_and_none_too_late(
+    tiny_folder: Path, tmp_path: Path, ahead: Mapping[str, Any]
+) -> None:
+    with agentrl.Run(Digits, **settings(tiny_folder, tmp_path, **ahead)) as run:
+        for result in run:
+            assert result.step == run.step
+    places = trained_places(tmp_path)
+    assert set(places.values()) == {1}
+    assert len(places) == STEPS * GROUPS * MEMBERS
+    if ahead.get("late") != "mask":
+        # The version that a step trains is below its number: a step may change nothing.
+        for step, oldest in find_oldest_versions(tmp_path).items():
+            assert oldest >= step - 1 - ahead["staleness"] - (STEPS - run_version(tmp_path))
+
+
+def run_version(out: Path) -> int:
+    """The version behind the last step."""
+    episodes = read_episodes(out / "ahead" / "episodes" / f"step-{STEPS:06d}.parquet")
+    return max(int(s.versions_T.max()) for e in episodes for s in e.segments)
+
+
+def test_a_run_that_was_left_and_resumed_trains_each_group_once(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    given = settings(tiny_folder, tmp_path, staleness=4)
+    with agentrl.Run(Digits, **given) as run:
+        for result in run:
+            if result.step == 3:  # behind the checkpoint of step 2
+                break
+    with agentrl.Run(Digits, name="ahead", runs_dir=str(tmp_path), resume=True) as run:
+        assert run.step == 2
+        assert [result.step for result in run] == [3, 4, 5, 6]
+    places = trained_places(tmp_path)
+    assert set(places.values()) == {1}
+    assert len(places) == STEPS * GROUPS * MEMBERS
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"deterministic": True}, "async.staleness: got 1 with deterministic"),
+        ({"engine.share_device": True}, "async.staleness: got 1 with engine.share_device"),
+        ({"engine.share_weights": True}, "async.staleness: got 1 with engine.share_weights"),
+        ({"trainer": {"minibatches": 3}}, "async.staleness: got 1, expected 0 or at least 3"),
+    ],
+)
+def test_what_cannot_run_ahead_is_refused_before_anything_loads(
+    tiny_folder: Path, tmp_path: Path, more: dict[str, Any], said: str
+) -> None:
+    given = settings(tiny_folder, tmp_path, staleness=1) | more
+    with pytest.raises(ConfigError, match=said), agentrl.Run(Digits, **given):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_is_refused_by_a_dry_run() -> None:
+    command = "train --env calculator --async.staleness 1 --deterministic --dry-run"
+    done = subprocess.run(
+        [sys.executable, "-m", "agentrl", *command.split()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "async.staleness: got 1 with deterministic" in done.stderr
