@@ -9,12 +9,13 @@ order and says what came of them. Synchronous training is staleness 0: the group
 outstanding, and their places come free when the step is finished. With a staleness of k steps there
 are those of k + 1, and places come free when weights are published.
 
-The bound holds for each token, time in a queue included. In every span of versions places for one
-batch come free, so at most one batch of groups is due at once; groups are trained in the order of
-their oldest versions, and a batch waits for those that the next one would be too late for.
+The bound holds for each token, time in a queue included: groups are trained in the order of their
+oldest versions, and a batch waits for old groups as long as more of them would be left than the
+batches after it can take in time. A group that is drawn later begins later, so this stays possible.
 """
 
 import heapq
+from bisect import bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -108,10 +109,12 @@ class Scheduler:
         self.peak = 0
         """Most episodes that were played at once."""
         self._published = version
-        self._most = max(schedule.tickets_until(schedule.steps), self.next_ticket)
+        missing = schedule.tickets_until(schedule.steps - step) - len(open_tickets)
+        self._most = self.next_ticket + max(0, missing)
         self._again = deque(sorted(open_tickets))
         self._groups: dict[int, _Group] = {}
-        self._ready: list[int] = []
+        self._ready: list[tuple[int, int]] = []
+        """(oldest version, ticket), in order."""
         self._unready = Counter[int]()
         """How many groups that are not ready began under a version."""
         self._waiting: list[tuple[int, int, int]] = []
@@ -168,15 +171,21 @@ class Scheduler:
             found.append(Wait("the trainer", owner, self._since))
         elif self._groups:
             missing = self.schedule.groups_per_step - len(self._ready)
-            late = sum(n for v, n in self._unready.items() if v < self._next_oldest)
-            owner = f"{max(missing, late)} more groups" if missing > 0 else f"{late} old groups"
+            due = self._count_groups_due()
+            owner = f"{max(missing, due)} more groups" if missing > 0 else f"{due} old groups"
             found.append(Wait("the trainer", owner, self._since))
         return sorted(found, key=lambda wait: wait.since)
 
-    @property
-    def _next_oldest(self) -> int:
-        """A group that began before this version would be too late for the batch after the next."""
-        return self.version + self.schedule.updates - self.schedule.staleness
+    def _count_groups_due(self) -> int:
+        """How many groups that are not ready must be, for no later batch to be too late for one."""
+        due = begun = 0
+        num = self.schedule.groups_per_step
+        for version in sorted(self._unready):
+            begun += self._unready[version]
+            ready = bisect_right(self._ready, (version, self._most)) - num
+            later = (version + self.schedule.staleness - self.version) // self.schedule.updates
+            due = max(due, begun + max(0, ready) - later * num)
+        return due
 
     def _advance(self) -> None:
         """Do what has become possible."""
@@ -220,10 +229,9 @@ class Scheduler:
         num = self.schedule.groups_per_step
         if len(self._ready) < num or self.is_over:
             return
-        if self.schedule.late == "wait" and any(v < self._next_oldest for v in self._unready):
+        if self.schedule.late == "wait" and self._count_groups_due():
             return
-        self._ready.sort(key=lambda ticket: (self._groups[ticket].oldest or 0, ticket))
-        self._batch = tuple(self._ready[:num])
+        self._batch = tuple(ticket for _, ticket in self._ready[:num])
         del self._ready[:num]
         self._enter("training")
         oldest = self.version - self.schedule.staleness
@@ -289,12 +297,13 @@ class Scheduler:
         self._forget_oldest(group)
         group.oldest = self._published if group.oldest is None else group.oldest
         group.is_ready = True
-        self._ready.append(ticket)
+        insort(self._ready, (group.oldest, ticket))
 
     def _forget_oldest(self, group: _Group) -> None:
         if group.oldest is not None:
             self._unready[group.oldest] -= 1
-            self._unready += Counter()  # without those that have none any more
+            if not self._unready[group.oldest]:
+                del self._unready[group.oldest]
 
     def _on_batch_trained(self, event: BatchTrained) -> None:
         self._leave("training", event)
@@ -334,7 +343,7 @@ class Scheduler:
             if group.oldest is None or group.oldest >= oldest or ticket in self._batch:
                 continue
             if group.is_ready:
-                self._ready.remove(ticket)
+                self._ready.remove((group.oldest, ticket))
             else:
                 self._forget_oldest(group)
             self._waiting = [episode for episode in self._waiting if episode[0] != ticket]

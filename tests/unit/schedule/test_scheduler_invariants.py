@@ -1,0 +1,82 @@
+"""Whatever the order of what happens: see `play.py` for what is held after each event."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.schedule import Schedule
+from tests.unit.schedule.play import Chances, Play
+
+CHANCE = st.sampled_from([0.0, 0.1, 0.4])
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    updates = draw(st.integers(1, 3))
+    return Schedule(
+        groups_per_step=draw(st.integers(1, 4)),
+        members=draw(st.integers(1, 3)),
+        steps=draw(st.integers(1, 12)),
+        attempts=draw(st.integers(1, 3)),
+        concurrency=draw(st.none() | st.integers(1, 9)),
+        staleness=draw(st.just(0) | st.integers(updates, 4 * updates + 2)),
+        updates=updates,
+        late=draw(st.sampled_from(["wait", "wait", "mask", "drop"])),
+        partial=draw(st.booleans()),
+    )
+
+
+chances = st.builds(
+    Chances, retry=CHANCE, empty=CHANCE, replaced=CHANCE, unchanged=CHANCE, slow=CHANCE
+)
+
+
+def trained_tickets(*plays: Play) -> list[int]:
+    return [ticket for play in plays for batch in play.trained for ticket in batch.tickets]
+
+
+@given(schedules(), chances, st.integers(0, 2**32))
+def test_every_ticket_is_trained_once_and_it_ends(
+    schedule: Schedule, chances: Chances, seed: int
+) -> None:
+    play = Play(schedule, seed, chances).run()
+    assert [batch.step for batch in play.trained] == list(range(1, schedule.steps + 1))
+    trained = trained_tickets(play)
+    assert sorted(trained + play.dropped + play.scheduler.open_tickets) == sorted(play.drawn)
+    assert len(set(trained)) == schedule.steps * schedule.groups_per_step
+    if schedule.late != "drop":
+        assert sorted(trained) == list(range(schedule.tickets_until(schedule.steps)))
+    if schedule.staleness == 0:
+        assert trained == sorted(trained), "not in the order of the steps"
+
+
+@given(schedules(), chances, st.integers(0, 2**32), st.integers(1, 12))
+def test_a_resumed_run_trains_every_ticket_once(
+    schedule: Schedule, chances: Chances, seed: int, until: int
+) -> None:
+    first = Play(schedule, seed, chances).run(until)
+    if first.scheduler.is_over or until > schedule.steps:
+        return
+    second = first.resumed().run()
+    assert [b.step for b in (*first.trained, *second.trained)] == [*range(1, schedule.steps + 1)]
+    trained = trained_tickets(first, second)
+    assert len(set(trained)) == len(trained)
+    assert not set(trained) & {*first.dropped, *second.dropped}
+    if schedule.late != "drop":
+        assert sorted(trained) == list(range(schedule.tickets_until(schedule.steps)))
+
+
+@pytest.mark.parametrize("late", ["wait", "mask", "drop"])
+def test_slow_groups_tell_the_three_ways_apart(late: str) -> None:
+    """The control: without waiting the bound is passed, or groups are given up."""
+    plays = [
+        Play(
+            Schedule(groups_per_step=2, members=2, steps=12, staleness=2, late=late),  # type: ignore[arg-type]  # parametrized
+            seed,
+            Chances(slow=0.2),
+        ).run()
+        for seed in range(20)
+    ]
+    oldest = max(age for play in plays for age in play.ages)
+    assert oldest > 2 if late == "mask" else oldest <= 2
+    assert any(play.dropped for play in plays) == (late == "drop")
