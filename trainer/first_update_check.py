@@ -1,8 +1,8 @@
 """The gate before the first update, and the alarm that stays on after it.
 
 Tokens that were sampled under the weights that the trainer has are on policy, so policy and
-behavior must be the same distribution there: those of the newest version in the step, if nothing
-of that version was trained on before. Others are not judged.
+behavior must be the same distribution there: those of the version that is trained, if nothing of
+that version was trained on before. Others are not judged, so neither is a batch that has no others.
 
 Suffix: N tokens of the batch.
 """
@@ -55,7 +55,7 @@ class GapGate:
     ) -> GapAlarm | None:
         """An alarm, if this batch is one; raises RunError before the first update.
 
-        `newest` is the newest version of the step, of which a mini-batch may have nothing.
+        `newest` is the version that is trained, of which a batch or mini-batch may have nothing.
         """
         judged_N = used_N & (batch.versions_N == newest) & (newest > self._trained)
         ratios = ratio_stats(policy_N[judged_N], batch.logprobs_N[judged_N].astype(np.float64))

@@ -196,7 +196,7 @@ class LocalTrainer:
         learner = self._find_critic_to_update(batch)
         explained = learner.explained(batch) if learner else None
         first, updates, objectives = self.attempted, list[BatchUpdate](), list[PolicyObjective]()
-        newest = int(batch.versions_N.max(initial=-1))
+        newest = int(batch.versions_N.max(initial=-1)) if batch.version is None else batch.version
         for part in [part for part, _ in split_minibatches(batch)] * self.config.epochs:
             objectives.append(PolicyObjective(part, self.loss, self.config))
             updates.append(self._update_once(part, objectives[-1], newest))

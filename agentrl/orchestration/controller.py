@@ -66,6 +66,7 @@ from agentrl.schedule.events import (
 from agentrl.tools.threads import EpisodeThread
 from agentrl.trainer.algorithms.corrections import are_rejected
 from agentrl.trainer.algorithms.recipe import BatchRecipe
+from agentrl.trainer.algorithms.staleness import lag_metrics, mask_late
 from agentrl.trainer.protocol import Trainer
 from agentrl.trainer.updates import CRITIC_ALONE, GapAlarm, StepStats, SupervisedStats
 from agentrl.types import Batch, Episode
@@ -254,7 +255,7 @@ class Controller:
         self._number = number = batch.step
         collected = self._take_groups(batch)
         times["rollout_s"] = time.perf_counter() - started
-        stats = await self._update_and_publish_weights(collected, number, times)
+        stats = await self._update_and_publish_weights(collected, batch, times)
         self._update_s = times["train_s"] + times["publish_s"]
         times["step_s"] = time.perf_counter() - started
         metrics = self._gather_step_metrics(collected, stats, times)
@@ -270,12 +271,12 @@ class Controller:
         return result
 
     async def _update_and_publish_weights(
-        self, collected: Collected, number: int, times: dict[str, float]
+        self, collected: Collected, taken: TrainBatch, times: dict[str, float]
     ) -> StepStats:
         """Update and publish, while the engine makes way if it has to."""
         driver, training, updates = self._require_driver(), time.perf_counter(), self._trainer.step
         async with self._device.update_turn():
-            stats = await self._train_in_thread(collected, number)
+            stats = await self._train_in_thread(collected, taken)
             publishing = time.perf_counter()
             times["train_s"] = publishing - training
             await self._device.before_publish()
@@ -352,16 +353,20 @@ class Controller:
             self._observer.warn(f"step {number}: left out: {one_line(next(iter(new.values())))}")
             self._store.event(event, step=number, tasks=[*new.values()])
 
-    def _update_on_collected(self, collected: Collected) -> StepStats:
-        trainer = self._trainer
+    def _update_on_collected(self, collected: Collected, taken: TrainBatch) -> StepStats:
+        trainer, ahead = self._trainer, self._parts.config.async_
         batch = self._make_train_batch(collected.episodes, collected.greedy)
+        batch = replace(batch, version=taken.version)
+        ages = lag_metrics(batch) if ahead.staleness else {}
+        if ahead.late == "mask":
+            batch = mask_late(batch, taken.oldest)
         if not collected.episodes:  # what a recipe needs of a batch is not in one without any
             nothing_N = np.zeros(0, dtype=np.float32)
             return trainer.update(replace(batch, advantages_N=nothing_N, weights_N=nothing_N))
         batch = self.recipe.prepare(batch, trainer)
         return replace(
             trainer.update(batch),
-            batch_statistics=self.recipe.measure(batch),
+            batch_statistics=self.recipe.measure(batch) | ages,
             rejected=frozenset(compress(batch.episode_ids, are_rejected(batch))),
         )
 
@@ -385,12 +390,15 @@ class Controller:
         batch = replace(batch, keys_U=keys_U, parts_E=parts_E, greedy_E=greedy_E)
         return self.recipe.teaches(batch)
 
-    async def _train_in_thread(self, collected: Collected, number: int) -> StepStats:
+    async def _train_in_thread(self, collected: Collected, taken: TrainBatch) -> StepStats:
+        number = taken.step
         self._observer.phase("train")
         # A thread, so that the loop looks after servers and sandboxes meanwhile; a daemon, since
         # one that was given up may be inside of a long product.
         thread = EpisodeThread("agentrl-update")
-        updating = asyncio.create_task(thread.call(self._update_on_collected, math.inf, collected))
+        updating = asyncio.create_task(
+            thread.call(self._update_on_collected, math.inf, collected, taken)
+        )
         try:
             while not updating.done():
                 await asyncio.wait([updating], timeout=_WAKE_S)

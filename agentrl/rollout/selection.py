@@ -59,12 +59,13 @@ class Selection:
             fell = sum(new is not old for new, old in zip(shaped, collected.scored, strict=True))
             metrics["overlong"] = fell / max(1, len(shaped))
             metrics["flat_groups"] = share_of_flat_groups(shaped)
+        dropped = Counter(episode.dropped for episode in collected.dropped)
         rules = {
             "flat": config.refill > 1,
             "cut": config.mask_cut,
             "filter": config.filter != "none",
+            "late": dropped["late"] > 0,
         }
-        dropped = Counter(episode.dropped for episode in collected.dropped)
         for why, is_set in rules.items():
             if is_set:
                 metrics[f"dropped/{why}"] = float(dropped[why])

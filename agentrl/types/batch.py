@@ -191,6 +191,8 @@ class Batch:
     loss is the proximal one, not that of the engine."""
     rejected_N: NDArray[np.bool_] | None = None
     """What a correction took out of the mask that was recorded."""
+    version: int | None = None
+    """Of the weights that it is to update; None: that of its newest tokens."""
     minibatch_E: NDArray[np.int32] | None = None
     """Which of the step's mini-batches each episode is in; None: there is one."""
     weights_N: NDArray[np.float32] | None = None

@@ -107,6 +107,16 @@ def test_what_is_not_on_policy_is_not_judged() -> None:
     assert judge(gate, 5, 2.0) is not None
 
 
+def test_a_batch_of_older_tokens_alone_neither_opens_the_gate_nor_alarms() -> None:
+    gate = GapGate(RatioBandConfig(), 1)
+    old = newer(BATCH, 4)
+    assert gate.judge(old, old.logprobs_N + 3.0 * USED, USED, 6) is None
+    assert not gate.is_open
+    gate.trained(6)
+    with pytest.raises(RunError, match="before the first update"):
+        judge(gate, 7, 3.0)
+
+
 def test_only_the_newest_version_is_judged_also_after_a_resume() -> None:
     """Tokens that older weights sampled may be far off; those of the newest may not."""
     gate = GapGate(RatioBandConfig(), 1)
