@@ -1,5 +1,6 @@
 """Runs whose sampling goes ahead: how old what they train on is, and that nothing is lost."""
 
+import asyncio
 import subprocess
 import sys
 from collections import Counter
@@ -80,6 +81,29 @@ def test_each_group_is_trained_once_and_none_too_late(
     places = trained_places(tmp_path)
     assert set(places.values()) == {1}
     assert len(places) == STEPS * GROUPS * MEMBERS
+
+
+def test_groups_that_become_too_old_are_given_up_and_counted(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    class Slow(Digits):
+        async def setup(self) -> None:
+            self.left = int(self.task.answer)
+            if self.left == 4:
+                await asyncio.sleep(1.0)
+
+    given = settings(tiny_folder, tmp_path, staleness=1, late="drop")
+    with agentrl.Run(Slow, **given) as run:
+        results = list(run)
+    dropped = [e for r in results for e in r.collected.dropped]
+    assert {e.dropped for e in dropped} <= {"late"}
+    assert [r.step for r in results] == [*range(1, STEPS + 1)]
+    assert max(r.metrics["lag/max"] for r in results) <= 1
+    ids = [e.id for r in results for e in r.collected.episodes]
+    assert len({*ids}) == len(ids) == STEPS * GROUPS * MEMBERS
+    assert not {*ids} & {e.id for e in dropped}
+    # What was given up gave its place to groups beyond those of the last step.
+    assert any(name.startswith(f"train-s{STEPS + 1}-") for name in ids)
 
 
 def test_a_run_that_was_left_and_resumed_trains_each_group_once(
