@@ -6,8 +6,9 @@ plain code          -> on the calling thread, as `asyncio.Runner` does it
 in a running loop   -> on a thread of the runner's own, for which the caller waits
 
 `within` begins the coroutine first. Most tools and hooks end without having waited for anything,
-and then no clock was set; a coroutine that waits goes on under `asyncio.timeout`. `LoopWatch` names
-the function that kept the loop standing still.
+and then no clock was set; a coroutine that waits goes on under `timeout_beside_pauses`, whose time
+stands still in the pauses of a `PauseWatch`. `LoopWatch` names the function that kept the loop
+standing still.
 """
 
 import asyncio
@@ -17,8 +18,9 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -143,23 +145,90 @@ class _Call(Generic[T]):
                 self._task.exception()  # the interruption is raised instead
 
 
+class PauseWatch:
+    """How long something was paused; may be asked by any thread."""
+
+    def __init__(self) -> None:
+        self._state: tuple[float, float | None] = 0.0, None
+        """Seconds of the pauses that are over, and when that of now began; written as one."""
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all pauses, that of now included."""
+        before_s, since_s = self._state
+        return before_s if since_s is None else before_s + time.monotonic() - since_s
+
+    def pause(self) -> None:
+        """A pause begins, unless there is one."""
+        before_s, since_s = self._state
+        self._state = before_s, time.monotonic() if since_s is None else since_s
+
+    def resume(self) -> None:
+        """The pause is over, if there is one."""
+        self._state = self.total_s, None
+
+
+_LOOK_S = 0.05
+"""A limit that ends in a pause is looked at again so much later."""
+_CLOCK_S = 0.001
+"""What is left of a limit when its timer comes early."""
+
+
+@asynccontextmanager
+async def timeout_beside_pauses(
+    seconds: float | None, paused_s: Callable[[], float]
+) -> AsyncGenerator[asyncio.Timeout]:
+    """As `asyncio.timeout`, for a time that stands still while `paused_s` grows."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as clock:
+        if seconds is None:
+            yield clock
+            return
+        end_s = loop.time() + seconds - paused_s()
+        timer = loop.call_later(seconds, lambda: look())
+
+        def look() -> None:
+            nonlocal timer
+            left_s = end_s + paused_s() - loop.time()
+            if left_s > _CLOCK_S:
+                timer = loop.call_later(max(left_s, _LOOK_S), look)
+            else:
+                clock.reschedule(loop.time())
+
+        try:
+            yield clock
+        finally:
+            timer.cancel()
+
+
 class OutOfTime(Exception):
     """The time of `within` is over; a TimeoutError of the coroutine's own stays one."""
 
 
-async def within(seconds: float | None, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; None is no limit. Raises OutOfTime after a longer one was cancelled."""
+def _never_paused() -> float:
+    return 0.0
+
+
+async def within(
+    seconds: float | None,
+    work: Coroutine[Any, Any, T],
+    paused_s: Callable[[], float] = _never_paused,
+) -> T:
+    """What `work` returns; None is no limit. Raises OutOfTime after a longer one was cancelled.
+
+    What `paused_s` grows by meanwhile does not count.
+    """
     try:
         waits_for = work.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
-    clock = asyncio.timeout(seconds)
+    clock: asyncio.Timeout | None = None
     try:
-        async with clock:
+        async with timeout_beside_pauses(seconds, paused_s) as clock:
             return await _await_begun_coroutine(work, waits_for)
     except TimeoutError:
-        if clock.expired():
+        if clock is not None and clock.expired():
             raise OutOfTime(f"it took longer than {seconds} s") from None
         raise
 

@@ -207,6 +207,11 @@ def check_request(
         )
 
 
+def paused_s(engine: Engine) -> float:
+    """Seconds that the engine was paused in all, now included: its `paused_s`, 0 without one."""
+    return float(getattr(engine, "paused_s", 0.0))
+
+
 def check_version(version: int, now: int) -> None:
     """Raise EngineError for weights that are no newer than those that are served."""
     if version <= now:

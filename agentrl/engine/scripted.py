@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from agentrl.aio import PauseWatch
 from agentrl.boundary import user_code
 from agentrl.engine.protocol import MEMORY_TAGS, Health, MemoryStages, MemoryTag, check_version
 from agentrl.errors import EngineError
@@ -62,6 +63,7 @@ class ScriptedEngine:
         self._closed = False
         self._going = asyncio.Event()
         self._going.set()
+        self._pauses = PauseWatch()
         self._stops: dict[str, asyncio.Event] = {}
         self._memory = MemoryStages()
 
@@ -88,6 +90,11 @@ class ScriptedEngine:
         limit = min(sampling.max_new_tokens, self.context_length - len(ids))
         return self._make_scripted_completion(session, sampling.stop_ids, limit)
 
+    @property
+    def paused_s(self) -> float:
+        """Seconds that it was paused in all, now included."""
+        return self._pauses.total_s
+
     async def end_session(self, session: EpisodeSession) -> None:
         """Nothing is kept for sessions."""
 
@@ -101,11 +108,13 @@ class ScriptedEngine:
     async def pause(self) -> None:
         """Let answers wait."""
         self._going.clear()
+        self._pauses.pause()
 
     async def resume(self) -> None:
         """Go on after `pause`."""
         self._memory.serve()
         self._going.set()
+        self._pauses.resume()
 
     async def release_memory(self, tags: Sequence[MemoryTag] = MEMORY_TAGS) -> None:
         """Nothing is held; what is out of turn is refused all the same."""

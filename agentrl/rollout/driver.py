@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from agentrl.aio import LoopWatch
 from agentrl.engine import Engine
+from agentrl.engine.protocol import paused_s
 from agentrl.errors import ConfigError, EpisodeError
 from agentrl.rollout.breaker import Breaker
 from agentrl.rollout.codec import Codec, LongPrompt, OddPrompt, odd_prompt, too_long
@@ -128,6 +129,7 @@ class RolloutDriver:
                 generate=self._generate_and_say_whom_it_waits_for,
                 limits=settings.limits,
                 temperature=temperature,
+                paused_s=lambda: paused_s(engine),
             )
             for temperature in (settings.temperature, 0.0)
         )

@@ -11,7 +11,7 @@ environment adds is rendered.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,7 +75,7 @@ class EpisodeLimits:
     max_episode_tokens: int | None = None
     """Most tokens of all segments, each with its prompt; None: no limit."""
     wall_s: float | None
-    """None: no limit."""
+    """Most seconds of its turns, without those in which the engine was paused; None: no limit."""
     setup_s: float
 
     @property
@@ -92,6 +92,8 @@ class EpisodeRunner:
     generate: Generate
     limits: EpisodeLimits
     temperature: float
+    paused_s: Callable[[], float] = lambda: 0.0
+    """Seconds that the engine was paused in all."""
 
     async def run(self, job: GroupJob, key: EpisodeKey) -> Episode:
         """Run one episode in a fresh environment. Never raises for a failure of the episode.
@@ -123,7 +125,7 @@ class EpisodeRunner:
         )
         turns = _Turns(self, record, env)
         try:
-            await within(limits.wall_s, turns.take())
+            await within(limits.wall_s, turns.take(), self.paused_s)
         except OutOfTime:
             await turns.truncate(EpisodeStop.WALL_TIME)
         started = time.perf_counter()

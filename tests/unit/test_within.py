@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentrl.aio import OutOfTime, within
+from agentrl.aio import OutOfTime, PauseWatch, within
 
 
 async def sleeps(seconds: float, times: int = 3) -> str:
@@ -80,3 +80,35 @@ async def test_limits_nest() -> None:
     assert await within(10.0, inner()) == "inner was late"
     with pytest.raises(OutOfTime):
         await within(0.01, within(10.0, sleeps(30)))
+
+
+async def test_a_limit_stands_still_in_pauses() -> None:
+    watch = PauseWatch()
+
+    async def is_paused() -> str:
+        for _ in range(2):
+            watch.pause()
+            watch.pause()
+            await asyncio.sleep(0.15)
+            watch.resume()
+            watch.resume()
+        return "done"
+
+    assert await within(0.1, is_paused(), lambda: watch.total_s) == "done"
+    assert 0.3 <= watch.total_s < 0.6
+    before_s, began = watch.total_s, asyncio.get_running_loop().time()
+    with pytest.raises(OutOfTime):
+        await within(0.1, sleeps(30), lambda: watch.total_s)
+    assert watch.total_s == before_s
+    assert 0.1 <= asyncio.get_running_loop().time() - began < 1
+
+
+async def test_what_is_left_of_a_limit_is_left_after_a_pause() -> None:
+    watch = PauseWatch()
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.05, watch.pause)
+    loop.call_later(0.35, watch.resume)
+    began = loop.time()
+    with pytest.raises(OutOfTime):
+        await within(0.15, sleeps(30), lambda: watch.total_s)
+    assert 0.44 <= loop.time() - began < 2

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentrl.aio import PauseWatch, timeout_beside_pauses
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import ExpertChannels, expert_channels
 from agentrl.engine.local.attention import ATTENTION
@@ -85,6 +86,7 @@ class LocalEngine:
         self._outbox: list[tuple[_Waiter, BaseException | None]] = []
         self._calls: set[_Waiter] = set()
         self._paused = False
+        self._pauses = PauseWatch()
         self._dead: EngineError | None = None
         self._thread = threading.Thread(
             target=self._run_engine_thread,
@@ -109,12 +111,15 @@ class LocalEngine:
         *,
         cache_key: str | None = None,
     ) -> Completion:
-        """Sample one completion of `ids`; sessions share prefixes under one `cache_key`."""
+        """Sample one completion of `ids`; sessions share prefixes under one `cache_key`.
+
+        It has `engine.timeout_s`, which stands still while the engine is paused.
+        """
         waiter: _Waiter = asyncio.get_running_loop().create_future()
         request = self._make_slot_request(ids, sampling, session, waiter, cache_key)
         self._post_to_engine_thread(lambda: self._stepper.submit(request))
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with timeout_beside_pauses(self._timeout_s, lambda: self.paused_s):
                 await waiter
         except TimeoutError as e:
             self._inbox.put(lambda: self._stepper.cancel(request))
@@ -126,6 +131,11 @@ class LocalEngine:
             self._inbox.put(lambda: self._stepper.cancel(request))
             raise
         return _make_completion_of_request(request)
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds that it was paused in all, now included."""
+        return self._pauses.total_s
 
     async def end_session(self, session: EpisodeSession) -> None:
         """Forget what is kept for the session."""
@@ -275,6 +285,10 @@ class LocalEngine:
 
     def _set_paused(self, paused: bool) -> None:
         self._paused = paused
+        if paused:
+            self._pauses.pause()
+        else:
+            self._pauses.resume()
 
     def _post_to_engine_thread(self, function: Callable[[], None]) -> None:
         if self._dead is not None:

@@ -52,7 +52,8 @@ class SlotRequest:
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[int] = field(default_factory=list[int])
     experts: NDArray[np.int16] | None = None
-    """The experts of all tokens but the last, [T - 1, layers, chosen]."""
+    """The experts of all tokens but the last, [T - 1, layers, chosen]; before the end, of those
+    that were computed before an update: what is sampled is told with the experts of then."""
     stop_reason: StopReason | None = None
     error: EngineError | None = None
 
@@ -127,10 +128,12 @@ class Stepper:
 
     def invalidate(self) -> None:
         """Forget all keys and values, since the weights changed."""
+        self._keep_experts_of_sampled()
         self._rows.invalidate()
 
     def free_cache(self) -> None:
         """Give back the memory of all keys and values; running requests compute theirs again."""
+        self._keep_experts_of_sampled()
         self._rows.invalidate()
         self._cache.free()
 
@@ -245,7 +248,7 @@ class Stepper:
             del self.running[request.row]
             if self._routes and request.sampled:
                 num = len(request.ids_T) + len(request.sampled) - 1
-                request.experts = self._rows.experts_RP[request.row, :num].copy()
+                request.experts = self._join_kept_experts(request, num)
             self._rows.release(request.row)
             if request.forget:
                 self._rows.drop(request.session)
@@ -254,6 +257,20 @@ class Stepper:
         else:
             return
         request.done(request)
+
+    def _keep_experts_of_sampled(self) -> None:
+        """Keep the experts of what running requests have sampled, before they compute it again."""
+        for row, request in self.running.items():
+            num = int(self._rows.filled_R[row])
+            if self._routes and request.sampled and num == self._rows.known_R[row] - 1:
+                request.experts = self._join_kept_experts(request, num)
+
+    def _join_kept_experts(self, request: SlotRequest, num: int) -> NDArray[np.int16]:
+        """The experts of its first `num` tokens, each by the weights that computed it first."""
+        experts = self._rows.experts_RP[request.row, :num].copy()
+        if request.experts is not None:
+            experts[: len(request.experts)] = request.experts
+        return experts
 
     def _list_all_requests(self) -> list[SlotRequest]:
         return [*self.running.values(), *self.waiting]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.aio import timeout_beside_pauses
 from agentrl.engine.protocol import MEMORY_TAGS, Health, MemoryTag, check_request, check_version
 from agentrl.engine.sglang.client import Busy, GenerateClient, Unreachable, new_rid
 from agentrl.engine.sglang.control import Control, Keys, PauseMode
@@ -65,14 +66,18 @@ class SglangEngine:
         """Over servers or URLs; `start` it before use. Without a transport weights stay.
 
         `experts` is how many a mixture of experts sends a token to; completions then have them.
-        A request has `timeout_s` in all, a call such as a pause `control_s`. For `pause` and
-        `restarts` see `SglangConfig`.
+        A request has `timeout_s` in all, pauses left out, a call such as a pause `control_s`. For
+        `pause` and `restarts` see `SglangConfig`; a mixture's `retract` is done as `abort`.
         """
         self.vocab_size = vocab_size
         self.context_length = context_length
         self._timeout_s = timeout_s
         self._control_s = control_s
         self._experts = experts
+        if experts and pause == "retract":
+            # A server that computes a sequence again records its experts anew, over those that its
+            # tokens were sampled with. Sent again from here, each part has its own.
+            pause = "abort"
         slots = [self._make_server_state(server) for server in servers]
         self._fleet = Fleet(slots, transport=transport, mode=pause, restarts=restarts)
         self._router = self._fleet.router
@@ -99,6 +104,11 @@ class SglangEngine:
         """The version of the weights that are served."""
         return self._fleet.version
 
+    @property
+    def paused_s(self) -> float:
+        """Seconds that the servers were paused in all, now included."""
+        return self._fleet.watch.total_s
+
     async def start(self, *, ready_s: float, weights: WeightSource | None = None) -> None:
         """Wait for the servers, learn what they are, give them the weights as version 0.
 
@@ -119,12 +129,12 @@ class SglangEngine:
                 f"session {session.key!r} already has a running request; await it first"
             )
         flight = self._flights[session.key] = _InFlight()
-        clock = asyncio.timeout(self._timeout_s)
+        clock: asyncio.Timeout | None = None
         try:
-            async with clock:
+            async with timeout_beside_pauses(self._timeout_s, lambda: self.paused_s) as clock:
                 return await self._sample_across_pauses(list(ids), sampling, session, flight)
         except TimeoutError as error:
-            if not clock.expired():
+            if clock is None or not clock.expired():
                 raise
             raise EngineError(await self._explain_request_timeout(session, flight)) from error
         finally:

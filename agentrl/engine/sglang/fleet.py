@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from agentrl.aio import PauseWatch
 from agentrl.engine.protocol import MemoryStages, MemoryTag
 from agentrl.engine.sglang.control import Control, PauseMode
 from agentrl.engine.sglang.router import Router, ServerState
@@ -53,6 +54,8 @@ class Fleet:
         self.going.set()
         self.pauses = 0
         """How often they were paused."""
+        self.watch = PauseWatch()
+        """How long."""
         self.users: Counter[int] = Counter()
         """Running requests by the version that they were sent under."""
         self._mode: PauseMode = mode
@@ -143,6 +146,7 @@ class Fleet:
     async def pause(self) -> None:
         """Stop sampling."""
         self.going.clear()
+        self.watch.pause()
         self.pauses += 1
         await self._call_serving_servers(lambda control: control.pause(self._mode))
 
@@ -150,6 +154,7 @@ class Fleet:
         """Go on."""
         self._memory.serve()
         self.going.set()
+        self.watch.resume()
         await self._call_serving_servers(lambda control: control.resume())
 
     async def release(self, tags: Sequence[MemoryTag]) -> None:

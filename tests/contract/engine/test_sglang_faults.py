@@ -1,7 +1,9 @@
 """The real server behind a proxy that misbehaves: each fault is one EngineError, or is overcome."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 
 from agentrl.engine.sglang.engine import SglangEngine
@@ -70,3 +72,34 @@ async def test_what_never_mends_ends_by_the_deadline(proxy: Proxy, engine: Sglan
     proxy.faults = ["late"]
     with pytest.raises(EngineError, match="no completion within 2 s; the server is alive but slow"):
         await engine.generate(PROMPT, SAMPLING, EpisodeSession("a"))
+
+
+async def test_a_pause_does_not_count_for_a_request(engine: SglangEngine) -> None:
+    sampling = Sampling(max_new_tokens=300)
+    running = asyncio.ensure_future(engine.generate(PROMPT, sampling, EpisodeSession("a")))
+    await asyncio.sleep(0.2)
+    await engine.pause()
+    waiting = asyncio.ensure_future(engine.generate(PROMPT, SAMPLING, EpisodeSession("b")))
+    await asyncio.sleep(3)
+    assert not waiting.done()
+    await engine.resume()
+    assert len((await running).ids_T) == 300
+    assert len((await waiting).ids_T)
+    assert 2.9 < engine.paused_s < 10
+
+
+async def test_a_server_that_dies_in_a_pause_is_noticed(
+    proxy: Proxy, engine: SglangEngine, server: Server
+) -> None:
+    await engine.pause()
+    waiting = asyncio.ensure_future(engine.generate(PROMPT, SAMPLING, EpisodeSession("a")))
+    await asyncio.sleep(0.1)
+    proxy.target = "http://127.0.0.1:1"
+    try:
+        await engine.resume()
+        async with asyncio.timeout(10):
+            with pytest.raises(EngineError, match="/continue_generation"):
+                await waiting
+    finally:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+            await http.post("/continue_generation", json={})

@@ -85,6 +85,21 @@ async def paused_engine(
     await made.aclose()
 
 
+@pytest.mark.parametrize("paused_engine", [("retract", TensorTransport)], indirect=True)
+async def test_an_update_waits_for_no_completion(
+    paused_engine: SglangEngine, model: PreTrainedModel
+) -> None:
+    engine = paused_engine
+    sampling = Sampling(max_new_tokens=1900)
+    running = asyncio.ensure_future(engine.generate(PROMPT, sampling, EpisodeSession("a")))
+    await begun(engine.slots[0].url, 1)
+    await engine.update_weights(ModelWeights(changed(model)), 1)
+    assert not running.done()
+    completion = await running
+    assert len(completion.ids_T) == 1900
+    assert (completion.versions_T == 1).sum() > 950
+
+
 @pytest.mark.parametrize(
     ("paused_engine", "mode"),
     [

@@ -372,3 +372,14 @@ async def test_fixed_order_gives_the_same_batch_twice(codec: Codec) -> None:
     ]
     assert np.array_equal(batches[0].ids_N, batches[1].ids_N)
     assert batches[0].digests_R == batches[1].digests_R
+
+
+async def test_the_wall_clock_stands_still_while_the_engine_is_paused(codec: Codec) -> None:
+    limits = EpisodeLimits(max_new_tokens=64, max_context_tokens=512, wall_s=0.4, setup_s=5.0)
+    scripted = engine(codec)
+    collector = Collector(engine=scripted, codec=codec, settings=settings(limits=limits))
+    await scripted.pause()
+    asyncio.get_running_loop().call_later(1.0, lambda: asyncio.ensure_future(scripted.resume()))
+    [episode] = (await gather_groups(collector.collect(jobs(1), group_size=1))).episodes
+    assert episode.stop is EpisodeStop.ANSWERED
+    assert scripted.paused_s >= 1.0
