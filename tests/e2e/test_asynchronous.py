@@ -1,8 +1,8 @@
 """Runs whose sampling goes ahead: how old what they train on is, and that nothing is lost."""
 
-import asyncio
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,10 +87,10 @@ def test_groups_that_become_too_old_are_given_up_and_counted(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     class Slow(Digits):
-        async def setup(self) -> None:
-            self.left = int(self.task.answer)
+        def setup(self) -> None:
+            super().setup()
             if self.left == 4:
-                await asyncio.sleep(1.0)
+                time.sleep(1.0)
 
     given = settings(tiny_folder, tmp_path, staleness=1, late="drop")
     with agentrl.Run(Slow, **given) as run:
