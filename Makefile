@@ -117,6 +117,7 @@ nightly: venv $(RENDERERS) $(PEERS) sglang
 	.ci/with_docker $(PY) benchmarks/sandbox.py
 	$(PY) benchmarks/rollout.py
 	$(PY) benchmarks/reshard.py
+	$(PY) benchmarks/schedule.py
 
 clean:
 	rm -rf $(VENV) $(RENDERERS) $(PEERS) $(MATRIX) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,155 @@
+"""`agentrl run simulate RUN`: what other settings of the schedule would give."""
+
+from pathlib import Path
+from random import Random
+from statistics import mean
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import Field
+
+from agentrl.cli.command import Arguments, JsonOption, Verb
+from agentrl.errors import ConfigError
+from agentrl.orchestration.config import RunConfig
+
+if TYPE_CHECKING:
+    from agentrl.testing.virtual_clock import Simulated, Workload
+
+
+class SimulateOptions(JsonOption):
+    """The options of `run simulate`."""
+
+    staleness: str = Field(default="0,1,4", description="Values of async.staleness to try.")
+    concurrency: str = Field(default="64", description="Values of rollout.concurrency to try.")
+    steps: int = Field(default=200, ge=1, description="Steps of each simulated run.")
+    seed: int = Field(default=0, description="Of the draws.")
+    runs_dir: str = Field(
+        default=str(RunConfig.model_fields["runs_dir"].default),
+        description="Folder that holds the runs.",
+    )
+
+
+def _run_simulate(options: SimulateOptions, arguments: Arguments) -> int:
+    from agentrl.schedule import Schedule
+    from agentrl.testing.virtual_clock import simulate
+
+    stalenesses = _split_integers("--staleness", options.staleness, least=0)
+    concurrencies = _split_integers("--concurrency", options.concurrency, least=1)
+    workload, groups, members = _read_workload(Path(options.runs_dir), arguments.positional[0])
+    rows: list[dict[str, float]] = []
+    for concurrency in concurrencies:
+        for staleness in stalenesses:
+            schedule = Schedule(
+                groups_per_step=groups,
+                members=members,
+                steps=options.steps,
+                staleness=staleness,
+                concurrency=concurrency,
+            )
+            run = simulate(schedule, workload, seed=options.seed)
+            rows.append(_describe_simulated(run, staleness, concurrency))
+    for row in rows:
+        row["speed_up"] = rows[0]["step_s"] / row["step_s"] if row["step_s"] else 1.0
+    options.show(rows, _render_simulated_rows(rows))
+    return 0
+
+
+def _split_integers(flag: str, text: str, *, least: int) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < least:
+        raise ConfigError(
+            f"{flag}: got {text!r}, expected integers of at least {least} with commas between them"
+        )
+    return numbers
+
+
+def _read_workload(root: Path, run: str) -> "tuple[Workload, int, int]":
+    """What a run recorded, its groups per step and the members of one."""
+    import pyarrow.parquet as pq
+
+    from agentrl.run_dir import RunDirectory, read_lines
+    from agentrl.testing.virtual_clock import Workload
+
+    directory = RunDirectory.open(root, run)
+    columns = ["group", "member", "turn_generate_s", "turn_environment_s"]
+    files = sorted(directory.episodes.glob("step-*.parquet"))
+    steps = [line for line in read_lines(directory.metrics) if "train_s" in line]
+    tables: list[list[dict[str, Any]]] = [
+        cast(Any, pq).read_table(file, columns=columns, partitioning=None).to_pylist()
+        for file in files
+    ]
+    episodes: list[list[float]] = [
+        [g + e for g, e in zip(row["turn_generate_s"], row["turn_environment_s"], strict=True)]
+        for rows in tables
+        for row in rows
+    ]
+    if not episodes or not steps:
+        raise ConfigError(
+            f"{directory.path}: has no recorded step to draw times from, expected "
+            "episodes/step-*.parquet and metrics.jsonl of a run that trained"
+        )
+    turns = [seconds for episode in episodes for seconds in episode]
+
+    def draw_turn(rng: Random) -> float:
+        return rng.choice(turns)
+
+    def draw_length(rng: Random) -> int:
+        return len(rng.choice(episodes))
+
+    workload = Workload(
+        num_turns=draw_length,
+        turn_s=draw_turn,
+        train_s=mean(cast(float, step["train_s"]) for step in steps),
+        publish_s=mean(cast(float, step.get("publish_s", 0.0)) for step in steps),
+    )
+    groups = max(len({row["group"] for row in rows}) for rows in tables)
+    members = 1 + max(row["member"] for rows in tables for row in rows)
+    return workload, groups, members
+
+
+def _describe_simulated(run: "Simulated", staleness: int, concurrency: int) -> dict[str, float]:
+    return {
+        "staleness": staleness,
+        "concurrency": concurrency,
+        "step_s": run.step_s,
+        "trainer_busy": run.trainer_busy,
+        "engine_busy": run.engine_busy,
+        "staleness_mean": mean(run.staleness) if run.staleness else 0.0,
+        "staleness_max": run.staleness_at(1.0),
+    }
+
+
+def _render_simulated_rows(rows: list[dict[str, float]]) -> str:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    heads = ("staleness", "concurrency", "s a step", "speed-up", "trainer busy", "engine busy")
+    for head in (*heads, "stale mean", "max"):
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row['staleness']}",
+            f"{row['concurrency']}",
+            f"{row['step_s']:.3g}",
+            f"{row['speed_up']:.2f}x",
+            f"{row['trainer_busy']:.0%}",
+            f"{row['engine_busy']:.0%}",
+            f"{row['staleness_mean']:.2f}",
+            f"{row['staleness_max']}",
+        )
+    console = Console(width=100, color_system=None)
+    with console.capture() as shown:
+        console.print(table)
+    return shown.get().rstrip("\n")
+
+
+COMMAND = Verb(
+    summary="Say what other values of staleness and concurrency would give, by a recorded run.",
+    examples=["agentrl run simulate last", "agentrl run simulate last --staleness 0,1,4 --json"],
+    options=SimulateOptions,
+    run=_run_simulate,
+    takes=["RUN"],
+)

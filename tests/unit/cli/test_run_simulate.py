@@ -1,0 +1,56 @@
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from agentrl.cli import main
+
+
+def record_run(folder: Path) -> None:
+    """A step of 2 groups of 2, of two turns of a second; training takes 3 s, publishing half."""
+    (folder / "episodes").mkdir(parents=True)
+    (folder / "config.toml").touch()
+    rows = [
+        {"group": g, "member": m, "turn_generate_s": [0.75] * 2, "turn_environment_s": [0.25] * 2}
+        for g in range(2)
+        for m in range(2)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "episodes/step-000001.parquet")  # pyright: ignore[reportUnknownMemberType]  # its stub is partial
+    (folder / "metrics.jsonl").write_text('{"step": 1, "train_s": 3.0, "publish_s": 0.5}\n')
+
+
+def test_a_table_says_what_to_expect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_run(tmp_path / "mine")
+    arguments = ["run", "simulate", "mine", "--runs-dir", str(tmp_path), "--staleness", "0,1"]
+    assert main([*arguments, "--concurrency", "4,2", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["concurrency"], row["staleness"]) for row in rows] == [
+        *((4, 0), (4, 1)),
+        *((2, 0), (2, 1)),
+    ]
+    assert rows[0]["step_s"] == pytest.approx(2.0 + 3.5)
+    assert rows[1]["step_s"] == pytest.approx(3.5, rel=0.01)
+    assert rows[2]["step_s"] == pytest.approx(4.0 + 3.5)
+    assert rows[1]["speed_up"] == pytest.approx(5.5 / 3.5, rel=0.01)
+    assert [row["staleness_max"] for row in rows] == [0, 1, 0, 1]
+    assert main(arguments) == 0
+    assert "speed-up" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["empty"], "has no recorded step to draw times from"),
+        (["empty", "--staleness", "0,x"], "--staleness: got '0,x', expected integers"),
+        (["empty", "--concurrency", "0"], "--concurrency: got '0', expected integers"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/config.toml").touch()
+    assert main(["run", "simulate", *arguments, "--runs-dir", str(tmp_path)]) == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""Simulated runs whose times can be worked out by hand, and what faults do to them."""
+
+from random import Random
+
+import pytest
+
+from agentrl.schedule import Schedule
+from agentrl.testing.virtual_clock import Workload, lognormal, simulate
+
+
+def a_second(rng: Random) -> float:
+    return 1.0
+
+
+def two_turns(rng: Random) -> int:
+    return 2
+
+
+def up_to_eight_turns(rng: Random) -> int:
+    return rng.randint(1, 8)
+
+
+def fixed(**numbers: object) -> Workload:
+    """Two turns of a second, three seconds of training, half a second of publishing."""
+    given: dict[str, object] = {"num_turns": two_turns, "turn_s": a_second}
+    given |= {"train_s": 3.0, "publish_s": 0.5}
+    return Workload(**{**given, **numbers})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def schedule(**numbers: object) -> Schedule:
+    given = {"groups_per_step": 2, "members": 2, "steps": 10}
+    return Schedule(**{**given, **numbers})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def heavy_tails() -> Workload:
+    return fixed(turn_s=lognormal(1.0, 1.0), num_turns=up_to_eight_turns, train_s=1.0)
+
+
+def test_synchronous_time_is_the_sum_of_its_parts() -> None:
+    run = simulate(schedule(), fixed())
+    assert run.step_s == pytest.approx(2.0 + 3.0 + 0.5)
+    assert run.trainer_busy == pytest.approx(3.5 / 5.5)
+    assert run.engine_busy == pytest.approx(2.0 / 5.5)
+    assert run.trained[:4] == ((0, 0), (0, 1), (1, 0), (1, 1))
+    assert (run.steps, len(run.trained), run.lost, set(run.staleness)) == (10, 40, (), {0})
+
+
+def test_running_ahead_hides_generation_behind_training() -> None:
+    run = simulate(schedule(staleness=1), fixed())
+    assert run.seconds == pytest.approx(2.0 + 10 * 3.5)
+    assert run.staleness_at(0.0) == 0
+    assert run.staleness_at(0.5) == run.staleness_at(1.0) == 1
+
+
+def test_places_bound_how_fast_episodes_are_played() -> None:
+    assert simulate(schedule(concurrency=2), fixed()).step_s == pytest.approx(4.0 + 3.5)
+
+
+def test_the_bound_holds_and_more_of_it_is_faster() -> None:
+    runs = {k: simulate(schedule(steps=60, staleness=k), heavy_tails()) for k in (0, 1, 4)}
+    assert all(max(run.staleness) == k for k, run in runs.items())
+    assert runs[0].seconds > 1.2 * runs[1].seconds > 1.2 * runs[4].seconds
+    assert {frozenset(run.trained) for run in runs.values()} == {frozenset(runs[0].trained)}
+
+
+def test_waiting_for_ends_before_a_publish_costs_time() -> None:
+    partial, whole = (
+        simulate(schedule(steps=60, staleness=2, partial=partial), heavy_tails())
+        for partial in (True, False)
+    )
+    assert whole.seconds > 1.1 * partial.seconds
+
+
+def test_a_seed_gives_the_same_run_again_and_another_seed_another() -> None:
+    runs = [simulate(schedule(staleness=1), heavy_tails(), seed=seed) for seed in (0, 0, 1)]
+    assert runs[0] == runs[1]
+    assert runs[0].seconds != runs[2].seconds
+
+
+def test_an_engine_that_hangs_adds_its_time() -> None:
+    hung = simulate(schedule(), fixed(hangs=[(1.5, 20.0)]))
+    assert hung.seconds == pytest.approx(10 * 5.5 + 20.0)
+
+
+def test_failed_attempts_are_tried_again_and_then_lost() -> None:
+    once, twice = (
+        simulate(schedule(steps=50, attempts=attempts), fixed(fails=0.2)) for attempts in (1, 3)
+    )
+    assert 20 < len(once.lost) < 60
+    assert len(twice.lost) < 10
+    for run in (once, twice):
+        assert len({*run.trained, *run.lost}) == len(run.trained) + len(run.lost) == 200
+
+
+def test_dropped_groups_are_reported() -> None:
+    run = simulate(schedule(steps=60, staleness=1, late="drop"), heavy_tails())
+    assert run.lost
+    assert not {*run.lost} & {*run.trained}
+    assert len(run.trained) == 60 * 4
