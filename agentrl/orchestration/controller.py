@@ -235,6 +235,10 @@ class Controller:
         refs = [(t, self._open[t].env, self._open[t].index) for t in tickets]
         return json.dumps({"next": scheduler.next_ticket, "open": refs})
 
+    def waits(self) -> list[Wait]:
+        """Who waits for whom, the longest first."""
+        return self._driver.scheduler.waits() if self._driver is not None else []
+
     async def aclose(self) -> None:
         """End the episodes that run."""
         driver, self._driver = self._driver, None

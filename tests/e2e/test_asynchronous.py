@@ -1,5 +1,8 @@
 """Runs whose sampling goes ahead: how old what they train on is, and that nothing is lost."""
 
+import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -20,18 +23,14 @@ STEPS, GROUPS, MEMBERS = 6, 3, 2
 
 
 class Digits(ToolEnv):
-    """One to four turns of whatever the model says; longer tasks take longer."""
+    """A turn of whatever the model says; some tasks take longer to begin."""
 
     @classmethod
     def make_task(cls, rng: Any, split: str) -> Task:
         return Task(prompt=f"Say {int(rng.integers(10_000))}.", answer=int(rng.integers(1, 5)))
 
     def setup(self) -> None:
-        self.left = int(self.task.answer)
-
-    def reply(self, text: str) -> str | None:
-        self.left -= 1
-        return "More." if self.left else None
+        time.sleep(0.01 * 3 ** int(self.task.answer))  # 0.03 s to 0.8 s
 
     def score(self, answer: str) -> Score:
         return Score(value=len(answer) % 2)
@@ -86,14 +85,8 @@ def test_each_group_is_trained_once_and_none_too_late(
 def test_groups_that_become_too_old_are_given_up_and_counted(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    class Slow(Digits):
-        def setup(self) -> None:
-            super().setup()
-            if self.left == 4:
-                time.sleep(1.0)
-
     given = settings(tiny_folder, tmp_path, staleness=1, late="drop")
-    with agentrl.Run(Slow, **given) as run:
+    with agentrl.Run(Digits, **given) as run:
         results = list(run)
     dropped = [e for r in results for e in r.collected.dropped]
     assert {e.dropped for e in dropped} <= {"late"}
@@ -120,6 +113,23 @@ def test_a_run_that_was_left_and_resumed_trains_each_group_once(
     places = trained_places(tmp_path)
     assert set(places.values()) == {1}
     assert len(places) == STEPS * GROUPS * MEMBERS
+
+
+def test_a_signal_asks_who_waits_for_whom(
+    tiny_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Asks(Digits):
+        def setup(self) -> None:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            super().setup()
+
+    with agentrl.Run(Asks, **settings(tiny_folder, tmp_path) | {"steps": 1}) as run:
+        assert [result.step for result in run] == [1]
+    told = capfd.readouterr().err
+    assert "agentrl: who waits for whom:" in told
+    assert re.search(r"  episode 0\.\d waits for environment, \d+\.\d s", told)
+    assert re.search(r"  the trainer waits for \d more groups, \d+\.\d s", told)
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize(
