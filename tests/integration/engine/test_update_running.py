@@ -112,7 +112,7 @@ async def test_experts_of_older_tokens_outlive_an_update() -> None:
     ids, versions_T = PROMPT + completion.ids_T.tolist(), completion.versions_T
     assert set(versions_T.tolist()) >= {0, 2, 3}
     of_version = [chosen_experts(model, ids) for model in models]
-    expected = np.stack([of_version[v][29 + i] for i, v in enumerate(versions_T.tolist())])
+    expected = np.stack(of_version)[versions_T, 29 + np.arange(len(versions_T))]
     assert (np.sort(completion.channels[CHANNEL], -1) == expected).mean() > 0.999
     prompt = np.sort(completion.prompt_channels[CHANNEL][1:], -1)
     assert (prompt == of_version[0][:29]).mean() > 0.999
