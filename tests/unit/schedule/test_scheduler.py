@@ -203,3 +203,35 @@ def test_what_cannot_have_happened_is_refused() -> None:
         scheduler.on(GroupJudged(7), 1.0)
     with pytest.raises(ConfigError, match="got 1, expected 0 or at least 2"):
         one(staleness=1, updates=2)
+
+
+def test_no_episode_begins_while_an_update_waits_for_the_ends_of_others() -> None:
+    scheduler = begun(one(members=2, staleness=1, concurrency=3, partial=False))
+    scheduler.on(EpisodeEnded(0, 0), 1.0)  # 1.1 begins in its place
+    scheduler.on(EpisodeEnded(0, 1), 1.0)
+    assert TrainBatch(1, (0,), 0, -1) in scheduler.on(GroupJudged(0), 1.0)
+    scheduler.on(EpisodeEnded(1, 0), 1.0)
+    assert scheduler.on(BatchTrained(1), 2.0) == []
+    assert scheduler.on(EpisodeEnded(1, 1), 2.0) == [JudgeGroup(1), PublishWeights(1)]
+    assert scheduler.on(GroupJudged(1, replaced=True), 2.0) == [], "begun before the publish"
+
+
+def test_a_group_in_anothers_place_is_as_old_as_its_own_episodes() -> None:
+    scheduler = begun(one(staleness=2))
+    end(scheduler, 0)
+    scheduler.on(BatchTrained(1), 2.0)
+    scheduler.on(WeightsPublished(), 2.0)
+    assert scheduler.on(EpisodeEnded(1, 0), 2.0) == [JudgeGroup(1)]
+    assert BeginEpisode(1, 0, 0) in scheduler.on(GroupJudged(1, replaced=True), 2.0)
+    end(scheduler, 1)
+    end(scheduler, 2)
+    assert TrainBatch(2, (2,), 1, -1) in scheduler.on(StepFinished(), 2.0)
+
+
+def test_a_free_place_stays_free_while_an_update_waits() -> None:
+    scheduler = begun(one(members=3, staleness=1, concurrency=2, partial=False))
+    for member in range(3):
+        scheduler.on(EpisodeEnded(0, member), 1.0)
+    scheduler.on(GroupJudged(0), 1.0)
+    scheduler.on(BatchTrained(1), 2.0)
+    assert scheduler.on(EpisodeEnded(1, 0), 2.0) == []
