@@ -123,7 +123,9 @@ def test_a_signal_asks_who_waits_for_whom(
             os.kill(os.getpid(), signal.SIGUSR1)
             super().setup()
 
-    with agentrl.Run(Asks, **settings(tiny_folder, tmp_path) | {"steps": 1}) as run:
+    given = settings(tiny_folder, tmp_path)
+    given["steps"] = 1
+    with agentrl.Run(Asks, **given) as run:
         assert [result.step for result in run] == [1]
     told = capfd.readouterr().err
     assert "agentrl: who waits for whom:" in told
