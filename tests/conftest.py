@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from agentrl.engine.sglang.install import default_folder, installed
 from tests.preloaded import Preloaded
@@ -12,8 +12,10 @@ from tests.preloaded import Preloaded
 _SGLANG = default_folder()  # before the tests get a cache of their own
 
 # A shared machine stalls now and then; pytest's own timeout is the one that counts.
-settings.register_profile("agentrl", deadline=None, max_examples=30)
-settings.register_profile("nightly", deadline=None, max_examples=300)
+# How long examples took to draw, and how many of the first few were of no use, is chance.
+_CHANCE = (HealthCheck.too_slow, HealthCheck.filter_too_much)
+settings.register_profile("agentrl", deadline=None, max_examples=30, suppress_health_check=_CHANCE)
+settings.register_profile("nightly", deadline=None, max_examples=300, suppress_health_check=_CHANCE)
 settings.load_profile("agentrl")
 gc.disable()  # while the tests are collected
 

@@ -35,6 +35,7 @@ def test_a_replacement_names_all_that_it_changes(
     data: bytes, start: int, length: int, new: str
 ) -> None:
     file = FileText.read(data)
+    start %= len(file.shown) or 1
     old = file.shown[start : start + length]
     assume(old and file.text[start - 1 : start + 1] != "\r\n")
     try:
