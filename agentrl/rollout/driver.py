@@ -265,10 +265,12 @@ class RolloutDriver:
 
     def _forget_task(self, task: asyncio.Task[None]) -> None:
         was_given_up = self._tasks.pop(task) not in self._groups
+        # Asked for in any case, so that asyncio does not report what has been raised already.
+        failure = asyncio.CancelledError() if task.cancelled() else task.exception()
         if self._is_closed or was_given_up or self._failure is not None:
             return
-        self._failure = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if self._failure is not None:
+        self._failure = failure
+        if failure is not None:
             self._for_trainer.put_nowait(None)
 
     async def _play_attempt_and_sort(self, begin: BeginEpisode) -> None:

@@ -88,19 +88,20 @@ async def test_a_limit_stands_still_in_pauses() -> None:
     async def is_paused() -> str:
         for _ in range(2):
             watch.pause()
-            watch.pause()
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.2)
+            watch.pause()  # nothing new: it goes on
+            await asyncio.sleep(0.2)
             watch.resume()
             watch.resume()
         return "done"
 
-    assert await within(0.1, is_paused(), lambda: watch.total_s) == "done"
-    assert 0.3 <= watch.total_s < 0.6
+    assert await within(0.5, is_paused(), lambda: watch.total_s) == "done"
+    assert 0.8 <= watch.total_s < 30
     before_s, began = watch.total_s, asyncio.get_running_loop().time()
     with pytest.raises(OutOfTime):
         await within(0.1, sleeps(30), lambda: watch.total_s)
     assert watch.total_s == before_s
-    assert 0.1 <= asyncio.get_running_loop().time() - began < 1
+    assert 0.1 <= asyncio.get_running_loop().time() - began < 20
 
 
 async def test_what_is_left_of_a_limit_is_left_after_a_pause() -> None:
@@ -111,4 +112,4 @@ async def test_what_is_left_of_a_limit_is_left_after_a_pause() -> None:
     began = loop.time()
     with pytest.raises(OutOfTime):
         await within(0.15, sleeps(30), lambda: watch.total_s)
-    assert 0.44 <= loop.time() - began < 2
+    assert 0.44 <= loop.time() - began < 20

@@ -75,17 +75,17 @@ async def test_what_never_mends_ends_by_the_deadline(proxy: Proxy, engine: Sglan
 
 
 async def test_a_pause_does_not_count_for_a_request(engine: SglangEngine) -> None:
-    sampling = Sampling(max_new_tokens=300)
+    sampling = Sampling(max_new_tokens=100)
     running = asyncio.ensure_future(engine.generate(PROMPT, sampling, EpisodeSession("a")))
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.02)
     await engine.pause()
     waiting = asyncio.ensure_future(engine.generate(PROMPT, SAMPLING, EpisodeSession("b")))
     await asyncio.sleep(3)
     assert not waiting.done()
     await engine.resume()
-    assert len((await running).ids_T) == 300
+    assert len((await running).ids_T) == 100
     assert len((await waiting).ids_T)
-    assert 2.9 < engine.paused_s < 10
+    assert 2.9 < engine.paused_s < 30
 
 
 async def test_a_server_that_dies_in_a_pause_is_noticed(

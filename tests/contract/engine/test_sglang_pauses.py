@@ -97,7 +97,7 @@ async def test_an_update_waits_for_no_completion(
     assert not running.done()
     completion = await running
     assert len(completion.ids_T) == 1900
-    assert (completion.versions_T == 1).sum() > 950
+    assert completion.versions_T[-1] == 1
 
 
 @pytest.mark.parametrize(
