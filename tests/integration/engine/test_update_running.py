@@ -1,6 +1,6 @@
 """Updates and pauses while requests run: what each token is from, and which clocks stand still."""
 
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (parts of torch and transformers are not typed)
 
 import asyncio
@@ -39,7 +39,11 @@ def settings(timeout_s: float = 30.0) -> EngineConfig:
 
 def slowed(model: PreTrainedModel) -> PreTrainedModel:
     """The model, of which no pass is so fast that requests end before an update comes."""
-    model.register_forward_pre_hook(lambda *_: time.sleep(0.004))
+
+    def wait(*_: object) -> None:
+        time.sleep(0.004)
+
+    model.register_forward_pre_hook(wait)
     return model
 
 
