@@ -306,11 +306,13 @@ class LoopWatch:
         clock = time.pthread_getcpuclockid(self._loop_thread)
         own = _find_schedstat()
         reported_s, seen_s, queued_s = 0.0, self._beat_s, self._read_loop_queued_s()
-        before = _Look((), 0.0, time.monotonic(), queued_s, _read_queued_s(own))
+        before = _Look((), 0.0, time.monotonic(), False, queued_s, _read_queued_s(own))
         while not self._done.wait(pace_s):
             stack = _list_frames_of_thread(self._loop_thread)
             cpu_s, time_s = time.clock_gettime(clock), time.monotonic()
-            now = _Look(stack, cpu_s, time_s, self._read_loop_queued_s(), _read_queued_s(own))
+            is_ready = _is_ready(self._schedule.with_name("stat"))
+            waits = (self._read_loop_queued_s(), _read_queued_s(own))
+            now = _Look(stack, cpu_s, time_s, is_ready, *waits)
             beat_s = self._beat_s
             if beat_s != seen_s:
                 seen_s, queued_s = beat_s, self._read_loop_queued_s()
@@ -349,8 +351,10 @@ class _Look:
     cpu_s: float
     """Processor time that the thread has used."""
     time_s: float
+    is_ready: bool
+    """It has a processor or waits for one; it does not sleep."""
     queued_s: float
-    """How long the thread has been ready without a processor."""
+    """How long the thread has been ready without a processor; a wait counts when it has ended."""
     unseen_s: float
     """How long the thread that looks has."""
 
@@ -359,7 +363,10 @@ class _Look:
 
         A loop that is late without one has much to do or gets no processor: nobody is to blame.
         """
-        if self.time_s - before.time_s - (self.queued_s - before.queued_s) <= longer_than_s:
+        held_s = self.time_s - before.time_s - (self.queued_s - before.queued_s)
+        if self.is_ready:  # perhaps in a wait for a processor that has not been counted yet
+            held_s = min(held_s, self.cpu_s - before.cpu_s)
+        if held_s <= longer_than_s:
             return None
         pairs = zip(self.stack, before.stack, strict=False)
         both = [pair[0] for pair in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs)]
@@ -388,6 +395,14 @@ def _read_queued_s(schedule: Path) -> float:
         return int(schedule.read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
+
+
+def _is_ready(stat: Path) -> bool:
+    """True if a thread has a processor or waits for one; False where Linux does not say."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] == "R"
+    except (OSError, IndexError):
+        return False
 
 
 def _is_event_loop_frame(frame: FrameType) -> bool:
