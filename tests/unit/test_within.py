@@ -112,4 +112,5 @@ async def test_what_is_left_of_a_limit_is_left_after_a_pause() -> None:
     began = loop.time()
     with pytest.raises(OutOfTime):
         await within(0.15, sleeps(30), lambda: watch.total_s)
-    assert 0.44 <= loop.time() - began < 20
+    # A busy machine may begin the pause late; what counts is the time beside it.
+    assert 0.149 <= loop.time() - began - watch.total_s < 20
