@@ -273,7 +273,8 @@ def explain_nothing_to_train(
         return None
     is_corrected = batch.rejected_N is not None and bool(batch.rejected_N.any())
     if not batch.mask_N.any() and is_corrected:
-        return "trainer.correct rejected every token of the batch"
+        by = "async.late masked" if config.correct == "none" else "trainer.correct rejected"
+        return f"{by} every token of the batch"
     if not batch.mask_N.any():
         return "no token of the batch is trained"
     advantages_N, weights_N, factors_N = batch.advantages_N, batch.weights_N, batch.factors_N

@@ -361,9 +361,9 @@ class Controller:
         trainer, ahead = self._trainer, self._parts.config.async_
         batch = self._make_train_batch(collected.episodes, collected.greedy)
         batch = replace(batch, version=taken.version)
-        ages = lag_metrics(batch) if ahead.staleness else {}
         if ahead.late == "mask":
             batch = mask_late(batch, taken.oldest)
+        ages = lag_metrics(batch) if ahead.staleness else {}
         if not collected.episodes:  # what a recipe needs of a batch is not in one without any
             nothing_N = np.zeros(0, dtype=np.float32)
             return trainer.update(replace(batch, advantages_N=nothing_N, weights_N=nothing_N))

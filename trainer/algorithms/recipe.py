@@ -129,14 +129,21 @@ class BatchRecipe:
         for name in self.shapings.keys() & found.keys():
             self.shapings[name].load(found[name])
 
-    def _add_model_outputs(self, batch: Batch, trainer: Trainer) -> Batch:
+    def _add_model_outputs(self, given: Batch, trainer: Trainer) -> Batch:
+        """With what the models say of all that was recorded, also of tokens that are too old.
+
+        A rejected token without a proximal logprob would count as one that the trainer is sure of.
+        """
+        batch = given
+        if given.rejected_N is not None:
+            batch = replace(given, mask_N=given.mask_N | given.rejected_N)
         if "critic" in self.needs:
             batch = trainer.with_values(batch)
         if self.needs & {"reference", "teacher"}:
             batch = (self.teacher or trainer).with_reference(batch)
         if "proximal" in self.needs:
             batch = trainer.with_proximal(batch)
-        return batch
+        return replace(batch, mask_N=given.mask_N)
 
 
 def make_recipe(

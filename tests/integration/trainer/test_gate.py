@@ -21,12 +21,20 @@ from agentrl.orchestration.run import PlannedRun
 from agentrl.run_dir import read_episodes
 from agentrl.trainer import RatioBandConfig, TrainerConfig
 from agentrl.trainer.algorithms.recipe import make_recipe
+from agentrl.trainer.algorithms.staleness import mask_late
 from agentrl.trainer.first_update_check import GapGate
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.trainer.updates import GapAlarm
 from agentrl.types import Batch
 from tests.one_thread import one_thread
-from tests.unit.trainer.batches import batch_of, on_policy, random_segments, tiny_model
+from tests.unit.trainer.batches import (
+    batch_of,
+    on_policy,
+    plain_logprobs,
+    random_segments,
+    tiny_model,
+    with_logprobs,
+)
 
 __all__ = ["one_thread"]
 ENV = f"{Path(__file__).parents[2] / 'e2e' / 'digits_env.py'}:Digits"
@@ -157,6 +165,39 @@ def test_what_a_correction_rejected_is_judged_too() -> None:
     assert stats.skipped == "trainer.correct rejected every token of the batch"
     assert stats.verified_share == 1
     assert stats.gap_max == pytest.approx(0, abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("correct", ["none", "tis", "icepop"])
+def test_what_is_masked_as_too_old_adds_nothing_to_the_gap(correct: str, seed: int) -> None:
+    """Rows of versions 5, 9 and 9, all with the trainer's own logprobs: the true gap is 0."""
+    model, versions = tiny_model(), (5, 9, 9)
+    segments = random_segments((30, 25, 20), seed)
+    batch = batch_of(segments)
+    with torch.no_grad():
+        logprobs_N = plain_logprobs(model, batch).numpy()
+    rows = [with_logprobs(s, logprobs_N[batch.row(r)], versions[r]) for r, s in enumerate(segments)]
+    batch = replace(batch_of(rows), version=9, weights_N=None, rewards_E=np.array([1.0, 0.0, 2.0]))
+    late = mask_late(batch, 8)
+    assert 0 < late.num_trained < batch.num_trained
+    config = TrainerConfig(correct=correct, estimator="reinforce")
+    recipe, trainer = make_recipe(config), LocalTrainer(model, config, total_steps=2)
+    stats = trainer.update(recipe.prepare(late, trainer))
+    assert stats.skipped is None
+    assert stats.num_trained == late.num_trained
+    assert stats.gap_max == pytest.approx(0, abs=1e-4)
+    assert stats.ratio_deviation_max == pytest.approx(0, abs=1e-4)
+    assert trainer.gate.is_open
+
+
+def test_a_batch_that_is_too_old_as_a_whole_says_so() -> None:
+    config = TrainerConfig(estimator="reinforce")
+    trainer = LocalTrainer(tiny_model(), config, total_steps=2)
+    old = on_policy(tiny_model(), random_segments((9, 12)), version=5)
+    old = replace(old, version=9, weights_N=None)
+    stats = trainer.update(make_recipe(config).prepare(mask_late(old, 8), trainer))
+    assert stats.skipped == "async.late masked every token of the batch"
+    assert not trainer.gate.is_open
 
 
 def test_a_batch_with_an_alarm_changes_nothing_and_a_checkpoint_keeps_the_count(
