@@ -41,6 +41,7 @@ from agentrl.orchestration.reports import (
 from agentrl.orchestration.schedules import make_schedule
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.orchestration.store import RunStore
+from agentrl.orchestration.whereabouts import describe_waits
 from agentrl.rollout import (
     Collected,
     GroupJob,
@@ -216,8 +217,11 @@ class Controller:
                 draw_one(), "train", step=number, place=place
             ),
         )
-        self._driver = parts.collector.driver(
-            scheduler,
+        self._driver = RolloutDriver(
+            engine=parts.engine,
+            codec=parts.codec,
+            settings=parts.collector.settings,
+            scheduler=scheduler,
             group_size=rollout.group_size,
             draw=draw,
             another=self._refill,
@@ -325,9 +329,9 @@ class Controller:
 
     def _report_stall(self, waits: Sequence[Wait]) -> None:
         """Say who waits for whom, when nothing has happened for a long time."""
-        lines = [str(wait) for wait in waits]
+        lines = describe_waits(waits)
         self._store.event("stall", waits=lines)
-        self._observer.warn("nothing has happened for a while:\n  " + "\n  ".join(lines[:5]))
+        self._observer.warn("\n  ".join(["nothing has happened for a while:", *lines[:5]]))
 
     def _take_groups(self, batch: TrainBatch) -> Collected:
         """The groups of a batch, and what there is to say of them."""

@@ -23,8 +23,9 @@ def tell_waits_on_signal(waits: Callable[[], Sequence[Wait]]) -> Generator[None]
 
     def tell(*_: object) -> None:
         # Not by print: the signal may have come in the middle of one.
+        lines = ["agentrl: who waits for whom:", *(describe_waits(waits()) or ["nobody"])]
         with suppress(OSError):
-            os.write(2, format_waits(waits(), time.monotonic()).encode())
+            os.write(2, ("\n  ".join(lines) + "\n").encode())
 
     signal.signal(signal.SIGUSR1, tell)
     try:
@@ -33,7 +34,7 @@ def tell_waits_on_signal(waits: Callable[[], Sequence[Wait]]) -> Generator[None]
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-def format_waits(waits: Sequence[Wait], now: float) -> str:
-    """A line for each, the longest first; `now` is on the clock of an event loop."""
-    lines = [f"  {wait}, {now - wait.since:.1f} s" for wait in waits]
-    return "\n".join(["agentrl: who waits for whom:", *(lines or ["  nobody"]), ""])
+def describe_waits(waits: Sequence[Wait]) -> list[str]:
+    """A line for each, with the seconds that it lasts; they began on the clock of an event loop."""
+    now = time.monotonic()
+    return [f"{wait.who} waits for {wait.owner}, {now - wait.since:.1f} s" for wait in waits]

@@ -3,14 +3,14 @@
 jobs × group_size  →  at most `concurrency` at a time  →  groups, each when its last episode ended
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from agentrl.engine import Engine
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.collected import PlayedGroup
 from agentrl.rollout.driver import Another, CollectSettings, RolloutDriver
 from agentrl.rollout.episode_record import GroupJob
-from agentrl.schedule import Schedule, Scheduler, Wait
+from agentrl.schedule import Schedule, Scheduler
 
 
 class Collector:
@@ -20,29 +20,6 @@ class Collector:
         self._engine = engine
         self._codec = codec
         self.settings = settings
-
-    def driver(
-        self,
-        scheduler: Scheduler,
-        *,
-        group_size: int,
-        draw: Callable[[int], GroupJob],
-        another: Another | None = None,
-        on_group: Callable[[PlayedGroup], None] = lambda _: None,
-        on_stall: Callable[[Sequence[Wait]], None] = lambda _: None,
-    ) -> RolloutDriver:
-        """Plays what a scheduler says; see `RolloutDriver`. Call it where the event loop runs."""
-        return RolloutDriver(
-            engine=self._engine,
-            codec=self._codec,
-            settings=self.settings,
-            scheduler=scheduler,
-            group_size=group_size,
-            draw=draw,
-            another=another,
-            on_group=on_group,
-            on_stall=on_stall,
-        )
 
     async def collect(
         self,
@@ -74,8 +51,11 @@ class Collector:
             concurrency=None if self.settings.fixed_order else self.settings.concurrency,
         )
         ended: list[PlayedGroup] = []
-        driver = self.driver(
-            Scheduler(schedule),
+        driver = RolloutDriver(
+            engine=self._engine,
+            codec=self._codec,
+            settings=self.settings,
+            scheduler=Scheduler(schedule),
             group_size=group_size,
             draw=jobs.__getitem__,
             another=another,

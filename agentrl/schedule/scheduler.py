@@ -62,10 +62,6 @@ class Wait:
     owner: str
     since: float
 
-    def __str__(self) -> str:
-        """Without the time."""
-        return f"{self.who} waits for {self.owner}"
-
 
 @dataclass(slots=True)
 class _Group:

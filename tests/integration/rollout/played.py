@@ -1,6 +1,7 @@
 """Jobs of the calculator, and the collector that plays them."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices, ToolEnv
@@ -25,10 +26,11 @@ SERVICES = EnvServices()
 Act = Callable[[EpisodeView], AssistantTurn]
 
 
-def settings(**changes: object) -> CollectSettings:
+def settings(**changes: Any) -> CollectSettings:
     limits = EpisodeLimits(max_new_tokens=64, max_context_tokens=512, wall_s=5.0, setup_s=5.0)
-    values = {"limits": limits, "temperature": 1.0, "concurrency": 64, "attempts": 3}
-    return CollectSettings(**{**values, "max_invalid_share": 1.0, **changes})  # type: ignore[arg-type]
+    values: dict[str, Any] = {"limits": limits, "temperature": 1.0, "concurrency": 64}
+    values |= {"attempts": 3, "max_invalid_share": 1.0}
+    return CollectSettings(**values | changes)
 
 
 def engine(codec: Codec, act: Act | None = None, env: ToolEnv | None = None) -> ScriptedEngine:

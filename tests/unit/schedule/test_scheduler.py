@@ -1,5 +1,7 @@
 """Small schedules, event by event."""
 
+from typing import Any
+
 import pytest
 
 from agentrl.errors import ConfigError
@@ -51,8 +53,9 @@ def update(scheduler: Scheduler, versions: int = 1) -> list[Action]:
     return actions + scheduler.on(StepFinished(), 2.0)
 
 
-def one(**numbers: object) -> Schedule:
-    return Schedule(**{"groups_per_step": 1, "members": 1, "steps": 5, **numbers})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def one(**numbers: Any) -> Schedule:
+    given: dict[str, Any] = {"groups_per_step": 1, "members": 1, "steps": 5}
+    return Schedule(**given | numbers)
 
 
 def test_a_synchronous_step_event_by_event() -> None:
@@ -175,7 +178,7 @@ def test_each_wait_names_its_owner_and_since_when() -> None:
     scheduler.on(BatchTrained(1), 6.0)
     assert scheduler.waits() == [Wait("the trainer", "the engine to take weights", 6.0)]
     scheduler.on(WeightsPublished(), 7.0)
-    assert [str(wait) for wait in scheduler.waits()] == [
+    assert [f"{wait.who} waits for {wait.owner}" for wait in scheduler.waits()] == [
         "the trainer waits for evaluation, metrics and checkpoint"
     ]
 

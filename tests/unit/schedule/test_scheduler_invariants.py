@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.schedule import Schedule
+from agentrl.schedule import Late, Schedule
 from tests.unit.schedule.play import Chances, Play
 
 CHANCE = st.sampled_from([0.0, 0.1, 0.4])
@@ -67,11 +67,11 @@ def test_a_resumed_run_trains_every_ticket_once(
 
 
 @pytest.mark.parametrize("late", ["wait", "mask", "drop"])
-def test_slow_groups_tell_the_three_ways_apart(late: str) -> None:
+def test_slow_groups_tell_the_three_ways_apart(late: Late) -> None:
     """The control: without waiting the bound is passed, or groups are given up."""
     plays = [
         Play(
-            Schedule(groups_per_step=2, members=2, steps=12, staleness=2, late=late),  # type: ignore[arg-type]  # parametrized
+            Schedule(groups_per_step=2, members=2, steps=12, staleness=2, late=late),
             seed,
             Chances(slow=0.2),
         ).run()

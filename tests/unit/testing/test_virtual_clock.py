@@ -1,6 +1,7 @@
 """Simulated runs whose times can be worked out by hand, and what faults do to them."""
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -20,16 +21,16 @@ def up_to_eight_turns(rng: Random) -> int:
     return rng.randint(1, 8)
 
 
-def fixed(**numbers: object) -> Workload:
+def fixed(**numbers: Any) -> Workload:
     """Two turns of a second, three seconds of training, half a second of publishing."""
-    given: dict[str, object] = {"num_turns": two_turns, "turn_s": a_second}
+    given: dict[str, Any] = {"num_turns": two_turns, "turn_s": a_second}
     given |= {"train_s": 3.0, "publish_s": 0.5}
-    return Workload(**{**given, **numbers})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    return Workload(**given | numbers)
 
 
-def schedule(**numbers: object) -> Schedule:
-    given = {"groups_per_step": 2, "members": 2, "steps": 10}
-    return Schedule(**{**given, **numbers})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def schedule(**numbers: Any) -> Schedule:
+    given: dict[str, Any] = {"groups_per_step": 2, "members": 2, "steps": 10}
+    return Schedule(**given | numbers)
 
 
 def heavy_tails() -> Workload:
