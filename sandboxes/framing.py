@@ -21,7 +21,8 @@ class Marks:
     end: re.Pattern[bytes]
     """Printed after the code, with its exit code.
 
-    What its group `before` is stands before it too; a line was ended first if `anew` is anything.
+    What its group `before` is stands before it too. If `anew` is anything, lines were ended first,
+    nobody knows how many: of what the code ended itself one line end is left.
     """
     stopped: bytes | None = None
     """Ends the line that comes when no other mark can come any more."""
@@ -76,7 +77,10 @@ class Output:
         if found := self._marks.end.search(self._held):
             groups = found.groupdict(b"")
             said = self._held[: found.start()].removesuffix(groups.get("before", b""))
-            self._held = said.removesuffix(b"\n") if groups.get("anew") else said
+            if groups.get("anew"):
+                lines = said.rstrip(b"\n")
+                said = lines + b"\n" * (len(said) - len(lines) > 1)
+            self._held = said
             self.code = int(found[1])
             self.stop()
         elif self._marks.stopped and (place := self._held.find(self._marks.stopped)) >= 0:

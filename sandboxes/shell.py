@@ -54,7 +54,8 @@ BEGIN
 """.lstrip()
 
 # The second message shows what the first began with, which BASH_ARGV0 sets. An interrupt makes the
-# shell begin a new line; between the messages it may come again, or bash miss its terminal.
+# shell begin a new line, or several where jobs died of it, too; between the messages it may come
+# again, or bash miss its terminal.
 _END: Final = (
     rb"/%s:(\d+)(?P<anew>\.?): [^\n]*\n"
     rb"(?:.*(?:/%s:130\.|tcsetattr): [^\n]*\n)?(?P<before>.*?)/%s:: [^\n]*\n"

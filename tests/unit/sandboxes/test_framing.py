@@ -61,6 +61,19 @@ def test_each_call_has_marks_of_its_own(call: Callable[[str], tuple[bytes, Marks
 
 
 @pytest.mark.parametrize(
+    ("said", "seen"),
+    [(b"said\n", b"said"), (b"said\n\n", b"said\n"), (b"said\n\n\n\n", b"said\n"), (b"\n", b"")],
+)
+def test_lines_that_interrupts_ended_are_taken_off(said: bytes, seen: bytes) -> None:
+    lines, marks = shell.call("code")
+    end = re.findall(rb'"/([0-9a-f]{16}):\$\?"', lines)[0]
+    output = Output(marks, 1 << 20)
+    output.begun = True
+    output.feed(said + b"bash: /END:130.: none\nbash: /END:: none\n".replace(b"END", end))
+    assert (output.code, output.seen().data()) == (130, seen)
+
+
+@pytest.mark.parametrize(
     "between",
     [
         b"",
