@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-import sys
 import threading
 import time
 from contextlib import closing
@@ -10,7 +9,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agentrl.aio import _Look  # pyright: ignore[reportPrivateUsage]
 from agentrl.envs import EnvServices
 from agentrl.errors import BreakerTripped
 from agentrl.tools import AbandonedThreads, LoopWatch, tool
@@ -223,19 +221,6 @@ async def test_a_starved_loop_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(watch, "_read_loop_queued_s", time.monotonic)
         time.sleep(0.3)  # noqa: ASYNC251  # the block is what the test is about
     assert watch.num_stalls == 0
-
-
-@pytest.mark.parametrize(
-    ("is_ready", "cpu_s", "blamed"), [(True, 0, False), (False, 0, True), (True, 1, True)]
-)
-def test_a_wait_for_a_processor_that_lasts_is_nobodys_fault(
-    is_ready: bool, cpu_s: float, blamed: bool
-) -> None:
-    """Linux counts such a wait when it has ended; the thread seems to stand still until then."""
-    stack = (sys._getframe(),)  # pyright: ignore[reportPrivateUsage]  # there is no public way
-    before = _Look(stack, 0.0, 10.0, is_ready, 0.0, 0.0)
-    now = _Look(stack, cpu_s, 11.0, is_ready, 0.0, 0.0)
-    assert (now.lasting(before, longer_than_s=0.1) is not None) is blamed
 
 
 class Remote(Base):
