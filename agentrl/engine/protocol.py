@@ -212,6 +212,12 @@ def paused_s(engine: Engine) -> float:
     return float(getattr(engine, "paused_s", 0.0))
 
 
+def capacity_tokens(engine: Engine) -> int | None:
+    """Tokens that the engine's cache holds now: its `capacity_tokens`, None where it says none."""
+    capacity: int | None = getattr(engine, "capacity_tokens", None)
+    return capacity
+
+
 def check_version(version: int, now: int) -> None:
     """Raise EngineError for weights that are no newer than those that are served."""
     if version <= now:

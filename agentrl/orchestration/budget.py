@@ -99,9 +99,10 @@ def _estimate_peak_bytes_by_part(config: RunConfig) -> Mapping[str, int]:
     folder, reference = (resolve_model(name, seed=config.seed) if name else None for name in names)
     assert folder is not None, "a run has a model"
     rollout = config.rollout
+    episodes, most = rollout.tasks_per_step * rollout.group_size, rollout.concurrency
     footprint = engine_kind(config, NO_OBJECTS).footprint(
         config.engine,
-        rows=min(rollout.concurrency, rollout.tasks_per_step * rollout.group_size),
+        rows=episodes if most == "auto" else min(most, episodes),
         longest=make_limits(config, context_length(config, folder)).max_context_tokens,
     )
     return estimate(folder, config.trainer, footprint, reference).parts

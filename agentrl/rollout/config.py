@@ -1,6 +1,6 @@
 """Settings of the sampling side."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -83,7 +83,10 @@ class RolloutConfig(Config):
     setup_s: float = Field(
         default=60.0, gt=0, description="Most seconds for an environment's reset or teardown."
     )
-    concurrency: int = Field(default=256, ge=1, description="Most episodes at the same time.")
+    concurrency: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default=256,
+        description="Most episodes at the same time; auto: as many as the engine's cache holds.",
+    )
     attempts: int = Field(
         default=3, ge=1, description="Tries of an episode that something outside the policy broke."
     )

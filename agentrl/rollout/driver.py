@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from agentrl.aio import LoopWatch
 from agentrl.engine import Engine
-from agentrl.engine.protocol import paused_s
+from agentrl.engine.protocol import capacity_tokens, paused_s
 from agentrl.errors import ConfigError, EpisodeError
 from agentrl.rollout.breaker import Breaker
 from agentrl.rollout.codec import Codec, LongPrompt, OddPrompt, odd_prompt, too_long
@@ -26,10 +26,11 @@ from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner
 from agentrl.rollout.episode_record import GroupJob
 from agentrl.rollout.fixed_order import Lockstep
 from agentrl.rollout.selection import drop
-from agentrl.schedule import Scheduler, Wait
+from agentrl.schedule import Concurrency, Scheduler, Wait
 from agentrl.schedule.events import (
     Action,
     BeginEpisode,
+    CapacityChanged,
     DrawGroup,
     DropGroup,
     EpisodeEnded,
@@ -60,7 +61,7 @@ class CollectSettings:
 
     limits: EpisodeLimits
     temperature: float
-    concurrency: int
+    concurrency: Concurrency
     attempts: int
     max_invalid_share: float
     fixed_order: bool = False
@@ -122,6 +123,8 @@ class RolloutDriver:
             attempts=settings.attempts,
             max_invalid_share=settings.max_invalid_share,
         )
+        self._capacity: int | None = None
+        """Of the engine's cache, as the scheduler knows it."""
         self._lockstep = Lockstep(engine) if settings.fixed_order else None
         self._runner, self._greedy_runner = (
             EpisodeRunner(
@@ -150,6 +153,7 @@ class RolloutDriver:
 
     def begin(self) -> None:
         """Begin whatever can begin."""
+        self._say_capacity_if_it_changed()
         self.feed(Tick())
 
     async def next(self) -> ForTrainer | None:
@@ -199,6 +203,8 @@ class RolloutDriver:
             case DropGroup(ticket):
                 self._drop_group(ticket)
             case WakeAt(time):
+                if self._wake is not None:
+                    self._wake.cancel()
                 self._wake = self._loop.call_at(time, self.feed, Tick())
             case Stalled():
                 self._on_stall(self.scheduler.waits())
@@ -304,16 +310,26 @@ class RolloutDriver:
         self, ids: list[int], sampling: Sampling, session: EpisodeSession
     ) -> Completion:
         engine = self._lockstep or self._engine
-        self._say_owner(session.key, "engine")
+        self._say_capacity_if_it_changed()
+        self._say_owner(session.key, "engine", num_tokens := len(ids))
         try:
-            return await engine.generate(ids, sampling, session)
+            completion = await engine.generate(ids, sampling, session)
+            num_tokens += len(completion.ids_T)
+            return completion
         finally:
-            self._say_owner(session.key, "environment")
+            self._say_owner(session.key, "environment", num_tokens)
 
-    def _say_owner(self, episode: str, owner: Owner) -> None:
+    def _say_owner(self, episode: str, owner: Owner, tokens: int) -> None:
         if not self._is_closed:
             ticket, member = self._places[episode]
-            self.feed(EpisodeWaits(ticket, member, owner))
+            self.feed(EpisodeWaits(ticket, member, owner, tokens))
+
+    def _say_capacity_if_it_changed(self) -> None:
+        capacity = capacity_tokens(self._engine)
+        if self.scheduler.schedule.concurrency == "auto" and capacity != self._capacity:
+            self._capacity = capacity
+            longest = self._settings.limits.max_context_tokens
+            self.feed(CapacityChanged(capacity, longest))
 
 
 async def _cancel_and_await_tasks(tasks: Sequence["asyncio.Task[Any]"]) -> None:

@@ -9,6 +9,7 @@ from agentrl.config import Config
 from agentrl.errors import ConfigError
 
 Late: TypeAlias = Literal["wait", "mask", "drop"]
+Concurrency: TypeAlias = int | Literal["auto"]
 
 
 class AsyncConfig(Config):
@@ -43,8 +44,8 @@ class Schedule:
     trains: bool = True
     attempts: int = 1
     """At an episode, at most."""
-    concurrency: int | None = None
-    """Episodes played at once; None: all of them."""
+    concurrency: Concurrency | None = None
+    """Episodes played at once; auto: as many as the engine's cache holds; None: all of them."""
     staleness: int = 0
     """The version that is trained minus that of a trained token, at most; 0 is synchronous."""
     updates: int = 1

@@ -32,6 +32,18 @@ class EpisodeWaits:
     ticket: int
     member: int
     owner: Owner
+    tokens: int = 0
+    """Of its context, with those of a request that it is about to send; 0: as many as before."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityChanged:
+    """The engine's cache holds so many tokens from now on."""
+
+    tokens: int | None
+    """None: it does not say."""
+    longest: int
+    """Tokens that an episode may have at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,7 @@ Event: TypeAlias = (
     Tick
     | GroupDrawn
     | EpisodeWaits
+    | CapacityChanged
     | EpisodeEnded
     | GroupJudged
     | BatchTrained
@@ -139,7 +152,7 @@ class FinishStep:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send `Tick` at this time, if nothing else came before."""
+    """Send `Tick` at this time, in place of the one that was asked for before."""
 
     time: float
 

@@ -19,13 +19,16 @@ from bisect import bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, Literal
 
+from agentrl.schedule.cache import KEEP_S, CachePlan
 from agentrl.schedule.config import Schedule
 from agentrl.schedule.events import (
     Action,
     BatchTrained,
     BeginEpisode,
+    CapacityChanged,
     DrawGroup,
     DropGroup,
     EpisodeEnded,
@@ -116,16 +119,19 @@ class Scheduler:
         self._waiting: list[tuple[int, int, int]] = []
         """A heap of (ticket, member, attempt)."""
         self._running: dict[tuple[int, int], _Running] = {}
+        self._cache = CachePlan() if schedule.concurrency == "auto" else None
         self._batch: tuple[int, ...] = ()
         self._phase: _Phase = "collecting"
         self._since = self._heard = 0.0
         self._wakes = False
+        self._wake_at = inf
         self._now = 0.0
         self._actions: list[Action] = []
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Tick: self._on_tick,
             GroupDrawn: self._on_group_drawn,
             EpisodeWaits: self._on_episode_waits,
+            CapacityChanged: self._on_capacity_changed,
             EpisodeEnded: self._on_episode_ended,
             GroupJudged: self._on_group_judged,
             BatchTrained: self._on_batch_trained,
@@ -205,12 +211,30 @@ class Scheduler:
             self._actions.append(DrawGroup(ticket))
 
     def _begin_episodes(self) -> None:
-        most = self.schedule.concurrency
         if not self.schedule.partial and self._phase in ("trained", "publishing"):
             return
-        while self._waiting and (most is None or len(self._running) < most):
-            ticket, member, attempt = heapq.heappop(self._waiting)
-            self._begin(ticket, member, attempt)
+        while self._waiting and (episode := self._choose_who_begins()) is not None:
+            if episode == self._waiting[0]:
+                heapq.heappop(self._waiting)
+            else:
+                self._waiting.remove(episode)
+                heapq.heapify(self._waiting)
+            self._begin(*episode)
+
+    def _choose_who_begins(self) -> tuple[int, int, int] | None:
+        """One that waits for a place; None if there is no place."""
+        first, most = self._waiting[0], self.schedule.concurrency
+        if isinstance(most, int) and len(self._running) >= most:
+            return None
+        if self._cache is None:
+            return first
+        if self._groups[first[0]].oldest is None:
+            # Members of a group that has begun come first: their prompt is in the cache.
+            first = min(self._waiting, key=lambda one: (self._groups[one[0]].oldest is None, one))
+        if self._cache.has_room(first[0], self._now):
+            return first
+        self._wake_by(self._cache.next_release(self._now))
+        return None
 
     def _begin(self, ticket: int, member: int, attempt: int) -> None:
         group = self._groups[ticket]
@@ -218,6 +242,8 @@ class Scheduler:
             group.oldest = self._published
             self._unready[self._published] += 1
         self._running[ticket, member] = _Running(attempt, "environment", self._now)
+        if self._cache is not None:
+            self._cache.begin(ticket, member)
         self.peak = max(self.peak, len(self._running))
         self._actions.append(BeginEpisode(ticket, member, attempt))
 
@@ -251,8 +277,13 @@ class Scheduler:
         if self._wakes and self._groups and self._now >= silent_until:
             self._actions.append(Stalled(self._heard))
             silent_until = self._now + self.schedule.stall_s
-        self._wakes = True
-        self._actions.append(WakeAt(max(silent_until, self._now)))
+        self._wakes, self._wake_at = True, inf
+        self._wake_by(max(silent_until, self._now))
+
+    def _wake_by(self, time: float) -> None:
+        if time < self._wake_at:
+            self._wake_at = time
+            self._actions.append(WakeAt(time))
 
     def _on_group_drawn(self, event: GroupDrawn) -> None:
         group = self._group_of(event)
@@ -265,13 +296,26 @@ class Scheduler:
 
     def _on_episode_waits(self, event: EpisodeWaits) -> None:
         running = self._running.get((event.ticket, event.member))
-        if running is not None:  # else it was dropped
-            running.owner, running.since = event.owner, self._now
+        if running is None:  # it was dropped
+            return
+        running.owner, running.since = event.owner, self._now
+        if self._cache is None:
+            return
+        if self._cache.note(event.ticket, event.member, event.tokens, event.owner, self._now):
+            self._begin_episodes()
+        if event.owner == "environment" and self._waiting:
+            self._wake_by(self._now + KEEP_S)
+
+    def _on_capacity_changed(self, event: CapacityChanged) -> None:
+        if self._cache is not None:
+            self._cache.limit_tokens(event.tokens, event.longest)
 
     def _on_episode_ended(self, event: EpisodeEnded) -> None:
         running = self._running.pop((event.ticket, event.member), None)
         if running is None:
             raise ValueError(f"got {event}, expected a running episode")
+        if self._cache is not None:
+            self._cache.end(event.ticket, event.member, counts=not event.retry)
         group = self._group_of(event)
         if event.retry and running.attempt + 1 < self.schedule.attempts:
             self._begin(event.ticket, event.member, running.attempt + 1)
@@ -284,6 +328,7 @@ class Scheduler:
         group = self._group_of(event)
         if event.replaced:
             self._forget_oldest(group)
+            self._forget_prompt(event.ticket)
             group.oldest = None
             self._on_group_drawn(GroupDrawn(event.ticket))
         else:
@@ -291,6 +336,7 @@ class Scheduler:
 
     def _keep(self, ticket: int, group: _Group) -> None:
         self._forget_oldest(group)
+        self._forget_prompt(ticket)
         group.oldest = self._published if group.oldest is None else group.oldest
         group.is_ready = True
         insort(self._ready, (group.oldest, ticket))
@@ -300,6 +346,10 @@ class Scheduler:
             self._unready[group.oldest] -= 1
             if not self._unready[group.oldest]:
                 del self._unready[group.oldest]
+
+    def _forget_prompt(self, ticket: int) -> None:
+        if self._cache is not None:
+            self._cache.forget_group(ticket)
 
     def _on_batch_trained(self, event: BatchTrained) -> None:
         self._leave("training", event)
@@ -346,6 +396,7 @@ class Scheduler:
             heapq.heapify(self._waiting)
             for member in range(self.schedule.members):
                 self._running.pop((ticket, member), None)
+            self._forget_prompt(ticket)
             del self._groups[ticket]
             self._most += 1
             self._actions.append(DropGroup(ticket))

@@ -161,7 +161,7 @@ class _VirtualRun:
             for action in scheduler.on(event, self.now):
                 self._carry_out(action)
         taken = self.taken + sum(self.now - attempt.began for attempt in self.open.values())
-        places = min(self.schedule.concurrency or scheduler.peak, scheduler.peak)
+        places = scheduler.peak
         return Simulated(
             seconds=self.now,
             steps=scheduler.step,

@@ -109,6 +109,12 @@ class SglangEngine:
         """Seconds that the servers were paused in all, now included."""
         return self._fleet.watch.total_s
 
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the caches of the servers that serve hold together."""
+        infos = [slot.info for slot in self.slots if slot.state == "serving"]
+        return sum(info.kv_tokens * info.dp_size for info in infos if info is not None)
+
     async def start(self, *, ready_s: float, weights: WeightSource | None = None) -> None:
         """Wait for the servers, learn what they are, give them the weights as version 0.
 

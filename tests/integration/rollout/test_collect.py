@@ -22,6 +22,7 @@ from agentrl.rollout import (
     gather_groups,
     make_batch,
 )
+from agentrl.schedule import Concurrency
 from agentrl.tokens import seal, verify_batch, verify_segment
 from agentrl.trainer.algorithms.advantages.remax import remax
 from agentrl.types import (
@@ -143,10 +144,15 @@ async def test_sampled_ids_are_recorded_as_they_are(codec: Codec) -> None:
         assert after[: len(before)] == before
 
 
+@pytest.mark.parametrize(
+    ("concurrency", "tokens", "expected"), [(3, None, 3), ("auto", 1, 1), ("auto", None, 8)]
+)
 async def test_no_more_episodes_than_allowed_play_at_once_and_each_session_ends(
-    codec: Codec,
+    codec: Codec, concurrency: Concurrency, tokens: int | None, expected: int
 ) -> None:
     class Slow(ScriptedEngine):
+        capacity_tokens = tokens
+
         async def generate(
             self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
         ) -> Completion:
@@ -161,9 +167,9 @@ async def test_no_more_episodes_than_allowed_play_at_once_and_each_session_ends(
     playing: set[str] = set()
     most: list[int] = []
     slow = Slow(Calculator.expert(), codec.renderer(Calculator().tool_schemas), vocab_size=768)
-    collector = Collector(engine=slow, codec=codec, settings=settings(concurrency=3))
+    collector = Collector(engine=slow, codec=codec, settings=settings(concurrency=concurrency))
     await gather_groups(collector.collect(jobs(4), group_size=2))
-    assert max(most) == 3
+    assert max(most) == expected
     assert not playing
 
 

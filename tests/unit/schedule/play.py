@@ -10,6 +10,7 @@ from agentrl.schedule.events import (
     Action,
     BatchTrained,
     BeginEpisode,
+    CapacityChanged,
     DrawGroup,
     DropGroup,
     EpisodeEnded,
@@ -19,6 +20,7 @@ from agentrl.schedule.events import (
     GroupDrawn,
     GroupJudged,
     JudgeGroup,
+    Owner,
     PublishWeights,
     Stalled,
     StepFinished,
@@ -29,6 +31,9 @@ from agentrl.schedule.events import (
 )
 
 MOST_EVENTS = 20_000
+LONGEST = 100
+"""Tokens of an episode, at most."""
+OWNERS: tuple[Owner, ...] = ("engine", "environment", "verifier")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,8 @@ class Play:
     chances: Chances = field(default_factory=Chances)
     kept: dict[str, Any] = field(default_factory=dict[str, Any])
     """How the scheduler goes on: step, version, ticket, open_tickets."""
+    capacity: int | None = None
+    """Of the engine's cache, for an automatic concurrency."""
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.schedule, **self.kept)
@@ -70,10 +77,14 @@ class Play:
         self.dropped: list[int] = []
         self.drawn: list[int] = []
         self.ages: list[int] = []
+        self.waiting: dict[int, set[int]] = {}
+        """Members that have not begun, by ticket."""
         self.now = 0.0
 
     def run(self, until: int | None = None) -> "Play":
         """To the end, or until this step is about to be finished."""
+        if self.schedule.concurrency == "auto":
+            self.tell(CapacityChanged(self.capacity, longest=LONGEST))
         self.tell(Tick())
         for _ in range(MOST_EVENTS):
             if self.scheduler.is_over:
@@ -114,7 +125,12 @@ class Play:
         self.now += self.rng.expovariate(1.0)
         if self.running and self.rng.random() < 0.2:
             ticket, member = self.rng.choice(sorted(self.running))
-            assert self.scheduler.on(EpisodeWaits(ticket, member, "engine"), self.now) == []
+            owner = self.rng.choice(OWNERS)
+            waits = EpisodeWaits(ticket, member, owner, self.rng.randint(1, LONGEST))
+            actions = self.scheduler.on(waits, self.now)
+            assert actions == [] or self.schedule.concurrency == "auto"
+            for action in actions:
+                self.carry_out(action)
         self.note_event(event)
         actions = self.scheduler.on(event, self.now)
         for action in actions:
@@ -122,7 +138,8 @@ class Play:
         if isinstance(event, BatchTrained) and event.versions and self.schedule.partial:
             assert any(isinstance(a, PublishWeights) for a in actions), "a publish waited"
         assert len(self.outstanding) <= self.schedule.outstanding
-        assert len(self.running) <= (self.schedule.concurrency or len(self.running))
+        most = self.schedule.concurrency
+        assert len(self.running) <= (most if isinstance(most, int) else len(self.running))
         tickets = set(range(self.scheduler.next_ticket))
         before = tickets - set(self.drawn) - set(self.kept.get("open_tickets", ()))
         gone = {t for b in self.trained for t in b.tickets} | set(self.dropped) | before
@@ -136,8 +153,11 @@ class Play:
                     self.began[ticket].append(began)
             case GroupJudged(ticket, True):
                 self.began[ticket] = []
+                self.waiting[ticket] = set(range(self.schedule.members))
                 for member in range(self.schedule.members):
                     del self.attempts[ticket, member]
+            case GroupDrawn(ticket, False):
+                self.waiting[ticket] = set(range(self.schedule.members))
             case WeightsPublished():
                 self.published = self.scheduler.version
             case StepFinished():
@@ -158,6 +178,7 @@ class Play:
                 assert (ticket, member) not in self.running
                 assert attempt == self.attempts[ticket, member] < self.schedule.attempts
                 self.attempts[ticket, member] += 1
+                self.begin_in_turn(ticket, member, attempt)
                 self.running[ticket, member] = self.published
                 retry = self.rng.random() < self.chances.retry
                 self.pending.append(EpisodeEnded(ticket, member, retry))
@@ -169,6 +190,7 @@ class Play:
             case DropGroup(ticket):
                 assert self.schedule.late == "drop"
                 self.dropped.append(ticket)
+                self.waiting.pop(ticket, None)
                 self.outstanding.remove(ticket)
                 self.running = {k: v for k, v in self.running.items() if k[0] != ticket}
                 self.pending = [e for e in self.pending if getattr(e, "ticket", None) != ticket]
@@ -185,6 +207,14 @@ class Play:
                 self.pending.append(StepFinished())
             case WakeAt() | Stalled():
                 pass
+
+    def begin_in_turn(self, ticket: int, member: int, attempt: int) -> None:
+        """For a cache a stranger begins only if no group that has begun has members left."""
+        if attempt or self.schedule.concurrency != "auto":
+            return
+        begun = {t for t, left in self.waiting.items() if 0 < len(left) < self.schedule.members}
+        assert ticket in begun or not begun, f"{ticket} before the rest of {begun}"
+        self.waiting[ticket].remove(member)
 
     def train(self, batch: TrainBatch) -> None:
         assert batch.step == self.scheduler.step + 1

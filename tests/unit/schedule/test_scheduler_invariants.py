@@ -18,7 +18,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         members=draw(st.integers(1, 3)),
         steps=draw(st.integers(1, 12)),
         attempts=draw(st.integers(1, 3)),
-        concurrency=draw(st.none() | st.integers(1, 9)),
+        concurrency=draw(st.none() | st.integers(1, 9) | st.just("auto")),
         staleness=draw(st.just(0) | st.integers(updates, 4 * updates + 2)),
         updates=updates,
         late=draw(st.sampled_from(["wait", "wait", "mask", "drop"])),
@@ -29,17 +29,18 @@ def schedules(draw: st.DrawFn) -> Schedule:
 chances = st.builds(
     Chances, retry=CHANCE, empty=CHANCE, replaced=CHANCE, unchanged=CHANCE, slow=CHANCE
 )
+capacities = st.none() | st.integers(0, 2000)
 
 
 def trained_tickets(*plays: Play) -> list[int]:
     return [ticket for play in plays for batch in play.trained for ticket in batch.tickets]
 
 
-@given(schedules(), chances, st.integers(0, 2**32))
+@given(schedules(), chances, st.integers(0, 2**32), capacities)
 def test_every_ticket_is_trained_once_and_it_ends(
-    schedule: Schedule, chances: Chances, seed: int
+    schedule: Schedule, chances: Chances, seed: int, capacity: int | None
 ) -> None:
-    play = Play(schedule, seed, chances).run()
+    play = Play(schedule, seed, chances, capacity=capacity).run()
     assert [batch.step for batch in play.trained] == list(range(1, schedule.steps + 1))
     trained = trained_tickets(play)
     assert sorted(trained + play.dropped + play.scheduler.open_tickets) == sorted(play.drawn)
