@@ -7,7 +7,9 @@
     print(simulate(schedule, workload).seconds)
 
 The draws of an attempt depend on the seed, its ticket, member and number alone, so that two
-schedules are compared on the same episodes.
+schedules are compared on the same episodes. Faults strike at their times: what an engine samples
+goes on when it is back, an episode that fails is tried again, and a run whose trainer ends goes on
+behind its last checkpoint, as `agentrl train --resume` does.
 """
 
 import heapq
@@ -16,6 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Literal
 
 from agentrl.schedule.config import Schedule
 from agentrl.schedule.events import (
@@ -46,6 +49,16 @@ def lognormal(mean: float, sigma: float) -> Callable[[Random], float]:
     return lambda rng: rng.lognormvariate(mu, sigma)
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong in a simulated run."""
+
+    at: float
+    role: Literal["engine", "environment", "verifier", "trainer"]
+    kind: Literal["dies", "hangs", "slow", "wrong", "full disk"]
+    """`slow` is late by half of `Workload.deadline_s`; `full disk` is the trainer's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What episodes and updates take; all times in seconds."""
@@ -56,10 +69,19 @@ class Workload:
     train_s: float = 0.0
     publish_s: float = 0.0
     """The engine stands still so long."""
+    finish_s: float = 0.0
+    """Of evaluation, metrics and checkpoint."""
     fails: float = 0.0
     """The share of attempts that end without a score and may be tried again."""
     hangs: Sequence[tuple[float, float]] = ()
     """(when, how long) the engine stands still."""
+    faults: Sequence[Fault] = ()
+    deadline_s: float = 30.0
+    """Until what hangs is noticed, and counts as dead."""
+    restart_s: float = 0.0
+    """Until an engine or a run is there again."""
+    checkpoint_every: int = 1
+    """Steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +100,10 @@ class Simulated:
     """(ticket, member), in the order of training."""
     lost: tuple[tuple[int, int], ...]
     """(ticket, member) without a score after all attempts, or of a dropped group."""
+    struck: tuple[tuple[Fault, str], ...]
+    """The faults that came, and for whom the trainer waited then."""
+    resumed: int
+    """How often the run went on behind a checkpoint."""
     events: int
     """That the scheduler was told."""
 
@@ -106,6 +132,8 @@ class _Attempt:
     number: int
     began: float
     version: int
+    is_struck: bool = False
+    """It ends by a fault; its turn does not."""
 
 
 @dataclass(slots=True)
@@ -125,8 +153,10 @@ class _VirtualRun:
     published: int = 0
     order: Iterator[int] = field(default_factory=itertools.count)
     """Of what happens at the same time, the first that was begun comes first."""
-    later: list[tuple[float, int, Event]] = field(default_factory=list[tuple[float, int, Event]])
-    """What comes when, by the real clock."""
+    later: list[tuple[float, int, Event | _Attempt]] = field(
+        default_factory=list[tuple[float, int, Event | _Attempt]]
+    )
+    """What comes when, by the real clock; of an attempt, that it fails."""
     turns: list[tuple[float, int, _Attempt]] = field(
         default_factory=list[tuple[float, int, _Attempt]]
     )
@@ -134,32 +164,45 @@ class _VirtualRun:
     open: dict[tuple[int, int], _Attempt] = field(default_factory=dict[tuple[int, int], _Attempt])
     scored: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
     """By ticket the members with a score and the version that each began under."""
-    staleness: list[int] = field(default_factory=list[int])
-    trained: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    trained: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    """(ticket, member, staleness)"""
     lost: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    struck: list[tuple[Fault, str]] = field(default_factory=list[tuple[Fault, str]])
+    kept: tuple[int, int, int | None, list[int]] = (0, 0, None, [])
+    """The last checkpoint: step, version, the next ticket and those that were open."""
+    resumed: int = 0
+    changes_nothing: bool = False
+    """The next update is skipped."""
+    scheduler: Scheduler = field(init=False)
 
     def play(self) -> Simulated:
-        scheduler = Scheduler(self.schedule)
+        self.scheduler = Scheduler(self.schedule)
         hangs = sorted(self.workload.hangs)
+        faults = sorted(self.workload.faults, key=lambda fault: fault.at)
         self._come_later(0.0, Tick())
-        while not scheduler.is_over:
+        while not self.scheduler.is_over:
             engine = self.turns[0][0] + self.pause if self.turns else math.inf
             trainer = self.later[0][0] if self.later else math.inf
             if math.isinf(min(engine, trainer)):
-                raise ValueError(f"the schedule came to a stand: {scheduler.waits()}")
+                raise ValueError(f"the schedule came to a stand: {self.scheduler.waits()}")
             if hangs and hangs[0][0] <= min(engine, trainer):
                 self.now, seconds = hangs.pop(0)
                 self._pause_engine(seconds)
                 continue
+            if faults and faults[0].at <= min(engine, trainer):
+                self._strike(faults.pop(0))
+                continue
             self.now = min(engine, trainer)
             event = self._end_turn() if engine < trainer else heapq.heappop(self.later)[2]
+            if isinstance(event, _Attempt):
+                event = self._end_attempt(event)
             if event is None:
                 continue
-            if isinstance(event, WeightsPublished):
-                self.published = scheduler.version
+            self._note_event(event)
             self.events += 1
-            for action in scheduler.on(event, self.now):
+            for action in self.scheduler.on(event, self.now):
                 self._carry_out(action)
+        scheduler = self.scheduler
         taken = self.taken + sum(self.now - attempt.began for attempt in self.open.values())
         places = scheduler.peak
         return Simulated(
@@ -167,14 +210,75 @@ class _VirtualRun:
             steps=scheduler.step,
             trainer_busy=self.busy / self.now if self.now else 0.0,
             engine_busy=taken / (self.now * places) if self.now and places else 0.0,
-            staleness=tuple(sorted(self.staleness)),
-            trained=tuple(self.trained),
+            staleness=tuple(sorted(staleness for *_, staleness in self.trained)),
+            trained=tuple((ticket, member) for ticket, member, _ in self.trained),
             lost=tuple(self.lost),
+            struck=tuple(self.struck),
+            resumed=self.resumed,
             events=self.events,
         )
 
-    def _come_later(self, seconds: float, event: Event) -> None:
+    def _come_later(self, seconds: float, event: Event | _Attempt) -> None:
         heapq.heappush(self.later, (self.now + seconds, next(self.order), event))
+
+    def _strike(self, fault: Fault) -> None:
+        """Let a fault have its effect; those that end a run come late where it is stopped."""
+        self.now = max(self.now, fault.at)
+        owners = [wait.owner for wait in self.scheduler.waits() if wait.who == "the trainer"]
+        self.struck.append((fault, owners[0] if owners else "nobody"))
+        work = self.workload
+        late_s = {"hangs": work.deadline_s, "slow": work.deadline_s / 2}.get(fault.kind, 0.0)
+        if fault.role == "trainer":
+            self._strike_trainer(fault, late_s)
+        elif fault.role == "engine" and fault.kind != "wrong":
+            lost_s = late_s + (0.0 if fault.kind == "slow" else work.restart_s)
+            self._pause_engine(lost_s)
+            self._delay_trainer(lost_s, WeightsPublished)
+        elif victims := [attempt for attempt in self.open.values() if not attempt.is_struck]:
+            victim = Random(f"{self.seed}/{fault.at}").choice(victims)
+            victim.fails |= fault.kind != "slow"  # what is late, but in time, costs time alone
+            victim.is_struck = True
+            self._come_later(late_s, victim)
+
+    def _strike_trainer(self, fault: Fault, late_s: float) -> None:
+        if fault.kind == "slow":
+            self._delay_trainer(late_s, BatchTrained)
+        elif fault.kind == "wrong":
+            self.changes_nothing = True
+        else:
+            self.now += late_s + self.workload.restart_s
+            self._resume()
+
+    def _delay_trainer(self, seconds: float, kind: type[Event]) -> None:
+        self.later = [
+            (time + seconds * isinstance(event, kind), place, event)
+            for time, place, event in self.later
+        ]
+        heapq.heapify(self.later)
+
+    def _note_event(self, event: Event) -> None:
+        """Keep what later turns, or another process after this one, begin with."""
+        scheduler, step = self.scheduler, self.scheduler.step + 1
+        if isinstance(event, WeightsPublished):
+            self.published = scheduler.version
+        if isinstance(event, StepFinished) and step % self.workload.checkpoint_every == 0:
+            self.kept = step, scheduler.version, scheduler.next_ticket, scheduler.open_tickets
+
+    def _resume(self) -> None:
+        """Another process goes on behind the last checkpoint; what came after it never was."""
+        step, version, ticket, again = self.kept
+        self.resumed += 1
+        for attempt in list(self.open.values()):
+            self._leave_place(attempt)
+        self.turns, self.later, self.scored = [], [], {}
+        kept = {*range(ticket or 0)} - {*again}
+        self.trained = [found for found in self.trained if found[0] in kept]
+        self.lost = [place for place in self.lost if place[0] in kept]
+        self.published = version
+        self.scheduler = Scheduler(
+            self.schedule, step=step, version=version, ticket=ticket, open_tickets=again
+        )
+        self._come_later(0.0, Tick())
 
     def _pause_engine(self, seconds: float) -> None:
         self.stood = max(self.stood, self.now - self.pause)
@@ -189,12 +293,18 @@ class _VirtualRun:
     def _end_turn(self) -> Event | None:
         """What the scheduler hears of the turn that ends; None if its group was dropped."""
         attempt = heapq.heappop(self.turns)[2]
+        if self.open.get(attempt.member) is not attempt or attempt.is_struck:
+            return None
+        if attempt.turns > 0:
+            self._begin_turn(attempt)
+            return EpisodeWaits(*attempt.member, "engine")
+        return self._end_attempt(attempt)
+
+    def _end_attempt(self, attempt: _Attempt) -> Event | None:
+        """What the scheduler hears of an attempt that ends; None if its group was dropped."""
         if self.open.get(attempt.member) is not attempt:
             return None
         ticket, member = attempt.member
-        if attempt.turns > 0:
-            self._begin_turn(attempt)
-            return EpisodeWaits(ticket, member, "engine")
         self._leave_place(attempt)
         if not attempt.fails:
             self.scored[ticket][member] = attempt.version
@@ -225,7 +335,7 @@ class _VirtualRun:
                 self._pause_engine(work.publish_s)
                 self._come_later(work.publish_s, WeightsPublished())
             case FinishStep():
-                self._come_later(0.0, StepFinished())
+                self._come_later(work.finish_s, StepFinished())
             case _:
                 pass  # what stands still is found at once, without an alarm
 
@@ -248,7 +358,7 @@ class _VirtualRun:
     def _train_batch(self, batch: TrainBatch) -> None:
         for ticket in batch.tickets:
             for member, version in sorted(self.scored.pop(ticket).items()):
-                self.trained.append((ticket, member))
-                self.staleness.append(batch.version - version)
+                self.trained.append((ticket, member, batch.version - version))
         self.busy += self.workload.train_s
-        self._come_later(self.workload.train_s, BatchTrained(self.schedule.updates))
+        versions, self.changes_nothing = self.schedule.updates * (not self.changes_nothing), False
+        self._come_later(self.workload.train_s, BatchTrained(versions))
