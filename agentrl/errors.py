@@ -51,6 +51,8 @@ class EpisodeError(AgentrlError):
     """Something outside the policy failed: the episode is Invalid."""
 
     blame: ClassVar[Blame] = "environment"
+    retryable: ClassVar[bool] = True
+    """Whether the episode may be tried again."""
 
 
 class EnvironmentFault(EpisodeError):

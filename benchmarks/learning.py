@@ -10,7 +10,7 @@ window in place of summaries, all from one warm start with trained summaries. Tr
 beat both outside both intervals. The figures of the first run include the warm start's time.
 
 `--variant grpo` compares within groups, `--variant ppo` with a critic, `--variant lora` trains
-adapters.
+adapters. `--variant stale4-tis` samples up to 4 versions ahead and corrects for that.
 
 Usage: python benchmarks/learning.py [--env calculator] [--seeds 0,1,2] [--no-control]
     [--variant ppo]
@@ -57,6 +57,10 @@ VARIANTS: dict[str, list[str]] = {
     "grpo": [*GRPO, "--lr", "8e-4"],
     "ppo": [*PPO, "--lr", "8e-4"],
     "lora": [*GRPO, "--trainer.lora.rank", "16", "--lr", "5e-3"],
+    "stale1": ["--async.staleness", "1"],
+    "stale4": ["--async.staleness", "4"],
+    "stale1-tis": ["--async.staleness", "1", "--trainer.correct", "tis"],
+    "stale4-tis": ["--async.staleness", "4", "--trainer.correct", "tis"],
 }
 SUMMARISE = ["--context", "summarise", "--context.at", "96"]
 CONTEXTS = {

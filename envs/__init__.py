@@ -15,7 +15,7 @@ from agentrl.envs.resolve import BUILT_IN, resolve_env
 from agentrl.envs.services import EnvServices, default_services
 from agentrl.envs.token_env import TokenEnv
 from agentrl.envs.toolenv import ToolEnv
-from agentrl.envs.transition import Transition
+from agentrl.envs.transition import ToolAnswer, Transition
 
 __all__ = [
     "BUILT_IN",
@@ -34,6 +34,7 @@ __all__ = [
     "TextSpace",
     "TokenEnv",
     "TokenSpace",
+    "ToolAnswer",
     "ToolEnv",
     "Transition",
     "Window",

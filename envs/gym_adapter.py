@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agentrl.aio import Runner, in_loop
 from agentrl.envs.scoring import outcome_error
-from agentrl.envs.transition import Transition
+from agentrl.envs.transition import NO_ANSWERS, ToolAnswer, Transition
 from agentrl.tokens import Hermes, ToolFormat
 from agentrl.types import AssistantTurn, Invalid, Message, Outcome, ToolSchema
 
@@ -150,7 +150,9 @@ class GymSide(gymnasium.Env[str, str]):
         """Begin an episode."""
         raise NotImplementedError
 
-    async def advance(self, turn: AssistantTurn) -> Transition:
+    async def advance(
+        self, turn: AssistantTurn, known: Mapping[str, ToolAnswer] = NO_ANSWERS
+    ) -> Transition:
         """Play one turn."""
         raise NotImplementedError
 

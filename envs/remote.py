@@ -11,12 +11,13 @@ import asyncio
 import pickle
 import secrets
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from agentrl.config import Config
 from agentrl.envs.declaration import Declaration, EnvRules, declaration
-from agentrl.envs.transition import Transition
+from agentrl.envs.transition import NO_ANSWERS, ToolAnswer, Transition
 from agentrl.errors import AgentrlError, EnvironmentFault
 from agentrl.tools import TextTokenizer, truncate_middle
 from agentrl.types import (
@@ -237,16 +238,18 @@ class RemotePlay:
         self._process = await EnvProcess.start(self._birth, self._pool, limit_s)
         await self._call_env_process("areset", limit_s, seed=seed, options={"task": self.task})
 
-    async def advance(self, turn: AssistantTurn) -> Transition:
+    async def advance(
+        self, turn: AssistantTurn, known: Mapping[str, ToolAnswer] = NO_ANSWERS
+    ) -> Transition:
         """Play one turn there; a process that does not answer in time is killed."""
         self._last_turn = turn
-        known = len(self.messages)
+        before = len(self.messages)
         limit_s = len(turn.calls) * self._tool_s + self._turn_s
         try:
-            transition: Transition = await self._call_env_process("advance", limit_s, turn)
+            transition: Transition = await self._call_env_process("advance", limit_s, turn, known)
         except TimeoutError:
             return await self._end_stuck_episode(EpisodeStop.TOOL_TIMEOUT, turn)
-        return replace(transition, messages=self.messages[known + 1 :])
+        return replace(transition, messages=self.messages[before + 1 :])
 
     async def truncate(self, stop: EpisodeStop, turn: AssistantTurn | None) -> Transition:
         """End the episode by a budget; a process that is still busy is killed."""

@@ -24,7 +24,7 @@ from agentrl.envs.hooks import Resources
 from agentrl.envs.remote import RemotePlay
 from agentrl.envs.services import EnvServices, default_services
 from agentrl.envs.tasks import Tasks, TaskSource
-from agentrl.envs.transition import Transition
+from agentrl.envs.transition import NO_ANSWERS, ToolAnswer, Transition
 from agentrl.envs.turn_rules import Play, check_text
 from agentrl.errors import ConfigError, EpisodeError
 from agentrl.tools import TextTokenizer
@@ -278,14 +278,26 @@ class ToolEnv(DeclaredRules, GymSide):
                     _log.warning("%s, after its setup failed: %s", type(self).__name__, error)
         return text_of(messages), {"messages": messages, "task_id": task.id}
 
-    async def advance(self, turn: AssistantTurn) -> Transition:
+    def has_side_effects(self, turn: AssistantTurn) -> bool:
+        """Whether the turn calls a tool with side effects."""
+        tools = self._declared.tools
+        called = (tools.get(call.name or "") for call in turn.calls)
+        return any(tool is not None and tool.side_effects for tool in called)
+
+    async def advance(
+        self, turn: AssistantTurn, known: Mapping[str, ToolAnswer] = NO_ANSWERS
+    ) -> Transition:
         """Play one turn.
+
+        Args:
+            turn: of the policy.
+            known: by call id, what tools with side effects answered before: they are not called.
 
         Raises:
             EpisodeError: The world failed: the episode is Invalid.
             BreakerTripped: Too many sync tools hang.
         """
-        return await self._require_open_episode().advance(turn)
+        return await self._require_open_episode().advance(turn, known)
 
     async def truncate(self, stop: EpisodeStop, turn: AssistantTurn | None = None) -> Transition:
         """End the episode by a budget of the loop; a turn not yet played is recorded, not run."""

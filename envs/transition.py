@@ -2,8 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentrl.types import EpisodeStop, Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolAnswer:
+    """What a call of a tool with side effects came to, to be had without calling it again."""
+
+    text: str
+    error: str | None = None
+    """What the record calls it, if it failed."""
+    reward: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    finish: tuple[Any] | None = None
+    """What it gave to `finish`, if it did."""
+    stop: EpisodeStop | None = None
+    """How it ended the episode, if it did."""
+
+
+NO_ANSWERS: Mapping[str, ToolAnswer] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +43,5 @@ class Transition:
     """Tool calls that the policy made, the failed ones included."""
     call_errors: tuple[str, ...] = ()
     """Reasons of calls that did not run, "tool_error" or "tool_timeout" for those that failed."""
+    answers: Mapping[str, ToolAnswer] = field(default_factory=dict[str, ToolAnswer])
+    """By call id, those of the tools with side effects that were called."""

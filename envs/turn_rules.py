@@ -6,6 +6,7 @@ cut off (length)    -> nothing runs               -> the end
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from gymnasium.error import ResetNeeded
 from agentrl.envs.declaration import Declaration, EnvRules
 from agentrl.envs.hooks import World
 from agentrl.envs.scoring import own_score
-from agentrl.envs.transition import Transition
+from agentrl.envs.transition import NO_ANSWERS, ToolAnswer, Transition
 from agentrl.errors import EnvironmentFault, EpisodeError, ToolError
 from agentrl.tools import (
     TextTokenizer,
@@ -57,6 +58,10 @@ class _Tally:
     num_calls: int = 0
     state_key: str | None = None
     finish: tuple[Any] | None = None
+    known: Mapping[str, ToolAnswer] = field(default_factory=lambda: NO_ANSWERS)
+    """By call id, what calls that are not to be repeated came to before."""
+    answers: dict[str, ToolAnswer] = field(default_factory=lambda: {})
+    """The same of this turn, for another time."""
 
 
 class Play:
@@ -152,15 +157,17 @@ class Play:
         """Tear down the world; a second call does nothing."""
         await self.world.close()
 
-    async def advance(self, turn: AssistantTurn) -> Transition:
-        """Play one turn."""
+    async def advance(
+        self, turn: AssistantTurn, known: Mapping[str, ToolAnswer] = NO_ANSWERS
+    ) -> Transition:
+        """Play one turn; calls with a known answer are not made."""
         if turn.stop_reason is StopReason.ABORT:
             raise ValueError("an aborted turn cannot be played; call truncate(stop, turn)")
         if self.stop is not None:
             raise ResetNeeded(f"the episode has stopped ({self.stop}); call reset first")
         if turn.stop_reason is StopReason.LENGTH:
             return await self.truncate(EpisodeStop.TURN_TOKENS, turn)
-        tally = _Tally(num_calls=len(turn.calls))
+        tally = _Tally(num_calls=len(turn.calls), known=known)
         await self._begin_turn(turn, tally)
         try:
             stop = await self._run_calls_or_reply(turn, tally)
@@ -224,6 +231,7 @@ class Play:
             stop=stop,
             num_calls=tally.num_calls,
             call_errors=tuple(tally.errors),
+            answers=tally.answers,
         )
 
     def _require_open_tally(self, what: str) -> _Tally:
@@ -263,6 +271,35 @@ class Play:
         return None
 
     async def _run_tool_call(self, call: ToolCall, tally: _Tally) -> EpisodeStop | None:
+        spec = self._declared.tools.get(call.name)
+        if spec is None or not spec.side_effects:
+            return await self._make_tool_call(call, tally)
+        if (known := tally.known.get(call.id)) is not None:
+            return self._repeat_known_answer(call, known, tally)
+        reward, parts, num_errors = tally.reward, dict(tally.parts), len(tally.errors)
+        stop = await self._make_tool_call(call, tally)
+        tally.answers[call.id] = ToolAnswer(
+            text=tally.messages[-1].content,
+            error=tally.errors[-1] if len(tally.errors) > num_errors else None,
+            reward=tally.reward - reward,
+            parts={name: x - parts.get(name, 0.0) for name, x in tally.parts.items()},
+            finish=tally.finish,
+            stop=stop,
+        )
+        return stop
+
+    def _repeat_known_answer(
+        self, call: ToolCall, known: ToolAnswer, tally: _Tally
+    ) -> EpisodeStop | None:
+        self._append_cut_tool_result(call, known.text, tally, error=known.error)
+        tally.answers[call.id] = known
+        tally.reward += known.reward
+        for part, value in known.parts.items():
+            tally.parts[part] = tally.parts.get(part, 0.0) + value
+        self._finished = tally.finish = known.finish
+        return known.stop
+
+    async def _make_tool_call(self, call: ToolCall, tally: _Tally) -> EpisodeStop | None:
         try:
             spec, arguments = self._find_tool_and_bind_arguments(call)
             value = await run_tool(

@@ -27,6 +27,8 @@ class ToolSpec:
     isolated: bool = False
     timeout_s: float | None = None
     """None: the environment's `tool_timeout_s`."""
+    side_effects: bool = False
+    """A call changes something outside the episode, so a resumed run does not repeat it."""
 
     @property
     def name(self) -> str:
@@ -38,7 +40,11 @@ class ToolSpec:
 def tool(function: F, /) -> F: ...
 @overload
 def tool(
-    *, timeout_s: float | None = None, isolated: bool = False, name: str | None = None
+    *,
+    timeout_s: float | None = None,
+    isolated: bool = False,
+    name: str | None = None,
+    side_effects: bool = False,
 ) -> Callable[[F], F]: ...
 def tool(
     function: F | None = None,
@@ -47,6 +53,7 @@ def tool(
     timeout_s: float | None = None,
     isolated: bool = False,
     name: str | None = None,
+    side_effects: bool = False,
 ) -> F | Callable[[F], F]:
     """Make a function or a method, sync or async, a tool that the model can call.
 
@@ -58,6 +65,8 @@ def tool(
         timeout_s: seconds that one call may take; default: the environment's `tool_timeout_s`.
         isolated: run each call in a killable process.
         name: the name that the model sees; default: the function's.
+        side_effects: a call changes something outside the episode: a resumed run takes its answer
+            from the record instead of calling again.
 
     Raises:
         ConfigError: A hint, the docstring or the description of a parameter is missing.
@@ -65,11 +74,9 @@ def tool(
 
     def declare(target: F) -> F:
         inner = cast("Callable[..., object]", getattr(target, "__func__", target))
-        setattr(
-            inner,
-            _MARK,
-            _make_tool_spec(inner, inner.__name__ if name is None else name, timeout_s, isolated),
-        )
+        called = inner.__name__ if name is None else name
+        spec = _make_tool_spec(inner, called, timeout_s, isolated, side_effects)
+        setattr(inner, _MARK, spec)
         return target
 
     return declare if function is None else declare(function)
@@ -104,7 +111,11 @@ def unique_tools(specs: tuple[ToolSpec, ...], owner: str) -> tuple[ToolSpec, ...
 
 
 def _make_tool_spec(
-    function: Callable[..., object], name: str, timeout_s: float | None, isolated: bool
+    function: Callable[..., object],
+    name: str,
+    timeout_s: float | None,
+    isolated: bool,
+    side_effects: bool,
 ) -> ToolSpec:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no name for a tool; use letters, digits, _ and -")
@@ -122,4 +133,5 @@ def _make_tool_spec(
         is_async=is_async,
         isolated=isolated,
         timeout_s=timeout_s,
+        side_effects=side_effects,
     )

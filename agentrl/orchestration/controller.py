@@ -15,8 +15,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import compress
 from typing import Any, Final
@@ -24,10 +23,8 @@ from typing import Any, Final
 import numpy as np
 
 from agentrl.boundary import one_line
-from agentrl.engine import Engine
-from agentrl.engine.protocol import MEMORY_TAGS, MemoryTag
 from agentrl.errors import ConfigError, RunError
-from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.device_policy import DevicePolicy
 from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.model_files import make_limits
 from agentrl.orchestration.observers import Observer
@@ -55,6 +52,7 @@ from agentrl.rollout.codec import OddPrompt
 from agentrl.rollout.collected import gathered
 from agentrl.rollout.driver import ForTrainer, RolloutDriver
 from agentrl.rollout.selection import Refill, Selection
+from agentrl.rollout.turn_log import TurnLog
 from agentrl.schedule import Scheduler, Wait
 from agentrl.schedule.events import (
     BatchTrained,
@@ -68,60 +66,8 @@ from agentrl.tools.threads import EpisodeThread
 from agentrl.trainer.algorithms.corrections import are_rejected
 from agentrl.trainer.algorithms.recipe import BatchRecipe
 from agentrl.trainer.algorithms.staleness import lag_metrics, mask_late
-from agentrl.trainer.protocol import Trainer
 from agentrl.trainer.updates import CRITIC_ALONE, GapAlarm, StepStats, SupervisedStats
 from agentrl.types import Batch, Episode
-
-_CACHE: tuple[MemoryTag, ...] = ("kv_cache", "cuda_graph")
-
-
-class DevicePolicy:
-    """Makes room for an update, and afterwards for the engine, where both share one device.
-
-    Otherwise each has memory of its own, or both have the same weights in one process.
-    """
-
-    def __init__(self, config: RunConfig, engine: Engine, trainer: Trainer) -> None:
-        lora = config.trainer.lora
-        self._engine, self._trainer = engine, trainer
-        self._is_shared = config.engine.share_device
-        self._is_ahead = bool(config.async_.staleness)
-        # Adapters come beside a base that nobody would bring again.
-        self._keeps_base = bool(lora.rank) and lora.publish == "adapter"
-        self.publishes_always = self._is_shared and not self._keeps_base
-        """Whether the engine needs the weights although an update has changed nothing."""
-
-    @asynccontextmanager
-    async def update_turn(self) -> AsyncGenerator[None]:
-        """The engine does not sample inside: the update may change its very parameters.
-
-        After a failure it goes on; on a shared device it stays as it is, since the run ends. Where
-        sampling may run ahead its weights are its own, and it stands still while it takes others.
-        """
-        if self._is_ahead:
-            yield
-            return
-        await self._engine.pause()
-        if not self._is_shared:
-            try:
-                yield
-            finally:
-                await self._engine.resume()
-            return
-        await self._engine.release_memory(_CACHE if self._keeps_base else MEMORY_TAGS)
-        self._trainer.reclaim_memory()
-        yield
-        await self._engine.resume_memory(_CACHE)
-        await self._engine.resume()
-
-    async def before_publish(self) -> None:
-        """Give the trainer's memory to the engine's weights."""
-        if not self._is_shared:
-            return
-        self._trainer.release_memory()
-        if not self._keeps_base:
-            await self._engine.resume_memory(["weights"])
-
 
 _WAKE_S: Final = 0.5
 """How often the loop wakes during an update; a signal just before it falls asleep is not heard."""
@@ -170,6 +116,7 @@ class Controller:
         self._left_out: set[str] = set()
         """Tasks that were left out."""
         self._driver: RolloutDriver | None = None
+        self._log: TurnLog | None = None
         self._has_begun = False
         self._number = self._num_ended = 0
         """The step that is made or was made last; groups that have ended and are not taken."""
@@ -217,6 +164,9 @@ class Controller:
                 draw_one(), "train", step=number, place=place
             ),
         )
+        if not parts.config.deterministic:  # there an episode played again is the same one
+            self._log = TurnLog(self._store.directory.turns, self.version)
+            self._report_recorded_turns(self._log)
         self._driver = RolloutDriver(
             engine=parts.engine,
             codec=parts.codec,
@@ -227,6 +177,7 @@ class Controller:
             another=self._refill,
             on_group=self._report_ended_group,
             on_stall=self._report_stall,
+            log=self._log,
         )
         self._has_begun, self._number, self._num_ended = False, step, 0
 
@@ -248,6 +199,23 @@ class Controller:
         driver, self._driver = self._driver, None
         if driver is not None:
             await driver.aclose()
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
+
+    def forget_trained_turns(self) -> None:
+        """Let the log of turns go that a checkpoint has made needless."""
+        driver = self._require_driver()
+        if self._log is not None and driver.scheduler.step + 1 == driver.scheduler.schedule.steps:
+            self._log.forget()
+        elif self._log is not None:
+            self._log.keep_groups(driver.open_groups)
+
+    def _report_recorded_turns(self, log: TurnLog) -> None:
+        if num := sum(log.recorded.values()):
+            episodes = sum(map(bool, log.recorded.values()))
+            self._store.event("turns", recorded=num, episodes=episodes)
+            self._observer.note(f"goes on with {num} turns of {episodes} episodes")
 
     async def step(self) -> StepResult:
         """One optimizer step: wait for a batch, update, publish, write down.
@@ -265,6 +233,8 @@ class Controller:
         times["rollout_s"] = time.perf_counter() - started
         stats = await self._update_and_publish_weights(collected, batch, times)
         self._update_s = times["train_s"] + times["publish_s"]
+        if self._log is not None:
+            times["turn_log_s"] = self._log.take_cpu_s()
         times["step_s"] = time.perf_counter() - started
         metrics = self._gather_step_metrics(collected, stats, times)
         result = StepResult(step=number, metrics=metrics, collected=collected, stats=stats)

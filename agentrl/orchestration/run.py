@@ -257,6 +257,7 @@ class PlannedRun:
         with self._stopping.writing():
             states = self._sampled, self._prepared, self._groups
             self._store.save(trainer, self.step, version, self._metrics, *states)
+            self._controller.forget_trained_turns()
         self._kept = self.step
 
     def evaluate(self) -> EvalResult:

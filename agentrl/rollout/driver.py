@@ -26,6 +26,7 @@ from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner
 from agentrl.rollout.episode_record import GroupJob
 from agentrl.rollout.fixed_order import Lockstep
 from agentrl.rollout.selection import drop
+from agentrl.rollout.turn_log import TurnLog
 from agentrl.schedule import Concurrency, Scheduler, Wait
 from agentrl.schedule.events import (
     Action,
@@ -83,6 +84,7 @@ class RolloutDriver:
         another: Another | None = None,
         on_group: Callable[[PlayedGroup], None] = lambda _: None,
         on_stall: Callable[[Sequence[Wait]], None] = lambda _: None,
+        log: TurnLog | None = None,
     ) -> None:
         """Nothing begins before `begin`.
 
@@ -97,12 +99,13 @@ class RolloutDriver:
                 is played in its place. It may move the group's episodes to those that are dropped.
             on_group: is told of each group that has ended or was left out.
             on_stall: is told who waits for whom, when nothing has happened for a long time.
+            log: takes each turn, and has those of a run that was killed.
         """
         self.scheduler = scheduler
         self._engine, self._codec, self._settings = engine, codec, settings
         self._group_size = group_size
         self._draw, self._another = draw, another
-        self._on_group, self._on_stall = on_group, on_stall
+        self._on_group, self._on_stall, self._log = on_group, on_stall, log
         self._loop = asyncio.get_running_loop()
         self._events = deque[Event]()
         self._is_feeding = self._is_closed = False
@@ -133,6 +136,7 @@ class RolloutDriver:
                 limits=settings.limits,
                 temperature=temperature,
                 paused_s=lambda: paused_s(engine),
+                log=log,
             )
             for temperature in (settings.temperature, 0.0)
         )
@@ -181,6 +185,11 @@ class RolloutDriver:
         late, self._late = self._late, []
         return groups + late
 
+    @property
+    def open_groups(self) -> set[int]:
+        """The numbers of the groups that nobody has taken."""
+        return {key.group for key in self._keys}
+
     async def aclose(self) -> None:
         """End what runs, and wait for its end."""
         self._is_closed = True
@@ -194,8 +203,10 @@ class RolloutDriver:
         match action:
             case DrawGroup(ticket):
                 self._groups[ticket] = []
-                has_begun = self._begin_group(ticket, self._draw(ticket))
-                self._events.append(GroupDrawn(ticket, is_empty=not has_begun))
+                job = self._draw(ticket)
+                oldest = self._log.oldest_version(job.key.group) if self._log else None
+                has_begun = self._begin_group(ticket, job)
+                self._events.append(GroupDrawn(ticket, not has_begun, oldest))
             case BeginEpisode():
                 self._begin_episode(action)
             case JudgeGroup(ticket):

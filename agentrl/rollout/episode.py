@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from agentrl.aio import OutOfTime, within
 from agentrl.boundary import place_of, said_by
-from agentrl.envs import ToolEnv
+from agentrl.envs import ToolEnv, Transition
 from agentrl.envs.context import (
     Ask,
     ContextView,
@@ -26,6 +26,7 @@ from agentrl.envs.context import (
     checked_messages,
     followed_by,
 )
+from agentrl.envs.transition import NO_ANSWERS
 from agentrl.errors import (
     EngineError,
     EnvironmentFault,
@@ -35,6 +36,7 @@ from agentrl.errors import (
 )
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.episode_record import EpisodeRecord, GroupJob
+from agentrl.rollout.turn_log import TurnLog
 from agentrl.tokens import Continuation
 from agentrl.tools import user_code
 from agentrl.types import (
@@ -94,6 +96,8 @@ class EpisodeRunner:
     temperature: float
     paused_s: Callable[[], float] = lambda: 0.0
     """Seconds that the engine was paused in all."""
+    log: TurnLog | None = None
+    """Takes each turn, and has those of a run that was killed."""
 
     async def run(self, job: GroupJob, key: EpisodeKey) -> Episode:
         """Run one episode in a fresh environment. Never raises for a failure of the episode.
@@ -167,6 +171,8 @@ class _Turns:
         record.begin(prompt, self._first, len(self._first))
         self._shown = self._first
         """What the next request shows."""
+        self._num_logged = 0
+        """Ids of the open segment that the log has."""
         # One session for all segments: the engine goes on from the longest common prefix.
         self._session = EpisodeSession(record.id, self._view_shown_messages)
 
@@ -177,18 +183,31 @@ class _Turns:
         """
         record = self._record
         while record.stop is None:
-            completion = await self._sample_and_record_completion(trained=True)
-            record.hand_over(turn := self._parse_completion(completion, self._tools))
-            transition = await self._env.advance(turn)
-            record.book(transition)
+            turn = await self._sample_and_record_turn(self._tools, trained=True)
+            transition = await self._advance_with_known_answers(turn)
             record.stop = transition.stop
             if record.stop is None:
                 await self._append_observation_or_begin_segment(len(transition.messages))
 
+    async def _advance_with_known_answers(self, turn: AssistantTurn) -> Transition:
+        """Let the environment play the turn, without what a run before has called already."""
+        record, log = self._record, self._runner.log
+        known = log.take_answers(record.id) if log is not None else NO_ANSWERS
+        record.hand_over(turn)
+        transition = await self._env.advance(turn, known)
+        self._book_and_log_answers(transition)
+        return transition
+
+    def _book_and_log_answers(self, transition: Transition) -> None:
+        log, record = self._runner.log, self._record
+        if log is not None and transition.answers:
+            log.write_answers(record.key, record.num_turns - 1, transition.answers)
+        record.book(transition)
+
     async def truncate(self, stop: EpisodeStop) -> None:
         """End the episode by a budget."""
         self._record.stop = stop
-        self._record.book(await self._env.truncate(stop, self._record.last))
+        self._book_and_log_answers(await self._env.truncate(stop, self._record.last))
 
     async def _append_observation_or_begin_segment(self, num_new: int) -> None:
         """Append what the environment answered, or begin the next segment."""
@@ -239,9 +258,7 @@ class _Turns:
         await self._append_continuation(self._renderer.continuation(ids, shown, len(new)), shown)
         if self._record.stop is not None:
             return
-        answer = self._parse_completion(
-            await self._sample_and_record_completion(trained=ask.trained), ()
-        )
+        answer = await self._sample_and_record_turn((), trained=ask.trained)
         with user_code("the context policy"):
             messages = checked_messages(ask.then(answer.text))
         await self._begin_segment_with_prompt(messages)
@@ -253,7 +270,7 @@ class _Turns:
             await self.truncate(full)
             return
         self._record.begin(ids, messages, len(self._env.conversation))
-        self._shown = tuple(messages)
+        self._shown, self._num_logged = tuple(messages), 0
 
     def _find_budget_without_room(self, before: int, more: int) -> EpisodeStop | None:
         """Which budget leaves no room for a completion behind a segment of so many tokens."""
@@ -264,8 +281,10 @@ class _Turns:
             return EpisodeStop.EPISODE_TOKENS
         return None
 
-    async def _sample_and_record_completion(self, *, trained: bool) -> Completion:
-        """One completion, appended and booked."""
+    async def _sample_and_record_turn(
+        self, tools: Sequence[ToolSchema], *, trained: bool
+    ) -> AssistantTurn:
+        """One completion, appended, booked, and written down before anything of it is done."""
         record, tokens, limits = self._record, self._record.tokens, self._limits
         room = limits.max_context_tokens - tokens.num_tokens
         if limits.max_episode_tokens is not None:
@@ -277,7 +296,11 @@ class _Turns:
             seed=turn_seed(record.seed, record.num_turns),
         )
         started = time.perf_counter()
-        completion = await self._runner.generate(list(tokens.ids), sampling, self._session)
+        log, new = self._runner.log, tokens.ids[self._num_logged :]
+        recorded = log.take_recorded(record.id, new) if log is not None else None
+        completion = recorded or await self._runner.generate(
+            list(tokens.ids), sampling, self._session
+        )
         if completion.stop_reason is StopReason.ABORT:
             raise EngineError(f"the engine aborted the completion of turn {tokens.turn}")
         try:
@@ -285,7 +308,13 @@ class _Turns:
         except RecordMismatch as error:
             raise RecordMismatch(f"episode {record.id}: {error}") from error
         record.book_sampled(completion, time.perf_counter() - started)
-        return completion
+        self._num_logged = tokens.num_tokens
+        turn = self._parse_completion(completion, tools)
+        if log is not None and recorded is None:
+            log.write_completion(
+                record.key, new, completion, calls=self._env.has_side_effects(turn)
+            )
+        return turn
 
     def _view_shown_messages(self) -> EpisodeView:
         return EpisodeView(task=self._record.job.task, messages=self._shown)
@@ -310,7 +339,7 @@ async def _turn_failure_into_invalid(work: Awaitable[None]) -> Invalid | None:
     except Exception as error:  # the one place where an episode's failure becomes data
         # An exception as data: whose fault it was, and what to read in a table of reasons.
         if isinstance(error, EpisodeError):
-            return Invalid(reason=said_by(error), blame=error.blame)
+            return Invalid(reason=said_by(error), blame=error.blame, retryable=error.retryable)
         reason = f"{type(error).__name__}: {said_by(error)}{place_of(error)}"
         return Invalid(reason=reason, blame="environment")
     return None

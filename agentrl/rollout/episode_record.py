@@ -58,7 +58,7 @@ class EpisodeRecord:
         self.score_s = 0.0
         self.messages: tuple[Message, ...] = ()
         self.answer: object = None
-        self._key = key
+        self.key = key
         self._vocab_size = vocab_size
         self._closed: list[Segment] = []
         self._turns: list[TurnRecord] = []
@@ -145,7 +145,7 @@ class EpisodeRecord:
             stop = EpisodeStop.INVALID
         if self.tokens.num_tokens:
             self._closed.append(self.tokens.close())
-        job, key = self.job, self._key
+        job, key = self.job, self.key
         return Episode(
             id=self.id,
             env=job.env,

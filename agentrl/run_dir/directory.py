@@ -1,6 +1,6 @@
 """The directory of one run.
 
-runs/<name>/  config.toml  events.jsonl  metrics.jsonl  episodes/*.parquet  checkpoints/
+runs/<name>/  config.toml  events.jsonl  metrics.jsonl  turns.jsonl  episodes/  checkpoints/
 runs/last     a link to the run that was started or resumed last
 
 One process at a time writes to it. The lock is the kernel's (`flock`): it ends with the process,
@@ -84,6 +84,8 @@ class RunDirectory:
         """What happened, one JSON object per line."""
         self.metrics = path / "metrics.jsonl"
         """One JSON object per step."""
+        self.turns = path / "turns.jsonl"
+        """The turns of episodes that nobody has trained on, one JSON object per line."""
         self.episodes = path / "episodes"
         """The folder of episode files."""
         self.checkpoints = path / "checkpoints"

@@ -23,6 +23,8 @@ class GroupDrawn:
     ticket: int
     is_empty: bool = False
     """Nothing can be played: the group is ready as it is."""
+    oldest: int | None = None
+    """The oldest version of what its episodes have sampled already, before a resume."""
 
 
 @dataclass(frozen=True, slots=True)

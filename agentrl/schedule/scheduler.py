@@ -72,6 +72,8 @@ class _Group:
     """Members that have not ended."""
     oldest: int | None = None
     """The version that its first episode began under; None before that."""
+    sampled: int | None = None
+    """The oldest version of what was sampled before a resume."""
     is_ready: bool = False
 
 
@@ -239,8 +241,9 @@ class Scheduler:
     def _begin(self, ticket: int, member: int, attempt: int) -> None:
         group = self._groups[ticket]
         if group.oldest is None:
-            group.oldest = self._published
-            self._unready[self._published] += 1
+            sampled = self._published if group.sampled is None else group.sampled
+            group.oldest = min(self._published, sampled)
+            self._unready[group.oldest] += 1
         self._running[ticket, member] = _Running(attempt, "environment", self._now)
         if self._cache is not None:
             self._cache.begin(ticket, member)
@@ -290,7 +293,7 @@ class Scheduler:
         if event.is_empty:
             self._keep(event.ticket, group)
             return
-        group.left = self.schedule.members
+        group.left, group.sampled = self.schedule.members, event.oldest
         for member in range(group.left):
             heapq.heappush(self._waiting, (event.ticket, member, 0))
 

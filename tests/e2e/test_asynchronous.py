@@ -1,5 +1,6 @@
 """Runs whose sampling goes ahead: how old what they train on is, and that nothing is lost."""
 
+import base64
 import os
 import re
 import signal
@@ -9,14 +10,16 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import agentrl
 from agentrl.envs import ToolEnv
 from agentrl.errors import ConfigError
-from agentrl.run_dir import read_episodes
+from agentrl.run_dir import read_episodes, read_lines
 from agentrl.types import Score, Task
 
 STEPS, GROUPS, MEMBERS = 6, 3, 2
@@ -112,6 +115,67 @@ def test_a_run_that_was_left_and_resumed_trains_each_group_once(
     places = trained_places(tmp_path)
     assert set(places.values()) == {1}
     assert len(places) == STEPS * GROUPS * MEMBERS
+
+
+def unpack(array: Any) -> NDArray[np.int32]:
+    """An array of the log of turns."""
+    return np.frombuffer(base64.b64decode(array[2]), dtype=array[0])
+
+
+class TwoTurns(Digits):
+    """One more turn, so that a run can be killed between two."""
+
+    def setup(self) -> None:
+        self.is_asked = False
+
+    def reply(self, text: str) -> str | None:
+        time.sleep(0.01 * 3 ** int(self.task.answer))
+        if self.is_asked:
+            return None
+        self.is_asked = True
+        return "Again."
+
+
+@pytest.mark.parametrize("staleness", [0, 4])
+def test_a_killed_run_goes_on_with_its_open_episodes(
+    tiny_folder: Path, tmp_path: Path, staleness: int
+) -> None:
+    flags = f"""--model {tiny_folder} --name ahead --runs-dir {tmp_path} --steps {STEPS} --threads 1
+        --tasks-per-step {GROUPS} --group-size {MEMBERS} --rollout.max-new-tokens 12
+        --checkpoint.every 1 --async.staleness {staleness}"""
+    command = [sys.executable, "-m", "agentrl", "train", "--env", f"{__file__}:TwoTurns"]
+    run, turns = tmp_path / "ahead", tmp_path / "ahead" / "turns.jsonl"
+    process = subprocess.Popen([*command, *flags.split()], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (
+        (run / "checkpoints" / "step-000002").exists()
+        and any(f"train-s{step}-" in turns.read_text() for step in range(3, STEPS + 1))
+    ):
+        time.sleep(0.01)
+    process.kill()
+    process.wait(10)
+    sampled = [line for line in read_lines(turns) if "ids_T" in line]
+    env = f"{__file__}:TwoTurns"
+    with agentrl.Run(env, name="ahead", runs_dir=str(tmp_path), resume=True) as resumed:
+        step = resumed.step
+        results = list(resumed)
+    found = {
+        episode.id: b"".join(segment.ids_T.tobytes() for segment in episode.segments)
+        for result in results
+        for episode in result.collected.episodes
+    }
+    told = next(line for line in read_lines(run / "events.jsonl") if line["event"] == "turns")
+    assert cast(int, told["recorded"]) >= 1
+    for episode, ids, versions in ((x["episode"], x["ids_T"], x["versions_T"]) for x in sampled):
+        if int(str(episode).split("-")[1][1:]) > step and unpack(versions).max() <= step:
+            assert unpack(ids).tobytes() in found.get(str(episode), unpack(ids).tobytes())
+    lags = [r.metrics["lag/max"] for r in results if "lag/max" in r.metrics]
+    assert max(lags, default=0) <= staleness
+    assert all(result.stats.alarm is None for result in results)
+    places = trained_places(tmp_path)
+    assert set(places.values()) == {1}
+    assert len(places) == STEPS * GROUPS * MEMBERS
+    assert not turns.exists()  # nothing is open
 
 
 def test_a_signal_asks_who_waits_for_whom(

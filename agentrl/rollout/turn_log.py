@@ -1,0 +1,242 @@
+"""`turns.jsonl`: what open episodes have sampled, so that a run that was killed goes on with them.
+
+    engine ── completion ──▶ a line ──▶ environment ── answers with side effects ──▶ a line
+
+A resumed episode is played again from its beginning, without an engine: its completions come from
+the log, and the environment, which has the same seed, gets to the same state by the same calls. As
+soon as its answer is another one, or the log has no more, the engine samples on. What was sampled
+under weights that a resumed run does not have is left out.
+
+A tool with side effects is not called again: its answer comes from the log. The line of the
+completion that calls it stands there before it runs; if no answer follows, nobody knows how far it
+came, and the episode has no score.
+"""
+
+import base64
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from agentrl.envs import ToolAnswer
+from agentrl.errors import EnvironmentFault
+from agentrl.run_dir.writing import LineWriter, read_lines
+from agentrl.tokens import seal
+from agentrl.types import Completion, EpisodeKey, EpisodeStop, StopReason
+from agentrl.types.batch import Channels
+
+_COLUMNS: Final = ("ids_T", "logprobs_T", "versions_T")
+_CHANNELS: Final = ("channels", "prompt_channels")
+
+
+class CalledBefore(EnvironmentFault):
+    """A tool with side effects ran in a part of the episode that is lost."""
+
+    retryable = False
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """What is known of an attempt of before."""
+
+    group: int
+    turns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    answers: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+    taken: int = 0
+    """How many of the turns were given back."""
+    has_lost_calls: bool = False
+    """A tool with side effects ran in a turn that was cut off."""
+
+    def cut(self, turn: int) -> None:
+        """Forget this turn and those after it."""
+        self.has_lost_calls |= any(line["calls"] for line in self.turns[turn:])
+        self.turns = self.turns[:turn]
+        self.answers = {at: answer for at, answer in self.answers.items() if at < turn}
+
+
+class TurnLog:
+    """Writes turns as they come, and gives those of before back; one for a run."""
+
+    def __init__(self, path: Path, version: int) -> None:
+        """Read what is there, as far as its weights are those of this version or older."""
+        self._cpu_s = 0.0
+        self._episodes: dict[str, _Recorded] = {}
+        for line in read_lines(path):
+            self._read_line(line)
+        self._lines = LineWriter(path)
+        for episode, found in self._episodes.items():
+            for turn, sampled in enumerate(found.turns):
+                if _unpack(sampled["versions_T"]).max(initial=0) > version:
+                    self._cut(episode, turn)
+                    break
+        self.recorded = {name: len(found.turns) for name, found in self._episodes.items()}
+        """Turns of before that can be gone on with, by the attempt's id."""
+
+    def oldest_version(self, group: int) -> int | None:
+        """The oldest version of the recorded tokens of a group; None without any."""
+        versions = [
+            int(_unpack(line["versions_T"]).min())
+            for found in self._episodes.values()
+            if found.group == group
+            for line in found.turns
+        ]
+        return min(versions, default=None)
+
+    def take_recorded(self, episode: str, ids: Sequence[int]) -> Completion | None:
+        """The next completion of before, if it was sampled from the same; None: sample it.
+
+        Args:
+            episode: the id of its attempt.
+            ids: what has come since the last completion, or since the segment's beginning.
+
+        Raises:
+            CalledBefore: to sample on would run a tool with side effects twice.
+        """
+        found = self._episodes.get(episode)
+        if found is None:
+            return None
+        if found.taken < len(found.turns):
+            line = found.turns[found.taken]
+            if np.array_equal(_unpack(line["ids"]), np.asarray(ids, np.int32)):
+                found.taken += 1
+                return _to_completion(line)
+            self._cut(episode, found.taken)
+        del self._episodes[episode]
+        if found.has_lost_calls:
+            raise CalledBefore(
+                f"{episode} called a tool with side effects in turn {found.taken} or later, and "
+                "the resumed episode came to another state there, or has other weights"
+            )
+        return None
+
+    def take_answers(self, episode: str) -> Mapping[str, ToolAnswer]:
+        """By call id, what tools with side effects answered in the turn that was taken last.
+
+        Raises:
+            CalledBefore: one of them was called, and what became of it is not known.
+        """
+        found = self._episodes.get(episode)
+        if found is None or not found.turns[found.taken - 1]["calls"]:
+            return {}
+        turn = found.taken - 1
+        if turn not in found.answers:
+            raise CalledBefore(
+                f"{episode} called a tool with side effects in turn {turn}, and the run ended "
+                "before its answer was written down"
+            )
+        return {call: _to_answer(told) for call, told in found.answers[turn].items()}
+
+    def write_completion(
+        self, key: EpisodeKey, ids: Sequence[int], completion: Completion, *, calls: bool
+    ) -> None:
+        """Append a completion, before anything that it asks for is done.
+
+        Args:
+            key: of the episode's attempt.
+            ids: as in `take_recorded`.
+            completion: that the engine gave.
+            calls: whether it calls a tool with side effects.
+        """
+        line: dict[str, object] = {"calls": calls, "ids": _pack(np.asarray(ids, np.int32))}
+        line |= {name: _pack(getattr(completion, name)) for name in _COLUMNS}
+        for kind in _CHANNELS:
+            channels: Channels = getattr(completion, kind)
+            line[kind] = {name: _pack(array) for name, array in channels.items()}
+        line |= {"stop": completion.stop_reason, "cached_tokens": completion.cached_tokens}
+        self._append(key.id, key.group, line)
+
+    def write_answers(self, key: EpisodeKey, turn: int, answers: Mapping[str, ToolAnswer]) -> None:
+        """Append what tools with side effects answered in a turn, counted from 0.
+
+        An answer that JSON does not hold as it is counts as unknown.
+        """
+        told = {call: asdict(answer) for call, answer in answers.items()}
+        finished = [answer.finish for answer in answers.values()]
+        if all(value is None or _is_json(value[0]) for value in finished):
+            self._append(key.id, key.group, {"turn": turn, "answers": told})
+
+    def take_cpu_s(self) -> float:
+        """CPU seconds that writing took since the last time."""
+        taken, self._cpu_s = self._cpu_s, 0.0
+        return taken
+
+    def keep_groups(self, groups: Collection[int]) -> None:
+        """Forget all other groups: they are trained on, and a checkpoint holds that."""
+        waiting = {found.group for found in self._episodes.values() if not found.taken}
+        lines = read_lines(self._lines.path)
+        kept = [line for line in lines if line["group"] in groups or line["group"] in waiting]
+        if len(kept) < len(lines):
+            self._lines.rewrite(kept)
+
+    def forget(self) -> None:
+        """Forget everything: the run is over."""
+        self._episodes.clear()
+        self.keep_groups(())
+
+    def close(self) -> None:
+        """Close the file; an empty one goes."""
+        self._lines.close()
+        if self._lines.path.exists() and not self._lines.path.stat().st_size:
+            self._lines.path.unlink()
+
+    def _cut(self, episode: str, turn: int) -> None:
+        """Forget a turn and those after it, also for later resumes."""
+        found = self._episodes[episode]
+        found.cut(turn)
+        self._append(episode, found.group, {"cut": turn})
+
+    def _append(self, episode: str, group: int, line: Mapping[str, object]) -> None:
+        started = time.thread_time()
+        self._lines.append({"episode": episode, "group": group, **line})
+        self._cpu_s += time.thread_time() - started
+
+    def _read_line(self, line: dict[str, Any]) -> None:
+        found = self._episodes.setdefault(line["episode"], _Recorded(line["group"]))
+        if "cut" in line:
+            found.cut(line["cut"])
+        elif "answers" in line:
+            found.answers[line["turn"]] = line["answers"]
+        else:
+            found.turns.append(line)
+
+
+def _pack(array: NDArray[np.generic]) -> list[object]:
+    data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+    return [array.dtype.str, array.shape, data]
+
+
+def _unpack(packed: Sequence[Any]) -> NDArray[Any]:
+    dtype, shape, data = packed
+    return np.frombuffer(base64.b64decode(data), dtype=np.dtype(dtype)).reshape(shape)
+
+
+def _to_completion(line: Mapping[str, Any]) -> Completion:
+    ids, logprobs, versions = (_unpack(line[name]) for name in _COLUMNS)
+    channels, prompt = (
+        {name: _unpack(packed) for name, packed in line[kind].items()} for kind in _CHANNELS
+    )
+    reason, cached = StopReason(line["stop"]), int(line["cached_tokens"])
+    return seal(ids, logprobs, versions, reason, channels, cached, prompt)
+
+
+def _to_answer(told: Mapping[str, Any]) -> ToolAnswer:
+    finish, stop = told["finish"], told["stop"]
+    return ToolAnswer(
+        **{
+            **told,
+            "finish": None if finish is None else (finish[0],),
+            "stop": None if stop is None else EpisodeStop(stop),
+        }
+    )
+
+
+def _is_json(value: object) -> bool:
+    try:
+        return bool(orjson.loads(orjson.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,248 @@
+"""Episodes go on from the log of a run that was killed, with the same tokens and no call twice."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl.engine.scripted import ScriptedEngine
+from agentrl.envs import EnvServices, ScriptedAgent, ToolEnv
+from agentrl.rollout import Codec, EpisodeKey, EpisodeLimits, GroupJob
+from agentrl.rollout.episode import EpisodeRunner
+from agentrl.rollout.turn_log import TurnLog
+from agentrl.tokens import Tokenizer, seal
+from agentrl.tools import tool
+from agentrl.types import (
+    AssistantTurn,
+    Completion,
+    Episode,
+    EpisodeSession,
+    Invalid,
+    Sampling,
+    Score,
+    StopReason,
+    Task,
+    ToolCall,
+)
+
+KEY = EpisodeKey.first(run=0, step=1, place=0)
+
+
+def call(name: str, **arguments: Any) -> AssistantTurn:
+    return AssistantTurn(calls=(ToolCall(name=name, arguments=arguments, id="call_0"),))
+
+
+TURNS = (call("look"), call("pay", cents=3), call("look"), call("pay", cents=4))
+
+
+async def die() -> None:
+    """As if the process were gone: nothing of the episode goes on."""
+    next(task for task in asyncio.all_tasks() if task.get_name() == "episode").cancel()
+    await asyncio.sleep(60)
+
+
+class Shop(ToolEnv):
+    """Looks at a shelf, which it may, and pays, which it may not do twice."""
+
+    paid: list[int]
+    """Shared by all that is made of a subclass: the world outside."""
+    dies_at: int = -1
+    """Of payments."""
+    is_moody = False
+
+    def setup(self) -> None:
+        self.looks = 0
+
+    @classmethod
+    def make_task(cls, rng: np.random.Generator, split: str) -> Task:
+        return Task(prompt="Buy.")
+
+    @tool
+    def look(self) -> str:
+        """Look."""
+        self.looks += 1
+        return f"{self.looks} of {len(self.paid) if self.is_moody else 9}"
+
+    @tool(side_effects=True)
+    async def pay(self, cents: int) -> str:
+        """Pay.
+
+        Args:
+            cents: how much.
+        """
+        self.paid.append(cents)
+        if len(self.paid) == self.dies_at:
+            await die()
+        self.reward(cents / 10, "paid")
+        return f"{cents} are paid"
+
+    def score(self, answer: str) -> Score:
+        return Score(value=float(self.looks))
+
+
+def shop(**attributes: Any) -> type[Shop]:
+    return type("Shop", (Shop,), {"paid": [], **attributes})
+
+
+class Counting(ScriptedEngine):
+    """Says how often it was asked, and dies at a number of times."""
+
+    def __init__(self, codec: Codec, env: type[Shop], version: int, dies_at: int) -> None:
+        renderer = codec.renderer(env().tool_schemas)
+        super().__init__(ScriptedAgent(TURNS), renderer, vocab_size=768)
+        self._serves, self.dies_at, self.asked = version, dies_at, 0
+
+    async def generate(
+        self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
+    ) -> Completion:
+        self.asked += 1
+        if self.asked == self.dies_at:
+            await die()
+        found = await super().generate(ids, sampling, session)
+        versions = np.full(len(found.ids_T), self._serves)
+        return seal(found.ids_T, found.logprobs_T, versions, found.stop_reason)
+
+
+class Bench:
+    def __init__(self, folder: Path, file: Path) -> None:
+        self.codec, self.file = Codec(Tokenizer.load(folder)), file
+
+    async def play(
+        self, env: type[Shop], *, version: int = 0, dies_at: int = 0
+    ) -> tuple[Episode | None, int]:
+        """The episode, or None where the run was killed first; how often the engine was asked."""
+        log, services = TurnLog(self.file, version), EnvServices()
+        engine = Counting(self.codec, env, version, dies_at)
+        runner = EpisodeRunner(
+            codec=self.codec,
+            generate=engine.generate,
+            limits=EpisodeLimits(
+                max_new_tokens=64, max_context_tokens=1024, wall_s=30.0, setup_s=5.0
+            ),
+            temperature=1.0,
+            log=log,
+        )
+        job = GroupJob(
+            key=KEY,
+            env="env",
+            make_env=lambda: env(services=services),
+            task=Task(prompt="Buy."),
+            split="train",
+        )
+        try:
+            episode = asyncio.create_task(runner.run(job, KEY), name="episode")
+            return await episode, engine.asked
+        except asyncio.CancelledError:
+            return None, engine.asked
+        finally:
+            log.close()
+            services.close()
+
+
+@pytest.fixture
+def bench(tiny_folder: Path, tmp_path: Path) -> Bench:
+    return Bench(tiny_folder, tmp_path / "turns.jsonl")
+
+
+async def whole(folder: Path, tmp_path: Path) -> Episode:
+    episode, _ = await Bench(folder, tmp_path / "whole.jsonl").play(shop())
+    assert episode is not None
+    return episode
+
+
+@pytest.mark.parametrize("dies_at", [1, 2, 3, 4, 5])
+async def test_a_killed_episode_goes_on_where_it_was(
+    bench: Bench, tiny_folder: Path, tmp_path: Path, dies_at: int
+) -> None:
+    undisturbed, env = await whole(tiny_folder, tmp_path), shop()
+    killed, _ = await bench.play(env, dies_at=dies_at)
+    assert killed is None
+    resumed, asked = await bench.play(env)
+    assert resumed is not None
+    assert asked == len(undisturbed.turns) - (dies_at - 1)
+    assert env.paid == [3, 4]
+    assert resumed.messages == undisturbed.messages
+    assert [s.digest for s in resumed.segments] == [s.digest for s in undisturbed.segments]
+    assert resumed.reward == pytest.approx(undisturbed.reward)
+    assert dict(resumed.turns[1].parts) == pytest.approx({"paid": 0.3})
+    again, asked = await bench.play(env)  # an episode that ended is played again without an engine
+    assert again is not None
+    assert asked == 0
+    assert [s.digest for s in again.segments] == [s.digest for s in undisturbed.segments]
+
+
+async def test_a_call_that_was_cut_off_is_not_made_again(bench: Bench) -> None:
+    env = shop(dies_at=1)
+    killed, _ = await bench.play(env)
+    assert killed is None
+    resumed, asked = await bench.play(env)
+    assert resumed is not None
+    assert isinstance(resumed.outcome, Invalid)
+    assert "called a tool with side effects in turn 1" in resumed.outcome.reason
+    assert not resumed.outcome.retryable
+    assert (env.paid, asked) == ([3], 0)
+
+
+async def test_what_was_sampled_under_weights_that_are_gone_is_sampled_again(bench: Bench) -> None:
+    env = shop()
+    killed, _ = await bench.play(env, version=2, dies_at=2)
+    resumed, asked = await bench.play(env, version=1, dies_at=3)
+    assert killed is resumed is None
+    assert asked == 3
+    # Version 2 is there once more, but it is another one: what was cut stays cut.
+    last, asked = await bench.play(env, version=2)
+    assert last is not None
+    assert asked == len(last.turns) - 2
+    versions = [np.unique(s.versions_T[s.mask_T]).tolist() for s in last.segments]
+    assert versions == [[1, 2]]
+    assert env.paid == [3, 4]
+
+
+async def test_a_call_under_weights_that_are_gone_is_told(bench: Bench) -> None:
+    env = shop()
+    await bench.play(env, version=2, dies_at=3)
+    resumed, _ = await bench.play(env, version=1)
+    assert resumed is not None
+    assert isinstance(resumed.outcome, Invalid)
+    assert "other weights" in resumed.outcome.reason
+    assert env.paid == [3]
+
+
+async def test_an_environment_that_answers_otherwise_is_sampled_on_from_there(
+    bench: Bench,
+) -> None:
+    env = shop(is_moody=True)
+    await bench.play(env, dies_at=2)
+    env.paid.append(1)
+    resumed, asked = await bench.play(env)
+    assert resumed is not None
+    assert isinstance(resumed.outcome, Score)
+    assert asked == len(resumed.turns) - 1
+
+
+def test_only_open_groups_stay_and_an_empty_log_goes(tmp_path: Path) -> None:
+    path, keys = (
+        tmp_path / "turns.jsonl",
+        [EpisodeKey.first(run=0, step=1, place=p) for p in (0, 1)],
+    )
+    experts = {"experts": np.arange(6, dtype=np.uint8).reshape(3, 2)}
+    completion = seal([5, 6, 7], [-0.5, -0.25, 0.0], [0, 1, 1], StopReason.STOP, experts, 2)
+    log = TurnLog(path, 0)
+    for key in keys:
+        log.write_completion(key, [1, 2], completion, calls=False)
+    log.keep_groups({keys[1].group})
+    log.close()
+    log = TurnLog(path, 1)
+    assert log.recorded == {keys[1].id: 1}
+    assert log.oldest_version(keys[1].group) == 0
+    assert log.take_recorded(keys[0].id, [1, 2]) is None
+    found = log.take_recorded(keys[1].id, [1, 2])
+    assert found is not None
+    assert found.digest == completion.digest
+    assert found.cached_tokens == 2
+    log.keep_groups(())
+    log.close()
+    assert not path.exists()
