@@ -50,14 +50,15 @@ class RunStore:
         return self._episodes.path(step)
 
     def write_step(self, step: int, metrics: Mapping[str, float], collected: Collected) -> None:
-        """The episodes of a step, scored and not, then its line of metrics.
+        """The episodes of a step, scored, stopped and failed, then its line of metrics.
 
         Raises ConfigError if `checkpoint.best` is no metric; an evaluation need not be due.
         """
         best = self._config.best
         if best and best not in metrics and not best.startswith("eval/"):
             raise ConfigError(f"checkpoint.best: got {best!r}, {nearest(best, metrics)}")
-        self._episodes.write(step, [*collected.scored, *collected.invalid])
+        episodes = [*collected.scored, *collected.stopped, *collected.invalid]
+        self._episodes.write(step, episodes)
         self._metrics.write(step, metrics)
 
     def write_eval(self, step: int, collected: Collected) -> None:

@@ -42,6 +42,7 @@ class Breaker:
         invalid = self._invalid_of(played)
         total = len(played) * self._members
         scored = sum(len(g.episodes) + len(g.dropped) + (g.greedy is not None) for g in played)
+        total -= sum(len(group.stopped) for group in played)
         if total - scored > self._max_invalid_share * total:
             raise BreakerTripped(
                 f"{total - scored} of {total} episodes stayed without a score, at most a share "

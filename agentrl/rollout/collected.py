@@ -24,12 +24,8 @@ class PlayedGroup:
     """Every attempt without a score, also those that a later attempt made good."""
     dropped: list[Episode] = field(default_factory=list[Episode])
     """Those with a score that nobody trains on; each says why."""
-    num_ended: int = 0
-    """Members that are done."""
-
-
-Another = Callable[[PlayedGroup], GroupJob | None]
-"""Asked for each group that has ended: a job to be played beside those that run, or None."""
+    stopped: list[Episode] = field(default_factory=list[Episode])
+    """What attempts had that were broken off; each says why."""
 
 
 @dataclass(slots=True)
@@ -50,6 +46,8 @@ class Collected:
     """The greedy member of each group, where they were asked for; nobody trains on them."""
     dropped: list[Episode] = field(default_factory=list[Episode])
     """Those with a score that nobody trains on, in the same order; each says why."""
+    stopped: list[Episode] = field(default_factory=list[Episode])
+    """What attempts had that were broken off, in the same order; each says why."""
     num_groups: int = 0
     """All of them: played, or left out."""
 
@@ -75,10 +73,12 @@ class Collected:
         self.greedy += [group.greedy] if group.greedy else []
         self.invalid += group.invalid
         self.dropped += group.dropped
+        self.stopped += group.stopped
 
     def sort(self) -> None:
         """In the order of the groups' numbers, whichever ended first."""
-        for episodes in (self.episodes, self.dropped, self.greedy, self.invalid):
+        lists = (self.episodes, self.dropped, self.greedy, self.invalid, self.stopped)
+        for episodes in lists:
             episodes.sort(key=lambda episode: (episode.group, episode.member, episode.attempt))
 
 

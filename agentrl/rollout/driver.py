@@ -10,9 +10,10 @@ ends its siblings; only a RunError or a cancellation does.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from agentrl.aio import LoopWatch
@@ -23,7 +24,7 @@ from agentrl.rollout.breaker import Breaker
 from agentrl.rollout.codec import Codec, LongPrompt, OddPrompt, odd_prompt, too_long
 from agentrl.rollout.collected import PlayedGroup
 from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner
-from agentrl.rollout.episode_record import GroupJob
+from agentrl.rollout.episode_record import EpisodeRecord, GroupJob
 from agentrl.rollout.fixed_order import Lockstep
 from agentrl.rollout.selection import drop
 from agentrl.rollout.turn_log import TurnLog
@@ -44,6 +45,7 @@ from agentrl.schedule.events import (
     Owner,
     PublishWeights,
     Stalled,
+    StopEpisode,
     Tick,
     TrainBatch,
     WakeAt,
@@ -67,6 +69,25 @@ class CollectSettings:
     max_invalid_share: float
     fixed_order: bool = False
     """Fixed admission order and batch shapes: see `Lockstep`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """One that runs, or has been broken off and cleans up."""
+
+    begin: BeginEpisode
+    group: PlayedGroup
+    record: EpisodeRecord
+    began: float
+    is_broken_off: bool = False
+    task: "asyncio.Task[None] | None" = None
+    _timer: asyncio.TimerHandle | None = None
+
+    def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        """Take a timer that will stop it, in place of the one before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
 
 
 class RolloutDriver:
@@ -117,8 +138,10 @@ class RolloutDriver:
         self._keys: set[EpisodeKey] = set()
         self._late: list[PlayedGroup] = []
         """Groups that were given up."""
-        self._tasks: dict[asyncio.Task[None], int] = {}
-        """Attempts that run, with their tickets."""
+        self._tasks: dict[asyncio.Task[None], _Attempt] = {}
+        """Of all attempts, those that were broken off too."""
+        self._running: dict[tuple[int, int], _Attempt] = {}
+        """By ticket and member."""
         self._places: dict[str, tuple[int, int]] = {}
         """Ticket and member of the episodes that run, by their ids."""
         self._breaker = Breaker(
@@ -209,6 +232,8 @@ class RolloutDriver:
                 self._events.append(GroupDrawn(ticket, not has_begun, oldest))
             case BeginEpisode():
                 self._begin_episode(action)
+            case StopEpisode():
+                self._set_time_of_stop(action)
             case JudgeGroup(ticket):
                 self._judge_group(ticket)
             case DropGroup(ticket):
@@ -253,9 +278,9 @@ class RolloutDriver:
     def _drop_group(self, ticket: int) -> None:
         """Give a group up; what of it was scored comes with the next groups that are taken."""
         groups = self._groups.pop(ticket)
-        for task, of_ticket in self._tasks.items():
-            if of_ticket == ticket:
-                task.cancel()
+        for member in range(self.scheduler.schedule.members):
+            if (attempt := self._running.get((ticket, member))) is not None:
+                self._break_off(attempt, "late")
         for group in groups:
             drop(group, group.episodes, "late")
         self._breaker.forget(groups)
@@ -276,12 +301,41 @@ class RolloutDriver:
     def _begin_episode(self, begin: BeginEpisode) -> None:
         if self._lockstep is not None:
             self._lockstep.join(1)
-        task = self._loop.create_task(self._play_attempt_and_sort(begin))
-        self._tasks[task] = begin.ticket
+        group = self._groups[begin.ticket][-1]
+        key = group.job.key.of_try(begin.member, begin.attempt)
+        record = EpisodeRecord(group.job, key, self._codec.tokenizer.vocab_size)
+        attempt = _Attempt(begin, group, record, self._loop.time())
+        attempt.task = task = self._loop.create_task(self._play_attempt_and_sort(attempt))
+        self._tasks[task] = self._running[begin.ticket, begin.member] = attempt
         task.add_done_callback(self._forget_task)
 
+    def _set_time_of_stop(self, stop: StopEpisode) -> None:
+        """Let the attempt be stopped at that time instead of another, or at none."""
+        attempt = self._running[stop.ticket, stop.member]
+        attempt.set_timer(
+            self._loop.call_at(stop.time, self._leave_straggler_behind, attempt)
+            if stop.time < math.inf
+            else None
+        )
+
+    def _leave_straggler_behind(self, attempt: _Attempt) -> None:
+        self._break_off(attempt, "straggler")
+        self.feed(EpisodeEnded(attempt.begin.ticket, attempt.begin.member, stopped=True))
+
+    def _break_off(self, attempt: _Attempt, why: str) -> None:
+        """Cancel an attempt; what it has so far is kept with its group."""
+        del self._running[attempt.begin.ticket, attempt.begin.member]
+        attempt.set_timer(None)
+        attempt.is_broken_off = True
+        self._places.pop(attempt.record.id, None)
+        attempt.record.outcome = Invalid(reason=f"it was stopped ({why})", blame="environment")
+        episode = attempt.record.finish(wall_s=self._loop.time() - attempt.began)
+        attempt.group.stopped.append(replace(episode, dropped=why))
+        assert attempt.task is not None
+        attempt.task.cancel()
+
     def _forget_task(self, task: asyncio.Task[None]) -> None:
-        was_given_up = self._tasks.pop(task) not in self._groups
+        was_given_up = self._tasks.pop(task).is_broken_off
         # Asked for in any case, so that asyncio does not report what has been raised already.
         failure = asyncio.CancelledError() if task.cancelled() else task.exception()
         if self._is_closed or was_given_up or self._failure is not None:
@@ -290,17 +344,22 @@ class RolloutDriver:
         if failure is not None:
             self._for_trainer.put_nowait(None)
 
-    async def _play_attempt_and_sort(self, begin: BeginEpisode) -> None:
+    async def _play_attempt_and_sort(self, attempt: _Attempt) -> None:
         """Play one attempt, keep it with its group, and say that it has ended."""
-        ticket, member = begin.ticket, begin.member
-        group = self._groups[ticket][-1]
-        key = group.job.key.of_try(member, begin.attempt)
+        ticket, member = attempt.begin.ticket, attempt.begin.member
+        group, name = attempt.group, attempt.record.id
         is_greedy = member == self._group_size
-        self._places[key.id] = ticket, member
+        self._places[name] = ticket, member
         try:
             runner = self._greedy_runner if is_greedy else self._runner
-            episode = await runner.run(group.job, key)
-            await self._engine.end_session(EpisodeSession(episode.id))
+            try:
+                episode = await runner.run(attempt.record)
+            finally:
+                await self._engine.end_session(EpisodeSession(name))
+            if attempt.is_broken_off:
+                return  # by somebody who was not heard
+            attempt.set_timer(None)
+            del self._running[ticket, member]
             retry = False
             if isinstance(episode.outcome, Invalid):
                 group.invalid.append(episode)
@@ -313,7 +372,7 @@ class RolloutDriver:
             # Before this one leaves: whatever begins in its place is in the same next round.
             self.feed(EpisodeEnded(ticket, member, retry))
         finally:
-            del self._places[key.id]
+            self._places.pop(name, None)
             if self._lockstep is not None:
                 self._lockstep.leave()
 
@@ -331,9 +390,8 @@ class RolloutDriver:
             self._say_owner(session.key, "environment", num_tokens)
 
     def _say_owner(self, episode: str, owner: Owner, tokens: int) -> None:
-        if not self._is_closed:
-            ticket, member = self._places[episode]
-            self.feed(EpisodeWaits(ticket, member, owner, tokens))
+        if not self._is_closed and episode in self._places:
+            self.feed(EpisodeWaits(*self._places[episode], owner, tokens))
 
     def _say_capacity_if_it_changed(self) -> None:
         capacity = capacity_tokens(self._engine)

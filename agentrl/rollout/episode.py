@@ -35,7 +35,7 @@ from agentrl.errors import (
     RunError,
 )
 from agentrl.rollout.codec import Codec
-from agentrl.rollout.episode_record import EpisodeRecord, GroupJob
+from agentrl.rollout.episode_record import EpisodeRecord
 from agentrl.rollout.turn_log import TurnLog
 from agentrl.tokens import Continuation
 from agentrl.tools import user_code
@@ -43,7 +43,6 @@ from agentrl.types import (
     AssistantTurn,
     Completion,
     Episode,
-    EpisodeKey,
     EpisodeSession,
     EpisodeStop,
     EpisodeView,
@@ -99,14 +98,13 @@ class EpisodeRunner:
     log: TurnLog | None = None
     """Takes each turn, and has those of a run that was killed."""
 
-    async def run(self, job: GroupJob, key: EpisodeKey) -> Episode:
-        """Run one episode in a fresh environment. Never raises for a failure of the episode.
+    async def run(self, record: EpisodeRecord) -> Episode:
+        """Run the record's episode in a fresh environment. Never raises for a failure of it.
 
         Raises:
             RunError: the run itself cannot go on.
         """
         start = time.perf_counter()
-        record = EpisodeRecord(job, key, self.codec.tokenizer.vocab_size)
         failed = await _turn_failure_into_invalid(self._make_env_and_play_within_admission(record))
         record.outcome = failed or record.outcome
         return record.finish(wall_s=time.perf_counter() - start)

@@ -55,6 +55,8 @@ class EpisodeEnded:
     ticket: int
     member: int
     retry: bool = False
+    stopped: bool = False
+    """By `StopEpisode`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,18 @@ class BeginEpisode:
 
 
 @dataclass(frozen=True, slots=True)
+class StopEpisode:
+    """Stop a running attempt at this time, if it has not ended; the last time that is said holds.
+
+    It is infinity where the attempt may go on after all.
+    """
+
+    ticket: int
+    member: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
 class JudgeGroup:
     """All members have ended: say whether the group stays or another one takes its place."""
 
@@ -120,7 +134,7 @@ class JudgeGroup:
 
 @dataclass(frozen=True, slots=True)
 class DropGroup:
-    """The group would be trained on too late; nobody trains on it any more."""
+    """The group would be trained on too late: stop what of it runs; nobody trains on it."""
 
     ticket: int
 
@@ -169,6 +183,7 @@ class Stalled:
 Action: TypeAlias = (
     DrawGroup
     | BeginEpisode
+    | StopEpisode
     | JudgeGroup
     | DropGroup
     | TrainBatch

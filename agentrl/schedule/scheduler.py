@@ -12,16 +12,20 @@ are those of k + 1, and places come free when weights are published.
 The bound holds for each token, time in a queue included: groups are trained in the order of their
 oldest versions, and a batch waits for old groups as long as more of them would be left than the
 batches after it can take in time. A group that is drawn later begins later, so this stays possible.
+
+An `Allowance` has more groups begun than are needed, where late ones are dropped, and members that
+take much longer than the others of their group stopped.
 """
 
 import heapq
 from bisect import bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final, Literal
 
+from agentrl.schedule.allowance import Allowance
 from agentrl.schedule.cache import KEEP_S, CachePlan
 from agentrl.schedule.config import Schedule
 from agentrl.schedule.events import (
@@ -42,6 +46,7 @@ from agentrl.schedule.events import (
     PublishWeights,
     Stalled,
     StepFinished,
+    StopEpisode,
     Tick,
     TrainBatch,
     WakeAt,
@@ -75,11 +80,16 @@ class _Group:
     sampled: int | None = None
     """The oldest version of what was sampled before a resume."""
     is_ready: bool = False
+    ended_s: list[float] = field(default_factory=list[float])
+    """What those members took that ended by themselves."""
+    patience: float = inf
+    """Seconds that a member may take."""
 
 
 @dataclass(slots=True)
 class _Running:
     attempt: int
+    began: float
     owner: Owner
     since: float
 
@@ -90,13 +100,14 @@ class Scheduler:
     def __init__(
         self,
         schedule: Schedule,
+        allowance: Allowance | None = None,
         *,
         step: int = 0,
         version: int = 0,
         ticket: int | None = None,
         open_tickets: Sequence[int] = (),
     ) -> None:
-        """Go on behind a step, when the weights were of this version.
+        """Go on behind a step, when the weights were of this version; by default without allowance.
 
         `ticket` is the next one that was never drawn, by default the first of the next step;
         `open_tickets` are those before it that nobody has trained on. They are drawn again.
@@ -110,8 +121,7 @@ class Scheduler:
         self.peak = 0
         """Most episodes that were played at once."""
         self._published = version
-        missing = schedule.tickets_until(schedule.steps - step) - len(open_tickets)
-        self._most = self.next_ticket + max(0, missing)
+        self._allowance = allowance or Allowance()
         self._again = deque(sorted(open_tickets))
         self._groups: dict[int, _Group] = {}
         self._ready: list[tuple[int, int]] = []
@@ -150,7 +160,7 @@ class Scheduler:
     def is_over(self) -> bool:
         """Nothing is left to do."""
         if not self.schedule.trains:
-            return len(self._ready) >= self._most
+            return len(self._ready) >= self.schedule.groups_per_step
         return self.step >= self.schedule.steps
 
     def on(self, event: Event, now: float) -> list[Action]:
@@ -186,29 +196,35 @@ class Scheduler:
         num = self.schedule.groups_per_step
         for version in sorted(self._unready):
             begun += self._unready[version]
-            ready = bisect_right(self._ready, (version, self._most)) - num
+            ready = bisect_right(self._ready, (version, self.next_ticket)) - num
             later = (version + self.schedule.staleness - self.version) // self.schedule.updates
             due = max(due, begun + max(0, ready) - later * num)
         return due
 
     def _advance(self) -> None:
         """Do what has become possible."""
+        if self.is_over:
+            return
         if self._phase == "trained" and (self.schedule.partial or not self._running):
             self._enter("publishing")
             self._actions.append(PublishWeights(self.version))
-        self._draw_groups()
-        self._begin_episodes()
+        if self.schedule.staleness or self._phase == "collecting":
+            self._draw_groups()
+            self._begin_episodes()
         if self._phase == "collecting" and self.schedule.trains:
             self._train_if_batch_is_there()
 
     def _draw_groups(self) -> None:
-        while len(self._groups) < self.schedule.outstanding:
+        batches = self.schedule.steps - self.step - (self._phase != "collecting")
+        if not batches:
+            return
+        surplus = self._allowance.surplus(self.schedule.steps - batches + 1)
+        needed = len(self._batch) + batches * self.schedule.groups_per_step
+        for _ in range(min(self.schedule.outstanding, needed) + surplus - len(self._groups)):
             if self._again:
                 ticket = self._again.popleft()
-            elif self.next_ticket < self._most:
-                ticket, self.next_ticket = self.next_ticket, self.next_ticket + 1
             else:
-                return
+                ticket, self.next_ticket = self.next_ticket, self.next_ticket + 1
             self._groups[ticket] = _Group(left=0)
             self._actions.append(DrawGroup(ticket))
 
@@ -244,20 +260,25 @@ class Scheduler:
             sampled = self._published if group.sampled is None else group.sampled
             group.oldest = min(self._published, sampled)
             self._unready[group.oldest] += 1
-        self._running[ticket, member] = _Running(attempt, "environment", self._now)
+        self._running[ticket, member] = _Running(attempt, self._now, "environment", self._now)
         if self._cache is not None:
             self._cache.begin(ticket, member)
         self.peak = max(self.peak, len(self._running))
         self._actions.append(BeginEpisode(ticket, member, attempt))
+        if group.patience < inf:
+            self._actions.append(StopEpisode(ticket, member, self._now + group.patience))
 
     def _train_if_batch_is_there(self) -> None:
         num = self.schedule.groups_per_step
-        if len(self._ready) < num or self.is_over:
+        if len(self._ready) < num:
             return
         if self.schedule.late == "wait" and self._count_groups_due():
             return
         self._batch = tuple(ticket for _, ticket in self._ready[:num])
         del self._ready[:num]
+        if self.schedule.late == "drop" and not self.schedule.staleness:
+            # Whatever has begun will be too late, and no episode runs beside an update.
+            self._drop_groups_older_than(self.version + 1)
         self._enter("training")
         oldest = self.version - self.schedule.staleness
         self._actions.append(TrainBatch(self.step + 1, self._batch, self.version, oldest))
@@ -294,6 +315,7 @@ class Scheduler:
             self._keep(event.ticket, group)
             return
         group.left, group.sampled = self.schedule.members, event.oldest
+        group.ended_s, group.patience = [], inf
         for member in range(group.left):
             heapq.heappush(self._waiting, (event.ticket, member, 0))
 
@@ -318,14 +340,27 @@ class Scheduler:
         if running is None:
             raise ValueError(f"got {event}, expected a running episode")
         if self._cache is not None:
-            self._cache.end(event.ticket, event.member, counts=not event.retry)
+            self._cache.end(event.ticket, event.member, counts=not (event.retry or event.stopped))
         group = self._group_of(event)
         if event.retry and running.attempt + 1 < self.schedule.attempts:
             self._begin(event.ticket, event.member, running.attempt + 1)
             return
         group.left -= 1
+        if not event.stopped:
+            group.ended_s.append(self._now - running.began)
         if not group.left:
             self._actions.append(JudgeGroup(event.ticket))
+        else:
+            self._set_patience(event.ticket, group)
+
+    def _set_patience(self, ticket: int, group: _Group) -> None:
+        """Say until when the members that are left are waited for, where that has changed."""
+        before = group.patience
+        group.patience = self._allowance.patience(group.ended_s, self.schedule.members)
+        for member in range(self.schedule.members) if group.patience != before else ():
+            if (running := self._running.get((ticket, member))) is not None:
+                time = running.began + group.patience
+                self._actions.append(StopEpisode(ticket, member, time))
 
     def _on_group_judged(self, event: GroupJudged) -> None:
         group = self._group_of(event)
@@ -359,7 +394,7 @@ class Scheduler:
         self.version += event.versions
         self._enter("trained")
         if self.schedule.late == "drop":
-            self._drop_late_groups()
+            self._drop_groups_older_than(self.version - self.schedule.staleness)
         if not event.versions:
             self._go_on_to_finish()
 
@@ -385,9 +420,8 @@ class Scheduler:
             del self._groups[ticket]
         self._batch = ()
 
-    def _drop_late_groups(self) -> None:
+    def _drop_groups_older_than(self, oldest: int) -> None:
         """Give up what even the next batch would be too late for."""
-        oldest = self.version - self.schedule.staleness
         for ticket, group in list(self._groups.items()):
             if group.oldest is None or group.oldest >= oldest or ticket in self._batch:
                 continue
@@ -401,5 +435,4 @@ class Scheduler:
                 self._running.pop((ticket, member), None)
             self._forget_prompt(ticket)
             del self._groups[ticket]
-            self._most += 1
             self._actions.append(DropGroup(ticket))

@@ -7,9 +7,10 @@
     print(simulate(schedule, workload).seconds)
 
 The draws of an attempt depend on the seed, its ticket, member and number alone, so that two
-schedules are compared on the same episodes. Faults strike at their times: what an engine samples
-goes on when it is back, an episode that fails is tried again, and a run whose trainer ends goes on
-behind its last checkpoint, as `agentrl train --resume` does.
+schedules are compared on the same episodes. With an `Allowance` more groups are begun, or slow
+episodes stopped. Faults strike at their times: what an engine samples goes on when it is back, an
+episode that fails is tried again, and a run whose trainer ends goes on behind its last checkpoint,
+as `agentrl train --resume` does.
 """
 
 import heapq
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
+from agentrl.schedule.allowance import Allowance
 from agentrl.schedule.config import Schedule
 from agentrl.schedule.events import (
     Action,
@@ -36,6 +38,7 @@ from agentrl.schedule.events import (
     JudgeGroup,
     PublishWeights,
     StepFinished,
+    StopEpisode,
     Tick,
     TrainBatch,
     WeightsPublished,
@@ -99,7 +102,7 @@ class Simulated:
     trained: tuple[tuple[int, int], ...]
     """(ticket, member), in the order of training."""
     lost: tuple[tuple[int, int], ...]
-    """(ticket, member) without a score after all attempts, or of a dropped group."""
+    """(ticket, member) without a score after all attempts, of a dropped group, or stopped."""
     struck: tuple[tuple[Fault, str], ...]
     """The faults that came, and for whom the trainer waited then."""
     resumed: int
@@ -118,9 +121,11 @@ class Simulated:
         return self.staleness[round(quantile * last)] if self.staleness else 0
 
 
-def simulate(schedule: Schedule, workload: Workload, *, seed: int = 0) -> Simulated:
+def simulate(
+    schedule: Schedule, workload: Workload, allowance: Allowance | None = None, *, seed: int = 0
+) -> Simulated:
     """Play a whole run. Raises ValueError if the schedule comes to a stand."""
-    return _VirtualRun(schedule, workload, seed).play()
+    return _VirtualRun(schedule, workload, allowance, seed).play()
 
 
 @dataclass(slots=True)
@@ -140,6 +145,7 @@ class _Attempt:
 class _VirtualRun:
     schedule: Schedule
     workload: Workload
+    allowance: Allowance | None
     seed: int
     now: float = 0.0
     pause: float = 0.0
@@ -161,6 +167,8 @@ class _VirtualRun:
         default_factory=list[tuple[float, int, _Attempt]]
     )
     """When turns end, by the engine's clock."""
+    stops: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
+    """When attempts are stopped that are open then."""
     open: dict[tuple[int, int], _Attempt] = field(default_factory=dict[tuple[int, int], _Attempt])
     scored: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
     """By ticket the members with a score and the version that each began under."""
@@ -176,7 +184,7 @@ class _VirtualRun:
     scheduler: Scheduler = field(init=False)
 
     def play(self) -> Simulated:
-        self.scheduler = Scheduler(self.schedule)
+        self.scheduler = Scheduler(self.schedule, self.allowance)
         hangs = sorted(self.workload.hangs)
         faults = sorted(self.workload.faults, key=lambda fault: fault.at)
         self._come_later(0.0, Tick())
@@ -196,6 +204,8 @@ class _VirtualRun:
             event = self._end_turn() if engine < trainer else heapq.heappop(self.later)[2]
             if isinstance(event, _Attempt):
                 event = self._end_attempt(event)
+            if isinstance(event, EpisodeEnded) and event.stopped:
+                event = self._stop_attempt(event)
             if event is None:
                 continue
             self._note_event(event)
@@ -276,7 +286,12 @@ class _VirtualRun:
         self.lost = [place for place in self.lost if place[0] in kept]
         self.published = version
         self.scheduler = Scheduler(
-            self.schedule, step=step, version=version, ticket=ticket, open_tickets=again
+            self.schedule,
+            self.allowance,
+            step=step,
+            version=version,
+            ticket=ticket,
+            open_tickets=again,
         )
         self._come_later(0.0, Tick())
 
@@ -312,8 +327,18 @@ class _VirtualRun:
             self.lost.append(attempt.member)
         return EpisodeEnded(ticket, member, retry=attempt.fails)
 
+    def _stop_attempt(self, event: EpisodeEnded) -> Event | None:
+        """The same; None if it has ended, or is to be stopped at another time."""
+        member = event.ticket, event.member
+        if self.stops.get(member) != self.now:
+            return None
+        self._leave_place(self.open[member])
+        self.lost.append(member)
+        return event
+
     def _leave_place(self, attempt: _Attempt) -> None:
         del self.open[attempt.member]
+        self.stops.pop(attempt.member, None)
         self.taken += self.now - attempt.began
 
     def _carry_out(self, action: Action) -> None:
@@ -324,6 +349,10 @@ class _VirtualRun:
                 self._come_later(0.0, GroupDrawn(ticket))
             case BeginEpisode():
                 self._begin_attempt(action)
+            case StopEpisode(ticket, member, time):
+                self.stops[ticket, member] = time = max(time, self.now)
+                stopped = EpisodeEnded(ticket, member, stopped=True)
+                heapq.heappush(self.later, (time, next(self.order), stopped))
             case JudgeGroup(ticket):
                 self._come_later(0.0, GroupJudged(ticket))
             case DropGroup(ticket):

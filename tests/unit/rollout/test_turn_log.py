@@ -12,6 +12,7 @@ from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices, ScriptedAgent, ToolEnv
 from agentrl.rollout import Codec, EpisodeKey, EpisodeLimits, GroupJob
 from agentrl.rollout.episode import EpisodeRunner
+from agentrl.rollout.episode_record import EpisodeRecord
 from agentrl.rollout.turn_log import TurnLog
 from agentrl.tokens import Tokenizer, seal
 from agentrl.tools import tool
@@ -133,7 +134,8 @@ class Bench:
             split="train",
         )
         try:
-            episode = asyncio.create_task(runner.run(job, KEY), name="episode")
+            record = EpisodeRecord(job, KEY, self.codec.tokenizer.vocab_size)
+            episode = asyncio.create_task(runner.run(record), name="episode")
             return await episode, engine.asked
         except asyncio.CancelledError:
             return None, engine.asked

@@ -1,11 +1,12 @@
 """Plays a schedule with answers in a random order, and holds it to what must never happen."""
 
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentrl.schedule import Schedule, Scheduler
+from agentrl.schedule import Allowance, Schedule, Scheduler
 from agentrl.schedule.events import (
     Action,
     BatchTrained,
@@ -24,6 +25,7 @@ from agentrl.schedule.events import (
     PublishWeights,
     Stalled,
     StepFinished,
+    StopEpisode,
     Tick,
     TrainBatch,
     WakeAt,
@@ -55,18 +57,26 @@ class Play:
     schedule: Schedule
     seed: int
     chances: Chances = field(default_factory=Chances)
+    allowance: Allowance = field(default_factory=Allowance)
     kept: dict[str, Any] = field(default_factory=dict[str, Any])
     """How the scheduler goes on: step, version, ticket, open_tickets."""
     capacity: int | None = None
     """Of the engine's cache, for an automatic concurrency."""
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.schedule, **self.kept)
+        self.scheduler = Scheduler(self.schedule, self.allowance, **self.kept)
         self.rng = random.Random(f"{self.seed}/{self.scheduler.step}")
         self.published = self.scheduler.version
         self.pending: list[Event] = []
         self.running: dict[tuple[int, int], int] = {}
         """The version that each running attempt began under."""
+        self.since: dict[tuple[int, int], float] = {}
+        """When each running attempt began."""
+        self.stops: dict[tuple[int, int], float] = {}
+        """When running attempts are to be stopped."""
+        self.ended_s: dict[int, list[float]] = {}
+        """What the members of a ticket's group took that ended by themselves."""
+        self.stopped = 0
         self.began: dict[int, list[int]] = {}
         """The versions of the attempts of a ticket that are left, ended or not."""
         self.attempts = Counter[tuple[int, int]]()
@@ -123,6 +133,9 @@ class Play:
 
     def tell(self, event: Event) -> None:
         self.now += self.rng.expovariate(1.0)
+        if isinstance(event, EpisodeEnded):
+            is_late = self.now >= self.stops.get((event.ticket, event.member), math.inf)
+            event = replace(event, retry=False, stopped=True) if is_late else event
         if self.running and self.rng.random() < 0.2:
             ticket, member = self.rng.choice(sorted(self.running))
             owner = self.rng.choice(OWNERS)
@@ -137,7 +150,12 @@ class Play:
             self.carry_out(action)
         if isinstance(event, BatchTrained) and event.versions and self.schedule.partial:
             assert any(isinstance(a, PublishWeights) for a in actions), "a publish waited"
-        assert len(self.outstanding) <= self.schedule.outstanding
+        surplus = self.allowance.surplus(self.scheduler.step + 1)
+        assert len(self.outstanding) <= self.schedule.outstanding + surplus
+        for (ticket, member), since in self.since.items():
+            ended_s, members = self.ended_s[ticket], self.schedule.members
+            patience = self.allowance.patience(ended_s, members) if ended_s else math.inf
+            assert self.stops.get((ticket, member), math.inf) == since + patience
         most = self.schedule.concurrency
         assert len(self.running) <= (most if isinstance(most, int) else len(self.running))
         tickets = set(range(self.scheduler.next_ticket))
@@ -149,11 +167,16 @@ class Play:
         match event:
             case EpisodeEnded(ticket, member):
                 began = self.running.pop((ticket, member))
+                self.stops.pop((ticket, member), None)
+                seconds = self.now - self.since.pop((ticket, member))
+                self.stopped += event.stopped
                 if not event.retry or self.attempts[ticket, member] == self.schedule.attempts:
                     self.began[ticket].append(began)
+                    self.ended_s[ticket] += [] if event.stopped else [seconds]
             case GroupJudged(ticket, True):
                 self.began[ticket] = []
                 self.waiting[ticket] = set(range(self.schedule.members))
+                self.ended_s[ticket] = []
                 for member in range(self.schedule.members):
                     del self.attempts[ticket, member]
             case GroupDrawn(ticket, False):
@@ -171,7 +194,7 @@ class Play:
                 assert ticket not in self.drawn, "drawn twice"
                 self.drawn.append(ticket)
                 self.outstanding.add(ticket)
-                self.began[ticket] = []
+                self.began[ticket], self.ended_s[ticket] = [], []
                 empty = self.happens(self.chances.empty, f"empty {ticket}")
                 self.pending.append(GroupDrawn(ticket, empty))
             case BeginEpisode(ticket, member, attempt):
@@ -180,20 +203,35 @@ class Play:
                 self.attempts[ticket, member] += 1
                 self.begin_in_turn(ticket, member, attempt)
                 self.running[ticket, member] = self.published
+                self.since[ticket, member] = self.now
                 retry = self.rng.random() < self.chances.retry
                 self.pending.append(EpisodeEnded(ticket, member, retry))
+            case StopEpisode(ticket, member, time):
+                assert (ticket, member) in self.running
+                self.stops[ticket, member] = time
             case JudgeGroup(ticket):
                 assert not any(t == ticket for t, _ in self.running)
                 assert len(self.began[ticket]) == self.schedule.members
                 replaced = self.rng.random() < self.chances.replaced
                 self.pending.append(GroupJudged(ticket, replaced))
             case DropGroup(ticket):
-                assert self.schedule.late == "drop"
-                self.dropped.append(ticket)
-                self.waiting.pop(ticket, None)
-                self.outstanding.remove(ticket)
-                self.running = {k: v for k, v in self.running.items() if k[0] != ticket}
-                self.pending = [e for e in self.pending if getattr(e, "ticket", None) != ticket]
+                self.drop(ticket)
+            case _:
+                self.carry_out_for_trainer(action)
+
+    def drop(self, ticket: int) -> None:
+        assert self.schedule.late == "drop"
+        self.dropped.append(ticket)
+        self.waiting.pop(ticket, None)
+        self.outstanding.remove(ticket)
+        for member in range(self.schedule.members):
+            self.running.pop((ticket, member), None)
+            self.since.pop((ticket, member), None)
+            self.stops.pop((ticket, member), None)
+        self.pending = [e for e in self.pending if getattr(e, "ticket", None) != ticket]
+
+    def carry_out_for_trainer(self, action: Action) -> None:
+        match action:
             case TrainBatch():
                 self.train(action)
             case PublishWeights(version):
@@ -205,8 +243,8 @@ class Play:
                 if self.schedule.staleness:
                     self.outstanding -= set(self.training)
                 self.pending.append(StepFinished())
-            case WakeAt() | Stalled():
-                pass
+            case _:
+                assert isinstance(action, WakeAt | Stalled)
 
     def begin_in_turn(self, ticket: int, member: int, attempt: int) -> None:
         """For a cache a stranger begins only if no group that has begun has members left."""

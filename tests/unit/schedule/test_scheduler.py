@@ -1,11 +1,12 @@
 """Small schedules, event by event."""
 
+import math
 from typing import Any
 
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.schedule import Schedule, Scheduler, Wait
+from agentrl.schedule import Allowance, Schedule, Scheduler, Wait
 from agentrl.schedule.events import (
     Action,
     BatchTrained,
@@ -21,6 +22,7 @@ from agentrl.schedule.events import (
     PublishWeights,
     Stalled,
     StepFinished,
+    StopEpisode,
     Tick,
     TrainBatch,
     WakeAt,
@@ -28,9 +30,9 @@ from agentrl.schedule.events import (
 )
 
 
-def begun(schedule: Schedule) -> Scheduler:
+def begun(schedule: Schedule, allowance: Allowance | None = None) -> Scheduler:
     """A scheduler whose first groups play."""
-    scheduler = Scheduler(schedule)
+    scheduler = Scheduler(schedule, allowance)
     for action in scheduler.on(Tick(), 0.0):
         if isinstance(action, DrawGroup):
             scheduler.on(GroupDrawn(action.ticket), 0.0)
@@ -238,3 +240,57 @@ def test_a_free_place_stays_free_while_an_update_waits() -> None:
     scheduler.on(GroupJudged(0), 1.0)
     scheduler.on(BatchTrained(1), 2.0)
     assert scheduler.on(EpisodeEnded(1, 0), 2.0) == []
+
+
+def test_the_first_groups_that_are_ready_are_trained_on() -> None:
+    numbers = one(groups_per_step=2, steps=2, late="drop", concurrency=3)
+    scheduler = begun(numbers, Allowance(surplus=2))
+    assert scheduler.open_tickets == [0, 1, 2, 3]
+    assert end(scheduler, 1) == []
+    assert end(scheduler, 3) == [DropGroup(0), DropGroup(2), TrainBatch(1, (1, 3), 0, 0)]
+    assert update(scheduler)[-4:] == [DrawGroup(ticket) for ticket in (4, 5, 6, 7)]
+
+
+def test_what_has_not_begun_begins_in_the_next_step() -> None:
+    scheduler = begun(one(late="drop", concurrency=1), Allowance(surplus=1))
+    assert end(scheduler, 0) == [DropGroup(1), TrainBatch(1, (0,), 0, 0)]
+    waits = Scheduler(one(late="drop", concurrency=1), Allowance(surplus=1))
+    assert waits.on(Tick(), 0.0)[1:] == [DrawGroup(0), DrawGroup(1)]
+    waits.on(GroupDrawn(0), 0.0)
+    assert end(waits, 0) == [TrainBatch(1, (0,), 0, 0)]
+    assert waits.on(GroupDrawn(1), 1.0) == [], "beside the update"
+    assert update(waits)[-2:] == [DrawGroup(2), BeginEpisode(1, 0, 0)]
+
+
+def test_nothing_is_drawn_behind_the_last_batch() -> None:
+    scheduler = begun(one(steps=1, late="drop"), Allowance(surplus=3))
+    assert end(scheduler, 0)[-1] == TrainBatch(1, (0,), 0, 0)
+    assert update(scheduler) == [FinishStep(1)]
+    assert scheduler.is_over
+
+
+def test_slow_members_are_stopped_at_a_time_that_follows_from_the_others() -> None:
+    scheduler = begun(one(members=4, attempts=2), Allowance(stragglers=0.5))
+    assert scheduler.on(EpisodeEnded(0, 0), 2.0) == []
+    assert scheduler.on(EpisodeEnded(0, 1), 4.0) == [
+        StopEpisode(0, 2, 6.0),
+        StopEpisode(0, 3, 6.0),
+    ]
+    again = scheduler.on(EpisodeEnded(0, 2, retry=True), 5.0)
+    assert again == [BeginEpisode(0, 2, 1), StopEpisode(0, 2, 11.0)], "its own time begins anew"
+    assert scheduler.on(EpisodeEnded(0, 3, stopped=True), 6.0) == []
+    assert scheduler.on(EpisodeEnded(0, 2), 10.0) == [JudgeGroup(0)]
+    assert StopEpisode not in map(type, scheduler.on(GroupJudged(0, replaced=True), 10.0))
+
+
+def test_a_member_that_ends_in_time_makes_the_others_wait_longer() -> None:
+    scheduler = begun(one(members=3), Allowance(stragglers=0.7))
+    assert scheduler.on(EpisodeEnded(0, 0), 2.0)[-1] == StopEpisode(0, 2, 4.0)
+    assert scheduler.on(EpisodeEnded(0, 1), 3.0) == [StopEpisode(0, 2, 5.0)]
+
+
+def test_only_a_share_of_a_group_is_left_behind() -> None:
+    allowance = Allowance(stragglers=0.29)
+    assert allowance.patience([1.0] * 70, 100) == math.inf
+    assert allowance.patience([1.0, 9.0, 3.0] + [5.0] * 68, 100) == 10.0
+    assert Allowance().patience([1.0], 2) == math.inf

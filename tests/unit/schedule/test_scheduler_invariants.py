@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.schedule import Late, Schedule
+from agentrl.schedule import Allowance, Late, Schedule
 from tests.unit.schedule.play import Chances, Play
 
 CHANCE = st.sampled_from([0.0, 0.1, 0.4])
@@ -32,30 +32,42 @@ chances = st.builds(
 capacities = st.none() | st.integers(0, 2000)
 
 
+@st.composite
+def allowances(draw: st.DrawFn, schedule: Schedule) -> Allowance:
+    """More groups than are needed only where those that are late are dropped."""
+    surplus = draw(st.integers(0, 5)) if schedule.late == "drop" else 0
+    return Allowance(surplus=surplus, stragglers=draw(st.sampled_from([0.0, 0.34, 0.67])))
+
+
+cases = schedules().flatmap(lambda one: st.tuples(st.just(one), allowances(one)))
+
+
 def trained_tickets(*plays: Play) -> list[int]:
     return [ticket for play in plays for batch in play.trained for ticket in batch.tickets]
 
 
-@given(schedules(), chances, st.integers(0, 2**32), capacities)
+@given(cases, chances, st.integers(0, 2**32), capacities)
 def test_every_ticket_is_trained_once_and_it_ends(
-    schedule: Schedule, chances: Chances, seed: int, capacity: int | None
+    case: tuple[Schedule, Allowance], chances: Chances, seed: int, capacity: int | None
 ) -> None:
-    play = Play(schedule, seed, chances, capacity=capacity).run()
+    schedule, allowance = case
+    play = Play(schedule, seed, chances, allowance, capacity=capacity).run()
     assert [batch.step for batch in play.trained] == list(range(1, schedule.steps + 1))
     trained = trained_tickets(play)
     assert sorted(trained + play.dropped + play.scheduler.open_tickets) == sorted(play.drawn)
     assert len(set(trained)) == schedule.steps * schedule.groups_per_step
     if schedule.late != "drop":
         assert sorted(trained) == list(range(schedule.tickets_until(schedule.steps)))
-    if schedule.staleness == 0:
+    if schedule.staleness == allowance.surplus(1) == 0:
         assert trained == sorted(trained), "not in the order of the steps"
 
 
-@given(schedules(), chances, st.integers(0, 2**32), st.integers(1, 12))
+@given(cases, chances, st.integers(0, 2**32), st.integers(1, 12))
 def test_a_resumed_run_trains_every_ticket_once(
-    schedule: Schedule, chances: Chances, seed: int, until: int
+    case: tuple[Schedule, Allowance], chances: Chances, seed: int, until: int
 ) -> None:
-    first = Play(schedule, seed, chances).run(until)
+    schedule, allowance = case
+    first = Play(schedule, seed, chances, allowance).run(until)
     if first.scheduler.is_over or until > schedule.steps:
         return
     second = first.resumed().run()
@@ -81,3 +93,16 @@ def test_slow_groups_tell_the_three_ways_apart(late: Late) -> None:
     oldest = max(age for play in plays for age in play.ages)
     assert oldest > 2 if late == "mask" else oldest <= 2
     assert any(play.dropped for play in plays) == (late == "drop")
+
+
+def test_what_is_begun_beyond_need_and_left_behind_is_given_up() -> None:
+    """The control: without an allowance nothing of a synchronous run is."""
+    schedule = Schedule(groups_per_step=2, members=4, steps=12, late="drop", concurrency=12)
+    more, impatient, plain = (
+        Play(schedule, 0, Chances(slow=0.2), allowance).run()
+        for allowance in (Allowance(surplus=2), Allowance(stragglers=0.25), Allowance())
+    )
+    assert len(more.dropped) > 6
+    assert more.stopped == 0
+    assert 0 < impatient.stopped <= len(impatient.drawn)
+    assert (plain.dropped, plain.stopped, impatient.dropped) == ([], 0, [])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.schedule import Schedule
+from agentrl.schedule import Allowance, Schedule
 from agentrl.testing.virtual_clock import Workload, lognormal, simulate
 
 
@@ -98,3 +98,22 @@ def test_dropped_groups_are_reported() -> None:
     assert run.lost
     assert not {*run.lost} & {*run.trained}
     assert len(run.trained) == 60 * 4
+
+
+def test_more_groups_than_are_needed_hide_the_slowest() -> None:
+    plain, more = (
+        simulate(schedule(steps=60, late="drop"), heavy_tails(), Allowance(surplus=surplus))
+        for surplus in (0, 2)
+    )
+    assert more.seconds < 0.8 * plain.seconds
+    assert len(more.trained) == len(plain.trained) == 60 * 4
+    assert (len(more.lost), len(plain.lost)) == (60 * 2 * 2, 0)
+    assert set(more.staleness) == {0}
+
+
+def test_a_straggler_is_left_behind_at_twice_the_time_of_the_others() -> None:
+    lengths = iter([1, 1, 1, 9] * 2)
+    work = fixed(num_turns=lambda rng: next(lengths), train_s=0.0, publish_s=0.0)
+    run = simulate(schedule(members=4, steps=1), work, Allowance(stragglers=0.25))
+    assert (run.seconds, run.lost) == (2.0, ((0, 3), (1, 3)))
+    assert len(run.trained) == 6
