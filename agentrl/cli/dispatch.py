@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, str] = {
     "reward train": "train a reward model on preference pairs",
     "eval": "play held-out tasks with a model",
     "export": "write a run's model as a Hugging Face folder",
+    "run status": "say who waits for whom in a run, and since when",
     "run simulate": "say what other settings of a schedule would give, by a recorded run",
     "env list": "list the built-in environments",
     "env check": "check an environment before training on it",

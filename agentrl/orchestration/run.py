@@ -29,7 +29,7 @@ from agentrl.orchestration.preflight import Plan, make_plan
 from agentrl.orchestration.resumable import check_resumable
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.orchestration.teacher import reach_teacher
-from agentrl.orchestration.whereabouts import tell_waits_on_signal
+from agentrl.orchestration.whereabouts import keep_status, tell_waits_on_signal
 from agentrl.rollout.sampler import TaskSampler
 from agentrl.run_dir import RunDirectory
 from agentrl.terminated import Terminated
@@ -150,6 +150,7 @@ class PlannedRun:
         )
         undo.callback(lambda: runner.run(controller.aclose()))
         undo.enter_context(tell_waits_on_signal(controller.waits))
+        undo.enter_context(keep_status(directory.status, lambda: self.step, controller.waits))
 
     @contextmanager
     def _record_run_start_or_undo(self, directory: RunDirectory) -> Generator[None]:

@@ -1,13 +1,58 @@
-"""SIGUSR1 asks a run who waits for whom; it says so on standard error and goes on."""
+"""Who waits for whom in a run: SIGUSR1 asks it, and `status.json` has it while the run is there."""
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import orjson
 
 from agentrl.schedule import Wait
+
+BEAT_S: Final = 1.0
+"""How often the status is written."""
+_MOST_WAITS: Final = 50
+
+
+@contextmanager
+def keep_status(
+    path: Path, step: Callable[[], int], waits: Callable[[], Sequence[Wait]]
+) -> Generator[None]:
+    """Write every second where the run is, from a thread of its own; the file goes with the run."""
+    is_over = threading.Event()
+
+    def write_until_over() -> None:
+        while not is_over.is_set():
+            # Another thread changes what is listed: then there is a next time. So for a full disk.
+            with suppress(OSError, RuntimeError):
+                _write_status(path, step(), waits())
+            is_over.wait(BEAT_S)
+
+    thread = threading.Thread(target=write_until_over, name="status", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        path.unlink(missing_ok=True)
+
+
+def _write_status(path: Path, step: int, waits: Sequence[Wait]) -> None:
+    now = time.monotonic()
+    longest = [
+        {"who": wait.who, "owner": wait.owner, "seconds": round(now - wait.since, 1)}
+        for wait in waits[:_MOST_WAITS]
+    ]
+    status = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time(), "step": step}
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(orjson.dumps({**status, "waits": longest, "num_waits": len(waits)}))
+    temporary.replace(path)
 
 
 @contextmanager

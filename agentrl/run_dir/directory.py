@@ -86,6 +86,8 @@ class RunDirectory:
         """One JSON object per step."""
         self.turns = path / "turns.jsonl"
         """The turns of episodes that nobody has trained on, one JSON object per line."""
+        self.status = path / "status.json"
+        """Who waits for whom; only while a process runs it."""
         self.episodes = path / "episodes"
         """The folder of episode files."""
         self.checkpoints = path / "checkpoints"

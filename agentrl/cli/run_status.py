@@ -1,0 +1,101 @@
+"""`agentrl run status RUN`: who waits for whom in a run, and since when."""
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from pydantic import Field
+
+from agentrl.cli.command import Arguments, JsonOption, Verb
+from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.whereabouts import BEAT_S
+from agentrl.run_dir import RunDirectory, read_lines
+
+_LATE_S: Final = 5 * BEAT_S
+_MOST_LINES: Final = 20
+
+
+class StatusOptions(JsonOption):
+    """The options of `run status`."""
+
+    runs_dir: str = Field(
+        default=str(RunConfig.model_fields["runs_dir"].default),
+        description="Folder that holds the runs.",
+    )
+
+
+def _run_status(options: StatusOptions, arguments: Arguments) -> int:
+    directory = RunDirectory.open(Path(options.runs_dir), arguments.positional[0])
+    status = _read_status(directory)
+    options.show(status, "\n".join(_render_status_lines(directory, status)))
+    return 0
+
+
+def _read_status(directory: RunDirectory) -> dict[str, Any]:
+    """What the run wrote last, with the seconds since then and what that means."""
+    try:
+        status: dict[str, Any] = orjson.loads(directory.status.read_bytes())
+    except FileNotFoundError:
+        events = read_lines(directory.events)
+        last = events[-1] if events else {"event": "nothing"}
+        steps = [line["step"] for line in read_lines(directory.metrics)]
+        return {"state": "ended", "step": steps[-1] if steps else 0, "last": last}
+    age = time.time() - status["time"]
+    is_here = status["host"] == socket.gethostname()
+    if is_here and not _is_process_alive(status["pid"]):
+        state = "killed"
+    else:
+        state = "silent" if age > _LATE_S else "running"
+    return {"state": state, "age_s": round(age, 1), **status}
+
+
+def _is_process_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _render_status_lines(directory: RunDirectory, status: Mapping[str, Any]) -> list[str]:
+    name, step = directory.name, status["step"]
+    if status["state"] == "ended":
+        last = status["last"]
+        why = f": {last['reason']}" if "reason" in last else ""
+        return [
+            f"{name} does not run; {step} steps are done, the last event is {last['event']}{why}"
+        ]
+    process = f"process {status['pid']} on {status['host']}"
+    if status["state"] == "killed":
+        return [
+            f"{name} does not run: {process} was killed after step {step}; go on with: "
+            f"agentrl train --resume {name}"
+        ]
+    heads = {
+        "running": f"{name} runs ({process}); {step} steps are done",
+        "silent": f"{name} has said nothing for {status['age_s']:.0f} s: {process} is stopped, "
+        f"hangs, or its disk takes no more; {step} steps are done, and before that",
+    }
+    waits = status["waits"]
+    lines = [
+        f"  {wait['who']} waits for {wait['owner']}, {wait['seconds']:.1f} s"
+        for wait in waits[:_MOST_LINES]
+    ]
+    if (more := status["num_waits"] - len(lines)) > 0:
+        lines.append(f"  and {more} more")
+    return [heads[status["state"]], *(lines or ["  nobody waits"])]
+
+
+COMMAND = Verb(
+    summary="Say who waits for whom in a run, and since when.",
+    examples=["agentrl run status last", "agentrl run status last --json"],
+    options=StatusOptions,
+    run=_run_status,
+    takes=["RUN"],
+)
