@@ -118,6 +118,7 @@ nightly: venv $(RENDERERS) $(PEERS) sglang
 	$(PY) benchmarks/rollout.py
 	$(PY) benchmarks/reshard.py
 	$(PY) benchmarks/schedule.py
+	$(PY) benchmarks/overhead.py
 
 clean:
 	rm -rf $(VENV) $(RENDERERS) $(PEERS) $(MATRIX) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
