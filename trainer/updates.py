@@ -105,6 +105,8 @@ class StepStats(SupervisedStats):
     gap_mean: float
     """Mean |policy - behavior| in nats in the first update: the engine/trainer gap, on policy."""
     gap_max: float
+    gap_by_lag: Mapping[int, float] = field(default_factory=dict[int, float])
+    """The mean by how many versions late the tokens are; empty if none is, or nobody says it."""
     loss_statistics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Those of the policy loss by name, means over the trained tokens."""
     batch_statistics: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -194,6 +196,18 @@ class BatchUpdate:
         return np.stack([policy_N, self.batch.logprobs_N.astype(np.float64)])[:, sampled_N]
 
     @property
+    def gap_by_lag(self) -> dict[int, float]:
+        """Mean |policy - behavior| in nats of all that was sampled, if any of it is late."""
+        if self.batch.version is None:
+            return {}
+        policy_N, sampled_N = before_rejection(self.batch, self.done)
+        lags_S = self.batch.version - self.batch.versions_N[sampled_N]
+        if not lags_S.any():
+            return {}
+        gaps_S = np.abs(policy_N - self.batch.logprobs_N)[sampled_N]
+        return {lag: float(gaps_S[lags_S == lag].mean()) for lag in np.unique(lags_S).tolist()}
+
+    @property
     def episode_probability(self) -> float:
         """Mean over its episodes of the probability of all that was sampled in each."""
         episode_K = np.repeat(self.batch.episode_R, np.diff(self.batch.offsets_R1))[
@@ -258,6 +272,7 @@ def summarise_policy(
         else counted.entropy_sum / max(1, num_used),
         gap_mean=first.gap_mean,
         gap_max=first.gap_max,
+        gap_by_lag=updates[0].gap_by_lag,
         value_loss=float(np.mean([c.loss for c in critics])) if critics else None,
         value_skipped=next((c.skipped for c in critics if c.skipped is not None), None),
         value_explained=explained if critics else None,

@@ -410,6 +410,7 @@ class Controller:
         metrics = episode_metrics(collected) | self._selection.count(collected)
         metrics |= stat_numbers(stats)
         metrics |= {f"loss/{name}": value for name, value in stats.loss_statistics.items()}
+        metrics |= {f"gap/lag{lag}": gap for lag, gap in stats.gap_by_lag.items()}
         metrics |= stats.batch_statistics
         metrics |= {"verified": stats.verified_share, **times}
         sampled = metrics.get("sampled_tokens", 0.0)

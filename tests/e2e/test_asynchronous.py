@@ -78,6 +78,9 @@ def test_each_group_is_trained_once_and_none_too_late(
     rejected = [result.metrics.get("correct/rejected", 0.0) for result in results]
     assert any(rejected) is (ahead.get("late") == "mask")
     assert any(metrics["lag/stale"] > 0 for metrics in trained)
+    gaps = [(m.get("gap/lag0", 0.0), m["gap/lag1"]) for m in trained if "gap/lag1" in m]
+    assert gaps
+    assert all(fresh < 1e-5 < stale for fresh, stale in gaps)
     assert all(result.stats.alarm is None for result in results)
     places = trained_places(tmp_path)
     assert set(places.values()) == {1}

@@ -185,9 +185,9 @@ def correction_metrics(batch: Batch) -> dict[str, float]:
     `correct/corrected`: tokens with a factor that is off 1 by more than a hundredth, the rejected
     ones included; `correct/rejected`; `correct/effective`: the effective sample size, (sum f)^2 /
     (n sum f^2) for factors f, 0 where rejected; `correct/rejected_episodes`;
-    `correct/late0_ratio_p50`: the median of proximal over behavior among tokens of the newest
-    version in the batch, late1 of the one before. Empty without a correction, or if nothing was
-    trained.
+    `correct/late0_ratio_p50`: the median of proximal over behavior among tokens of the version that
+    is trained, or of the newest one if the batch does not say it, late1 of the one before. Empty
+    without a correction, or if nothing was trained.
     """
     rejected_N = batch.rejected_N
     if rejected_N is None or not (rejected_N | batch.mask_N).any():
@@ -212,7 +212,8 @@ def _measure_ratio_quantiles_by_lag(batch: Batch) -> dict[str, float]:
     if batch.proximal_N is None:
         return {}
     logs_K, versions_K = log_ratios(batch)[batch.mask_N], batch.versions_N[batch.mask_N]
-    newest, shares = int(versions_K.max()), list(_QUANTILES.values())
+    newest = int(versions_K.max()) if batch.version is None else batch.version
+    shares = list(_QUANTILES.values())
     found: dict[str, float] = {}
     for version in np.unique(versions_K).tolist():
         # Each is one of the tokens', so that those of the logs are those of the ratios.
