@@ -10,6 +10,7 @@ even by its interpreter, costs the episode a timeout and the process its life.
 import asyncio
 import pickle
 import secrets
+import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from agentrl.types import (
     Task,
 )
 from agentrl.workers import WorkerPool
+from agentrl.workers.channel import is_stopped
 from agentrl.workers.pickling import dumps
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ _SLACK_S = 2.0
 _COARSE = 8
 """Inside, tool results are cut by bytes at so many times the limit; here they are cut by tokens."""
 _LENGTH = struct.Struct("<Q")
+_PEER = struct.Struct("3i")
+"""Process, user and group of who is at the other end of a socket, as the kernel says it."""
 _DAY_S = 86_400.0
 
 
@@ -74,6 +78,10 @@ class EnvProcess:
         self._process = process
         self._streams = streams
         self._pending: asyncio.Task[Reply] | None = None
+        peer = streams[1].get_extra_info("socket")
+        self._pid, _, _ = _PEER.unpack(
+            peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        )
 
     @classmethod
     async def start(cls, birth: EnvSpec, pool: WorkerPool, limit_s: float) -> "EnvProcess":
@@ -113,16 +121,24 @@ class EnvProcess:
             TimeoutError: No answer within `limit_s`; the process goes on with it.
             ProcessDied: There is nobody to answer.
         """
-        async with asyncio.timeout(limit_s):
-            if self._pending is not None:
-                await asyncio.wait({self._pending})
-            self._pending = asyncio.create_task(
-                self._send_and_receive_frame((method, args, kwargs))
-            )
-            try:
+        try:
+            async with asyncio.timeout(limit_s):
+                if self._pending is not None:
+                    await asyncio.wait({self._pending})
+                self._pending = asyncio.create_task(
+                    self._send_and_receive_frame((method, args, kwargs))
+                )
                 return await asyncio.shield(self._pending)
-            except (ConnectionError, EOFError) as error:
-                raise ProcessDied(f"the environment's process died in {method}") from error
+        except (ConnectionError, EOFError) as error:
+            await asyncio.wait({self._process}, timeout=_SLACK_S)
+            cause = self._process.exception() if self._process.done() else None
+            why = f" ({cause})" if cause is not None else ""
+            raise ProcessDied(f"the environment's process died in {method}{why}") from error
+        except TimeoutError:
+            # Late, but not by the policy's doing: somebody stopped it.
+            if is_stopped(self._pid):
+                raise ProcessDied(f"the environment's process stands still in {method}") from None
+            raise
 
     async def kill(self) -> None:
         """End the process, whatever it does; a second call does nothing."""

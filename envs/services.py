@@ -31,14 +31,17 @@ class EnvServices:
         verifier_pool: WorkerPool | None = None,
         env_pool: WorkerPool | None = None,
         census: AbandonedThreads | None = None,
+        deadline_s: float = 30.0,
     ) -> None:
-        self.tool_pool = tool_pool or WorkerPool(
+        """A process that was stopped for `deadline_s` is killed; see `WorkerPool`."""
+        pool = functools.partial(WorkerPool, deadline_s=deadline_s)
+        self.tool_pool = tool_pool or pool(
             _NUM_TOOL_WORKERS, "tools", preload=("agentrl.tools.arithmetic",)
         )
-        self.verifier_pool = verifier_pool or WorkerPool(
+        self.verifier_pool = verifier_pool or pool(
             os.cpu_count() or 1, "verifiers", preload=("agentrl.verifiers",)
         )
-        self.env_pool = env_pool or WorkerPool(
+        self.env_pool = env_pool or pool(
             _NUM_ENV_WORKERS, "environments", preload=("agentrl.envs",)
         )
         self.census = census or AbandonedThreads()

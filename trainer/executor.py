@@ -63,6 +63,8 @@ class TrainerPlan:
     """Instead of the one that `config` names."""
     reference: Path | None = None
     """The model that is the reference, if it is not the one that is trained."""
+    deadline_s: float = 30.0
+    """A rank that was stopped for so long is killed, and with it all."""
 
 
 def _call_on_all_ranks(
@@ -91,7 +93,11 @@ class RankTrainer:
             timeout_s=config.rank_timeout_s,
         )
         self._ranks = RankProcesses(
-            layout, partial(Replica, plan), device=config.device, threads=plan.threads
+            layout,
+            partial(Replica, plan),
+            device=config.device,
+            threads=plan.threads,
+            deadline_s=plan.deadline_s,
         )
         self._layout = self._ranks.call(Replica.held)
 

@@ -61,6 +61,7 @@ class RankProcesses(Generic[H]):
         *,
         device: str = "cpu",
         threads: int = 0,
+        deadline_s: float = 30.0,
     ) -> None:
         """Start them, let them meet, and let each make what its calls work with.
 
@@ -69,6 +70,7 @@ class RankProcesses(Generic[H]):
             make: called on each rank.
             device: as `resolve_device` takes it.
             threads: CPU threads of each; 0 shares the cores out.
+            deadline_s: one that was stopped for so long is killed, and with it all.
         """
         self.layout = layout
         # What processes that were killed left: their ranks died with them, their files did not.
@@ -82,7 +84,10 @@ class RankProcesses(Generic[H]):
         # What every rank imports is imported once, before they are forked.
         preload = ("agentrl.trainer.trainer", __name__)
         self._spawner = Spawner(
-            memory_bytes=None, max_result_bytes=_MAX_RESULT_BYTES, preload=preload
+            memory_bytes=None,
+            max_result_bytes=_MAX_RESULT_BYTES,
+            preload=preload,
+            deadline_s=deadline_s,
         )
         self._channels: list[Channel] = []
         self._lock, self._closing = Lock(), Lock()
@@ -164,9 +169,10 @@ class RankProcesses(Generic[H]):
         timeout_s: float,
     ) -> list[T]:
         async def exchange(channel: Channel, request: bytes | None) -> T:
-            reply = await channel.exchange(request, timeout_s)
-            # The first reply says only that the process is up.
-            return value_of(reply, fn) if fn else None  # type: ignore[return-value]
+            if fn is None:
+                await channel.start(timeout_s)
+                return None  # type: ignore[return-value]
+            return value_of(await channel.exchange(request, timeout_s), fn)  # type: ignore[return-value]
 
         async def exchange_all() -> "list[asyncio.Task[T]]":
             pairs = zip(self._channels, requests, strict=True)

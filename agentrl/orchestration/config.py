@@ -62,6 +62,17 @@ class CheckpointConfig(Config):
     )
 
 
+class FaultConfig(Config):
+    """When a process counts as dead."""
+
+    deadline_s: float = Field(
+        default=30.0,
+        ge=1,
+        description="Seconds until a process that hangs is given up: an engine's server without a "
+        "sign of life, an environment's, a verifier's or a rank's that was stopped.",
+    )
+
+
 class WarmStartConfig(Config):
     """Supervised training on an environment's scripted demonstrations."""
 
@@ -147,6 +158,7 @@ class RunConfig(Config):
     engine: EngineConfig = Field(default=EngineConfig(), description="The engine.")
     eval: EvalConfig = Field(default=EvalConfig(), description="Held-out evaluation.")
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="Checkpoints.")
+    fault: FaultConfig = Field(default=FaultConfig(), description="When a process counts as dead.")
     warm_start: WarmStartConfig = Field(
         default=WarmStartConfig(), description="The warm start of `sft` and of the tiny model."
     )

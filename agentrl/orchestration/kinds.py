@@ -123,6 +123,7 @@ class SglangKind(EngineKind):
             context_length=setup.context_length,
             logs=setup.logs,
             adapter=adapter,
+            deadline_s=setup.config.fault.deadline_s,
         )
 
     async def begin(self, engine: Engine, setup: EngineSetup, trainer: Trained | None) -> None:

@@ -142,7 +142,7 @@ def make_collector(
 def _assemble_run_parts(
     plan: Plan, codec: Codec, engine: Engine, learner: Trainer | None = None
 ) -> Parts:
-    config, services = plan.config, EnvServices()
+    config, services = plan.config, EnvServices(deadline_s=plan.config.fault.deadline_s)
     collector = partial(make_collector, engine, codec, config)
     return Parts(
         config=config,
@@ -185,6 +185,7 @@ def _load_trainer_and_engine(
             num_ids=num_ids,
             loss=loss,
             reference=teacher,
+            deadline_s=config.fault.deadline_s,
         )
         return RankTrainer(ranks_plan), server or _load_engine_with_own_model(setup, num_ids)
     ranks = Ranks(device=resolve_device(settings.device))

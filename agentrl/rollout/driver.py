@@ -160,6 +160,7 @@ class RolloutDriver:
                 temperature=temperature,
                 paused_s=lambda: paused_s(engine),
                 log=log,
+                say_owner=self._say_owner,
             )
             for temperature in (settings.temperature, 0.0)
         )
@@ -389,7 +390,7 @@ class RolloutDriver:
         finally:
             self._say_owner(session.key, "environment", num_tokens)
 
-    def _say_owner(self, episode: str, owner: Owner, tokens: int) -> None:
+    def _say_owner(self, episode: str, owner: Owner, tokens: int = 0) -> None:
         if not self._is_closed and episode in self._places:
             self.feed(EpisodeWaits(*self._places[episode], owner, tokens))
 

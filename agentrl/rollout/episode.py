@@ -37,6 +37,7 @@ from agentrl.errors import (
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.episode_record import EpisodeRecord
 from agentrl.rollout.turn_log import TurnLog
+from agentrl.schedule.events import Owner
 from agentrl.tokens import Continuation
 from agentrl.tools import user_code
 from agentrl.types import (
@@ -97,6 +98,8 @@ class EpisodeRunner:
     """Seconds that the engine was paused in all."""
     log: TurnLog | None = None
     """Takes each turn, and has those of a run that was killed."""
+    say_owner: Callable[[str, Owner], None] = lambda _, __: None
+    """Is told whom an episode waits for; the driver knows of the engine by itself."""
 
     async def run(self, record: EpisodeRecord) -> Episode:
         """Run the record's episode in a fresh environment. Never raises for a failure of it.
@@ -131,6 +134,7 @@ class EpisodeRunner:
         except OutOfTime:
             await turns.truncate(EpisodeStop.WALL_TIME)
         started = time.perf_counter()
+        self.say_owner(record.id, "verifier")  # to the end: no more of it is sampled
         record.outcome = await env.ascore()
         record.score_s = time.perf_counter() - started
 

@@ -1,7 +1,9 @@
 """The parent's end of one worker: a frame out, a frame back, before a deadline.
 
 The socket is registered with an event loop only while a call runs, so a worker serves whatever loop
-calls next.
+calls next. While one runs, the process is looked at: one that was stopped (SIGSTOP, a debugger) is
+killed when that has lasted for the deadline, and so is a template that cannot see to its workers.
+One that is only busy has the call's own time.
 """
 
 import asyncio
@@ -11,6 +13,7 @@ import pickle
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Final
 
 from agentrl.workers.calls import WorkerDied
@@ -19,13 +22,37 @@ from agentrl.workers.worker import REPLY, REQUEST, REUSABLE
 
 _CHUNK: Final = 1 << 18
 _SLACK: Final = 1 << 16
+_LOOKS: Final = 4
+"""In a row, a process has to be found stopped; counted, since this process may have been too."""
+
+
+def is_stopped(pid: int) -> bool:
+    """True if a process was stopped and not continued; False where Linux does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
 
 
 class Channel:
     """One worker as its parent sees it; at most one exchange at a time."""
 
-    def __init__(self, connection: socket.socket, number: int, max_result_bytes: int) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        number: int,
+        max_result_bytes: int,
+        *,
+        template: int,
+        deadline_s: float,
+    ) -> None:
         self.number = number
+        self._pids = [template]
+        """Of the template, and of the worker once it is up."""
+        self._deadline_s = deadline_s
+        self._looks = 0
+        """In which a process was stopped, in a row."""
+        self._timer: asyncio.TimerHandle | None = None
         self.path = tuple(sys.path)
         """The import path that the worker was started with."""
         self.ready = False
@@ -53,6 +80,11 @@ class Channel:
         """Hang up; an idle worker then ends by itself."""
         self._connection.close()
 
+    async def start(self, timeout_s: float) -> None:
+        """Wait until the worker is up; raises as `exchange` does."""
+        self._pids.append(int(pickle.loads(await self.exchange(None, timeout_s))))
+        self.ready = True
+
     async def exchange(self, request: bytes | None, timeout_s: float) -> bytes:
         """Send `request` (None: nothing) and wait for one reply.
 
@@ -62,6 +94,16 @@ class Channel:
         """
         loop = asyncio.get_running_loop()
         self._incoming.clear()
+        self._look_at_processes_later(loop)
+        try:
+            return await self._send_and_receive(loop, request, timeout_s)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    async def _send_and_receive(
+        self, loop: asyncio.AbstractEventLoop, request: bytes | None, timeout_s: float
+    ) -> bytes:
         async with asyncio.timeout(timeout_s):
             if request is not None:
                 frame = REQUEST.pack(len(request)) + request
@@ -73,9 +115,22 @@ class Channel:
                 with contextlib.suppress(OSError):
                     chunk = await loop.sock_recv(self._connection, _CHUNK)
                 if not chunk:
-                    raise WorkerDied(_describe_end_of_process(bytes(self._incoming)))
+                    raise WorkerDied(self._describe_end_of_process(bytes(self._incoming)))
                 self._incoming += chunk
         return reply
+
+    def _look_at_processes_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        pause_s = self._deadline_s / (_LOOKS + 1)
+        self._timer = loop.call_later(pause_s, self._kill_what_stays_stopped, loop)
+
+    def _kill_what_stays_stopped(self, loop: asyncio.AbstractEventLoop) -> None:
+        stopped = [pid for pid in self._pids if is_stopped(pid)]
+        self._looks = self._looks + 1 if stopped else 0
+        if self._looks >= _LOOKS:
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self._look_at_processes_later(loop)
 
     def _take_complete_reply_frame(self) -> bytes | None:
         if len(self._incoming) < REPLY.size:
@@ -93,15 +148,16 @@ class Channel:
         self.reusable = flag == REUSABLE
         return frame
 
-
-def _describe_end_of_process(tail: bytes) -> str:
-    """In words, from the status that the template appended to the stream."""
-    if len(tail) < STATUS.size:
-        return "the process is gone"
-    magic, status = STATUS.unpack(tail[-STATUS.size :])
-    if magic != MAGIC:
-        return "the process is gone"
-    code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return f"the process exited with status {code}"
-    return f"the process was killed by {signal.Signals(-code).name}"
+    def _describe_end_of_process(self, tail: bytes) -> str:
+        """In words, from the status that the template appended to the stream."""
+        if self._looks >= _LOOKS:
+            return f"the process stood still for {self._deadline_s:g} s and was killed"
+        if len(tail) < STATUS.size:
+            return "the process is gone"
+        magic, status = STATUS.unpack(tail[-STATUS.size :])
+        if magic != MAGIC:
+            return "the process is gone"
+        code = os.waitstatus_to_exitcode(status)
+        if code >= 0:
+            return f"the process exited with status {code}"
+        return f"the process was killed by {signal.Signals(-code).name}"

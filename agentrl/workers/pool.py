@@ -42,6 +42,7 @@ class WorkerPool:
         *,
         memory_bytes: int | None = None,
         max_result_bytes: int = 8 << 20,
+        deadline_s: float = 30.0,
         preload: Sequence[str] = ("agentrl.types",),
     ) -> None:
         """Start nothing yet.
@@ -51,6 +52,7 @@ class WorkerPool:
             name: what messages call the pool.
             memory_bytes: address space of one worker (RLIMIT_AS); above it comes MemoryError.
             max_result_bytes: a larger result is a CallFailed.
+            deadline_s: a process that was stopped for so long in a call is killed.
             preload: light modules without threads that every worker has from its start.
         """
         if size < 1:
@@ -58,7 +60,10 @@ class WorkerPool:
         self.size = size
         self.name = name
         self._spawner = Spawner(
-            memory_bytes=memory_bytes, max_result_bytes=max_result_bytes, preload=preload
+            memory_bytes=memory_bytes,
+            max_result_bytes=max_result_bytes,
+            preload=preload,
+            deadline_s=deadline_s,
         )
         self._lock = threading.Lock()
         self._idle: list[Channel] = []
@@ -89,8 +94,7 @@ class WorkerPool:
         alive = False
         try:
             if not channel.ready:
-                await channel.exchange(None, _START_S)
-                channel.ready = True
+                await channel.start(_START_S)
             reply = await channel.exchange(request, timeout_s)
             alive = True
         except TimeoutError:

@@ -29,8 +29,15 @@ class Spawner:
     """
 
     def __init__(
-        self, *, memory_bytes: int | None, max_result_bytes: int, preload: Sequence[str]
+        self,
+        *,
+        memory_bytes: int | None,
+        max_result_bytes: int,
+        preload: Sequence[str],
+        deadline_s: float,
     ) -> None:
+        """A process that was stopped for `deadline_s` in a call is killed."""
+        self._deadline_s = deadline_s
         self._memory_bytes = memory_bytes
         self._max_result_bytes = max_result_bytes
         self._preload = tuple(preload)
@@ -41,11 +48,18 @@ class Spawner:
 
     def spawn(self) -> Channel:
         """Ask for a new worker; it says when it is ready."""
-        if self._process is None or self._process.poll() is not None:
-            self._start_fork_server()
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self._start_fork_server()
         self._spawned += 1
         ours, theirs = socket.socketpair()
-        channel = Channel(ours, self._spawned, self._max_result_bytes)
+        channel = Channel(
+            ours,
+            self._spawned,
+            self._max_result_bytes,
+            template=process.pid,
+            deadline_s=self._deadline_s,
+        )
         message: dict[str, object] = {
             "do": "spawn",
             "number": channel.number,
@@ -77,7 +91,7 @@ class Spawner:
                 process.wait()
         control.close()
 
-    def _start_fork_server(self) -> None:
+    def _start_fork_server(self) -> "subprocess.Popen[bytes]":
         self.close()
         self._owner = os.getpid()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -93,6 +107,7 @@ class Spawner:
                 # A pool is parallel by processes; and a process with threads must not fork.
                 env={**os.environ, **dict.fromkeys(_THREADS, "1")},
             )
+        return self._process
 
     def _send_message_to_fork_server(
         self, message: dict[str, object], connection: socket.socket | None = None

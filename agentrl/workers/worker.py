@@ -17,7 +17,6 @@ from agentrl.workers.pickling import CANNOT_PICKLE, dumps
 
 REQUEST: Final = struct.Struct("<Q")
 REPLY: Final = struct.Struct("<QB")
-READY: Final = REPLY.pack(0, 0)
 REUSABLE: Final = 0
 SPENT: Final = 1
 
@@ -35,8 +34,9 @@ class Raised:
 
 
 def serve(connection: socket.socket, max_result_bytes: int) -> None:
-    """Answer calls until the parent closes its end."""
-    connection.sendall(READY)
+    """Say the process id, then answer calls until the parent closes its end."""
+    ready = pickle.dumps(os.getpid())
+    connection.sendall(REPLY.pack(len(ready), REUSABLE) + ready)
     held: list[object] = []
     stream = connection.makefile("rb")
     while len(header := stream.read(REQUEST.size)) == REQUEST.size:

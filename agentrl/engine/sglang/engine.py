@@ -20,7 +20,7 @@ from agentrl.aio import timeout_beside_pauses
 from agentrl.engine.protocol import MEMORY_TAGS, Health, MemoryTag, check_request, check_version
 from agentrl.engine.sglang.client import Busy, GenerateClient, Unreachable, new_rid
 from agentrl.engine.sglang.control import Control, Keys, PauseMode
-from agentrl.engine.sglang.fleet import HEALTH_S, Fleet
+from agentrl.engine.sglang.fleet import Fleet
 from agentrl.engine.sglang.router import NoServer, ServerState
 from agentrl.engine.sglang.server import Server
 from agentrl.errors import EngineError
@@ -62,12 +62,14 @@ class SglangEngine:
         experts: int = 0,
         timeout_s: float = 600.0,
         control_s: float = 60.0,
+        deadline_s: float = 30.0,
     ) -> None:
         """Over servers or URLs; `start` it before use. Without a transport weights stay.
 
         `experts` is how many a mixture of experts sends a token to; completions then have them.
-        A request has `timeout_s` in all, pauses left out, a call such as a pause `control_s`. For
-        `pause` and `restarts` see `SglangConfig`; a mixture's `retract` is done as `abort`.
+        A request has `timeout_s` in all, pauses left out, a call such as a pause `control_s`. A
+        server that gives no sign of life for `deadline_s` is gone, and started again if it is ours.
+        For `pause` and `restarts` see `SglangConfig`; a mixture's `retract` is done as `abort`.
         """
         self.vocab_size = vocab_size
         self.context_length = context_length
@@ -79,7 +81,9 @@ class SglangEngine:
             # tokens were sampled with. Sent again from here, each part has its own.
             pause = "abort"
         slots = [self._make_server_state(server) for server in servers]
-        self._fleet = Fleet(slots, transport=transport, mode=pause, restarts=restarts)
+        self._fleet = Fleet(
+            slots, transport=transport, mode=pause, restarts=restarts, deadline_s=deadline_s
+        )
         self._router = self._fleet.router
         self._flights: dict[str, _InFlight] = {}
         self._closed = False
@@ -263,7 +267,9 @@ class SglangEngine:
             except Unreachable as error:
                 unreachable += 1
                 slot.stats.failures += 1
-                if slot.state == "serving" and not await slot.control.healthy(HEALTH_S):
+                if slot.state == "serving" and not await slot.control.healthy(
+                    self._fleet.patience_s
+                ):
                     slot.fail("down", str(error))
                 if unreachable >= _UNREACHABLE_MOST:
                     raise
@@ -278,19 +284,15 @@ class SglangEngine:
         began, cache_key, adapter = fleet.version, fleet.cache_key, fleet.adapter
         slot.running += 1
         fleet.users[began] += 1
-        clock = asyncio.timeout(None)
         try:
-            async with clock:
-                slot.clocks.add(clock)
-                completion, stopped_by = await slot.client.generate(
-                    ids, sampling, flight.rid, cache_key, adapter
-                )
-        except TimeoutError as error:
+            completion, stopped_by = await slot.unless_it_fails(
+                slot.client.generate(ids, sampling, flight.rid, cache_key, adapter)
+            )
+        except Unreachable as error:
             if self._closed:
                 raise EngineError("the engine was closed") from error
-            raise Unreachable(f"the SGLang server at {slot.url} is gone: {slot.why}") from error
+            raise
         finally:
-            slot.clocks.discard(clock)
             slot.running -= 1
             fleet.users[began] -= 1
             flight.slot = None

@@ -1,7 +1,8 @@
 """The servers together: their weights, their pauses, their health, and a second life.
 
     update ──▶ every server ──▶ a sampled tensor read back ──▶ version published
-    watch ──▶ no sign of life ──▶ left out ──▶ started again, if ours ──▶ weights of now ──▶ serves
+    watch ──▶ no sign of life ──▶ left out ──▶ killed, if ours, and started again
+                                                        ──▶ weights of now ──▶ serves
 
 One update at a time: what comes back while the others take new weights waits for that.
 """
@@ -23,8 +24,6 @@ from agentrl.weights.source import WeightSource
 if TYPE_CHECKING:
     from agentrl.engine.sglang.weights import Transport
 
-WATCH_S = 5.0
-HEALTH_S = 10.0
 MISSED_MOST = 3
 """Health checks in a row without an answer that make a server count as gone."""
 REVIVE_S = 1.0
@@ -42,11 +41,16 @@ class Fleet:
         transport: "Transport | None",
         mode: PauseMode,
         restarts: int,
+        deadline_s: float,
     ) -> None:
         """`mode` is what a pause does to running requests, see `SglangConfig.pause`.
 
-        A server of ours that ends is started again at most `restarts` times in a row.
+        A server that gives no sign of life for `deadline_s` counts as gone. One of ours that ends
+        is started again at most `restarts` times in a row.
         """
+        self.deadline_s = deadline_s
+        self.patience_s = deadline_s / (2 * MISSED_MOST)
+        """How long an answer to a health check is waited for, and the next check."""
         self.router = Router(slots)
         self.version = 0
         self.going = asyncio.Event()
@@ -239,28 +243,41 @@ class Fleet:
         """Make a call to all servers that serve; one that fails serves no longer."""
         serving = [slot for slot in self.slots if slot.state == "serving"]
         results = await asyncio.gather(
-            *(call(slot.control) for slot in serving), return_exceptions=True
+            *(slot.unless_it_fails(call(slot.control)) for slot in serving), return_exceptions=True
         )
         for slot, result in zip(serving, results, strict=True):
             if isinstance(result, EngineError):
-                slot.fail("down", str(result))
+                if slot.state == "serving":
+                    slot.fail("down", str(result))
             elif isinstance(result, BaseException):
                 raise result
 
     async def _watch_server_health(self, slot: ServerState) -> None:
         """Ask a server for its health, for ever."""
         while True:
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(self.patience_s)
             if slot.dead:
                 await self._restart_dead_server(slot)
-            elif await slot.control.healthy(HEALTH_S):
+            elif await slot.control.healthy(self.patience_s) and not slot.is_stopped:
                 slot.missed = 0
                 if slot.state in ("down", "starting"):
                     await self._return_server_to_service(slot)
             else:
                 slot.missed += 1
-                if slot.state == "serving" and slot.missed >= MISSED_MOST:
-                    slot.fail("down", f"it gave no sign of life {slot.missed} times")
+                if slot.missed >= MISSED_MOST:
+                    await self._give_up_silent_server(slot)
+
+    async def _give_up_silent_server(self, slot: ServerState) -> None:
+        """Let nobody wait for a server that hangs; end it, if it can be started again."""
+        if slot.state == "serving":
+            slot.fail("down", f"it gave no sign of life for {self.deadline_s:g} s")
+        if slot.server is not None and slot.restarts_left:
+            _LOG.warning(
+                "the SGLang server at %s gave no sign of life for %g s and is killed",
+                slot.url,
+                self.deadline_s,
+            )
+            await asyncio.to_thread(slot.server.kill)
 
     async def _restart_dead_server(self, slot: ServerState) -> None:
         """Start a dead server of ours again, unless that was done too often."""

@@ -26,10 +26,12 @@ def start_servers(
     context_length: int,
     logs: Path | None = None,
     adapter: Mapping[str, object] | None = None,
+    deadline_s: float = 30.0,
 ) -> SglangEngine:
     """Start a server for the model, its log in `logs` or the cache, or take those that run.
 
-    With `adapter`, the settings of one as PEFT has them, only adapters are sent to it.
+    With `adapter`, the settings of one as PEFT has them, only adapters are sent to it. One that
+    gives no sign of life for `deadline_s` counts as gone.
     """
     settings = config.sglang
     transport = AdapterTransport(adapter) if adapter else make_transport(settings.transport)
@@ -54,6 +56,7 @@ def start_servers(
         restarts=settings.restarts,
         experts=experts_per_token(folder),
         timeout_s=config.timeout_s,
+        deadline_s=deadline_s,
     )
 
 

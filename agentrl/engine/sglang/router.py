@@ -10,16 +10,17 @@ A server that comes back gets the weights of now before it serves. Its sessions 
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
-from agentrl.engine.sglang.client import Busy, GenerateClient
+from agentrl.engine.sglang.client import Busy, GenerateClient, Unreachable
 from agentrl.engine.sglang.control import Control, Info
 from agentrl.engine.sglang.server import Server
 from agentrl.errors import EngineError
 from agentrl.types import Completion
 
+T = TypeVar("T")
 State = Literal["serving", "down", "starting", "stale"]
 
 DYING_S = 5.0
@@ -62,7 +63,7 @@ class ServerState:
     running: int = 0
     stats: ServerStats = field(default_factory=ServerStats)
     clocks: set[asyncio.Timeout] = field(default_factory=set[asyncio.Timeout])
-    """Of the requests that wait for it."""
+    """Of those who wait for it."""
 
     @property
     def url(self) -> str:
@@ -77,13 +78,32 @@ class ServerState:
         """Take no requests; those that wait for an answer are let go."""
         self.state, self.reason, self.failed_at = state, reason, time.monotonic()
         now = asyncio.get_running_loop().time()
-        for clock in self.clocks:
-            clock.reschedule(now)
+        while self.clocks:
+            self.clocks.pop().reschedule(now)
+
+    async def unless_it_fails(self, work: Awaitable[T]) -> T:
+        """What `work` gives, which waits for the server; Unreachable once that serves no more."""
+        clock = asyncio.timeout(None)
+        try:
+            async with clock:
+                self.clocks.add(clock)
+                return await work
+        except TimeoutError as error:
+            if not clock.expired():
+                raise
+            raise Unreachable(f"the SGLang server at {self.url} is gone: {self.why}") from error
+        finally:
+            self.clocks.discard(clock)
 
     @property
     def dead(self) -> bool:
         """True if it is ours and ended."""
         return self.server is not None and not self.server.alive
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if it is ours and one of its processes was stopped, whoever answers for it."""
+        return self.server is not None and self.server.is_stopped
 
     @property
     def reviving(self) -> bool:

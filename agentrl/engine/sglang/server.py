@@ -14,12 +14,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.sglang.control import ADMIN_KEY, KEY, Keys
@@ -112,6 +114,28 @@ class Server:
         log = self.log.with_name(f"sglang-{self.port}-{lives}.log")
         guard = _launch_under_watchdog(self.command, self.env, self.keys, log)
         return replace(self, lives=lives, log=log, guard=guard)
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if one of its processes was stopped and not continued."""
+        stopped = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        with suppress(psutil.Error):
+            return any(process.status() in stopped for process in self._list_processes())
+        return False
+
+    def kill(self) -> None:
+        """End it and all its processes at once, since it hangs, and wait for that."""
+        for process in self._list_processes():
+            with suppress(psutil.Error):
+                process.kill()
+        self.guard.kill()
+        self.guard.wait()
+
+    def _list_processes(self) -> Sequence[psutil.Process]:
+        """Without the guard."""
+        with suppress(psutil.Error):
+            return psutil.Process(self.guard.pid).children(recursive=True)
+        return ()
 
     def stop(self) -> None:
         """End it and all its processes and wait for that; a second call does nothing."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -38,8 +39,18 @@ class Remote(ToolEnv):
         """End the process."""
         os._exit(3)
 
+    @tool
+    def stand_still(self) -> str:
+        """Stop the process, as somebody from outside may."""
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return "went on"
+
     def score(self, answer: Any) -> float:
         return float(self.turns)
+
+
+class Hurried(Remote):
+    tool_timeout_s = 0.5
 
 
 class Unready(Remote):
@@ -85,6 +96,26 @@ async def test_a_process_that_dies_is_a_fault_and_close_is_quiet(services: EnvSe
     await env.aclose()
     await env.areset(seed=0)
     await env.aclose()
+
+
+@pytest.mark.parametrize(
+    ("kind", "deadline_s", "said"),
+    [
+        (Remote, 1.0, r"died in advance \(serve did not return: the process stood still for 1 s"),
+        (Hurried, 60.0, "stands still in advance"),
+    ],
+)
+async def test_a_process_that_was_stopped_is_a_fault_and_no_slow_tool(
+    kind: type[Remote], deadline_s: float, said: str
+) -> None:
+    services = EnvServices(deadline_s=deadline_s)
+    env = kind(services=services)
+    await env.areset(seed=0)
+    with pytest.raises(EnvironmentFault, match=said):
+        await env.advance(call("stand_still"))
+    assert isinstance(await env.ascore(), Invalid)
+    await env.aclose()
+    services.close()
 
 
 async def test_a_setup_that_fails_there_is_a_fault_here(services: EnvServices) -> None:

@@ -41,7 +41,7 @@ def rounds(ranks: Ranks, blow: str) -> None:
         elif blow == "error":
             raise ValueError("of this rank alone")
         else:
-            os.kill(os.getpid(), signal.Signals[blow])
+            os.kill(os.getpid(), signal.Signals["SIGSTOP" if blow == "stop" else blow])
     while True:
         ranks.sum_(np.ones(3))
 
@@ -51,6 +51,7 @@ def rounds(ranks: Ranks, blow: str) -> None:
     [
         ("SIGKILL", r"rank 1 of 2 ended during rounds \(the process was killed by SIGKILL"),
         ("SIGSTOP", r"rank 0 of 2 waited for the others during rounds for up to 3 s .*rank 1 did"),
+        ("stop", r"rank 1 of 2 ended during rounds \(the process stood still for 1 s and was"),
         ("memory", r"rank 1 of 2, during rounds: .* out of memory .* lower trainer\.token_budget"),
         ("error", "of this rank alone"),
     ],
@@ -62,7 +63,10 @@ def test_one_sentence_and_nothing_left(
     killed = tmp_path / "agentrl-ranks-99999999-x"  # no process has so high a number
     killed.mkdir()
     os.utime(killed, (0, 0))
-    ranks = RankProcesses(ParallelDims(size=2, timeout_s=DEADLINE_S), held, threads=1)
+    noticed_s = 1.0 if blow == "stop" else 60.0  # else the other rank is the first to notice
+    ranks = RankProcesses(
+        ParallelDims(size=2, timeout_s=DEADLINE_S), held, threads=1, deadline_s=noticed_s
+    )
     pids = ranks.call(pid)
     started = time.monotonic()
     with pytest.raises((RunError, ValueError), match=sentence) as caught:

@@ -22,6 +22,8 @@ from agentrl.rollout import (
     gather_groups,
     make_batch,
 )
+from agentrl.rollout.episode import EpisodeRunner
+from agentrl.rollout.episode_record import EpisodeRecord
 from agentrl.schedule import Concurrency
 from agentrl.tokens import seal, verify_batch, verify_segment
 from agentrl.trainer.algorithms.advantages.remax import remax
@@ -394,3 +396,25 @@ async def test_the_wall_clock_stands_still_while_the_engine_is_paused(codec: Cod
     [episode] = (await gather_groups(collector.collect(jobs(1), group_size=1))).episodes
     assert episode.stop is EpisodeStop.ANSWERED
     assert scripted.paused_s >= 2.0
+
+
+async def test_an_episode_says_that_it_waits_for_its_verifier_while_that_scores(
+    codec: Codec,
+) -> None:
+    said: list[tuple[str, str]] = []
+
+    async def score(task: Task, answer: object) -> float:
+        assert said == [(record.id, "verifier")]
+        return 1.0
+
+    (job,) = jobs(1, verifier=score)
+    record = EpisodeRecord(job, job.key, codec.tokenizer.vocab_size)
+    runner = EpisodeRunner(
+        codec=codec,
+        generate=engine(codec).generate,
+        limits=settings().limits,
+        temperature=1.0,
+        say_owner=lambda episode, owner: said.append((episode, owner)),
+    )
+    assert (await runner.run(record)).outcome == Score(value=1.0)
+    assert said

@@ -43,6 +43,12 @@ def hold_interpreter() -> int:
     return 9**9**9**9  # type: ignore[no-any-return]  # an integer, in theory
 
 
+def stop(whom: str) -> None:
+    """Let this process, or the one that forked it, stand still."""
+    os.kill(os.getpid() if whom == "worker" else os.getppid(), signal.SIGSTOP)
+    time.sleep(600)
+
+
 def leave_child(seconds: int, *, escape: bool) -> int:
     command = ["setsid", "sleep", str(seconds)] if escape else ["sleep", str(seconds)]
     return subprocess.Popen(command).pid
@@ -369,3 +375,36 @@ def test_no_worker_outlives_its_parent(end: str) -> None:
     while not all(map(gone, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert all(map(gone, pids))
+
+
+@pytest.mark.parametrize("whom", ["worker", "template"])
+async def test_what_was_stopped_is_noticed_within_the_deadline_and_not_only_after_the_call_s_time(
+    whom: str,
+) -> None:
+    before = census()
+    async with WorkerPool(1, "stopped", deadline_s=1.0, preload=()) as pool:
+        assert await pool.call(os.getpid, timeout_s=GENEROUS_S)
+        started = time.monotonic()
+        with pytest.raises(WorkerDied, match="did not return: the process stood still for 1 s and"):
+            await pool.call(stop, whom, timeout_s=600.0)
+        assert time.monotonic() - started < 10.0
+        assert await pool.call(abs, -3, timeout_s=GENEROUS_S) == 3  # by another one
+    assert census() == before
+
+
+async def test_what_is_only_busy_is_not_taken_for_stopped() -> None:
+    async with WorkerPool(1, "busy", deadline_s=0.2, preload=()) as pool:
+        with pytest.raises(WorkerTimeout):
+            await pool.call(hold_interpreter, timeout_s=1.0)
+
+
+async def test_a_stop_that_is_over_in_time_ends_nobody() -> None:
+    async with WorkerPool(1, "continued", deadline_s=10.0, preload=()) as pool:
+        pid = await pool.call(os.getpid, timeout_s=GENEROUS_S)
+        sleeping = asyncio.create_task(pool.call(time.sleep, 0.1, timeout_s=GENEROUS_S))
+        await asyncio.sleep(0.05)
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(3.0)
+        os.kill(pid, signal.SIGCONT)
+        await sleeping
+        assert await pool.call(os.getpid, timeout_s=GENEROUS_S) == pid
