@@ -119,6 +119,8 @@ nightly: venv $(RENDERERS) $(PEERS) sglang
 	$(PY) benchmarks/reshard.py
 	$(PY) benchmarks/schedule.py
 	$(PY) benchmarks/overhead.py
+	$(PY) benchmarks/async.py
+	$(PY) benchmarks/async.py --learning
 
 clean:
 	rm -rf $(VENV) $(RENDERERS) $(PEERS) $(MATRIX) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

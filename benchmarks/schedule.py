@@ -22,15 +22,20 @@ from agentrl.testing.virtual_clock import Workload, lognormal, simulate
 
 MODEL = {0: 1.0, 1: 1.9, 2: 2.8, 4: 3.9}
 LEAST_EVENTS_PER_S = 20_000
+TURN_S = 10.0
+"""Seconds of a turn in the mean, its tool included."""
+MOST_TURNS = 8
+TRAIN, PUBLISH = 0.2, 0.02
+"""Shares of the mean time that a synchronous step's episodes take."""
 
 
-def make_workload(generation_s: float = 0.0) -> Workload:
+def make_workload(generation_s: float = 0.0, turn_s: float = TURN_S) -> Workload:
     """Updates take a share of the time that a step's episodes take."""
     return Workload(
-        num_turns=lambda rng: rng.randint(1, 8),
-        turn_s=lognormal(10.0, 1.0),
-        train_s=0.2 * generation_s,
-        publish_s=0.02 * generation_s,
+        num_turns=lambda rng: rng.randint(1, MOST_TURNS),
+        turn_s=lognormal(turn_s, 1.0),
+        train_s=TRAIN * generation_s,
+        publish_s=PUBLISH * generation_s,
     )
 
 
@@ -45,13 +50,30 @@ def make_schedule(steps: int, staleness: int, groups: int = 8) -> Schedule:
     )
 
 
+def measure_generation_s(steps: int, seeds: Sequence[int], turn_s: float = TURN_S) -> float:
+    """The mean time that a synchronous step's episodes take."""
+    synchronous, workload = make_schedule(steps, 0), make_workload(turn_s=turn_s)
+    return mean(simulate(synchronous, workload, seed=seed).step_s for seed in seeds)
+
+
+def find_bound(generation_s: float, turn_s: float = TURN_S) -> float:
+    """How much faster than synchronous no schedule is: all places are taken, or the trainer works.
+
+    An episode takes its mean time in its place, and nobody goes on while weights are published.
+    """
+    publish_s = PUBLISH * generation_s
+    episode_s = turn_s * (1 + MOST_TURNS) / 2
+    trainer_s = TRAIN * generation_s + publish_s
+    return (generation_s + trainer_s) / max(trainer_s, episode_s + publish_s)
+
+
 def measure_speedups(steps: int, seeds: Sequence[int]) -> None:
     """Print a row for each staleness."""
-    synchronous = make_schedule(steps, 0)
-    generation_s = mean(simulate(synchronous, make_workload(), seed=s).step_s for s in seeds)
+    generation_s = measure_generation_s(steps, seeds)
     workload, first = make_workload(generation_s), 0.0
     print(
-        f"mean synchronous generation time {generation_s:.1f} s, {steps} steps, {len(seeds)} seeds"
+        f"mean synchronous generation time {generation_s:.1f} s, {steps} steps, {len(seeds)} seeds;"
+        f" no schedule is more than {find_bound(generation_s):.2f}x as fast"
     )
     print("staleness  s a step  speed-up  queue model  trainer  places  staleness mean  max")
     for staleness, model in MODEL.items():

@@ -7,10 +7,10 @@
     print(simulate(schedule, workload).seconds)
 
 The draws of an attempt depend on the seed, its ticket, member and number alone, so that two
-schedules are compared on the same episodes. With an `Allowance` more groups are begun, or slow
-episodes stopped. Faults strike at their times: what an engine samples goes on when it is back, an
-episode that fails is tried again, and a run whose trainer ends goes on behind its last checkpoint,
-as `agentrl train --resume` does.
+schedules are compared on the same episodes; `draw_attempt` gives them to a real run, too. With an
+`Allowance` more groups are begun, or slow episodes stopped. Faults strike at their times: what an
+engine samples goes on when it is back, an episode that fails is tried again, and a run whose
+trainer ends goes on behind its last checkpoint, as `agentrl train --resume` does.
 """
 
 import heapq
@@ -88,6 +88,22 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnAttempt:
+    """What was drawn for one attempt."""
+
+    turns_s: tuple[float, ...]
+    fails: bool
+
+
+def draw_attempt(workload: Workload, begin: BeginEpisode, *, seed: int = 0) -> DrawnAttempt:
+    """The draws of an attempt: the same in each schedule."""
+    rng = Random(f"{seed}/{begin.ticket}/{begin.member}/{begin.attempt}")
+    num_turns, fails = workload.num_turns(rng), rng.random() < workload.fails
+    turns_s = tuple(workload.turn_s(rng) for _ in range(max(1, num_turns)))
+    return DrawnAttempt(turns_s=turns_s, fails=fails)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
     """What a simulated run came to."""
 
@@ -131,8 +147,8 @@ def simulate(
 @dataclass(slots=True)
 class _Attempt:
     member: tuple[int, int]
-    rng: Random
-    turns: int
+    turns_s: Iterator[float]
+    """Of the turns that are left."""
     fails: bool
     number: int
     began: float
@@ -299,19 +315,21 @@ class _VirtualRun:
         self.stood = max(self.stood, self.now - self.pause)
         self.pause += seconds
 
-    def _begin_turn(self, attempt: _Attempt) -> None:
-        attempt.turns -= 1
+    def _begin_turn(self, attempt: _Attempt) -> bool:
+        """Begin the next turn; False if there is none."""
+        turn_s = next(attempt.turns_s, None)
+        if turn_s is None:
+            return False
         begins = max(self.now - self.pause, self.stood)
-        ends = begins + self.workload.turn_s(attempt.rng)
-        heapq.heappush(self.turns, (ends, next(self.order), attempt))
+        heapq.heappush(self.turns, (begins + turn_s, next(self.order), attempt))
+        return True
 
     def _end_turn(self) -> Event | None:
         """What the scheduler hears of the turn that ends; None if its group was dropped."""
         attempt = heapq.heappop(self.turns)[2]
         if self.open.get(attempt.member) is not attempt or attempt.is_struck:
             return None
-        if attempt.turns > 0:
-            self._begin_turn(attempt)
+        if self._begin_turn(attempt):
             return EpisodeWaits(*attempt.member, "engine")
         return self._end_attempt(attempt)
 
@@ -369,11 +387,16 @@ class _VirtualRun:
                 pass  # what stands still is found at once, without an alarm
 
     def _begin_attempt(self, begin: BeginEpisode) -> None:
-        member = begin.ticket, begin.member
-        rng = Random(f"{self.seed}/{begin.ticket}/{begin.member}/{begin.attempt}")
-        turns, fails = self.workload.num_turns(rng), rng.random() < self.workload.fails
-        attempt = _Attempt(member, rng, turns, fails, begin.attempt, self.now, self.published)
-        self.open[member] = attempt
+        drawn = draw_attempt(self.workload, begin, seed=self.seed)
+        attempt = _Attempt(
+            member=(begin.ticket, begin.member),
+            turns_s=iter(drawn.turns_s),
+            fails=drawn.fails,
+            number=begin.attempt,
+            began=self.now,
+            version=self.published,
+        )
+        self.open[attempt.member] = attempt
         self._begin_turn(attempt)
 
     def _drop_group(self, ticket: int) -> None:

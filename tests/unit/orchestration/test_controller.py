@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -37,11 +38,11 @@ REFS = [TaskRef(env=0, index=0), TaskRef(env=0, index=1)]
 class Bench:
     """A controller with the parts that it works with."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, out: Path) -> None:
         self.folder = folder
         self.log = Log()
         self.trainer = LoggedTrainer(self.log)
-        self.store = LoggedStore(self.log)
+        self.store = LoggedStore(self.log, SimpleNamespace(turns=out / "turns.jsonl"))
         self.stopping = Stopping()
         self.parts: Parts | None = None
 
@@ -71,8 +72,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tiny_folder: Path) -> Iterator[Bench]:
-    bench = Bench(tiny_folder)
+def bench(tiny_folder: Path, tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tiny_folder, tmp_path)
     yield bench
     if bench.parts is not None:
         bench.parts.services.close()

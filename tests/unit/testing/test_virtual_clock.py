@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from agentrl.schedule import Allowance, Schedule
-from agentrl.testing.virtual_clock import Workload, lognormal, simulate
+from agentrl.schedule.events import BeginEpisode
+from agentrl.testing.virtual_clock import Workload, draw_attempt, lognormal, simulate
 
 
 def a_second(rng: Random) -> float:
@@ -76,6 +77,15 @@ def test_a_seed_gives_the_same_run_again_and_another_seed_another() -> None:
     runs = [simulate(schedule(staleness=1), heavy_tails(), seed=seed) for seed in (0, 0, 1)]
     assert runs[0] == runs[1]
     assert runs[0].seconds != runs[2].seconds
+
+
+def test_an_attempt_takes_the_times_that_are_drawn_for_it() -> None:
+    workload = fixed(turn_s=lognormal(1.0, 1.0), num_turns=up_to_eight_turns, fails=0.5)
+    drawn = [draw_attempt(workload, BeginEpisode(0, 0, number), seed=7) for number in range(3)]
+    assert [attempt.fails for attempt in drawn] == [True, True, False]
+    assert [len(attempt.turns_s) for attempt in drawn] == [5, 1, 1]
+    run = simulate(schedule(groups_per_step=1, members=1, steps=1, attempts=3), workload, seed=7)
+    assert run.seconds == pytest.approx(sum(sum(a.turns_s) for a in drawn) + 3.0 + 0.5)
 
 
 def test_an_engine_that_hangs_adds_its_time() -> None:
