@@ -121,6 +121,7 @@ nightly: venv $(RENDERERS) $(PEERS) sglang
 	$(PY) benchmarks/overhead.py
 	$(PY) benchmarks/async.py
 	$(PY) benchmarks/async.py --learning
+	$(PY) benchmarks/concurrency.py
 
 clean:
 	rm -rf $(VENV) $(RENDERERS) $(PEERS) $(MATRIX) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -218,6 +218,12 @@ def capacity_tokens(engine: Engine) -> int | None:
     return capacity
 
 
+def cache_fill_s(engine: Engine) -> float | None:
+    """Seconds that it needs to compute a full cache: its `cache_fill_s`, None if not measured."""
+    seconds: float | None = getattr(engine, "cache_fill_s", None)
+    return seconds
+
+
 def check_version(version: int, now: int) -> None:
     """Raise EngineError for weights that are no newer than those that are served."""
     if version <= now:

@@ -136,6 +136,7 @@ class SglangKind(EngineKind):
             setup.codec.tokenizer,
             longest=setup.config.rollout.max_context_tokens or setup.context_length,
             trainer=trainer,
+            measures_prefill=setup.config.rollout.concurrency == "auto",
         )
 
 

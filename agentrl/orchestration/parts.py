@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Final
 
 from agentrl.engine import Engine
 from agentrl.engine.local.models.resolve import resolve_model
+from agentrl.engine.protocol import capacity_tokens
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices
+from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import BoundEnv, JobMaker
 from agentrl.orchestration.kinds import EngineSetup, engine_kind, start_engine
 from agentrl.orchestration.model_files import checked_codec, context_length, make_limits
 from agentrl.orchestration.preflight import Plan
-from agentrl.rollout import Codec, Collector, CollectSettings
+from agentrl.rollout import Codec, Collector, CollectSettings, RolloutConfig
 from agentrl.trainer.protocol import Trainer
 from agentrl.types import Agent
 
@@ -109,8 +111,20 @@ async def build_parts(
         parts = _assemble_run_parts(plan, codec, engine, learner)
         undo.push_async_callback(parts.aclose)
         await kind.begin(engine, setup, learner)
+        _check_concurrency_fits_engine(config.rollout, capacity_tokens(engine))
         undo.pop_all()
     return parts
+
+
+def _check_concurrency_fits_engine(rollout: RolloutConfig, capacity: int | None) -> None:
+    """Refuse a number for which there are not even a token of a prompt and a sampled one each."""
+    most = rollout.concurrency
+    unset = RolloutConfig.model_fields["concurrency"].default
+    if capacity is not None and most != "auto" and most > max(unset, capacity // 2):
+        raise ConfigError(
+            f"rollout.concurrency: got {most} episodes at once, but the engine's cache holds "
+            f"{capacity} tokens for all of them; lower it, or set it to auto"
+        )
 
 
 def scripted_parts(plan: Plan, folder: Path, agent: Agent) -> Parts:

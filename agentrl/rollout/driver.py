@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from agentrl.aio import LoopWatch
 from agentrl.engine import Engine
-from agentrl.engine.protocol import capacity_tokens, paused_s
+from agentrl.engine.protocol import cache_fill_s, capacity_tokens, paused_s
 from agentrl.errors import ConfigError, EpisodeError
 from agentrl.rollout.breaker import Breaker
 from agentrl.rollout.codec import Codec, LongPrompt, OddPrompt, odd_prompt, too_long
@@ -29,6 +29,7 @@ from agentrl.rollout.fixed_order import Lockstep
 from agentrl.rollout.selection import drop
 from agentrl.rollout.turn_log import TurnLog
 from agentrl.schedule import Concurrency, Scheduler, Wait
+from agentrl.schedule.cache import KEEP_S
 from agentrl.schedule.events import (
     Action,
     BeginEpisode,
@@ -399,7 +400,7 @@ class RolloutDriver:
         if self.scheduler.schedule.concurrency == "auto" and capacity != self._capacity:
             self._capacity = capacity
             longest = self._settings.limits.max_context_tokens
-            self.feed(CapacityChanged(capacity, longest))
+            self.feed(CapacityChanged(capacity, longest, cache_fill_s(self._engine) or KEEP_S))
 
 
 async def _cancel_and_await_tasks(tasks: Sequence["asyncio.Task[Any]"]) -> None:

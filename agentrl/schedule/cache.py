@@ -11,9 +11,10 @@ as an episode may be counts among them at first, so that few begin before anythi
 cache is full if the peak of all that hold a part of it would be above it (arXiv:2507.10150 does so
 within an engine). What a group shares, its prompt, is counted once.
 
-An episode holds its part while the engine works for it, and for `KEEP_S` of a tool call: an engine
-evicts what was used least recently, so what waits for longer makes room for others by itself, and
-is computed again when the tool is done.
+An episode holds its part while the engine works for it, and during a tool call for as long as the
+engine would need to compute a full cache. To hold a part of it for that long keeps as much of the
+engine's time from others as it takes to compute that part again when the tool is done. An engine
+evicts what was used least recently, so a part that is given up makes room by itself.
 """
 
 from bisect import bisect_right, insort
@@ -28,7 +29,7 @@ from agentrl.schedule.events import Owner
 MOST_WITHOUT_BOUND: Final = 256
 """Episodes at once with an engine that does not say how much it holds."""
 KEEP_S: Final = 10.0
-"""So long an episode that waits for no engine holds its part of the cache."""
+"""So long an episode that waits for no engine holds its part, if the engine is not measured."""
 _ENDED_KEPT: Final = 256
 """So many of the last episodes that ended tell what the next ones grow to."""
 
@@ -48,6 +49,8 @@ class CachePlan:
     """Knows what of the cache each running episode holds; says whether another one fits."""
 
     def __init__(self) -> None:
+        self.keep_s = KEEP_S
+        """So long an episode that waits for no engine holds its part of the cache."""
         self._capacity: int | None = None
         self._ended = deque[int](maxlen=_ENDED_KEPT)
         self._sizes: list[int] = []
@@ -60,9 +63,9 @@ class CachePlan:
         self._prompts: dict[int, int] = {}
         """By ticket the tokens that the group's members share, once one has sent them."""
 
-    def limit_tokens(self, capacity: int | None, longest: int) -> None:
+    def limit_tokens(self, capacity: int | None, longest: int, keep_s: float = KEEP_S) -> None:
         """The engine holds so many tokens, an episode has at most `longest`; None: no bound."""
-        self._capacity = capacity
+        self._capacity, self.keep_s = capacity, keep_s
         if not self._ended:
             self._add_ended(longest)
 
@@ -113,7 +116,7 @@ class CachePlan:
 
     def next_release(self, now: float) -> float:
         """When the next episode gives up its part, if nothing happens before; inf: none does."""
-        ends = (holding.left_at + KEEP_S for holding in self._open.values())
+        ends = (holding.left_at + self.keep_s for holding in self._open.values())
         return min((end for end in ends if end > now), default=inf)
 
     def forecast(self, tokens: int) -> float:
@@ -127,7 +130,7 @@ class CachePlan:
 
         0 if it would be alone.
         """
-        holds = [one for one in self._open.values() if now < one.left_at + KEEP_S]
+        holds = [one for one in self._open.values() if now < one.left_at + self.keep_s]
         if not holds:
             return 0.0
         prompts = self._prompts

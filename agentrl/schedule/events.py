@@ -46,6 +46,8 @@ class CapacityChanged:
     """None: it does not say."""
     longest: int
     """Tokens that an episode may have at once."""
+    keep_s: float
+    """So long an episode in a tool call holds its part."""
 
 
 @dataclass(frozen=True, slots=True)

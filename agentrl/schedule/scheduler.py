@@ -26,7 +26,7 @@ from math import inf
 from typing import Any, Final, Literal
 
 from agentrl.schedule.allowance import Allowance
-from agentrl.schedule.cache import KEEP_S, CachePlan
+from agentrl.schedule.cache import CachePlan
 from agentrl.schedule.config import Schedule
 from agentrl.schedule.events import (
     Action,
@@ -329,11 +329,11 @@ class Scheduler:
         if self._cache.note(event.ticket, event.member, event.tokens, event.owner, self._now):
             self._begin_episodes()
         if event.owner == "environment" and self._waiting:
-            self._wake_by(self._now + KEEP_S)
+            self._wake_by(self._now + self._cache.keep_s)
 
     def _on_capacity_changed(self, event: CapacityChanged) -> None:
         if self._cache is not None:
-            self._cache.limit_tokens(event.tokens, event.longest)
+            self._cache.limit_tokens(event.tokens, event.longest, event.keep_s)
 
     def _on_episode_ended(self, event: EpisodeEnded) -> None:
         running = self._running.pop((event.ticket, event.member), None)

@@ -8,6 +8,7 @@ under several versions of the weights; each of its tokens has its own.
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 _UNREACHABLE_MOST = 4
 _BACK_OFF_S = (0.05, 2.0)
+_PROBES = (64, 64, 256, 1024, 4096)
+"""Tokens of prompts that are timed; the first one warms up."""
+_PROBE_S = 0.25
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +91,7 @@ class SglangEngine:
         self._router = self._fleet.router
         self._flights: dict[str, _InFlight] = {}
         self._closed = False
+        self._prefill_per_s: float | None = None
 
     def _make_server_state(self, server: Server | str) -> ServerState:
         owned = None if isinstance(server, str) else server
@@ -118,6 +123,28 @@ class SglangEngine:
         """Tokens that the caches of the servers that serve hold together."""
         infos = [slot.info for slot in self.slots if slot.state == "serving"]
         return sum(info.kv_tokens * info.dp_size for info in infos if info is not None)
+
+    @property
+    def cache_fill_s(self) -> float | None:
+        """Seconds that a server needs to compute a full cache; None before `measure_prefill`."""
+        infos = [slot.info for slot in self.slots if slot.info is not None]
+        if self._prefill_per_s is None or not infos:
+            return None
+        return max(info.kv_tokens for info in infos) / self._prefill_per_s
+
+    async def measure_prefill(self) -> None:
+        """Time prompts that no cache has, on an idle server: longer ones while they are quick."""
+        longest = min(slot.info.longest_prompt for slot in self.slots if slot.info is not None)
+        for num_tokens in _PROBES:
+            if num_tokens >= min(longest, self.context_length):
+                break
+            ids = random.choices(range(self.vocab_size), k=num_tokens)
+            started = time.perf_counter()
+            await self.generate(ids, Sampling(max_new_tokens=1), EpisodeSession("a probe"))
+            seconds = time.perf_counter() - started
+            self._prefill_per_s = num_tokens / seconds
+            if seconds > _PROBE_S:
+                break
 
     async def start(self, *, ready_s: float, weights: WeightSource | None = None) -> None:
         """Wait for the servers, learn what they are, give them the weights as version 0.

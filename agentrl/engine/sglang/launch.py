@@ -67,6 +67,7 @@ async def wait_for_servers(
     *,
     longest: int,
     trainer: Trained | None,
+    measures_prefill: bool = False,
 ) -> None:
     """Wait for the servers and refuse what would bias training.
 
@@ -76,6 +77,7 @@ async def wait_for_servers(
         tokenizer: the model's.
         longest: tokens that a sequence may have.
         trainer: whose weights they get; without one they keep those that they have.
+        measures_prefill: time how long a full cache takes, for a concurrency that follows it.
     """
     assert isinstance(engine, SglangEngine)
     weights = None if trainer is None else trainer.weights()
@@ -95,6 +97,8 @@ async def wait_for_servers(
                 f"engine.sglang.kv_tokens: the server takes prompts of {taken} tokens at most, "
                 f"but a sequence may have {longest}; raise it, or lower rollout.max_context_tokens"
             )
+    if measures_prefill:
+        await engine.measure_prefill()
 
 
 def vocab_size(folder: Path) -> int:

@@ -109,6 +109,20 @@ async def test_a_completion_that_the_cache_cut_off_is_no_completion(limited: Sgl
         await limited.generate(PROMPT, Sampling(max_new_tokens=1000), EpisodeSession("a"))
 
 
+async def test_it_says_what_its_cache_holds_and_how_soon_it_is_computed(
+    limited: SglangEngine,
+) -> None:
+    assert limited.capacity_tokens == KV_TOKENS
+    unknown, started = limited.cache_fill_s, time.monotonic()
+    await limited.measure_prefill()
+    fill_s, seconds = limited.cache_fill_s, time.monotonic() - started
+    assert unknown is None
+    assert fill_s is not None
+    assert 0 < fill_s < KV_TOKENS / 64 * seconds, "the shortest of its prompts has 64 tokens"
+    limited.slots[0].fail("down", "the test says so")
+    assert limited.capacity_tokens == 0
+
+
 async def test_a_full_queue_is_waited_for(limited: SglangEngine) -> None:
     sampling = Sampling(max_new_tokens=40)
     runs = [limited.generate(PROMPT, sampling, EpisodeSession(f"s{i}")) for i in range(12)]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from copy import deepcopy
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -15,13 +16,25 @@ from agentrl.engine.sglang.control import PauseMode
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import Server
 from agentrl.engine.sglang.weights import DiskTransport, TensorTransport
+from agentrl.envs import ToolEnv
+from agentrl.rollout import (
+    Codec,
+    Collector,
+    CollectSettings,
+    EpisodeKey,
+    EpisodeLimits,
+    GroupJob,
+    gather_groups,
+)
+from agentrl.tokens import Tokenizer
 from agentrl.trainer.weights import ModelWeights
-from agentrl.types import EpisodeSession, Sampling, StopReason
+from agentrl.types import EpisodeSession, Sampling, StopReason, Task
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
 PROMPT = list(range(300, 340))
 LONG = Sampling(max_new_tokens=300)
+TOOL_S = 5.0
 STOPS = {0, 2}
 """Of the server's own; past one of them the rest is another request."""
 
@@ -98,6 +111,48 @@ async def test_an_update_waits_for_no_completion(
     completion = await running
     assert len(completion.ids_T) == 1900
     assert completion.versions_T[-1] == 1
+
+
+class TakesItsTime(ToolEnv):
+    """Whatever is said, it answers late."""
+
+    tasks = (Task(prompt="What is 2 + 3?"),)
+    answering: asyncio.Event
+
+    async def reply(self, text: str) -> None:
+        self.answering.set()
+        await asyncio.sleep(TOOL_S)
+
+    def score(self, answer: object) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("paused_engine", [("retract", TensorTransport)], indirect=True)
+async def test_an_update_waits_for_no_tool(
+    paused_engine: SglangEngine, model: PreTrainedModel, tiny_folder: Path
+) -> None:
+    engine, TakesItsTime.answering = paused_engine, asyncio.Event()
+    limits = EpisodeLimits(max_new_tokens=500, max_context_tokens=2040, wall_s=60, setup_s=5)
+    settings = CollectSettings(
+        limits=limits, temperature=1.0, concurrency="auto", attempts=1, max_invalid_share=0.5
+    )
+    job = GroupJob(
+        key=EpisodeKey.first(run=0, step=1, place=0),
+        env="late",
+        make_env=TakesItsTime,
+        task=TakesItsTime.task_at(0, split="train", seed=0),
+        split="train",
+    )
+    with torch.no_grad():  # so that each turn ends by itself
+        model.get_parameter("model.norm.weight").zero_()
+    await engine.update_weights(ModelWeights(model), 1)
+    codec = Codec(Tokenizer.load(tiny_folder))
+    collector = Collector(engine=engine, codec=codec, settings=settings)
+    playing = asyncio.ensure_future(gather_groups(collector.collect([job], group_size=2)))
+    await TakesItsTime.answering.wait()
+    await engine.update_weights(ModelWeights(changed(model)), 2)
+    assert not playing.done()
+    assert len((await playing).episodes) == 2
 
 
 @pytest.mark.parametrize(

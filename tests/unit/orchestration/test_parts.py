@@ -115,6 +115,25 @@ async def test_all_parts_of_a_refused_server_are_closed(
     assert log[3:5] == ["engine closed", "trainer closed"]
 
 
+@pytest.mark.parametrize(("concurrency", "is_refused"), [("2001", True), ("2000", False)])
+async def test_more_episodes_than_there_are_tokens_for_are_refused(
+    tiny_folder: Path,
+    tmp_path: Path,
+    log: Log,
+    monkeypatch: pytest.MonkeyPatch,
+    concurrency: str,
+    is_refused: bool,
+) -> None:
+    monkeypatch.setattr(LoggedEngine, "capacity_tokens", 4000, raising=False)
+    plan = served_plan(tmp_path, "--rollout.concurrency", concurrency)
+    if not is_refused:
+        await (await build_parts(plan, tiny_folder, train=False)).aclose()
+        return
+    with pytest.raises(ConfigError, match=r"rollout\.concurrency: got 2001 .* holds 4000 tokens"):
+        await build_parts(plan, tiny_folder, train=False)
+    assert log[-1] == "engine closed"
+
+
 async def test_each_part_is_closed_although_another_one_fails(tiny_folder: Path) -> None:
     class Failing(LoggedTrainer):
         def close(self) -> None:

@@ -94,7 +94,7 @@ class Play:
     def run(self, until: int | None = None) -> "Play":
         """To the end, or until this step is about to be finished."""
         if self.schedule.concurrency == "auto":
-            self.tell(CapacityChanged(self.capacity, longest=LONGEST))
+            self.tell(CapacityChanged(self.capacity, longest=LONGEST, keep_s=2.0))
         self.tell(Tick())
         for _ in range(MOST_EVENTS):
             if self.scheduler.is_over:

@@ -135,7 +135,7 @@ def automatic(capacity: int) -> tuple[Scheduler, list[Action]]:
     """Two groups of two; an episode is taken to grow to 50 tokens."""
     schedule = Schedule(groups_per_step=2, members=2, steps=1, concurrency="auto")
     scheduler = Scheduler(schedule)
-    scheduler.on(CapacityChanged(capacity, LONGEST), 0.0)
+    scheduler.on(CapacityChanged(capacity, LONGEST, KEEP_S), 0.0)
     scheduler.on(Tick(), 0.0)
     actions = scheduler.on(GroupDrawn(1), 0.0)
     return scheduler, [*actions, *scheduler.on(GroupDrawn(0), 0.0)]
@@ -165,6 +165,6 @@ def test_a_long_tool_call_gives_up_its_part_and_a_verifier_needs_none() -> None:
 def test_a_server_that_is_lost_takes_its_room_with_it() -> None:
     scheduler, actions = automatic(110)
     assert len([a for a in actions if isinstance(a, BeginEpisode)]) == 2
-    scheduler.on(CapacityChanged(60, LONGEST), 1.0)
+    scheduler.on(CapacityChanged(60, LONGEST, KEEP_S), 1.0)
     assert scheduler.on(EpisodeEnded(1, 0), 2.0) == []
-    assert BeginEpisode(0, 0, 0) in scheduler.on(CapacityChanged(120, LONGEST), 3.0)
+    assert BeginEpisode(0, 0, 0) in scheduler.on(CapacityChanged(120, LONGEST, KEEP_S), 3.0)
