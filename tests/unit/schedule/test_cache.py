@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,8 +154,10 @@ def test_a_shared_prompt_makes_room_at_once() -> None:
     assert scheduler.on(EpisodeWaits(1, 1, "engine", 45), 1.0) == []
 
 
-def test_a_long_tool_call_gives_up_its_part_and_a_verifier_needs_none() -> None:
-    scheduler, _ = automatic(60)
+@pytest.mark.parametrize("capacity", [60, 30])
+def test_a_long_tool_call_gives_up_its_part_and_a_verifier_needs_none(capacity: int) -> None:
+    """Also where an episode alone is more than the cache holds."""
+    scheduler, _ = automatic(capacity)
     scheduler.on(EpisodeWaits(1, 0, "engine", 10), 1.0)
     assert scheduler.on(EpisodeWaits(1, 0, "environment", 20), 2.0) == [WakeAt(2.0 + KEEP_S)]
     assert BeginEpisode(1, 1, 0) in scheduler.on(Tick(), 2.0 + KEEP_S)
