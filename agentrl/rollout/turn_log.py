@@ -24,7 +24,7 @@ import orjson
 from numpy.typing import NDArray
 
 from agentrl.envs import ToolAnswer
-from agentrl.errors import EnvironmentFault
+from agentrl.errors import EngineError, EnvironmentFault, RunError
 from agentrl.run_dir.writing import LineWriter, read_lines
 from agentrl.tokens import seal
 from agentrl.types import Completion, EpisodeKey, EpisodeStop, StopReason
@@ -40,13 +40,24 @@ class CalledBefore(EnvironmentFault):
     retryable = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    calls: bool
+    """Whether a tool with side effects is called."""
+    ids: NDArray[np.int32]
+    """What came before the completion, since the one before it or the segment's beginning."""
+    completion: Completion
+
+
 @dataclass(slots=True)
 class _Recorded:
     """What is known of an attempt of before."""
 
     group: int
-    turns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    answers: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+    turns: list[_Turn] = field(default_factory=list[_Turn])
+    answers: dict[int, dict[str, ToolAnswer]] = field(
+        default_factory=dict[int, dict[str, ToolAnswer]]
+    )
     taken: int = 0
     """How many of the turns were given back."""
     has_lost_calls: bool = False
@@ -54,7 +65,7 @@ class _Recorded:
 
     def cut(self, turn: int) -> None:
         """Forget this turn and those after it."""
-        self.has_lost_calls |= any(line["calls"] for line in self.turns[turn:])
+        self.has_lost_calls |= any(cut.calls for cut in self.turns[turn:])
         self.turns = self.turns[:turn]
         self.answers = {at: answer for at, answer in self.answers.items() if at < turn}
 
@@ -63,15 +74,25 @@ class TurnLog:
     """Writes turns as they come, and gives those of before back; one for a run."""
 
     def __init__(self, path: Path, version: int) -> None:
-        """Read what is there, as far as its weights are those of this version or older."""
+        """Read what is there, as far as its weights are those of this version or older.
+
+        Raises:
+            RunError: it is not what was written.
+        """
         self._cpu_s = 0.0
         self._episodes: dict[str, _Recorded] = {}
-        for line in read_lines(path):
-            self._read_line(line)
+        for number, line in enumerate(read_lines(path), start=1):
+            try:
+                self._read_line(line)
+            except (KeyError, TypeError, ValueError, EngineError) as error:
+                raise RunError(
+                    f"{path}: line {number} is not what a run wrote; remove the file, and the open "
+                    "episodes are played from their beginning"
+                ) from error
         self._lines = LineWriter(path)
         for episode, found in self._episodes.items():
             for turn, sampled in enumerate(found.turns):
-                if _unpack(sampled["versions_T"]).max(initial=0) > version:
+                if sampled.completion.versions_T.max() > version:
                     self._cut(episode, turn)
                     break
         self.recorded = {name: len(found.turns) for name, found in self._episodes.items()}
@@ -80,10 +101,10 @@ class TurnLog:
     def oldest_version(self, group: int) -> int | None:
         """The oldest version of the recorded tokens of a group; None without any."""
         versions = [
-            int(_unpack(line["versions_T"]).min())
+            int(turn.completion.versions_T.min())
             for found in self._episodes.values()
             if found.group == group
-            for line in found.turns
+            for turn in found.turns
         ]
         return min(versions, default=None)
 
@@ -101,10 +122,10 @@ class TurnLog:
         if found is None:
             return None
         if found.taken < len(found.turns):
-            line = found.turns[found.taken]
-            if np.array_equal(_unpack(line["ids"]), np.asarray(ids, np.int32)):
+            turn = found.turns[found.taken]
+            if np.array_equal(turn.ids, np.asarray(ids, np.int32)):
                 found.taken += 1
-                return _to_completion(line)
+                return turn.completion
             self._cut(episode, found.taken)
         del self._episodes[episode]
         if found.has_lost_calls:
@@ -121,7 +142,7 @@ class TurnLog:
             CalledBefore: one of them was called, and what became of it is not known.
         """
         found = self._episodes.get(episode)
-        if found is None or not found.turns[found.taken - 1]["calls"]:
+        if found is None or not found.turns[found.taken - 1].calls:
             return {}
         turn = found.taken - 1
         if turn not in found.answers:
@@ -129,7 +150,7 @@ class TurnLog:
                 f"{episode} called a tool with side effects in turn {turn}, and the run ended "
                 "before its answer was written down"
             )
-        return {call: _to_answer(told) for call, told in found.answers[turn].items()}
+        return found.answers[turn]
 
     def write_completion(
         self, key: EpisodeKey, ids: Sequence[int], completion: Completion, *, calls: bool
@@ -148,6 +169,7 @@ class TurnLog:
             channels: Channels = getattr(completion, kind)
             line[kind] = {name: _pack(array) for name, array in channels.items()}
         line |= {"stop": completion.stop_reason, "cached_tokens": completion.cached_tokens}
+        line["digest"] = completion.digest.hex()
         self._append(key.id, key.group, line)
 
     def write_answers(self, key: EpisodeKey, turn: int, answers: Mapping[str, ToolAnswer]) -> None:
@@ -200,9 +222,10 @@ class TurnLog:
         if "cut" in line:
             found.cut(line["cut"])
         elif "answers" in line:
-            found.answers[line["turn"]] = line["answers"]
+            answers = {call: _to_answer(told) for call, told in line["answers"].items()}
+            found.answers[line["turn"]] = answers
         else:
-            found.turns.append(line)
+            found.turns.append(_Turn(line["calls"], _unpack(line["ids"]), _to_completion(line)))
 
 
 def _pack(array: NDArray[np.generic]) -> list[object]:
@@ -221,7 +244,10 @@ def _to_completion(line: Mapping[str, Any]) -> Completion:
         {name: _unpack(packed) for name, packed in line[kind].items()} for kind in _CHANNELS
     )
     reason, cached = StopReason(line["stop"]), int(line["cached_tokens"])
-    return seal(ids, logprobs, versions, reason, channels, cached, prompt)
+    completion = seal(ids, logprobs, versions, reason, channels, cached, prompt)
+    if completion.digest.hex() != line["digest"]:
+        raise ValueError("the digest differs")
+    return completion
 
 
 def _to_answer(told: Mapping[str, Any]) -> ToolAnswer:

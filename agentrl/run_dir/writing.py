@@ -187,9 +187,12 @@ def read_lines(path: Path) -> list[dict[str, object]]:
     """The objects of a stream; a half-written last line is left out.
 
     Raises:
-        RunError: another line is no JSON object.
+        RunError: another line is no JSON object, or the file cannot be read.
     """
-    text = path.read_bytes() if path.exists() else b""
+    try:
+        text = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise RunError(f"{path}: could not be read ({error.strerror})") from error
     records: list[dict[str, object]] = []
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), start=1):
         try:

@@ -10,6 +10,7 @@ import pytest
 
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs import EnvServices, ScriptedAgent, ToolEnv
+from agentrl.errors import RunError
 from agentrl.rollout import Codec, EpisodeKey, EpisodeLimits, GroupJob
 from agentrl.rollout.episode import EpisodeRunner
 from agentrl.rollout.episode_record import EpisodeRecord
@@ -223,6 +224,28 @@ async def test_an_environment_that_answers_otherwise_is_sampled_on_from_there(
     assert resumed is not None
     assert isinstance(resumed.outcome, Score)
     assert asked == len(resumed.turns) - 1
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [(b'"calls"', b'"cells"'), (b'"digest":"', b'"digest":"0'), (b'"<f4",[3]', b'"<f4",[4]')],
+)
+def test_what_nobody_wrote_is_refused(tmp_path: Path, part: bytes, other: bytes) -> None:
+    log = TurnLog(tmp_path / "turns.jsonl", 0)
+    completion = seal([5, 6, 7], [-0.5, -0.25, 0.0], [0, 1, 1], StopReason.STOP)
+    for _ in range(2):
+        log.write_completion(KEY, [1, 2], completion, calls=False)
+    log.close()
+    first, second = (tmp_path / "turns.jsonl").read_bytes().splitlines()
+    assert part in second
+    (tmp_path / "turns.jsonl").write_bytes(first + b"\n" + second.replace(part, other) + b"\n")
+    with pytest.raises(RunError, match="line 2 is not what a run wrote; remove the file"):
+        TurnLog(tmp_path / "turns.jsonl", 1)
+
+
+def test_what_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"could not be read \(Is a directory\)"):
+        TurnLog(tmp_path, 1)
 
 
 def test_only_open_groups_stay_and_an_empty_log_goes(tmp_path: Path) -> None:
