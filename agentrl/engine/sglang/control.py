@@ -1,5 +1,6 @@
 """The control plane of one server: state, pausing, weights. Small calls, so httpx will do."""
 
+import asyncio
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -91,6 +92,13 @@ class Control:
         self.url = url
         self._keys = keys
         self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s, headers=keys.headers())
+        self._clocks: set[asyncio.Timeout] = set()
+
+    def let_go(self) -> None:
+        """End the calls that run: nobody will answer them."""
+        now = asyncio.get_running_loop().time()
+        while self._clocks:
+            self._clocks.pop().reschedule(now)
 
     async def healthy(self, timeout_s: float = 10.0) -> bool:
         """True if the server answers its health check, paused or not."""
@@ -227,15 +235,20 @@ class Control:
     ) -> object:
         timeout = self._http.timeout if timeout_s is None else timeout_s
         headers = self._keys.headers(admin=admin)
+        clock = asyncio.timeout(None)
         try:
-            response = await self._http.request(
-                method, path, json=body, timeout=timeout, headers=headers
-            )
-        except httpx.HTTPError as error:
+            async with clock:
+                self._clocks.add(clock)
+                response = await self._http.request(
+                    method, path, json=body, timeout=timeout, headers=headers
+                )
+        except (httpx.HTTPError, TimeoutError) as error:
             what = str(error) or type(error).__name__
             raise EngineError(
                 f"the SGLang server at {self.url} did not do {path}: {what}"
             ) from error
+        finally:
+            self._clocks.discard(clock)
         if response.status_code != 200:
             text = error_text(response.status_code, response.content)
             if response.status_code in (401, 403):

@@ -231,7 +231,7 @@ class Fleet:
     async def _pause_server_if_reachable(self, slot: ServerState) -> bool:
         if slot.state == "serving":
             return True
-        if not await slot.control.healthy(2.0):
+        if not await slot.control.healthy(self.patience_s):
             return False
         with suppress(EngineError):
             slot.info = await slot.control.info()
@@ -243,7 +243,7 @@ class Fleet:
         """Make a call to all servers that serve; one that fails serves no longer."""
         serving = [slot for slot in self.slots if slot.state == "serving"]
         results = await asyncio.gather(
-            *(slot.unless_it_fails(call(slot.control)) for slot in serving), return_exceptions=True
+            *(call(slot.control) for slot in serving), return_exceptions=True
         )
         for slot, result in zip(serving, results, strict=True):
             if isinstance(result, EngineError):

@@ -63,7 +63,7 @@ class ServerState:
     running: int = 0
     stats: ServerStats = field(default_factory=ServerStats)
     clocks: set[asyncio.Timeout] = field(default_factory=set[asyncio.Timeout])
-    """Of those who wait for it."""
+    """Of the requests that wait for it."""
 
     @property
     def url(self) -> str:
@@ -80,9 +80,10 @@ class ServerState:
         now = asyncio.get_running_loop().time()
         while self.clocks:
             self.clocks.pop().reschedule(now)
+        self.control.let_go()
 
     async def unless_it_fails(self, work: Awaitable[T]) -> T:
-        """What `work` gives, which waits for the server; Unreachable once that serves no more."""
+        """What a request to the server gives; Unreachable once that serves no more."""
         clock = asyncio.timeout(None)
         try:
             async with clock:
