@@ -1,9 +1,11 @@
 """`agentrl run simulate RUN`: what other settings of the schedule would give."""
 
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import mean
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import Field
 
@@ -14,12 +16,16 @@ from agentrl.orchestration.config import RunConfig
 if TYPE_CHECKING:
     from agentrl.testing.virtual_clock import Simulated, Workload
 
+Number = TypeVar("Number", int, float)
+
 
 class SimulateOptions(JsonOption):
     """The options of `run simulate`."""
 
     staleness: str = Field(default="0,1,4", description="Values of async.staleness to try.")
     concurrency: str = Field(default="64", description="Values of rollout.concurrency to try.")
+    overprovision: str = Field(default="1", description="Values of rollout.overprovision to try.")
+    stragglers: str = Field(default="0", description="Values of rollout.stragglers to try.")
     steps: int = Field(default=200, ge=1, description="Steps of each simulated run.")
     seed: int = Field(default=0, description="Of the draws.")
     runs_dir: str = Field(
@@ -29,38 +35,49 @@ class SimulateOptions(JsonOption):
 
 
 def _run_simulate(options: SimulateOptions, arguments: Arguments) -> int:
-    from agentrl.schedule import Schedule
+    from agentrl.rollout.admission import num_groups
+    from agentrl.schedule import Allowance, Schedule
     from agentrl.testing.virtual_clock import simulate
 
-    stalenesses = _split_integers("--staleness", options.staleness, least=0)
-    concurrencies = _split_integers("--concurrency", options.concurrency, least=1)
+    values = product(
+        _split_numbers(int, "--concurrency", options.concurrency, least=1),
+        _split_numbers(float, "--overprovision", options.overprovision, least=1),
+        _split_numbers(float, "--stragglers", options.stragglers, least=0),
+        _split_numbers(int, "--staleness", options.staleness, least=0),
+    )
     workload, groups, members = _read_workload(Path(options.runs_dir), arguments.positional[0])
     rows: list[dict[str, float]] = []
-    for concurrency in concurrencies:
-        for staleness in stalenesses:
-            schedule = Schedule(
-                groups_per_step=groups,
-                members=members,
-                steps=options.steps,
-                staleness=staleness,
-                concurrency=concurrency,
-            )
-            run = simulate(schedule, workload, seed=options.seed)
-            rows.append(_describe_simulated(run, staleness, concurrency))
+    for concurrency, overprovision, stragglers, staleness in values:
+        schedule = Schedule(
+            groups_per_step=groups,
+            members=members,
+            steps=options.steps,
+            staleness=staleness,
+            concurrency=concurrency,
+            late="drop" if overprovision > 1 else "wait",
+        )
+        surplus = num_groups(groups, overprovision) - groups
+        allowance = Allowance(surplus=surplus, stragglers=stragglers)
+        run = simulate(schedule, workload, allowance, seed=options.seed)
+        tried = {"overprovision": overprovision, "stragglers": stragglers}
+        rows.append(_describe_simulated(run, staleness, concurrency) | tried)
     for row in rows:
         row["speed_up"] = rows[0]["step_s"] / row["step_s"] if row["step_s"] else 1.0
     options.show(rows, _render_simulated_rows(rows))
     return 0
 
 
-def _split_integers(flag: str, text: str, *, least: int) -> list[int]:
+def _split_numbers(
+    kind: Callable[[str], Number], flag: str, text: str, *, least: int
+) -> list[Number]:
     try:
-        numbers = [int(part) for part in text.split(",")]
+        numbers = [kind(part) for part in text.split(",")]
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < least:
         raise ConfigError(
-            f"{flag}: got {text!r}, expected integers of at least {least} with commas between them"
+            f"{flag}: got {text!r}, expected {'integers' if kind is int else 'numbers'} of at "
+            f"least {least} with commas between them"
         )
     return numbers
 
@@ -118,6 +135,7 @@ def _describe_simulated(run: "Simulated", staleness: int, concurrency: int) -> d
         "engine_busy": run.engine_busy,
         "staleness_mean": mean(run.staleness) if run.staleness else 0.0,
         "staleness_max": run.staleness_at(1.0),
+        "lost": len(run.lost) / max(1, len(run.lost) + len(run.trained)),
     }
 
 
@@ -126,21 +144,24 @@ def _render_simulated_rows(rows: list[dict[str, float]]) -> str:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    heads = ("staleness", "concurrency", "s a step", "speed-up", "trainer busy", "engine busy")
-    for head in (*heads, "stale mean", "max"):
+    heads = ("staleness", "concurrency", "groups", "stragglers", "s a step", "speed-up")
+    for head in (*heads, "trainer busy", "engine busy", "stale mean", "max", "lost"):
         table.add_column(head, justify="right")
     for row in rows:
         table.add_row(
             f"{row['staleness']}",
             f"{row['concurrency']}",
+            f"{row['overprovision']:g}x",
+            f"{row['stragglers']:g}",
             f"{row['step_s']:.3g}",
             f"{row['speed_up']:.2f}x",
             f"{row['trainer_busy']:.0%}",
             f"{row['engine_busy']:.0%}",
             f"{row['staleness_mean']:.2f}",
             f"{row['staleness_max']}",
+            f"{row['lost']:.0%}",
         )
-    console = Console(width=100, color_system=None)
+    console = Console(width=140, color_system=None)
     with console.capture() as shown:
         console.print(table)
     return shown.get().rstrip("\n")

@@ -167,7 +167,7 @@ class RunConfig(Config):
 SEAMS = frozenset(
     {
         *("verifier", "trainer.estimator", "trainer.loss", "trainer.normalise", "trainer.correct"),
-        *("rollout.sampler", "engine.kind", "tool_format", "observers"),
+        *("rollout.sampler", "rollout.admission", "engine.kind", "tool_format", "observers"),
     }
 )
 """The keys that name what users bring; in Python they take the object itself too."""

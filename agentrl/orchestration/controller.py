@@ -12,13 +12,12 @@ In a synchronous run the engine never samples from weights older than the traine
 """
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import compress
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from agentrl.orchestration.device_policy import DevicePolicy
 from agentrl.orchestration.evaluate import EvalResult, evaluate
 from agentrl.orchestration.model_files import make_limits
 from agentrl.orchestration.observers import Observer
+from agentrl.orchestration.open_groups import OpenGroups
 from agentrl.orchestration.parts import Parts
 from agentrl.orchestration.reports import (
     stop_of_alarms,
@@ -48,10 +48,11 @@ from agentrl.rollout import (
     episode_metrics,
     make_batch,
 )
+from agentrl.rollout.admission import CheckedAdmission, drop_what_nobody_trains_on
 from agentrl.rollout.codec import OddPrompt
 from agentrl.rollout.collected import gathered
 from agentrl.rollout.driver import ForTrainer, RolloutDriver
-from agentrl.rollout.selection import Refill, Selection
+from agentrl.rollout.selection import Selection
 from agentrl.rollout.turn_log import TurnLog
 from agentrl.schedule import Scheduler, Wait
 from agentrl.schedule.events import (
@@ -104,6 +105,7 @@ class Controller:
         observer: Observer,
         stopping: Stopping,
         recipe: BatchRecipe,
+        admission: CheckedAdmission,
     ) -> None:
         self._stopping = stopping
         self._update_s = 0.0
@@ -120,12 +122,11 @@ class Controller:
         self._has_begun = False
         self._number = self._num_ended = 0
         """The step that is made or was made last; groups that have ended and are not taken."""
-        self._open: dict[int, TaskRef] = {}
-        """Tasks of the groups that are not trained on, by ticket."""
         self.version = 0
         """The policy version that the engine serves: +1 for each update that was published."""
         self.recipe = recipe
         """What is done to batches; its state is that behind the last batch."""
+        self._admission = admission
         self._selection = Selection(
             config=parts.config.rollout,
             limits=make_limits(parts.config, parts.engine.context_length),
@@ -139,30 +140,14 @@ class Controller:
         """
         await self.aclose()
         parts, rollout = self._parts, self._parts.config.rollout
-        schedule = make_schedule(parts.config)
-        kept: dict[str, Any] = json.loads(groups) if groups else {}
-        again = {int(ticket): TaskRef(*ref) for ticket, *ref in kept.get("open", ())}
-        self._open = again.copy()
+        self._open = open_groups = OpenGroups(rollout, parts.jobs, draw_one, groups)
         scheduler = Scheduler(
-            schedule,
+            make_schedule(parts.config),
+            self._admission,
             step=step,
             version=self.version,
-            ticket=kept.get("next"),
-            open_tickets=[*again],
-        )
-
-        def draw(ticket: int) -> GroupJob:
-            self._open[ticket] = ref = again.pop(ticket, None) or draw_one()
-            number, place = divmod(ticket, schedule.groups_per_step)
-            return parts.jobs.job(ref, "train", step=number + 1, place=place)
-
-        self._refill = Refill(
-            self._selection,
-            per_step=schedule.groups_per_step,
-            teaches=self._is_group_worth_training,
-            draw=lambda number, place: parts.jobs.job(
-                draw_one(), "train", step=number, place=place
-            ),
+            ticket=open_groups.next_ticket,
+            open_tickets=open_groups.tickets,
         )
         if not parts.config.deterministic:  # there an episode played again is the same one
             self._log = TurnLog(self._store.directory.turns, self.version)
@@ -173,8 +158,8 @@ class Controller:
             settings=parts.collector.settings,
             scheduler=scheduler,
             group_size=rollout.group_size,
-            draw=draw,
-            another=self._refill,
+            draw=open_groups.draw,
+            another=self._choose_and_replace_group,
             on_group=self._report_ended_group,
             on_stall=self._report_stall,
             log=self._log,
@@ -184,11 +169,7 @@ class Controller:
     def open_groups(self) -> str:
         """The groups that were drawn and not trained on, as JSON; empty if there are none."""
         scheduler = self._require_driver().scheduler
-        tickets = scheduler.open_tickets
-        if not tickets and scheduler.next_ticket == scheduler.schedule.tickets_until(self._number):
-            return ""
-        refs = [(t, self._open[t].env, self._open[t].index) for t in tickets]
-        return json.dumps({"next": scheduler.next_ticket, "open": refs})
+        return self._open.to_json(scheduler.open_tickets, scheduler.next_ticket, self._number)
 
     def waits(self) -> list[Wait]:
         """Who waits for whom, the longest first."""
@@ -295,7 +276,7 @@ class Controller:
 
     def _report_ended_group(self, _: PlayedGroup) -> None:
         self._num_ended += 1
-        self._observer.groups(self._num_ended, self._refill.drawn(self._number + 1))
+        self._observer.groups(self._num_ended, self._open.count_drawn(self._number + 1))
 
     def _report_stall(self, waits: Sequence[Wait]) -> None:
         """Say who waits for whom, when nothing has happened for a long time."""
@@ -308,8 +289,6 @@ class Controller:
         number, parts = batch.step, self._parts
         collected = gathered(self._require_driver().take(batch.tickets))
         self._num_ended -= collected.num_groups
-        for ticket in batch.tickets:
-            self._open.pop(ticket, None)
         if (isolation := parts.services.isolation) != self._isolation:
             self._isolation = isolation
             found = [{"backend": name, "holds": held} for name, *held in isolation]
@@ -356,6 +335,13 @@ class Controller:
             temperature=rollout.temperature,
             greedy=[*map(shape, greedy)] if rollout.greedy_member else None,
         )
+
+    def _choose_and_replace_group(self, ticket: int, group: PlayedGroup) -> GroupJob | None:
+        """Drop what of a group nobody trains on; the job of another, if one is to be played."""
+        teaches = self._is_group_worth_training
+        if drop_what_nobody_trains_on(group, self._selection, self._admission, teaches):
+            return self._open.draw_another(ticket)
+        return None
 
     def _is_group_worth_training(self, group: PlayedGroup) -> bool:
         """True if the estimator has an advantage for any token of the group, seen alone."""

@@ -19,7 +19,7 @@ from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, BoundEnv, Overrides, bind_envs
 from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.observers import check_observers
-from agentrl.orchestration.schedules import make_schedule
+from agentrl.orchestration.schedules import make_schedule, try_admission
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.sampler import check_sampler
 from agentrl.rollout.selection import share_of
@@ -97,6 +97,7 @@ def make_plan(
         sampler = objects.get(config.rollout.sampler)
         sources = [env.source() for env in envs]
         check_sampler(config.rollout, sources, seed=config.seed, given=sampler)
+        try_admission(config, objects, envs[0])
     tool_names = tuple(dict.fromkeys(names))
     return Plan(config=config, envs=envs, tool_names=tool_names, objects=objects)
 
@@ -260,15 +261,10 @@ def _check_needs_are_configured(config: RunConfig, label: str, needs: Sequence[s
 def _check_refill_settings(rollout: RolloutConfig, label: str, needs: Sequence[str]) -> None:
     """Refuse keys that decide what of a group is trained on and could not do what they say."""
     compares = {"group of 2", "greedy member"} & {*needs} and not {"critic", "reference"} & {*needs}
-    if rollout.refill > 1 and not compares:
+    if rollout.refill > 1 and not compares and rollout.admission == "settings":
         raise ConfigError(
             f"rollout.refill: got {rollout.refill:g} with {label}, which learns from a group of "
             "equal rewards too; leave it out, or take an estimator such as grpo"
-        )
-    if 1 < rollout.refill < 1 + 1 / rollout.tasks_per_step:
-        raise ConfigError(
-            f"rollout.refill: got {rollout.refill:g}, which adds no group to "
-            f"rollout.tasks_per_step ({rollout.tasks_per_step}); give more, or leave it out"
         )
     kept = share_of(rollout.group_size, rollout.filter_share)
     if rollout.filter != "none" and kept < 2:

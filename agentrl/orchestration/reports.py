@@ -23,18 +23,19 @@ def why_untrained(collected: Collected, rejected: Set[str] = frozenset()) -> lis
         f"{e.id}: {_explain_why_untrained(e, groups[e.group], rejected)}" for e in collected.scored
     ]
     invalid = [(e.id, e.outcome) for e in collected.invalid if isinstance(e.outcome, Invalid)]
+    lines += [f"{e.id}: it was stopped ({e.dropped})" for e in collected.stopped]
     return lines + [f"{name}: invalid: {why.reason} ({why.blame})" for name, why in invalid]
 
 
 def _explain_why_untrained(episode: Episode, group: Sequence[Episode], rejected: Set[str]) -> str:
     if not any(segment.num_trained for segment in episode.segments):
         return "the policy sampled no token"
-    if episode.dropped in _DROPPED:
-        return _DROPPED[episode.dropped]
+    if episode.dropped not in ("", "flat"):
+        return _DROPPED.get(episode.dropped, f"rollout.admission dropped it: {episode.dropped}")
     if episode.id in rejected:
         return "trainer.correct rejected all of its tokens"
     # A flat group was dropped as a whole, after these had left it.
-    kept = [e for e in group if e.dropped not in _DROPPED and e.id not in rejected]
+    kept = [e for e in group if e.dropped in ("", "flat") and e.id not in rejected]
     left = "" if len(kept) == len(group) else f" that are left of {len(group)}"
     if len(kept) == 1:
         return f"its group has no other episode left to compare its reward {episode.reward:g} with"
@@ -46,6 +47,7 @@ def _explain_why_untrained(episode: Episode, group: Sequence[Episode], rejected:
 _DROPPED = {
     "cut": "a limit cut it, and rollout.mask_cut leaves such episodes out",
     "filter": "rollout.filter left it out",
+    "late": "its group was given up, since it would have been trained on too late",
 }
 
 

@@ -27,6 +27,7 @@ from agentrl.orchestration.model_files import long_prompts
 from agentrl.orchestration.observers import Journal, Observer, make_observers
 from agentrl.orchestration.preflight import Plan, make_plan
 from agentrl.orchestration.resumable import check_resumable
+from agentrl.orchestration.schedules import make_admission
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.orchestration.teacher import reach_teacher
 from agentrl.orchestration.whereabouts import keep_status, tell_waits_on_signal
@@ -147,6 +148,7 @@ class PlannedRun:
             observer=journal,
             stopping=self._stopping,
             recipe=make_recipe(settings, plan.objects.get, seed=self.config.seed, teacher=teacher),
+            admission=make_admission(self.config, plan.objects),
         )
         undo.callback(lambda: runner.run(controller.aclose()))
         undo.enter_context(tell_waits_on_signal(controller.waits))

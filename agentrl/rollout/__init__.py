@@ -1,5 +1,6 @@
 """The sampling side: episodes, groups of them, and the batch that they become."""
 
+from agentrl.rollout.admission import Admission, EndedGroup, Verdict
 from agentrl.rollout.batch import make_batch
 from agentrl.rollout.codec import Codec, LongPrompt, find_long
 from agentrl.rollout.collect import Collector
@@ -14,10 +15,12 @@ from agentrl.types.episode import EpisodeKey, derive_seed
 
 __all__ = [
     "NEVER_RAN",
+    "Admission",
     "Codec",
     "CollectSettings",
     "Collected",
     "Collector",
+    "EndedGroup",
     "EnvSource",
     "EpisodeKey",
     "EpisodeLimits",
@@ -27,6 +30,7 @@ __all__ = [
     "PlayedGroup",
     "RolloutConfig",
     "TaskRef",
+    "Verdict",
     "call_faults",
     "derive_seed",
     "episode_metrics",

@@ -31,6 +31,24 @@ class RolloutConfig(Config):
         description="Most groups that a step draws, as a multiple of tasks_per_step: for each that "
         "teaches nothing another task is drawn, up to so many; 1: none is.",
     )
+    overprovision: float = Field(
+        default=1.0,
+        ge=1,
+        description="Groups that are begun for a step, as a multiple of tasks_per_step: the first "
+        "that are ready are trained on, and async.late drop gives up the others; 1: none more.",
+    )
+    stragglers: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Share of a group's members that are stopped once the others have ended, where "
+        "they take twice as long as those in the median; 0: none is.",
+    )
+    admission: Reference = Field(
+        default="settings",
+        description="Which groups are trained on, replaced, begun beyond need and waited for: "
+        "settings (refill, overprovision, stragglers), pkg.mod:Name or path/file.py:Name.",
+    )
     filter: Literal["none", "best_worst", "best_random"] = Field(
         default="none",
         description="Which episodes of a group are trained on, by the rank of their reward: as "

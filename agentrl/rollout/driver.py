@@ -54,8 +54,8 @@ from agentrl.schedule.events import (
 from agentrl.tools import user_code
 from agentrl.types import Completion, EpisodeKey, EpisodeSession, Invalid, Sampling
 
-Another: TypeAlias = Callable[[PlayedGroup], GroupJob | None]
-"""Asked for each group that has ended: a job to be played in its place, or None."""
+Another: TypeAlias = Callable[[int, PlayedGroup], GroupJob | None]
+"""Asked for each group that has ended, by its ticket: a job to be played in its place, or None."""
 ForTrainer: TypeAlias = TrainBatch | PublishWeights | FinishStep
 
 
@@ -220,7 +220,10 @@ class RolloutDriver:
         self._is_closed = True
         if self._wake is not None:
             self._wake.cancel()
-        await _cancel_and_await_tasks(list(self._tasks))
+        for task, attempt in self._tasks.items():
+            if not attempt.is_broken_off:  # those clean up already
+                task.cancel()
+        await _await_cancelled_tasks(list(self._tasks))
         if self._lockstep is not None:
             await self._lockstep.drain()
 
@@ -243,7 +246,7 @@ class RolloutDriver:
             case WakeAt(time):
                 if self._wake is not None:
                     self._wake.cancel()
-                self._wake = self._loop.call_at(time, self.feed, Tick())
+                self._wake = self._loop.call_at(time, self._feed_from_timer, Tick())
             case Stalled():
                 self._on_stall(self.scheduler.waits())
             case TrainBatch() | PublishWeights() | FinishStep():
@@ -262,14 +265,14 @@ class RolloutDriver:
             if group.left_out is None:
                 self._breaker.begin(group)
                 return True
-            job = self._another(group) if self._another else None
+            job = self._another(ticket, group) if self._another else None
             self._report_ended_group(group)
         return False
 
     def _judge_group(self, ticket: int) -> None:
         group = self._groups[ticket][-1]
         group.episodes.sort(key=lambda episode: episode.member)
-        job = self._another(group) if self._another else None
+        job = self._another(ticket, group) if self._another else None
         self._report_ended_group(group)
         self._events.append(GroupJudged(ticket, replaced=self._begin_group(ticket, job)))
 
@@ -322,7 +325,16 @@ class RolloutDriver:
 
     def _leave_straggler_behind(self, attempt: _Attempt) -> None:
         self._break_off(attempt, "straggler")
-        self.feed(EpisodeEnded(attempt.begin.ticket, attempt.begin.member, stopped=True))
+        stopped = EpisodeEnded(attempt.begin.ticket, attempt.begin.member, stopped=True)
+        self._feed_from_timer(stopped)
+
+    def _feed_from_timer(self, event: Event) -> None:
+        """As `feed`; an error goes to whoever waits in `next`, since nobody is above a timer."""
+        try:
+            self.feed(event)
+        except Exception as error:  # the loop would log it and go on, and the run would hang
+            self._failure = self._failure or error
+            self._for_trainer.put_nowait(None)
 
     def _break_off(self, attempt: _Attempt, why: str) -> None:
         """Cancel an attempt; what it has so far is kept with its group."""
@@ -330,9 +342,12 @@ class RolloutDriver:
         attempt.set_timer(None)
         attempt.is_broken_off = True
         self._places.pop(attempt.record.id, None)
-        attempt.record.outcome = Invalid(reason=f"it was stopped ({why})", blame="environment")
-        episode = attempt.record.finish(wall_s=self._loop.time() - attempt.began)
-        attempt.group.stopped.append(replace(episode, dropped=why))
+        record, group = attempt.record, attempt.group
+        stopped = Invalid(reason=f"it was stopped ({why})", blame="environment")
+        record.outcome = record.outcome or stopped
+        episode = replace(record.finish(wall_s=self._loop.time() - attempt.began), dropped=why)
+        is_scored = episode.valid and attempt.begin.member < self._group_size
+        (group.dropped if is_scored else group.stopped).append(episode)
         assert attempt.task is not None
         attempt.task.cancel()
 
@@ -403,10 +418,8 @@ class RolloutDriver:
             self.feed(CapacityChanged(capacity, longest, cache_fill_s(self._engine) or KEEP_S))
 
 
-async def _cancel_and_await_tasks(tasks: Sequence["asyncio.Task[Any]"]) -> None:
-    """Cancel what still runs and wait for its end, also if that is cancelled in its turn."""
-    for task in tasks:
-        task.cancel()
+async def _await_cancelled_tasks(tasks: Sequence["asyncio.Task[Any]"]) -> None:
+    """Wait for the end of what was cancelled, also if that is cancelled in its turn."""
     cancelled: asyncio.CancelledError | None = None
     while running := [task for task in tasks if not task.done()]:
         try:

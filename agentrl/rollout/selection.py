@@ -1,14 +1,13 @@
 """What of a step is trained on, and with which rewards: decided for each group as it ends.
 
-    scored ──▶ without those that ──▶ the filter, by rank ──▶ does it teach? ──▶ trained on
-                 a limit cut            of the rewards             │ no: dropped
-    another task, up to so many groups of a step  ◀────────────────┘
+    scored ──▶ without those that ──▶ the filter, by rank ──▶ an admission policy (`admission.py`)
+                 a limit cut            of the rewards
 
 Rewards are those that are trained on: they fall near a limit of tokens.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,7 +16,6 @@ import numpy as np
 from agentrl.rollout.collected import Collected, PlayedGroup
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.episode import EpisodeLimits
-from agentrl.rollout.episode_record import GroupJob
 from agentrl.rollout.metrics import share_of_flat_groups, successes
 from agentrl.types import Episode, EpisodeStop
 from agentrl.types.episode import derive_seed
@@ -59,65 +57,17 @@ class Selection:
             fell = sum(new is not old for new, old in zip(shaped, collected.scored, strict=True))
             metrics["overlong"] = fell / max(1, len(shaped))
             metrics["flat_groups"] = share_of_flat_groups(shaped)
-        dropped = Counter(episode.dropped for episode in collected.dropped)
-        rules = {
-            "flat": config.refill > 1,
-            "cut": config.mask_cut,
-            "filter": config.filter != "none",
-            "late": dropped["late"] > 0,
-        }
-        for why, is_set in rules.items():
-            if is_set:
-                metrics[f"dropped/{why}"] = float(dropped[why])
-        parts = {"kept": collected.episodes, "dropped": collected.dropped}
-        for name, episodes in parts.items() if any(rules.values()) else ():
-            if episodes:  # nothing has no length, which 0 would be
-                sampled = sum(turn.num_sampled for e in episodes for turn in e.turns)
-                metrics[f"length/{name}"] = sampled / len(episodes)
+        lost = [*collected.dropped, *collected.stopped]
+        dropped = Counter(episode.dropped for episode in lost)
+        is_set = {"flat": config.refill > 1, "cut": config.mask_cut}
+        is_set["filter"] = config.filter != "none"
+        rules = [why for why, is_one in is_set.items() if is_one]
+        for why in dict.fromkeys((*rules, *sorted(dropped))):
+            metrics[f"dropped/{why}"] = float(dropped[why])
+        if lost or rules:
+            metrics |= measure_lengths("length/kept", collected.episodes)
+            metrics |= measure_lengths("length/dropped", lost)
         return metrics | (count_groups(collected) if config.refill > 1 else {})
-
-
-class Refill:
-    """Says of each group of a step what is trained on, and what is played in its place.
-
-    That is dynamic sampling (DAPO, arXiv:2503.14476, section 3.2). One group is drawn for each that
-    teaches nothing, so as soon as enough are kept none is; which ones are drawn does not depend on
-    who ends first.
-    """
-
-    def __init__(
-        self,
-        selection: Selection,
-        *,
-        per_step: int,
-        teaches: Callable[[PlayedGroup], bool],
-        draw: Callable[[int, int], GroupJob],
-    ) -> None:
-        """`draw` makes the job of a step for a place behind those of its `per_step` groups."""
-        self._selection = selection
-        self._per_step = per_step
-        self._most = int(per_step * selection.config.refill + 1e-6)  # 20 * 1.15 is below 23
-        self._is_on = self._most > per_step
-        self._teaches = teaches
-        self._draw = draw
-        self._more = Counter[int]()
-        """Groups drawn beyond those of a step."""
-
-    def drawn(self, step: int) -> int:
-        """How many groups have been drawn for a step."""
-        return self._per_step + self._more[step]
-
-    def __call__(self, group: PlayedGroup) -> GroupJob | None:
-        """Drop what is not trained on; the job of another group, if one is to be played."""
-        self._selection.choose(group)
-        if not self._is_on or (group.episodes and self._teaches(group)):
-            return None
-        drop(group, group.episodes, "flat")
-        step = group.job.key.step
-        if self.drawn(step) >= self._most:
-            return None
-        self._more[step] += 1
-        return self._draw(step, self.drawn(step) - 1)
 
 
 def count_groups(collected: Collected) -> dict[str, float]:
@@ -135,6 +85,21 @@ def count_groups(collected: Collected) -> dict[str, float]:
     }
     counts["flat"] = len(flat) - counts["solved"] - counts["failed"]
     return {f"groups/{name}": float(number) for name, number in counts.items()}
+
+
+def measure_lengths(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
+    """Sampled tokens of an episode, in the mean; of each environment too where there are several.
+
+    Nothing has no length, which 0 would be.
+    """
+    lengths: dict[str, list[int]] = {}
+    for episode in episodes:
+        sampled = sum(turn.num_sampled for turn in episode.turns)
+        lengths.setdefault(episode.env, []).append(sampled)
+    by_env = {f"{name}/{env}": own for env, own in lengths.items() if len(lengths) > 1}
+    every = [length for own in lengths.values() for length in own]
+    named = {name: every} if every else {}
+    return {key: sum(own) / len(own) for key, own in (named | by_env).items()}
 
 
 def drop(group: PlayedGroup, episodes: Sequence[Episode], why: str) -> None:

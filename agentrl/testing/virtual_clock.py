@@ -217,11 +217,7 @@ class _VirtualRun:
                 self._strike(faults.pop(0))
                 continue
             self.now = min(engine, trainer)
-            event = self._end_turn() if engine < trainer else heapq.heappop(self.later)[2]
-            if isinstance(event, _Attempt):
-                event = self._end_attempt(event)
-            if isinstance(event, EpisodeEnded) and event.stopped:
-                event = self._stop_attempt(event)
+            event = self._end_turn() if engine < trainer else self._take_later()
             if event is None:
                 continue
             self._note_event(event)
@@ -246,6 +242,16 @@ class _VirtualRun:
 
     def _come_later(self, seconds: float, event: Event | _Attempt) -> None:
         heapq.heappush(self.later, (self.now + seconds, next(self.order), event))
+
+    def _take_later(self) -> Event | None:
+        """What was to come now; None if its group was given up, or its attempt has ended."""
+        event = heapq.heappop(self.later)[2]
+        if isinstance(event, _Attempt):
+            return self._end_attempt(event)
+        if isinstance(event, EpisodeEnded):
+            return self._stop_attempt(event)
+        is_given_up = isinstance(event, GroupJudged) and event.ticket not in self.scored
+        return None if is_given_up else event
 
     def _strike(self, fault: Fault) -> None:
         """Let a fault have its effect; those that end a run come late where it is stopped."""

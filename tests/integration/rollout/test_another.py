@@ -108,7 +108,7 @@ class EveryThird:
 
     drawn = 4
 
-    def __call__(self, group: PlayedGroup) -> GroupJob | None:
+    def __call__(self, ticket: int, group: PlayedGroup) -> GroupJob | None:
         if place_of(group) % 3 == 0:
             return None
         drop(group, group.episodes, "flat")
@@ -147,7 +147,7 @@ async def test_one_that_is_left_out_gives_its_place_too(codec: Codec) -> None:
     long = replace(job(4), task=Task(prompt="x " * 600))
     given = iter([long, job(5)])
 
-    def another(group: PlayedGroup) -> GroupJob | None:
+    def another(ticket: int, group: PlayedGroup) -> GroupJob | None:
         return next(given) if place_of(group) == 0 or group.left_out else None
 
     collected = await gather_groups(collect(Slow(codec, 1), codec, another))
@@ -157,7 +157,7 @@ async def test_one_that_is_left_out_gives_its_place_too(codec: Codec) -> None:
 
 
 async def test_an_error_of_whoever_is_asked_ends_the_collection(codec: Codec) -> None:
-    def another(group: PlayedGroup) -> GroupJob | None:
+    def another(ticket: int, group: PlayedGroup) -> GroupJob | None:
         raise RunError("no task is left")
 
     before = asyncio.all_tasks()
@@ -167,7 +167,7 @@ async def test_an_error_of_whoever_is_asked_ends_the_collection(codec: Codec) ->
 
 
 async def test_a_number_that_there_is_already_is_refused(codec: Codec) -> None:
-    async with aclosing(collect(Slow(codec, 1), codec, lambda _: job(0))) as groups:
+    async with aclosing(collect(Slow(codec, 1), codec, lambda *_: job(0))) as groups:
         with pytest.raises(ValueError, match="two jobs have the key of train-s1-g0-m0-a0"):
             async for _ in groups:
                 pass

@@ -229,6 +229,29 @@ def test_a_new_algorithm_is_a_function_and_a_line(tmp_path: Path) -> None:
             "rollout.refill: got 1.2, which adds no group to rollout.tasks_per_step (4)",
         ),
         (
+            ["--rollout.overprovision", "1.2", "--tasks-per-step", "4"],
+            "rollout.overprovision: got 1.2, which adds no group to rollout.tasks_per_step (4)",
+        ),
+        (
+            ["--rollout.overprovision", "1.5"],
+            "rollout.overprovision: got 1.5 with async.late wait, which gives no group up; set",
+        ),
+        (
+            ["--rollout.overprovision", "1.5", "--async.late", "drop", "--deterministic"],
+            "rollout.overprovision: got 1.5 with deterministic: which episode ends first is chance",
+        ),
+        (
+            ["--rollout.stragglers", "0.2", "--group-size", "4"],
+            "rollout.stragglers: got 0.2, which is no member of rollout.group_size (4); give more",
+        ),
+        (
+            ["--rollout.stragglers", "0.25", "--deterministic"],
+            "rollout.stragglers: got 0.25 with deterministic: which episode ends first is chance",
+        ),
+        (["--rollout.admission", "all"], "admission all is unknown"),
+        (["--rollout.admission", "builtins:len"], "admission builtins:len raised TypeError: "),
+        (["--rollout.admission", "builtins:repr"], "gave a str, expected an Admission; make it"),
+        (
             ["--rollout.overlong-buffer", "1.5"],
             "--rollout.overlong-buffer: got 1.5, expected a number of at most 1",
         ),

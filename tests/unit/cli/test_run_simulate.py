@@ -8,12 +8,20 @@ import pytest
 from agentrl.cli import main
 
 
-def record_run(folder: Path) -> None:
-    """A step of 2 groups of 2, of two turns of a second; training takes 3 s, publishing half."""
+def record_run(folder: Path, slow: int = 1) -> None:
+    """A step of 2 groups of 2, of two turns of a second; training takes 3 s, publishing half.
+
+    An episode takes so many times as long.
+    """
     (folder / "episodes").mkdir(parents=True)
     (folder / "config.toml").touch()
     rows = [
-        {"group": g, "member": m, "turn_generate_s": [0.75] * 2, "turn_environment_s": [0.25] * 2}
+        {
+            "group": g,
+            "member": m,
+            "turn_generate_s": [0.75] * 2 * (slow if g == m == 0 else 1),
+            "turn_environment_s": [0.25] * 2 * (slow if g == m == 0 else 1),
+        }
         for g in range(2)
         for m in range(2)
     ]
@@ -39,12 +47,28 @@ def test_a_table_says_what_to_expect(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "speed-up" in capsys.readouterr().out
 
 
+def test_what_is_begun_beyond_need_and_stopped_is_told_as_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_run(tmp_path / "mine", slow=3)
+    arguments = ["run", "simulate", "mine", "--runs-dir", str(tmp_path), "--staleness", "0"]
+    assert main([*arguments, "--overprovision", "1,2", "--stragglers", "0,0.5", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    tried = [(row["overprovision"], row["stragglers"]) for row in rows]
+    assert tried == [(1, 0), (1, 0.5), (2, 0), (2, 0.5)]
+    plain, impatient, more, both = rows
+    assert plain["lost"] == 0 < impatient["lost"] < 0.5
+    assert more["lost"] == pytest.approx(0.5)
+    assert both["speed_up"] > max(more["speed_up"], impatient["speed_up"]) > 1.2
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["empty"], "has no recorded step to draw times from"),
         (["empty", "--staleness", "0,x"], "--staleness: got '0,x', expected integers"),
         (["empty", "--concurrency", "0"], "--concurrency: got '0', expected integers"),
+        (["empty", "--overprovision", "0.5"], "--overprovision: got '0.5', expected numbers of at"),
     ],
 )
 def test_bad_input_is_one_sentence(

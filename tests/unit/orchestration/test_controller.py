@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from agentrl.errors import ConfigError, RunError
 from agentrl.orchestration.controller import Controller, StepResult
+from agentrl.orchestration.env_mix import Overrides
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts
+from agentrl.orchestration.schedules import make_admission
 from agentrl.orchestration.stopping import GivenUp, Stopping
 from agentrl.rollout import TaskRef
 from agentrl.trainer.algorithms.recipe import make_recipe
@@ -50,6 +52,7 @@ class Bench:
         self,
         *flags: str,
         estimator: Any = None,
+        admission: Any = None,
         observer: Observer | None = None,
         more: Iterable[TaskRef] = (),
     ) -> Controller:
@@ -59,12 +62,14 @@ class Bench:
             make_parts(self.folder, self.log, self.trainer, config),
             config.trainer,
         )
+        objects = Overrides(given={config.rollout.admission: admission})
         controller = Controller(
             parts=self.parts,
             store=cast("Any", self.store),
             observer=observer or Observer(),
             stopping=self.stopping,
             recipe=make_recipe(trainer, {trainer.estimator: estimator}.get),
+            admission=make_admission(config, objects),
         )
         refs = chain(REFS, more) if more else cycle(REFS)
         await controller.begin(lambda: next(refs))
