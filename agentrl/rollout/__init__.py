@@ -1,6 +1,6 @@
 """The sampling side: episodes, groups of them, and the batch that they become."""
 
-from agentrl.rollout.admission import Admission, EndedGroup, Verdict
+from agentrl.rollout.admission import Admission, EndedGroup, Judgement
 from agentrl.rollout.batch import make_batch
 from agentrl.rollout.codec import Codec, LongPrompt, find_long
 from agentrl.rollout.collect import Collector
@@ -26,11 +26,11 @@ __all__ = [
     "EpisodeLimits",
     "EpisodeRunner",
     "GroupJob",
+    "Judgement",
     "LongPrompt",
     "PlayedGroup",
     "RolloutConfig",
     "TaskRef",
-    "Verdict",
     "call_faults",
     "derive_seed",
     "episode_metrics",

@@ -39,7 +39,7 @@ class EndedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """What becomes of a group; by default it is trained on."""
 
     dropped: str = ""
@@ -57,15 +57,15 @@ class Admission(Allowance):
         most = num_groups(config.tasks_per_step, config.overprovision)
         super().__init__(surplus=most - config.tasks_per_step, stragglers=config.stragglers)
 
-    def judge(self, group: EndedGroup) -> Verdict:
+    def judge(self, group: EndedGroup) -> Judgement:
         """Whether a group is trained on: dynamic sampling (DAPO, arXiv:2503.14476, section 3.2).
 
         One group is drawn for each that teaches nothing, so as soon as enough are kept none is;
         which ones are drawn does not depend on who ends first.
         """
         if self.config.refill == 1 or group.teaches():
-            return Verdict()
-        return Verdict("flat", replace=True)
+            return Judgement()
+        return Judgement("flat", replace=True)
 
 
 ADMISSIONS: Final = Seam("admission", {"settings": Admission}, "agentrl.admissions")
@@ -128,12 +128,12 @@ class CheckedAdmission(Allowance):
             )
         return seconds
 
-    def judge(self, group: EndedGroup) -> Verdict:
+    def judge(self, group: EndedGroup) -> Judgement:
         """As that of the policy. Raises RunError if it is none."""
         with user_code(f"{self._label}: judge", fault=RunError):
             verdict = cast("object", self._policy.judge(group))
-        if not isinstance(verdict, Verdict):
-            raise RunError(f"{self._label}: judge gave {verdict!r}, expected a Verdict")
+        if not isinstance(verdict, Judgement):
+            raise RunError(f"{self._label}: judge gave {verdict!r}, expected a Judgement")
         why = cast("object", verdict.dropped)
         if not isinstance(why, str) or (why and not why.isidentifier()):
             raise RunError(

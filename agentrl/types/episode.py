@@ -266,8 +266,8 @@ class Episode:
     wall_s: float = 0.0
     score_s: float = 0.0
     dropped: str = ""
-    """Why nobody trains on it though it has a score: `flat` (its group teaches nothing), `cut` or
-    `filter`; empty otherwise."""
+    """Why nobody trains on it: `flat` (its group teaches nothing), `cut`, `filter`, `late`,
+    `straggler` (it may have been stopped, without a score), or a policy's own; empty otherwise."""
 
     @property
     def reward(self) -> float:

@@ -1,15 +1,15 @@
 from collections.abc import Sequence
 
-from agentrl.rollout import Admission, EndedGroup, Verdict
+from agentrl.rollout import Admission, EndedGroup, Judgement
 
 
 class Hard(Admission):
-    """Trains on no group that nearly always succeeds, and waits longer for those of long games."""
+    """Trains on no group that nearly always succeeds, and gives slow members a minute more."""
 
-    def judge(self, group: EndedGroup) -> Verdict:
+    def judge(self, group: EndedGroup) -> Judgement:
         rewards = [episode.reward for episode in group.episodes]
         if rewards and sum(rewards) / len(rewards) > 0.9:
-            return Verdict("easy", replace=True)
+            return Judgement("easy", replace=True)
         return super().judge(group)
 
     def patience(self, ended_s: Sequence[float], members: int) -> float:

@@ -1,5 +1,6 @@
 """Runs whose sampling goes ahead: how old what they train on is, and that nothing is lost."""
 
+import asyncio
 import base64
 import os
 import re
@@ -34,6 +35,18 @@ class Digits(ToolEnv):
 
     def score(self, answer: str) -> Score:
         time.sleep(0.01 * 3 ** int(self.task.answer))  # 0.03 s to 0.8 s
+        return Score(value=len(answer) % 2)
+
+
+class SomeMembersAreSlow(ToolEnv):
+    """One episode in eight takes 100 times as long as the others."""
+
+    @classmethod
+    def make_task(cls, rng: Any, split: str) -> Task:
+        return Task(prompt=f"Say {int(rng.integers(10_000))}.")
+
+    async def score(self, answer: str) -> Score:
+        await asyncio.sleep(5.0 if self.rng.random() < 0.125 else 0.05)
         return Score(value=len(answer) % 2)
 
 
@@ -102,6 +115,35 @@ def test_groups_that_become_too_old_are_given_up_and_counted(
     assert not {*ids} & {e.id for e in dropped}
     # What was given up gave its place to groups beyond those of the last step.
     assert any(name.startswith(f"train-s{STEPS + 1}-") for name in ids)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_groups_beyond_need_and_stragglers_are_given_up_and_counted(
+    tiny_folder: Path, tmp_path: Path, staleness: int
+) -> None:
+    given = settings(tiny_folder, tmp_path, staleness=staleness, late="drop")
+    given["group_size"] = 4
+    given["rollout"] |= {"overprovision": 1.7, "stragglers": 0.25, "concurrency": 32}
+    with agentrl.Run(SomeMembersAreSlow, **given) as run:
+        results = list(run)
+    assert [r.step for r in results] == [*range(1, STEPS + 1)]
+    assert all(r.stats.alarm is None and not r.collected.invalid for r in results)
+    assert max(r.metrics.get("lag/max", 0) for r in results) <= staleness
+    trained = [e.id for r in results for e in r.collected.episodes]
+    stopped = [e for r in results for e in r.collected.stopped]
+    lost = [*(e for r in results for e in r.collected.dropped), *stopped]
+    assert len({*trained}) == len(trained)
+    assert len({*trained, *(e.id for e in lost)}) == len(trained) + len(lost)
+    groups = Counter(e.group for r in results for e in r.collected.episodes)
+    assert len(groups) == STEPS * GROUPS
+    assert min(groups.values()) >= 3, "more than a quarter of a group was left behind"
+    whys = Counter(e.dropped for e in lost)
+    assert {*whys} == {"late", "straggler"}
+    for why, number in whys.items():
+        assert sum(r.metrics.get(f"dropped/{why}", 0) for r in results) == number
+    assert any("length/dropped" in r.metrics for r in results)
+    kept = {e.id: e.dropped for e in read_episodes(tmp_path / "ahead" / "episodes")}
+    assert {**dict.fromkeys(trained, ""), **{e.id: e.dropped for e in lost}} == kept
 
 
 def test_a_run_that_was_left_and_resumed_trains_each_group_once(

@@ -1,6 +1,7 @@
 """The order of a step: what waits for what, which version is served, and what a failure leaves."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts
 from agentrl.orchestration.schedules import make_admission
 from agentrl.orchestration.stopping import GivenUp, Stopping
-from agentrl.rollout import TaskRef
+from agentrl.rollout import Admission, EndedGroup, Judgement, TaskRef
 from agentrl.trainer.algorithms.recipe import make_recipe
 from agentrl.trainer.updates import CRITIC_ALONE, StepStats
 from agentrl.types import Batch
@@ -402,3 +403,31 @@ async def test_a_step_without_episodes_asks_no_estimator(bench: Bench) -> None:
     assert (batch.num_rows, batch.episode_ids) == (0, ())
     assert batch.advantages_N is not None
     assert batch.weights_N is not None
+
+
+async def test_a_policy_of_one_s_own_says_what_is_trained_on(bench: Bench) -> None:
+    class OnlyFirst(Admission):
+        def judge(self, group: EndedGroup) -> Judgement:
+            seen.append((group.env, group.step, len(group.episodes), group.teaches()))
+            return Judgement("second", replace=True) if len(seen) == 2 else Judgement()
+
+    seen: list[tuple[str, int, int, bool]] = []
+    controller = await bench.controller(
+        "--rollout.refill", "2", "--rollout.admission", "<OnlyFirst>", admission=OnlyFirst
+    )
+    metrics = (await controller.step()).metrics
+    assert (len(seen), len(bench.store.collected[0].episodes)) == (3, 4)
+    assert {(step, members) for _, step, members, _ in seen} == {(1, 2)}
+    assert (metrics["dropped/second"], metrics["dropped/flat"]) == (2, 0)
+    assert {"length/kept", "length/dropped", "groups/drawn"} <= metrics.keys()
+
+
+async def test_a_resumed_run_plays_the_group_that_stood_for_a_ticket(bench: Bench) -> None:
+    controller = await bench.controller("--rollout.refill", "3")
+    kept = json.dumps({"next": 3, "open": [(1, 0, 1, 4)], "more": {"1": 3}})
+    refs = cycle(REFS)
+    await controller.begin(lambda: next(refs), 1, kept)
+    await controller.step()
+    played = {e.id[:-6]: e.task.id for e in bench.store.collected[0].scored}
+    assert [*played] == ["train-s1-g4", "train-s2-g1"]
+    assert controller.open_groups() == ""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentrl.errors import ConfigError, RunError
-from agentrl.rollout import Admission, EndedGroup, RolloutConfig, Verdict
+from agentrl.rollout import Admission, EndedGroup, Judgement, RolloutConfig
 from agentrl.rollout.admission import CheckedAdmission, check_admission, num_groups
 from agentrl.schedule import Late
 from agentrl.types import Task
@@ -34,14 +34,14 @@ def checked(
 
 def test_by_default_all_groups_are_kept_none_is_begun_beyond_and_none_is_hurried() -> None:
     policy = checked(configured(), late="wait", deterministic=True)
-    assert policy.judge(ended(teaches=False)) == Verdict()
+    assert policy.judge(ended(teaches=False)) == Judgement()
     assert (policy.surplus(1), policy.patience([1.0], 8)) == (0, inf)
 
 
 def test_the_settings_are_a_policy() -> None:
     policy = checked(configured(refill=3, overprovision=1.15, stragglers=0.25))
-    assert policy.judge(ended(teaches=True)) == Verdict()
-    assert policy.judge(ended(teaches=False)) == Verdict("flat", replace=True)
+    assert policy.judge(ended(teaches=True)) == Judgement()
+    assert policy.judge(ended(teaches=False)) == Judgement("flat", replace=True)
     assert policy.surplus(1) == 3
     assert policy.patience([1.0, 5.0, 2.0, 3.0, 4.0, 6.0], 8) == 7.0
     assert num_groups(20, 1.15) == 23
@@ -52,7 +52,7 @@ def test_whether_a_group_teaches_is_not_asked_where_it_decides_nothing() -> None
         raise AssertionError("asked")
 
     group = EndedGroup(task=TASK, env="env", step=1, episodes=(), teaches=fails)
-    assert checked(configured()).judge(group) == Verdict()
+    assert checked(configured()).judge(group) == Judgement()
 
 
 def test_one_of_one_s_own_may_answer_a_part_of_it() -> None:
@@ -61,8 +61,10 @@ def test_one_of_one_s_own_may_answer_a_part_of_it() -> None:
     class Solved:
         reward = 1.0
 
-    assert policy.judge(ended(teaches=True, episodes=(Solved(),))) == Verdict("easy", replace=True)
-    assert policy.judge(ended(teaches=True)) == Verdict()
+    assert policy.judge(ended(teaches=True, episodes=(Solved(),))) == Judgement(
+        "easy", replace=True
+    )
+    assert policy.judge(ended(teaches=True)) == Judgement()
     assert (policy.surplus(1), policy.patience([1.0], 2)) == (20, 62.0)
 
 
@@ -85,10 +87,10 @@ def raises(*_: object) -> object:
         (of(surplus=lambda *_: 1.5), "<it>: surplus gave 1.5, expected a number of groups"),
         (of(patience=lambda *_: nan), "<it>: patience gave nan, expected seconds of at least 0"),
         (of(patience=lambda *_: None), "<it>: patience gave None, expected seconds of at least 0"),
-        (of(judge=lambda *_: None), "<it>: judge gave None, expected a Verdict"),
-        (of(judge=lambda *_: Verdict("too easy")), "expected one word to say why, such as flat"),
-        (of(judge=lambda *_: Verdict(ODD)), "expected one word to say why"),
-        (of(judge=lambda *_: Verdict("", replace=True)), "expected dropped to say why"),
+        (of(judge=lambda *_: None), "<it>: judge gave None, expected a Judgement"),
+        (of(judge=lambda *_: Judgement("too easy")), "expected one word to say why, such as flat"),
+        (of(judge=lambda *_: Judgement(ODD)), "expected one word to say why"),
+        (of(judge=lambda *_: Judgement("", replace=True)), "expected dropped to say why"),
         (of(judge=raises), "<it>: judge raised KeyError: 'difficulty'"),
         (of(__init__=raises), "<it> raised KeyError: 'difficulty'"),
         (lambda config: 7, "<it> gave a int, expected an Admission; make it a subclass of"),
@@ -106,11 +108,11 @@ def test_a_wrong_one_is_found_before_the_run(given: object, said: str) -> None:
 
 def test_one_that_goes_wrong_later_ends_the_run() -> None:
     def judge(self: Admission, group: EndedGroup) -> object:
-        return None if group.episodes else Verdict()
+        return None if group.episodes else Judgement()
 
     policy = checked(configured(admission="<it>"), of(judge=judge))
     check_admission(policy, task=TASK, env="env", members=2)
-    with pytest.raises(RunError, match="<it>: judge gave None, expected a Verdict"):
+    with pytest.raises(RunError, match="<it>: judge gave None, expected a Judgement"):
         policy.judge(ended(teaches=True, episodes=(7,)))
 
 

@@ -19,7 +19,7 @@ from agentrl.orchestration.env_mix import JobMaker, Overrides, bind_envs
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.observers import Observer
 from agentrl.orchestration.parts import Parts, make_collector
-from agentrl.orchestration.schedules import make_schedule
+from agentrl.orchestration.schedules import make_admission, make_schedule
 from agentrl.orchestration.stopping import Stopping
 from agentrl.rollout import TaskRef
 from agentrl.schedule import Schedule
@@ -110,6 +110,7 @@ async def play_both(folder: Path, out: Path) -> tuple[Run, Run]:
         observer=Observer(),
         stopping=Stopping(),
         recipe=make_recipe(config.trainer, lambda _: None),
+        admission=make_admission(config, objects),
     )
     indices = count()
     await controller.begin(lambda: TaskRef(env=0, index=next(indices)))
