@@ -19,20 +19,23 @@ class Breaker:
         self._members, self._attempts = members, attempts
         self._max_invalid_share = max_invalid_share
         self._groups: list[PlayedGroup] = []
-        self._num_invalid = 0
+        self._invalid: list[Episode] = []
+        """Attempts at theirs, in the order of their ends."""
 
     def begin(self, group: PlayedGroup) -> None:
         """A group begins."""
         self._groups.append(group)
 
-    def count_invalid_attempt(self) -> None:
+    def count_invalid_attempt(self, attempt: Episode) -> None:
         """An attempt had no score. Raises BreakerTripped where hardly any has one."""
-        self._num_invalid += 1
+        self._invalid.append(attempt)
         total = len(self._groups) * self._members
-        if self._num_invalid > max(BREAKER_MIN_EPISODES, self._attempts * total // 2):
+        if len(self._invalid) > max(BREAKER_MIN_EPISODES, self._attempts * total // 2):
+            first = self._invalid[0]
+            assert isinstance(first.outcome, Invalid)
             raise BreakerTripped(
-                f"{self._num_invalid} attempts at {total} episodes were invalid:\n"
-                f"{_tabulate_reasons(self._invalid_of(self._groups))}"
+                f"{len(self._invalid)} attempts at {total} episodes were invalid, first by the "
+                f"{first.outcome.blame} in {first.id}:\n{_tabulate_reasons(self._invalid)}"
             )
 
     def take(self, groups: Sequence[PlayedGroup]) -> None:
@@ -54,7 +57,8 @@ class Breaker:
         """Let these count no more."""
         gone = {id(group) for group in groups}
         self._groups = [group for group in self._groups if id(group) not in gone]
-        self._num_invalid -= len(self._invalid_of(groups))
+        taken = {id(attempt) for attempt in self._invalid_of(groups)}
+        self._invalid = [attempt for attempt in self._invalid if id(attempt) not in taken]
 
     def _invalid_of(self, groups: Sequence[PlayedGroup]) -> list[Episode]:
         return [episode for group in groups for episode in group.invalid]

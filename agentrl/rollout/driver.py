@@ -380,7 +380,7 @@ class RolloutDriver:
             retry = False
             if isinstance(episode.outcome, Invalid):
                 group.invalid.append(episode)
-                self._breaker.count_invalid_attempt()
+                self._breaker.count_invalid_attempt(episode)
                 retry = episode.outcome.retryable
             elif is_greedy:
                 group.greedy = episode
