@@ -211,7 +211,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--learning", action="store_true")
-    parser.add_argument("--steps", type=int, help="24, or 40 with --learning")
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--turn-s", type=float, help="mean seconds of a turn: 0.5, or 0.2")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--folder", type=Path, help="keeps the runs and the warm-started model")
@@ -220,7 +220,7 @@ def main() -> int:
     turn_s: float = options.turn_s or (0.2 if options.learning else 0.5)
     make = partial(
         TimedRun,
-        steps=options.steps or (40 if options.learning else 24),
+        steps=options.steps,
         turn_s=turn_s,
         generation_s=measure_generation_s(200, range(3), turn_s),
     )
