@@ -5,19 +5,22 @@
 64 places for episodes of 1 to 8 turns, turns log-normal with sigma 1.0, training 0.2 of the mean
 synchronous generation time, publishing 0.02. A queue model gives 1.9x for a staleness of 1, 2.8x
 for 2 and 3.9x for 4. Then events per CPU second, those of the simulated world included, with 64 and
-4,096 episodes at once. Exits with 1 below 20,000 events per CPU second.
+4,096 episodes at once. In between, what a synchronous run gains and loses by half as many groups
+more than it needs, with a place for each, and by leaving a quarter of a group behind. Exits with 1
+below 20,000 events per CPU second.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agentrl.schedule import Schedule
+from agentrl.schedule import Allowance, Schedule
 from agentrl.testing.virtual_clock import Workload, lognormal, simulate
 
 MODEL = {0: 1.0, 1: 1.9, 2: 2.8, 4: 3.9}
@@ -88,6 +91,20 @@ def measure_speedups(steps: int, seeds: Sequence[int]) -> None:
         )
 
 
+def measure_allowances(steps: int, seeds: Sequence[int]) -> None:
+    """Print a row for each way to wait for fewer episodes, at a staleness of 0."""
+    workload, first = make_workload(measure_generation_s(steps, seeds)), 0.0
+    schedule = replace(make_schedule(steps, 0, groups=8), late="drop", concurrency=None)
+    print("surplus  stragglers  s a step  speed-up  lost")
+    for surplus, stragglers in ((0, 0.0), (0, 0.25), (4, 0.0), (4, 0.25)):
+        allowance = Allowance(surplus=surplus, stragglers=stragglers)
+        runs = [simulate(schedule, workload, allowance, seed=seed) for seed in seeds]
+        step_s = mean(run.step_s for run in runs)
+        first = first or step_s
+        lost = mean(len(run.lost) / (len(run.lost) + len(run.trained)) for run in runs)
+        print(f"{surplus:7}  {stragglers:10}  {step_s:8.1f}  {first / step_s:7.2f}x  {lost:4.0%}")
+
+
 def measure_events_per_s(episodes: int) -> float:
     """Events per CPU second with so many episodes at once, at a staleness of 4."""
     schedule = make_schedule(max(3, 16_384 // episodes), 4, groups=episodes // 8)
@@ -104,6 +121,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     measure_speedups(options.steps, range(options.seeds))
+    measure_allowances(options.steps, range(options.seeds))
     rates = {episodes: measure_events_per_s(episodes) for episodes in (64, 4096)}
     for episodes, rate in rates.items():
         print(f"{episodes:5} episodes: {rate:9,.0f} events per CPU second")
