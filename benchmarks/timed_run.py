@@ -179,6 +179,7 @@ class TimedWalk(Walk):
     """
 
     success_at = 1.0
+    passed: int
 
     async def setup(self) -> None:
         """Begin with the first key."""
@@ -294,7 +295,7 @@ class UpdateLog:
             for of_N in (batch.mask_N, sampled_N)
         )
         for row, episode in enumerate(batch.episode_R):  # each has one segment
-            begin = find_attempt(batch.episode_ids[episode], self.groups_per_step)
+            begin = find_attempt(batch.episode_ids[int(episode)], self.groups_per_step)
             assert begin is not None
             share = float(trained_R[row] / sampled_R[row])
             self.trained[begin.ticket] = self.trained.get(begin.ticket, 0.0) + share

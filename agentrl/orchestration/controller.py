@@ -54,7 +54,8 @@ from agentrl.rollout.collected import gathered
 from agentrl.rollout.driver import ForTrainer, RolloutDriver
 from agentrl.rollout.selection import Selection
 from agentrl.rollout.turn_log import TurnLog
-from agentrl.schedule import Scheduler, Wait
+from agentrl.run_dir import read_lines
+from agentrl.schedule import Schedule, Scheduler, Wait
 from agentrl.schedule.events import (
     BatchTrained,
     FinishStep,
@@ -150,8 +151,7 @@ class Controller:
             open_tickets=open_groups.tickets,
         )
         if not parts.config.deterministic:  # there an episode played again is the same one
-            self._log = TurnLog(self._store.directory.turns, self.version)
-            self._report_recorded_turns(self._log)
+            self._log = self._open_turn_log(scheduler.schedule)
         self._driver = RolloutDriver(
             engine=parts.engine,
             codec=parts.codec,
@@ -192,11 +192,27 @@ class Controller:
         elif self._log is not None:
             self._log.keep_groups(driver.open_groups)
 
-    def _report_recorded_turns(self, log: TurnLog) -> None:
+    def _open_turn_log(self, schedule: Schedule) -> TurnLog:
+        """The turns of open episodes, which hold for these settings alone."""
+        directory, temperature = self._store.directory, self._parts.config.rollout.temperature
+        log = TurnLog(
+            directory.turns,
+            self.version,
+            run=str([line.get("time") for line in read_lines(directory.events)[:1]]),
+            settings={
+                "rollout.temperature": temperature,
+                "async.staleness": schedule.staleness,
+                "async.late": schedule.late,
+                "updates of a batch": schedule.updates,
+            },
+        )
         if num := sum(log.recorded.values()):
             episodes = sum(map(bool, log.recorded.values()))
             self._store.event("turns", recorded=num, episodes=episodes)
             self._observer.note(f"goes on with {num} turns of {episodes} episodes")
+        elif log.recorded and log.changed:
+            self._observer.note(f"open episodes begin again, with another {', '.join(log.changed)}")
+        return log
 
     async def step(self) -> StepResult:
         """One optimizer step: wait for a batch, update, publish, write down.

@@ -312,10 +312,10 @@ class _Turns:
         record.book_sampled(completion, time.perf_counter() - started)
         self._num_logged = tokens.num_tokens
         turn = self._parse_completion(completion, tools)
+        calls = self._env.has_side_effects(turn)
+        record.has_side_effects |= calls
         if log is not None and recorded is None:
-            log.write_completion(
-                record.key, new, completion, calls=self._env.has_side_effects(turn)
-            )
+            log.write_completion(record.key, new, completion, calls=calls)
         return turn
 
     def _view_shown_messages(self) -> EpisodeView:

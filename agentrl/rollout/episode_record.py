@@ -55,6 +55,8 @@ class EpisodeRecord:
         """The last turn that the environment got."""
         self.stop: EpisodeStop | None = None
         self.outcome: Outcome | None = None
+        self.has_side_effects = False
+        """A tool with side effects was called: another attempt would call it again."""
         self.score_s = 0.0
         self.messages: tuple[Message, ...] = ()
         self.answer: object = None
@@ -143,6 +145,8 @@ class EpisodeRecord:
             turns = [*turns[:-1], replace(last, reward=reward, parts=parts)]
         else:
             stop = EpisodeStop.INVALID
+            if self.has_side_effects:
+                outcome = replace(outcome, retryable=False)
         if self.tokens.num_tokens:
             self._closed.append(self.tokens.close())
         job, key = self.job, self.key

@@ -14,7 +14,7 @@ came, and the episode has no score.
 
 import base64
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,14 +23,16 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from agentrl.boundary import said_by
 from agentrl.envs import ToolAnswer
 from agentrl.errors import EngineError, EnvironmentFault, RunError
 from agentrl.run_dir.writing import LineWriter, read_lines
 from agentrl.tokens import seal
-from agentrl.types import Completion, EpisodeKey, EpisodeStop, StopReason
+from agentrl.types import Completion, EpisodeKey, EpisodeStop, Json, StopReason
 from agentrl.types.batch import Channels
 
 _COLUMNS: Final = ("ids_T", "logprobs_T", "versions_T")
+NO_SETTINGS: Mapping[str, Json] = {}
 _CHANNELS: Final = ("channels", "prompt_channels")
 
 
@@ -73,26 +75,41 @@ class _Recorded:
 class TurnLog:
     """Writes turns as they come, and gives those of before back; one for a run."""
 
-    def __init__(self, path: Path, version: int) -> None:
+    def __init__(
+        self, path: Path, version: int, run: str = "", settings: Mapping[str, Json] = NO_SETTINGS
+    ) -> None:
         """Read what is there, as far as its weights are those of this version or older.
 
+        Args:
+            path: of the file.
+            version: of the weights that the run goes on with.
+            run: what no two runs have in common.
+            settings: with others, nothing of what was sampled can be gone on with.
+
         Raises:
-            RunError: it is not what was written.
+            RunError: it is not what this run wrote.
         """
         self._cpu_s = 0.0
+        self._settings = settings
+        self._head: dict[str, object] = {"run": run, "settings": settings}
         self._episodes: dict[str, _Recorded] = {}
+        self._is_current = False
+        self.changed: Sequence[str] = ()
+        """Settings that are others than those of before."""
         for number, line in enumerate(read_lines(path), start=1):
             try:
                 self._read_line(line)
             except (KeyError, TypeError, ValueError, EngineError) as error:
                 raise RunError(
-                    f"{path}: line {number} is not what a run wrote; remove the file, and the open "
-                    "episodes are played from their beginning"
+                    f"{path}: line {number} is not what this run wrote ({said_by(error)}); remove "
+                    "the file, and the open episodes are played from their beginning"
                 ) from error
         self._lines = LineWriter(path)
+        if not self._is_current:
+            self._lines.append(self._head)
         for episode, found in self._episodes.items():
             for turn, sampled in enumerate(found.turns):
-                if sampled.completion.versions_T.max() > version:
+                if not self._is_current or sampled.completion.versions_T.max() > version:
                     self._cut(episode, turn)
                     break
         self.recorded = {name: len(found.turns) for name, found in self._episodes.items()}
@@ -187,18 +204,17 @@ class TurnLog:
         taken, self._cpu_s = self._cpu_s, 0.0
         return taken
 
-    def keep_groups(self, groups: Collection[int]) -> None:
+    def keep_groups(self, groups: Set[int]) -> None:
         """Forget all other groups: they are trained on, and a checkpoint holds that."""
         waiting = {found.group for found in self._episodes.values() if not found.taken}
         lines = read_lines(self._lines.path)
-        kept = [line for line in lines if line["group"] in groups or line["group"] in waiting]
-        if len(kept) < len(lines):
-            self._lines.rewrite(kept)
+        kept = [line for line in lines if line.get("group") in groups | waiting]
+        if len(kept) + 1 < len(lines):
+            self._lines.rewrite([self._head, *kept])
 
     def forget(self) -> None:
         """Forget everything: the run is over."""
-        self._episodes.clear()
-        self.keep_groups(())
+        self._lines.rewrite([])
 
     def close(self) -> None:
         """Close the file; an empty one goes."""
@@ -218,6 +234,13 @@ class TurnLog:
         self._cpu_s += time.thread_time() - started
 
     def _read_line(self, line: dict[str, Any]) -> None:
+        if "run" in line:
+            if line["run"] != self._head["run"]:
+                raise ValueError("it is another run's")
+            before, now = line["settings"], self._settings
+            self.changed = [key for key in now if before.get(key) != now[key]]
+            self._is_current = not self.changed
+            return
         found = self._episodes.setdefault(line["episode"], _Recorded(line["group"]))
         if "cut" in line:
             found.cut(line["cut"])
@@ -253,11 +276,12 @@ def _to_completion(line: Mapping[str, Any]) -> Completion:
 def _to_answer(told: Mapping[str, Any]) -> ToolAnswer:
     finish, stop = told["finish"], told["stop"]
     return ToolAnswer(
-        **{
-            **told,
-            "finish": None if finish is None else (finish[0],),
-            "stop": None if stop is None else EpisodeStop(stop),
-        }
+        text=told["text"],
+        error=told["error"],
+        reward=told["reward"],
+        parts=told["parts"],
+        finish=None if finish is None else (finish[0],),
+        stop=None if stop is None else EpisodeStop(stop),
     )
 
 

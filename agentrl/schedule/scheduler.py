@@ -297,6 +297,8 @@ class Scheduler:
         return group
 
     def _on_tick(self, _: Tick) -> None:
+        if not self._wakes:  # the first event of all: the clock need not begin at 0
+            self._heard = self._since = self._now
         silent_until = self._heard + self.schedule.stall_s
         if self._wakes and self._groups and self._now >= silent_until:
             self._actions.append(Stalled(self._heard))

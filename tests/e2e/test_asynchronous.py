@@ -164,7 +164,7 @@ def test_a_run_that_was_left_and_resumed_trains_each_group_once(
 
 def unpack(array: Any) -> NDArray[np.int32]:
     """An array of the log of turns."""
-    return np.frombuffer(base64.b64decode(array[2]), dtype=array[0])
+    return np.frombuffer(base64.b64decode(array[2]), dtype=np.int32)
 
 
 class TwoTurns(Digits):

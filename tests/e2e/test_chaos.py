@@ -4,6 +4,9 @@ Each role is struck once, from inside, where it works: so the phase is certain. 
 says when what hangs counts as dead.
 """
 
+# pyright: reportUnknownVariableType=false
+# safetensors is typed in part only.
+
 import shutil
 import subprocess
 import sys
@@ -120,6 +123,10 @@ def test_what_an_environment_or_a_verifier_breaks_off_is_played_again(
     assert time.monotonic() - started < 50  # no limit of a call (30 s) or of a turn was waited for
 
 
+def make_renaming(_: object) -> "Renaming":
+    return Renaming()
+
+
 class Renaming:
     """Brings servers the names of weights alone; they draw any tokens under all of them."""
 
@@ -171,7 +178,7 @@ def served(tmp_path: Path, chaos: pytest.MonkeyPatch) -> None:
     (place / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in} "$@"\n')
     (place / "bin" / "python").chmod(0o755)
     chaos.setenv("AGENTRL_SGLANG", str(place))
-    chaos.setattr(launch, "make_transport", lambda _: Renaming())
+    chaos.setattr(launch, "make_transport", make_renaming)
     chaos.setattr(launch, "check_server", pass_server)
 
 
@@ -182,7 +189,7 @@ def test_an_engine_that_is_lost_is_started_again_and_its_requests_are_sent_again
 ) -> None:
     chaos.setenv("CHAOS_AT", "engine")
     chaos.setenv("CHAOS_KIND", kind)
-    given = settings(even_folder, tmp_path) | {"engine": "sglang", "lr": 1e-12}
+    given: dict[str, Any] = {**settings(even_folder, tmp_path), "engine": "sglang", "lr": 1e-12}
     started = time.monotonic()
     with agentrl.Run(Said, **given) as run:
         assert [result.step for result in run] == [1, 2, 3]
@@ -228,7 +235,8 @@ def test_a_rank_that_hangs_ends_the_run_in_a_sentence_and_it_can_be_resumed(
 ) -> None:
     chaos.setenv("CHAOS_AT", "rank")
     chaos.setenv("CHAOS_KIND", "SIGSTOP")
-    given = settings(tiny_folder, tmp_path) | {"trainer": {"ranks": 2}, "loss": surrogate}
+    given: dict[str, Any] = settings(tiny_folder, tmp_path)
+    given |= {"trainer": {"ranks": 2}, "loss": surrogate}
     said = r"^rank \d of 2 ended during update \(the process stood still for 2 s and was killed\)"
     with pytest.raises(RunError, match=said), agentrl.Run(Said, **given) as run:
         list(run)

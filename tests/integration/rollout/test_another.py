@@ -167,7 +167,10 @@ async def test_an_error_of_whoever_is_asked_ends_the_collection(codec: Codec) ->
 
 
 async def test_a_number_that_there_is_already_is_refused(codec: Codec) -> None:
-    async with aclosing(collect(Slow(codec, 1), codec, lambda *_: job(0))) as groups:
+    def another(ticket: int, group: PlayedGroup) -> GroupJob:
+        return job(0)
+
+    async with aclosing(collect(Slow(codec, 1), codec, another)) as groups:
         with pytest.raises(ValueError, match="two jobs have the key of train-s1-g0-m0-a0"):
             async for _ in groups:
                 pass

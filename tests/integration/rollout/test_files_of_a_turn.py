@@ -20,7 +20,7 @@ from agentrl.tokens import Tokenizer
 from agentrl.types import Completion, EpisodeSession, Sampling
 from tests.integration.test_files_of_a_step import Tracer
 
-MOST_FILES = 24
+MOST_FILES = 25
 
 
 class Traced(ScriptedEngine):

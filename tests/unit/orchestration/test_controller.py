@@ -45,7 +45,9 @@ class Bench:
         self.folder = folder
         self.log = Log()
         self.trainer = LoggedTrainer(self.log)
-        self.store = LoggedStore(self.log, SimpleNamespace(turns=out / "turns.jsonl"))
+        self.store = LoggedStore(
+            self.log, SimpleNamespace(turns=out / "turns.jsonl", events=out / "events.jsonl")
+        )
         self.stopping = Stopping()
         self.parts: Parts | None = None
 

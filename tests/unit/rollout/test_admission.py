@@ -76,6 +76,21 @@ def of(**answers: Callable[..., object]) -> type:
 ODD: Any = 3
 
 
+def gives(answer: object) -> Callable[..., object]:
+    def give(*_: object) -> object:
+        return answer
+
+    return give
+
+
+def give_a_number(config: RolloutConfig) -> int:
+    return 7
+
+
+def take_nothing() -> None:
+    pass
+
+
 def raises(*_: object) -> object:
     raise KeyError("difficulty")
 
@@ -83,18 +98,18 @@ def raises(*_: object) -> object:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (of(surplus=lambda *_: -1), "<it>: surplus gave -1, expected a number of groups of at"),
-        (of(surplus=lambda *_: 1.5), "<it>: surplus gave 1.5, expected a number of groups"),
-        (of(patience=lambda *_: nan), "<it>: patience gave nan, expected seconds of at least 0"),
-        (of(patience=lambda *_: None), "<it>: patience gave None, expected seconds of at least 0"),
-        (of(judge=lambda *_: None), "<it>: judge gave None, expected a Judgement"),
-        (of(judge=lambda *_: Judgement("too easy")), "expected one word to say why, such as flat"),
-        (of(judge=lambda *_: Judgement(ODD)), "expected one word to say why"),
-        (of(judge=lambda *_: Judgement("", replace=True)), "expected dropped to say why"),
+        (of(surplus=gives(-1)), "<it>: surplus gave -1, expected a number of groups of at"),
+        (of(surplus=gives(1.5)), "<it>: surplus gave 1.5, expected a number of groups"),
+        (of(patience=gives(nan)), "<it>: patience gave nan, expected seconds of at least 0"),
+        (of(patience=gives(None)), "<it>: patience gave None, expected seconds of at least 0"),
+        (of(judge=gives(None)), "<it>: judge gave None, expected a Judgement"),
+        (of(judge=gives(Judgement("too easy"))), "expected one word to say why, such as flat"),
+        (of(judge=gives(Judgement(ODD))), "expected one word to say why"),
+        (of(judge=gives(Judgement("", replace=True))), "expected dropped to say why"),
         (of(judge=raises), "<it>: judge raised KeyError: 'difficulty'"),
         (of(__init__=raises), "<it> raised KeyError: 'difficulty'"),
-        (lambda config: 7, "<it> gave a int, expected an Admission; make it a subclass of"),
-        (lambda: None, "<it> takes (), expected (config)"),
+        (give_a_number, "<it> gave a int, expected an Admission; make it a subclass of"),
+        (take_nothing, "<it> takes () -> None, expected (config)"),
         (7, "<it> is of type int, expected f(config)"),
     ],
 )

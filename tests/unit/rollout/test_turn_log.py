@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from agentrl.errors import RunError
 from agentrl.rollout import Codec, EpisodeKey, EpisodeLimits, GroupJob
 from agentrl.rollout.episode import EpisodeRunner
 from agentrl.rollout.episode_record import EpisodeRecord
-from agentrl.rollout.turn_log import TurnLog
+from agentrl.rollout.turn_log import CalledBefore, TurnLog
 from agentrl.tokens import Tokenizer, seal
 from agentrl.tools import tool
 from agentrl.types import (
@@ -49,7 +49,7 @@ async def die() -> None:
 class Shop(ToolEnv):
     """Looks at a shelf, which it may, and pays, which it may not do twice."""
 
-    paid: list[int]
+    paid: ClassVar[list[int]]
     """Shared by all that is made of a subclass: the world outside."""
     dies_at: int = -1
     """Of payments."""
@@ -189,6 +189,19 @@ async def test_a_call_that_was_cut_off_is_not_made_again(bench: Bench) -> None:
     assert (env.paid, asked) == ([3], 0)
 
 
+async def test_an_episode_that_paid_is_not_tried_again(bench: Bench) -> None:
+    class Broken(Shop):
+        paid: ClassVar[list[int]] = []
+
+        def score(self, answer: str) -> Score:
+            raise ValueError("no score")
+
+    episode, _ = await bench.play(Broken)
+    assert episode is not None
+    assert isinstance(episode.outcome, Invalid)
+    assert not episode.outcome.retryable
+
+
 async def test_what_was_sampled_under_weights_that_are_gone_is_sampled_again(bench: Bench) -> None:
     env = shop()
     killed, _ = await bench.play(env, version=2, dies_at=2)
@@ -236,11 +249,37 @@ def test_what_nobody_wrote_is_refused(tmp_path: Path, part: bytes, other: bytes)
     for _ in range(2):
         log.write_completion(KEY, [1, 2], completion, calls=False)
     log.close()
-    first, second = (tmp_path / "turns.jsonl").read_bytes().splitlines()
+    head, first, second = (tmp_path / "turns.jsonl").read_bytes().splitlines()
     assert part in second
-    (tmp_path / "turns.jsonl").write_bytes(first + b"\n" + second.replace(part, other) + b"\n")
-    with pytest.raises(RunError, match="line 2 is not what a run wrote; remove the file"):
+    lines = [head, first, second.replace(part, other), b""]
+    (tmp_path / "turns.jsonl").write_bytes(b"\n".join(lines))
+    with pytest.raises(RunError, match=r"line 3 is not what this run wrote \(.*; remove the file"):
         TurnLog(tmp_path / "turns.jsonl", 1)
+
+
+def test_another_run_s_turns_are_refused_and_under_other_settings_none_is_gone_on_with(
+    tmp_path: Path,
+) -> None:
+    file, completion = tmp_path / "turns.jsonl", seal([5], [-0.5], [0], StopReason.STOP)
+    log = TurnLog(file, 0, "mine", {"temperature": 1.0, "staleness": 4})
+    log.write_completion(KEY, [1], completion, calls=True)
+    log.close()
+    with pytest.raises(RunError, match="it is another run's"):
+        TurnLog(file, 0, "yours", {"temperature": 1.0, "staleness": 4})
+    log = TurnLog(file, 0, "mine", {"temperature": 1.0, "staleness": 0})
+    assert log.changed == ["staleness"]
+    with pytest.raises(CalledBefore):
+        log.take_recorded(KEY.id, [1])
+    log.close()
+    log = TurnLog(file, 0, "mine", {"temperature": 1.0, "staleness": 0})
+    assert not log.changed
+    assert log.recorded == {KEY.id: 0}  # what was cut stays cut
+    log.keep_groups(frozenset())
+    log.close()
+    log = TurnLog(file, 0, "mine", {"temperature": 1.0, "staleness": 0})
+    with pytest.raises(CalledBefore):  # a group that waits to be played again is kept
+        log.take_recorded(KEY.id, [1])
+    log.close()
 
 
 def test_what_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
@@ -268,6 +307,6 @@ def test_only_open_groups_stay_and_an_empty_log_goes(tmp_path: Path) -> None:
     assert found is not None
     assert found.digest == completion.digest
     assert found.cached_tokens == 2
-    log.keep_groups(())
+    log.forget()
     log.close()
     assert not path.exists()

@@ -4,10 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.schedule import Allowance, Late, Schedule
+from agentrl.schedule import Allowance, Concurrency, Late, Schedule
 from tests.unit.schedule.play import Chances, Play
 
 CHANCE = st.sampled_from([0.0, 0.1, 0.4])
+
+
+AUTO: Concurrency = "auto"
+CONCURRENCY: st.SearchStrategy[Concurrency | None] = st.sampled_from([None, AUTO, *range(1, 10)])
 
 
 @st.composite
@@ -18,7 +22,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         members=draw(st.integers(1, 3)),
         steps=draw(st.integers(1, 12)),
         attempts=draw(st.integers(1, 3)),
-        concurrency=draw(st.none() | st.integers(1, 9) | st.just("auto")),
+        concurrency=draw(CONCURRENCY),
         staleness=draw(st.just(0) | st.integers(updates, 4 * updates + 2)),
         updates=updates,
         late=draw(st.sampled_from(["wait", "wait", "mask", "drop"])),

@@ -123,7 +123,11 @@ def test_more_groups_than_are_needed_hide_the_slowest() -> None:
 
 def test_a_straggler_is_left_behind_at_twice_the_time_of_the_others() -> None:
     lengths = iter([1, 1, 1, 9] * 2)
-    work = fixed(num_turns=lambda rng: next(lengths), train_s=0.0, publish_s=0.0)
+
+    def draw_turns(rng: Random) -> int:
+        return next(lengths)
+
+    work = fixed(num_turns=draw_turns, train_s=0.0, publish_s=0.0)
     run = simulate(schedule(members=4, steps=1), work, Allowance(stragglers=0.25))
     assert (run.seconds, run.lost) == (2.0, ((0, 3), (1, 3)))
     assert len(run.trained) == 6
