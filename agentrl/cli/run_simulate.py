@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import product
+from math import inf
 from pathlib import Path
 from random import Random
 from statistics import mean
@@ -74,46 +75,40 @@ def _split_numbers(
         numbers = [kind(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < least:
+    if not numbers or not all(least <= number < inf for number in numbers):
         raise ConfigError(
             f"{flag}: got {text!r}, expected {'integers' if kind is int else 'numbers'} of at "
             f"least {least} with commas between them"
         )
-    return numbers
+    return list(dict.fromkeys(numbers))
 
 
 def _read_workload(root: Path, run: str) -> "tuple[Workload, int, int]":
     """What a run recorded, its groups per step and the members of one."""
-    import pyarrow.parquet as pq
-
     from agentrl.run_dir import RunDirectory, read_lines
     from agentrl.testing.virtual_clock import Workload
 
     directory = RunDirectory.open(root, run)
-    columns = ["group", "member", "turn_generate_s", "turn_environment_s"]
     files = sorted(directory.episodes.glob("step-*.parquet"))
     steps = [line for line in read_lines(directory.metrics) if "train_s" in line]
-    tables: list[list[dict[str, Any]]] = [
-        cast(Any, pq).read_table(file, columns=columns, partitioning=None).to_pylist()
-        for file in files
-    ]
+    tables = [_read_times_of_episodes(file) for file in files]
     episodes: list[list[float]] = [
         [g + e for g, e in zip(row["turn_generate_s"], row["turn_environment_s"], strict=True)]
         for rows in tables
         for row in rows
     ]
-    if not episodes or not steps:
+    turns = [seconds for episode in episodes for seconds in episode]
+    if not turns or not steps:
         raise ConfigError(
             f"{directory.path}: has no recorded step to draw times from, expected "
             "episodes/step-*.parquet and metrics.jsonl of a run that trained"
         )
-    turns = [seconds for episode in episodes for seconds in episode]
 
     def draw_turn(rng: Random) -> float:
         return rng.choice(turns)
 
     def draw_length(rng: Random) -> int:
-        return len(rng.choice(episodes))
+        return max(1, len(rng.choice(episodes)))  # some ended before their first turn
 
     workload = Workload(
         num_turns=draw_length,
@@ -124,6 +119,21 @@ def _read_workload(root: Path, run: str) -> "tuple[Workload, int, int]":
     groups = max(len({row["group"] for row in rows}) for rows in tables)
     members = 1 + max(row["member"] for rows in tables for row in rows)
     return workload, groups, members
+
+
+def _read_times_of_episodes(file: Path) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = ["group", "member", "turn_generate_s", "turn_environment_s"]
+    try:
+        table: pa.Table = cast(Any, pq).read_table(file, columns=columns, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
+        why = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"{file}: cannot be read as Parquet ({why}); move it away to go by the others"
+        ) from error
+    return table.to_pylist()
 
 
 def _describe_simulated(run: "Simulated", staleness: int, concurrency: int) -> dict[str, float]:

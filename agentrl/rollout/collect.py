@@ -42,6 +42,8 @@ class Collector:
             BreakerTripped: too large a share of the episodes was invalid.
             ValueError: two jobs have the same key.
         """
+        if not jobs:
+            return
         schedule = Schedule(
             groups_per_step=len(jobs),
             members=group_size + greedy,

@@ -1,7 +1,7 @@
 """How a run's work is scheduled."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from pydantic import Field
 
@@ -58,6 +58,11 @@ class Schedule:
     """So long nothing may come before `Stalled` is said."""
 
     def __post_init__(self) -> None:
+        for name in ("groups_per_step", "members", "steps", "attempts", "updates", "concurrency"):
+            if isinstance(number := getattr(self, name), int) and number < 1:
+                raise ConfigError(f"{name}: got {number}, expected at least 1")
+        if self.late not in get_args(Late):
+            raise ConfigError(f"late: got {self.late!r}, expected one of wait, mask, drop")
         if self.staleness < 0 or 0 < self.staleness < self.updates:
             raise ConfigError(
                 f"async.staleness: got {self.staleness}, expected 0 or at least {self.updates}: so "

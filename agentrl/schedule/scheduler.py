@@ -179,14 +179,16 @@ class Scheduler:
             Wait(f"episode {ticket}.{member}", running.owner, running.since)
             for (ticket, member), running in self._running.items()
         ]
-        if self._waiting:
-            found.append(Wait(f"{len(self._waiting)} episodes", "place", self._heard))
+        if num_waiting := len(self._waiting):
+            who = f"each of {num_waiting} episodes" if num_waiting > 1 else "an episode"
+            found.append(Wait(who, "place", self._heard))
         if (owner := _OF_TRAINER.get(self._phase)) is not None:
             found.append(Wait("the trainer", owner, self._since))
         elif self._groups:
             missing = self.schedule.groups_per_step - len(self._ready)
             due = self._count_groups_due()
-            owner = f"{max(missing, due)} more groups" if missing > 0 else f"{due} old groups"
+            num, kind = (max(missing, due), "more") if missing > 0 else (due, "old")
+            owner = f"{num} {kind} group{'s' * (num != 1)}"
             found.append(Wait("the trainer", owner, self._since))
         return sorted(found, key=lambda wait: wait.since)
 

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from agentrl.schedule.allowance import Allowance
 from agentrl.schedule.config import Schedule
@@ -52,14 +52,30 @@ def lognormal(mean: float, sigma: float) -> Callable[[Random], float]:
     return lambda rng: rng.lognormvariate(mu, sigma)
 
 
+def _check_at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:  # nan is not
+        raise ValueError(f"{name}: got {value!r}, expected at least {least}")
+
+
+FaultRole: TypeAlias = Literal["engine", "environment", "verifier", "trainer"]
+FaultKind: TypeAlias = Literal["dies", "hangs", "slow", "wrong", "full disk"]
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Something that goes wrong in a simulated run."""
 
     at: float
-    role: Literal["engine", "environment", "verifier", "trainer"]
-    kind: Literal["dies", "hangs", "slow", "wrong", "full disk"]
+    role: FaultRole
+    kind: FaultKind
     """`slow` is late by half of `Workload.deadline_s`; `full disk` is the trainer's."""
+
+    def __post_init__(self) -> None:
+        _check_at_least("at", self.at, 0)
+        known = {"role": get_args(FaultRole), "kind": get_args(FaultKind)}
+        for name, values in known.items():
+            if (got := getattr(self, name)) not in values:
+                raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(values)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +102,11 @@ class Workload:
     checkpoint_every: int = 1
     """Steps."""
 
+    def __post_init__(self) -> None:
+        for name in ("train_s", "publish_s", "finish_s", "fails", "deadline_s", "restart_s"):
+            _check_at_least(name, getattr(self, name), 0)
+        _check_at_least("checkpoint_every", self.checkpoint_every, 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnAttempt:
@@ -99,7 +120,10 @@ def draw_attempt(workload: Workload, begin: BeginEpisode, *, seed: int = 0) -> D
     """The draws of an attempt: the same in each schedule."""
     rng = Random(f"{seed}/{begin.ticket}/{begin.member}/{begin.attempt}")
     num_turns, fails = workload.num_turns(rng), rng.random() < workload.fails
-    turns_s = tuple(workload.turn_s(rng) for _ in range(max(1, num_turns)))
+    _check_at_least("num_turns", num_turns, 1)
+    turns_s = tuple(workload.turn_s(rng) for _ in range(num_turns))
+    for turn_s in turns_s:
+        _check_at_least("turn_s", turn_s, 0)
     return DrawnAttempt(turns_s=turns_s, fails=fails)
 
 

@@ -89,6 +89,10 @@ async def test_a_greedy_member_is_compared_with_and_never_trained(
     assert not remax(unscored).any()
 
 
+async def test_no_jobs_are_no_groups(codec: Codec) -> None:
+    assert await play(codec, []) == []
+
+
 async def test_waiting_for_what_is_scarce_is_no_time_of_the_episode(codec: Codec) -> None:
     """Sixteen episodes share one place; each waits longer than its reset may take."""
     place, inside = asyncio.Lock(), 0

@@ -68,6 +68,7 @@ def test_what_is_begun_beyond_need_and_stopped_is_told_as_lost(
         (["empty"], "has no recorded step to draw times from"),
         (["empty", "--staleness", "0,x"], "--staleness: got '0,x', expected integers"),
         (["empty", "--concurrency", "0"], "--concurrency: got '0', expected integers"),
+        (["empty", "--stragglers", "nan"], "--stragglers: got 'nan', expected numbers of at"),
         (["empty", "--overprovision", "0.5"], "--overprovision: got '0.5', expected numbers of at"),
     ],
 )
@@ -78,3 +79,34 @@ def test_bad_input_is_one_sentence(
     (tmp_path / "empty/config.toml").touch()
     assert main(["run", "simulate", *arguments, "--runs-dir", str(tmp_path)]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_value_that_is_given_twice_is_tried_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_run(tmp_path / "mine")
+    arguments = ["mine", "--runs-dir", str(tmp_path), "--staleness", "1,0,1", "--json"]
+    assert main(["run", "simulate", *arguments]) == 0
+    assert [row["staleness"] for row in json.loads(capsys.readouterr().out)] == [1, 0]
+
+
+@pytest.mark.parametrize("other_columns", [True, False])
+def test_a_damaged_file_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other_columns: bool
+) -> None:
+    record_run(tmp_path / "mine")
+    file = tmp_path / "mine/episodes/step-000002.parquet"
+    if other_columns:
+        pq.write_table(pa.table({"a": [1]}), file)  # pyright: ignore[reportUnknownMemberType]  # its stub is partial
+    else:
+        file.write_bytes((tmp_path / "mine/episodes/step-000001.parquet").read_bytes()[:-9])
+    assert main(["run", "simulate", "mine", "--runs-dir", str(tmp_path)]) == 2
+    assert f"{file}: cannot be read as Parquet" in capsys.readouterr().err
+
+
+def test_an_episode_that_ended_before_its_first_turn_counts_as_one_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_run(tmp_path / "mine", slow=0)
+    assert main(["run", "simulate", "mine", "--runs-dir", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["step_s"] < 2.0 + 3.5

@@ -88,7 +88,7 @@ def test_a_batch_waits_where_two_old_groups_would_be_left_for_one_later_batch() 
     update(scheduler)
     scheduler.on(GroupDrawn(3), 2.0)
     assert end(scheduler, 3) == [], "0 and 1 would both be due at version 2"
-    assert scheduler.waits()[-1].owner == "1 old groups"
+    assert scheduler.waits()[-1].owner == "1 old group"
     assert end(scheduler, 1) == [TrainBatch(2, (1,), 1, -1)]
 
 
@@ -129,8 +129,9 @@ def test_places_are_given_to_the_first_tickets() -> None:
     scheduler.on(Tick(), 0.0)
     assert scheduler.on(GroupDrawn(2), 0.0) == [BeginEpisode(2, 0, 0)]
     assert scheduler.on(GroupDrawn(1), 0.0) == scheduler.on(GroupDrawn(0), 0.0) == []
+    assert Wait("each of 2 episodes", "place", 0.0) in scheduler.waits()
     assert scheduler.on(EpisodeEnded(2, 0), 1.0) == [JudgeGroup(2), BeginEpisode(0, 0, 0)]
-    assert Wait("1 episodes", "place", 1.0) in scheduler.waits()
+    assert Wait("an episode", "place", 1.0) in scheduler.waits()
 
 
 def test_an_attempt_is_followed_by_another_while_some_are_left() -> None:
@@ -206,8 +207,24 @@ def test_what_cannot_have_happened_is_refused() -> None:
         scheduler.on(BatchTrained(1), 1.0)
     with pytest.raises(ValueError, match="expected an open group"):
         scheduler.on(GroupJudged(7), 1.0)
-    with pytest.raises(ConfigError, match="got 1, expected 0 or at least 2"):
-        one(staleness=1, updates=2)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "told"),
+    [
+        ({"staleness": 1, "updates": 2}, "async.staleness: got 1, expected 0 or at least 2"),
+        ({"groups_per_step": 0}, "groups_per_step: got 0, expected at least 1"),
+        ({"members": 0}, "members: got 0, expected"),
+        ({"steps": -1}, "steps: got -1, expected"),
+        ({"attempts": 0}, "attempts: got 0, expected"),
+        ({"updates": 0}, "updates: got 0, expected"),
+        ({"concurrency": 0}, "concurrency: got 0, expected"),
+        ({"late": "often"}, "late: got 'often', expected one of wait, mask, drop"),
+    ],
+)
+def test_what_no_schedule_has_is_refused(numbers: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        one(**numbers)
 
 
 def test_no_episode_begins_while_an_update_waits_for_the_ends_of_others() -> None:

@@ -1,5 +1,7 @@
 """Simulated runs whose times can be worked out by hand, and what faults do to them."""
 
+import math
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 
 from agentrl.schedule import Allowance, Schedule
 from agentrl.schedule.events import BeginEpisode
-from agentrl.testing.virtual_clock import Workload, draw_attempt, lognormal, simulate
+from agentrl.testing.virtual_clock import Fault, Workload, draw_attempt, lognormal, simulate
 
 
 def a_second(rng: Random) -> float:
@@ -131,3 +133,31 @@ def test_a_straggler_is_left_behind_at_twice_the_time_of_the_others() -> None:
     run = simulate(schedule(members=4, steps=1), work, Allowance(stragglers=0.25))
     assert (run.seconds, run.lost) == (2.0, ((0, 3), (1, 3)))
     assert len(run.trained) == 6
+
+
+def always(value: float) -> Callable[[Random], float]:
+    return lambda rng: value
+
+
+def strike(at: float, role: Any, kind: Any) -> Fault:
+    return Fault(at, role, kind)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: strike(1.0, "cook", "dies"), "role: got 'cook', expected one of engine, env"),
+        (lambda: strike(1.0, "engine", "sings"), "kind: got 'sings', expected one of dies, hangs"),
+        (lambda: strike(-1.0, "engine", "dies"), "at: got -1.0, expected at least 0"),
+        (lambda: strike(math.nan, "engine", "dies"), "at: got nan, expected at least 0"),
+        (lambda: fixed(train_s=-1.0), "train_s: got -1.0, expected at least 0"),
+        (lambda: fixed(train_s=math.nan), "train_s: got nan, expected at least 0"),
+        (lambda: fixed(checkpoint_every=0), "checkpoint_every: got 0, expected at least 1"),
+        (lambda: simulate(schedule(), fixed(turn_s=always(-1.0))), "turn_s: got -1.0, expected"),
+        (lambda: simulate(schedule(), fixed(turn_s=always(math.nan))), "turn_s: got nan, exp"),
+        (lambda: simulate(schedule(), fixed(num_turns=always(0))), "num_turns: got 0, expected"),
+    ],
+)
+def test_what_cannot_happen_is_refused(make: Callable[[], object], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        make()
