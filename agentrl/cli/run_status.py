@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-from pydantic import Field
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from agentrl.cli.command import Arguments, JsonOption, Verb
+from agentrl.config.describe import shown
+from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.whereabouts import BEAT_S
 from agentrl.run_dir import RunDirectory, read_lines
@@ -28,6 +29,23 @@ class StatusOptions(JsonOption):
     )
 
 
+class _WrittenWait(BaseModel):
+    who: str
+    owner: str
+    seconds: FiniteFloat
+
+
+class _WrittenStatus(BaseModel):
+    """What `status.json` has."""
+
+    pid: int = Field(gt=0, lt=2**31)
+    host: str
+    time: FiniteFloat
+    step: int
+    waits: list[_WrittenWait]
+    num_waits: int
+
+
 def _run_status(options: StatusOptions, arguments: Arguments) -> int:
     directory = RunDirectory.open(Path(options.runs_dir), arguments.positional[0])
     status = _read_status(directory)
@@ -38,19 +56,32 @@ def _run_status(options: StatusOptions, arguments: Arguments) -> int:
 def _read_status(directory: RunDirectory) -> dict[str, Any]:
     """What the run wrote last, with the seconds since then and what that means."""
     try:
-        status: dict[str, Any] = orjson.loads(directory.status.read_bytes())
+        text = directory.status.read_bytes()
     except FileNotFoundError:
         events = read_lines(directory.events)
         last = events[-1] if events else {"event": "nothing"}
-        steps = [line["step"] for line in read_lines(directory.metrics)]
-        return {"state": "ended", "step": steps[-1] if steps else 0, "last": last}
-    age = time.time() - status["time"]
-    is_here = status["host"] == socket.gethostname()
-    if is_here and not _is_process_alive(status["pid"]):
+        return {"state": "ended", "step": _read_last_step(directory), "last": last}
+    try:
+        status = _WrittenStatus.model_validate_json(text)
+    except ValidationError as error:
+        got = shown(text.decode(errors="replace"))
+        raise ConfigError(
+            f"{directory.status}: got {got}, expected what a run writes every second; delete it, "
+            "and ask again"
+        ) from error
+    age = time.time() - status.time
+    is_here = status.host == socket.gethostname()
+    if is_here and not _is_process_alive(status.pid):
         state = "killed"
+        status.step = max(status.step, _read_last_step(directory))  # it may be a second old
     else:
         state = "silent" if age > _LATE_S else "running"
-    return {"state": state, "age_s": round(age, 1), **status}
+    return {"state": state, "age_s": round(age, 1), **status.model_dump()}
+
+
+def _read_last_step(directory: RunDirectory) -> int:
+    steps = [line.get("step") for line in read_lines(directory.metrics)[-1:]]
+    return next((step for step in steps if isinstance(step, int)), 0)
 
 
 def _is_process_alive(pid: int) -> bool:

@@ -64,7 +64,7 @@ def test_what_another_thread_changes_or_a_disk_refuses_stops_nothing(run: Path) 
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
-        (signal.SIGKILL, "was killed after step 3; go on with: agentrl train --resume mine"),
+        (signal.SIGKILL, "was killed after step 4; go on with: agentrl train --resume mine"),
         (signal.SIGSTOP, "mine has said nothing for 6"),
     ],
 )
@@ -81,6 +81,7 @@ with keep_status(pathlib.Path({str(run / "status.json")!r}), lambda: 3, lambda: 
         process.send_signal(sent)
         if sent is signal.SIGKILL:
             process.wait(10)
+            (run / "metrics.jsonl").write_text('{"step": 3}\n{"step": 4}\n{"st')
         else:  # as if a minute had passed
             time.sleep(0.1)
             status = json.loads((run / "status.json").read_text())
@@ -101,3 +102,14 @@ def wait_for(path: Path) -> None:
 def test_no_run_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "status", "mine", "--runs-dir", str(tmp_path)]) == 2
     assert "mine: no such run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{bad", "[]", '{"x":1}', "\udcff"])
+def test_a_damaged_status_is_one_sentence(
+    run: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (run / "status.json").write_bytes(text.encode(errors="surrogateescape"))
+    assert main(["run", "status", "mine", "--runs-dir", str(run.parent)]) == 2
+    told = capsys.readouterr().err
+    assert f"{run / 'status.json'}: got " in told
+    assert "expected what a run writes every second; delete it, and ask again" in told
