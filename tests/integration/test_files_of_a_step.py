@@ -20,7 +20,7 @@ from agentrl.types import Completion, EpisodeSession, Sampling
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("agentrl", "envs", "tools", "sandboxes", "trainer")
-MOST_FILES = 90
+MOST_FILES = 92
 """55 is the aim."""
 
 
