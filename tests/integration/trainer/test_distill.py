@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from aiohttp import web
@@ -90,9 +91,10 @@ def train(steps: int, **keys: object) -> list[Mapping[str, object]]:
 
 @pytest.mark.usefixtures("workplace")
 def test_the_policy_comes_nearer_to_the_teacher() -> None:
-    kl = [float(str(step["kl"])) for step in train(8)]
+    kl = [float(str(step["kl"])) for step in train(12, **{"trainer.lr": 1e-3})]
     assert kl[0] > 1
-    assert kl[-1] < 0.7 * kl[0]
+    # Each is of 16 episodes, and they go their own ways by a processor's rounding.
+    assert mean(kl[-4:]) < 0.7 * kl[0]
 
 
 def are_alike(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
