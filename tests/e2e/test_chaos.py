@@ -22,14 +22,12 @@ from safetensors.torch import load_file, save_file
 
 import agentrl
 from agentrl.engine.sglang import launch
-from agentrl.engine.sglang.control import Control
-from agentrl.engine.sglang.weights.transport import Target
 from agentrl.envs import ToolEnv
-from agentrl.errors import EngineError, RunError
+from agentrl.errors import RunError
 from agentrl.run_dir import read_episodes
 from agentrl.types import Episode, Invalid
-from agentrl.weights.source import WeightSource
 from tests.e2e.chaos_env import Apart, Judged, Said, surrogate
+from tests.renaming import Renaming
 
 STEPS, GROUPS, MEMBERS = 3, 2, 2
 PLACE = Path(__file__).parent
@@ -123,34 +121,8 @@ def test_what_an_environment_or_a_verifier_breaks_off_is_played_again(
     assert time.monotonic() - started < 50  # no limit of a call (30 s) or of a turn was waited for
 
 
-def make_renaming(_: object) -> "Renaming":
+def make_renaming(_: object) -> Renaming:
     return Renaming()
-
-
-class Renaming:
-    """Brings servers the names of weights alone; they draw any tokens under all of them."""
-
-    async def publish(
-        self, targets: Sequence[Target], weights: WeightSource, version: int, *, flush: bool = True
-    ) -> Sequence[EngineError | None]:
-        found: list[EngineError | None] = []
-        for control, _ in targets:
-            try:
-                await control.set_version(version)
-            except EngineError as error:
-                found.append(error)
-            else:
-                found.append(None)
-        return found
-
-    def adapter(self, version: int) -> str | None:
-        return None
-
-    async def retire(self, control: Control, version: int) -> None:
-        pass
-
-    async def aclose(self) -> None:
-        pass
 
 
 async def pass_server(*_: object, **__: object) -> tuple[()]:

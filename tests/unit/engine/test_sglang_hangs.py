@@ -2,18 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentrl.engine.sglang.control import Control
 from agentrl.engine.sglang.engine import SglangEngine
-from agentrl.engine.sglang.weights.transport import Target
 from agentrl.errors import EngineError
 from agentrl.types import EpisodeSession, Sampling
-from agentrl.weights.source import WeightSource
+from tests.renaming import Renaming
 from tests.unit.engine.test_sglang_contract import INFO, Weights
 
 DEADLINE_S = 0.6
@@ -31,32 +29,6 @@ class Hanging:
         if request.path == "/generate":
             await asyncio.sleep(600.0)
         return web.json_response(INFO | {"version": "0.5.23", "success": True})
-
-
-class Renaming:
-    """Brings the name of the weights alone."""
-
-    async def publish(
-        self, targets: Sequence[Target], weights: WeightSource, version: int, *, flush: bool = True
-    ) -> Sequence[EngineError | None]:
-        failures: list[EngineError | None] = []
-        for control, _ in targets:
-            try:
-                await control.set_version(version)
-            except EngineError as error:
-                failures.append(error)
-            else:
-                failures.append(None)
-        return failures
-
-    def adapter(self, version: int) -> str | None:
-        return None
-
-    async def retire(self, control: Control, version: int) -> None:
-        pass
-
-    async def aclose(self) -> None:
-        pass
 
 
 @pytest.fixture
