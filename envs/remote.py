@@ -332,7 +332,9 @@ class RemotePlay:
         new = () if turn is None else (turn.message(),)
         answer = None if turn is None else turn.text
         self._view = replace(self._view, messages=(*self.messages, *new), answer=answer, stop=stop)
-        return Transition(stop=stop, num_calls=0 if turn is None else len(turn.calls))
+        calls = () if turn is None else turn.calls
+        # Nobody knows how far they came.
+        return Transition(stop=stop, num_calls=len(calls), answers={c.id: None for c in calls})
 
     async def _kill_env_process(self) -> None:
         process, self._process = self._process, None

@@ -36,7 +36,9 @@ from agentrl.types import (
     Message,
     Outcome,
     Score,
+    StopReason,
     Task,
+    ToolCall,
     ToolSchema,
 )
 from agentrl.verifiers import resolve_verifier, score_with, success_at
@@ -279,10 +281,11 @@ class ToolEnv(DeclaredRules, GymSide):
         return text_of(messages), {"messages": messages, "task_id": task.id}
 
     def has_side_effects(self, turn: AssistantTurn) -> bool:
-        """Whether the turn calls a tool with side effects."""
+        """Whether the turn calls a tool with side effects; of one that was cut off nothing runs."""
         tools = self._declared.tools
-        called = (tools.get(call.name or "") for call in turn.calls)
-        return any(tool is not None and tool.side_effects for tool in called)
+        called = (tools.get(call.name) for call in turn.calls if isinstance(call, ToolCall))
+        runs = turn.stop_reason is StopReason.STOP
+        return runs and any(tool is not None and tool.side_effects for tool in called)
 
     async def advance(
         self, turn: AssistantTurn, known: Mapping[str, ToolAnswer] = NO_ANSWERS

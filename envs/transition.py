@@ -43,5 +43,5 @@ class Transition:
     """Tool calls that the policy made, the failed ones included."""
     call_errors: tuple[str, ...] = ()
     """Reasons of calls that did not run, "tool_error" or "tool_timeout" for those that failed."""
-    answers: Mapping[str, ToolAnswer] = field(default_factory=dict[str, ToolAnswer])
-    """By call id, those of the tools with side effects that were called."""
+    answers: Mapping[str, ToolAnswer | None] = field(default_factory=dict[str, ToolAnswer | None])
+    """By call id, those of the tools with side effects that were called; None: it was cut off."""

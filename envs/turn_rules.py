@@ -60,8 +60,8 @@ class _Tally:
     finish: tuple[Any] | None = None
     known: Mapping[str, ToolAnswer] = field(default_factory=lambda: NO_ANSWERS)
     """By call id, what calls that are not to be repeated came to before."""
-    answers: dict[str, ToolAnswer] = field(default_factory=lambda: {})
-    """The same of this turn, for another time."""
+    answers: dict[str, ToolAnswer | None] = field(default_factory=lambda: {})
+    """The same of this turn, for another time; None while a call runs."""
 
 
 class Play:
@@ -277,6 +277,7 @@ class Play:
         if (known := tally.known.get(call.id)) is not None:
             return self._repeat_known_answer(call, known, tally)
         reward, parts, num_errors = tally.reward, dict(tally.parts), len(tally.errors)
+        tally.answers[call.id] = None
         stop = await self._make_tool_call(call, tally)
         tally.answers[call.id] = ToolAnswer(
             text=tally.messages[-1].content,

@@ -15,12 +15,12 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Concatenate, Final, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 import torch
 from torch import distributed
@@ -95,7 +95,7 @@ class RankProcesses(Generic[H]):
         rendezvous = self._folder / "rendezvous"
         try:
             self._channels += [self._spawner.spawn() for _ in range(layout.size)]
-            self._exchange_calls("start", [None] * layout.size, None, _START_S)
+            self._ask_all("start", [channel.start(_START_S) for channel in self._channels])
             starts = [
                 partial(_start_rank, rank, layout, device, rendezvous, threads)
                 for rank in range(layout.size)
@@ -164,19 +164,21 @@ class RankProcesses(Generic[H]):
     def _exchange_calls(
         self,
         name: str,
-        requests: Sequence[bytes | None],
-        fn: Callable[..., T] | None,
+        requests: Sequence[bytes],
+        fn: Callable[..., T],
         timeout_s: float,
     ) -> list[T]:
-        async def exchange(channel: Channel, request: bytes | None) -> T:
-            if fn is None:
-                await channel.start(timeout_s)
-                return None  # type: ignore[return-value]
-            return value_of(await channel.exchange(request, timeout_s), fn)  # type: ignore[return-value]
+        async def exchange(channel: Channel, request: bytes) -> T:
+            return value_of(await channel.exchange(request, timeout_s), fn)
+
+        pairs = zip(self._channels, requests, strict=True)
+        return self._ask_all(name, [exchange(*pair) for pair in pairs])
+
+    def _ask_all(self, name: str, asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """What all ranks answer; if one fails for good, all are stopped."""
 
         async def exchange_all() -> "list[asyncio.Task[T]]":
-            pairs = zip(self._channels, requests, strict=True)
-            tasks = [asyncio.create_task(exchange(*pair)) for pair in pairs]
+            tasks = [asyncio.create_task(exchange) for exchange in asked]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             if any(task.exception() for task in done):
                 await asyncio.wait(tasks, timeout=_GRACE_S)

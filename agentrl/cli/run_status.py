@@ -1,20 +1,19 @@
 """`agentrl run status RUN`: who waits for whom in a run, and since when."""
 
-import os
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat
 
 from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.config.describe import shown
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
-from agentrl.orchestration.whereabouts import BEAT_S
+from agentrl.orchestration.whereabouts import BEAT_S, wait_line
 from agentrl.run_dir import RunDirectory, read_lines
+from agentrl.sandboxes.owner import Owner
 
 _LATE_S: Final = 5 * BEAT_S
 _MOST_LINES: Final = 20
@@ -38,8 +37,7 @@ class _WrittenWait(BaseModel):
 class _WrittenStatus(BaseModel):
     """What `status.json` has."""
 
-    pid: int = Field(gt=0, lt=2**31)
-    host: str
+    process: str
     time: FiniteFloat
     step: int
     waits: list[_WrittenWait]
@@ -59,39 +57,34 @@ def _read_status(directory: RunDirectory) -> dict[str, Any]:
         text = directory.status.read_bytes()
     except FileNotFoundError:
         events = read_lines(directory.events)
-        last = events[-1] if events else {"event": "nothing"}
+        last = {"event": "nothing"} | (events[-1] if events else {})
         return {"state": "ended", "step": _read_last_step(directory), "last": last}
+    except OSError as error:
+        raise ConfigError(f"{directory.status}: could not be read ({error.strerror})") from error
     try:
         status = _WrittenStatus.model_validate_json(text)
-    except ValidationError as error:
+        owner = Owner.parse(status.process)
+        if owner is None:
+            raise ValueError(status.process)
+    except ValueError as error:  # pydantic's are too
         got = shown(text.decode(errors="replace"))
         raise ConfigError(
             f"{directory.status}: got {got}, expected what a run writes every second; delete it, "
             "and ask again"
         ) from error
     age = time.time() - status.time
-    is_here = status.host == socket.gethostname()
-    if is_here and not _is_process_alive(status.pid):
+    if owner.is_gone:
         state = "killed"
         status.step = max(status.step, _read_last_step(directory))  # it may be a second old
     else:
         state = "silent" if age > _LATE_S else "running"
-    return {"state": state, "age_s": round(age, 1), **status.model_dump()}
+    who = {"pid": owner.pid, "host": owner.host}
+    return {"state": state, "age_s": round(age, 1), **who, **status.model_dump()}
 
 
 def _read_last_step(directory: RunDirectory) -> int:
     steps = [line.get("step") for line in read_lines(directory.metrics)[-1:]]
     return next((step for step in steps if isinstance(step, int)), 0)
-
-
-def _is_process_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _render_status_lines(directory: RunDirectory, status: Mapping[str, Any]) -> list[str]:
@@ -115,7 +108,7 @@ def _render_status_lines(directory: RunDirectory, status: Mapping[str, Any]) -> 
     }
     waits = status["waits"]
     lines = [
-        f"  {wait['who']} waits for {wait['owner']}, {wait['seconds']:.1f} s"
+        f"  {wait_line(wait['who'], wait['owner'], wait['seconds'])}"
         for wait in waits[:_MOST_LINES]
     ]
     if (more := status["num_waits"] - len(lines)) > 0:

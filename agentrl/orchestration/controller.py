@@ -198,7 +198,7 @@ class Controller:
         log = TurnLog(
             directory.turns,
             self.version,
-            run=str([line.get("time") for line in read_lines(directory.events)[:1]]),
+            run="".join(str(line.get("time")) for line in read_lines(directory.events)[:1]),
             settings={
                 "rollout.temperature": temperature,
                 "async.staleness": schedule.staleness,

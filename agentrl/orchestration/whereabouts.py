@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -12,6 +11,7 @@ from typing import Final
 
 import orjson
 
+from agentrl.sandboxes.owner import Owner
 from agentrl.schedule import Wait
 
 BEAT_S: Final = 1.0
@@ -49,7 +49,7 @@ def _write_status(path: Path, step: int, waits: Sequence[Wait]) -> None:
         {"who": wait.who, "owner": wait.owner, "seconds": round(now - wait.since, 1)}
         for wait in waits[:_MOST_WAITS]
     ]
-    status = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time(), "step": step}
+    status = {"process": str(Owner.this()), "time": time.time(), "step": step}
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(orjson.dumps({**status, "waits": longest, "num_waits": len(waits)}))
     temporary.replace(path)
@@ -82,4 +82,9 @@ def tell_waits_on_signal(waits: Callable[[], Sequence[Wait]]) -> Generator[None]
 def describe_waits(waits: Sequence[Wait]) -> list[str]:
     """A line for each, with the seconds that it lasts; they began on the clock of an event loop."""
     now = time.monotonic()
-    return [f"{wait.who} waits for {wait.owner}, {now - wait.since:.1f} s" for wait in waits]
+    return [wait_line(wait.who, wait.owner, now - wait.since) for wait in waits]
+
+
+def wait_line(who: str, owner: str, seconds: float) -> str:
+    """How a wait is told."""
+    return f"{who} waits for {owner}, {seconds:.1f} s"

@@ -175,6 +175,8 @@ class _Turns:
         """What the next request shows."""
         self._num_logged = 0
         """Ids of the open segment that the log has."""
+        self._owes_answers = False
+        """The log has a turn with side effects, and not yet what came of them."""
         # One session for all segments: the engine goes on from the longest common prefix.
         self._session = EpisodeSession(record.id, self._view_shown_messages)
 
@@ -202,8 +204,9 @@ class _Turns:
 
     def _book_and_log_answers(self, transition: Transition) -> None:
         log, record = self._runner.log, self._record
-        if log is not None and transition.answers:
+        if log is not None and self._owes_answers:
             log.write_answers(record.key, record.num_turns - 1, transition.answers)
+        self._owes_answers = False
         record.book(transition)
 
     async def truncate(self, stop: EpisodeStop) -> None:
@@ -316,6 +319,7 @@ class _Turns:
         record.has_side_effects |= calls
         if log is not None and recorded is None:
             log.write_completion(record.key, new, completion, calls=calls)
+            self._owes_answers = calls
         return turn
 
     def _view_shown_messages(self) -> EpisodeView:

@@ -57,8 +57,8 @@ class _Recorded:
 
     group: int
     turns: list[_Turn] = field(default_factory=list[_Turn])
-    answers: dict[int, dict[str, ToolAnswer]] = field(
-        default_factory=dict[int, dict[str, ToolAnswer]]
+    answers: dict[int, dict[str, ToolAnswer | None]] = field(
+        default_factory=dict[int, dict[str, ToolAnswer | None]]
     )
     taken: int = 0
     """How many of the turns were given back."""
@@ -162,12 +162,14 @@ class TurnLog:
         if found is None or not found.turns[found.taken - 1].calls:
             return {}
         turn = found.taken - 1
-        if turn not in found.answers:
+        answers = found.answers.get(turn, {"": None})
+        known = {call: answer for call, answer in answers.items() if answer is not None}
+        if len(known) < len(answers):
             raise CalledBefore(
-                f"{episode} called a tool with side effects in turn {turn}, and the run ended "
-                "before its answer was written down"
+                f"{episode} called a tool with side effects in turn {turn}, and ended before its "
+                "answer was written down"
             )
-        return found.answers[turn]
+        return known
 
     def write_completion(
         self, key: EpisodeKey, ids: Sequence[int], completion: Completion, *, calls: bool
@@ -189,15 +191,18 @@ class TurnLog:
         line["digest"] = completion.digest.hex()
         self._append(key.id, key.group, line)
 
-    def write_answers(self, key: EpisodeKey, turn: int, answers: Mapping[str, ToolAnswer]) -> None:
+    def write_answers(
+        self, key: EpisodeKey, turn: int, answers: Mapping[str, ToolAnswer | None]
+    ) -> None:
         """Append what tools with side effects answered in a turn, counted from 0.
 
-        An answer that JSON does not hold as it is counts as unknown.
+        An answer that JSON does not hold as it is counts as unknown, as None does.
         """
-        told = {call: asdict(answer) for call, answer in answers.items()}
-        finished = [answer.finish for answer in answers.values()]
-        if all(value is None or _is_json(value[0]) for value in finished):
-            self._append(key.id, key.group, {"turn": turn, "answers": told})
+        told = {
+            call: None if answer is None or not _is_json(answer.finish) else asdict(answer)
+            for call, answer in answers.items()
+        }
+        self._append(key.id, key.group, {"turn": turn, "answers": told})
 
     def take_cpu_s(self) -> float:
         """CPU seconds that writing took since the last time."""
@@ -245,7 +250,7 @@ class TurnLog:
         if "cut" in line:
             found.cut(line["cut"])
         elif "answers" in line:
-            answers = {call: _to_answer(told) for call, told in line["answers"].items()}
+            answers = {call: told and _to_answer(told) for call, told in line["answers"].items()}
             found.answers[line["turn"]] = answers
         else:
             found.turns.append(_Turn(line["calls"], _unpack(line["ids"]), _to_completion(line)))
@@ -285,8 +290,8 @@ def _to_answer(told: Mapping[str, Any]) -> ToolAnswer:
     )
 
 
-def _is_json(value: object) -> bool:
+def _is_json(finish: tuple[object] | None) -> bool:
     try:
-        return bool(orjson.loads(orjson.dumps(value)) == value)
+        return finish is None or bool(orjson.loads(orjson.dumps(finish[0])) == finish[0])
     except (TypeError, ValueError):
         return False

@@ -2,10 +2,13 @@
 
 import pickle
 from collections.abc import Callable
+from typing import TypeVar
 
 from agentrl.errors import AgentrlError, ConfigError
 from agentrl.workers.pickling import CANNOT_PICKLE, dumps
 from agentrl.workers.worker import Raised
+
+T = TypeVar("T")
 
 
 class WorkerError(AgentrlError):
@@ -48,9 +51,10 @@ def pickled_call(
         ) from error
 
 
-def value_of(reply: bytes, fn: Callable[..., object]) -> object:
+def value_of(reply: bytes, fn: Callable[..., T]) -> T:
     """What the call returned; raises what it raised."""
     raised: Raised | None
+    value: T
     try:
         raised, value = pickle.loads(reply)
     except (*CANNOT_PICKLE, EOFError, ImportError, IndexError) as error:

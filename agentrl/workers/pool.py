@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Final, Self, TypeVar, cast
+from typing import Final, Self, TypeVar
 
 from agentrl.errors import ConfigError
 from agentrl.workers.calls import (
@@ -114,7 +114,7 @@ class WorkerPool:
             raise WorkerDied(f"{name_of(fn)} did not return: {error}{closed}") from None
         finally:
             self._return_worker_to_pool(channel, alive=alive)
-        return cast("T", value_of(reply, fn))
+        return value_of(reply, fn)
 
     def close(self) -> None:
         """End all workers and wait for them; running and waiting calls raise WorkerDied."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,9 +20,12 @@ from agentrl.tokens import Tokenizer, seal
 from agentrl.tools import tool
 from agentrl.types import (
     AssistantTurn,
+    CallError,
+    CallErrorReason,
     Completion,
     Episode,
     EpisodeSession,
+    EpisodeStop,
     Invalid,
     Sampling,
     Score,
@@ -38,6 +42,12 @@ def call(name: str, **arguments: Any) -> AssistantTurn:
 
 
 TURNS = (call("look"), call("pay", cents=3), call("look"), call("pay", cents=4))
+PAY_TWICE = AssistantTurn(
+    calls=tuple(
+        ToolCall(name="pay", arguments={"cents": cents}, id=f"call_{i}")
+        for i, cents in enumerate((3, 60))
+    )
+)
 
 
 async def die() -> None:
@@ -53,6 +63,7 @@ class Shop(ToolEnv):
     """Shared by all that is made of a subclass: the world outside."""
     dies_at: int = -1
     """Of payments."""
+    turns: Sequence[AssistantTurn] = TURNS
     is_moody = False
 
     def setup(self) -> None:
@@ -76,6 +87,8 @@ class Shop(ToolEnv):
             cents: how much.
         """
         self.paid.append(cents)
+        if cents > 50:
+            await asyncio.sleep(60)
         if len(self.paid) == self.dies_at:
             await die()
         self.reward(cents / 10, "paid")
@@ -94,8 +107,10 @@ class Counting(ScriptedEngine):
 
     def __init__(self, codec: Codec, env: type[Shop], version: int, dies_at: int) -> None:
         renderer = codec.renderer(env().tool_schemas)
-        super().__init__(ScriptedAgent(TURNS), renderer, vocab_size=768)
+        super().__init__(ScriptedAgent(env.turns), renderer, vocab_size=768)
         self._serves, self.dies_at, self.asked = version, dies_at, 0
+
+    waits_at = 0
 
     async def generate(
         self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
@@ -103,6 +118,8 @@ class Counting(ScriptedEngine):
         self.asked += 1
         if self.asked == self.dies_at:
             await die()
+        if self.asked == self.waits_at:
+            await asyncio.sleep(60)
         found = await super().generate(ids, sampling, session)
         versions = np.full(len(found.ids_T), self._serves)
         return seal(found.ids_T, found.logprobs_T, versions, found.stop_reason)
@@ -113,16 +130,23 @@ class Bench:
         self.codec, self.file = Codec(Tokenizer.load(folder)), file
 
     async def play(
-        self, env: type[Shop], *, version: int = 0, dies_at: int = 0
+        self,
+        env: type[Shop],
+        *,
+        version: int = 0,
+        dies_at: int = 0,
+        waits_at: int = 0,
+        wall_s: float = 30.0,
     ) -> tuple[Episode | None, int]:
         """The episode, or None where the run was killed first; how often the engine was asked."""
         log, services = TurnLog(self.file, version), EnvServices()
         engine = Counting(self.codec, env, version, dies_at)
+        engine.waits_at = waits_at
         runner = EpisodeRunner(
             codec=self.codec,
             generate=engine.generate,
             limits=EpisodeLimits(
-                max_new_tokens=64, max_context_tokens=1024, wall_s=30.0, setup_s=5.0
+                max_new_tokens=64, max_context_tokens=1024, wall_s=wall_s, setup_s=5.0
             ),
             temperature=1.0,
             log=log,
@@ -187,6 +211,37 @@ async def test_a_call_that_was_cut_off_is_not_made_again(bench: Bench) -> None:
     assert "called a tool with side effects in turn 1" in resumed.outcome.reason
     assert not resumed.outcome.retryable
     assert (env.paid, asked) == ([3], 0)
+
+
+async def test_of_two_calls_the_one_that_a_limit_cut_off_is_not_made_again(bench: Bench) -> None:
+    env = shop(turns=(PAY_TWICE,))
+    cut, _ = await bench.play(env, wall_s=0.3)
+    assert cut is not None
+    assert cut.stop is EpisodeStop.WALL_TIME
+    resumed, _ = await bench.play(env, wall_s=0.3)
+    assert resumed is not None
+    assert isinstance(resumed.outcome, Invalid)
+    assert "ended before its answer was written down" in resumed.outcome.reason
+    assert env.paid == [3, 60]
+
+
+async def test_a_limit_in_a_later_turn_leaves_the_answers_of_an_earlier_one(bench: Bench) -> None:
+    env = shop()
+    cut, _ = await bench.play(env, waits_at=3, wall_s=0.3)
+    assert cut is not None
+    assert cut.stop is EpisodeStop.WALL_TIME
+    resumed, _ = await bench.play(env)
+    assert resumed is not None
+    assert isinstance(resumed.outcome, Score)
+    assert env.paid == [3, 4]
+
+
+def test_a_call_that_cannot_run_has_no_side_effects() -> None:
+    broken = CallError(reason=CallErrorReason.MALFORMED, message="no", name="pay", id="call_0")
+    cut_off = replace(call("pay", cents=3), stop_reason=StopReason.LENGTH)
+    assert shop()().has_side_effects(call("pay", cents=3))
+    for turn in (AssistantTurn(calls=(broken,)), cut_off, call("look")):
+        assert not shop()().has_side_effects(turn)
 
 
 async def test_an_episode_that_paid_is_not_tried_again(bench: Bench) -> None:
