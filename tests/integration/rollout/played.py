@@ -26,6 +26,11 @@ SERVICES = EnvServices()
 Act = Callable[[EpisodeView], AssistantTurn]
 
 
+def say_yes(view: EpisodeView) -> AssistantTurn:
+    """Without a call."""
+    return AssistantTurn(text="yes")
+
+
 def settings(**changes: Any) -> CollectSettings:
     limits = EpisodeLimits(max_new_tokens=64, max_context_tokens=512, wall_s=5.0, setup_s=5.0)
     values: dict[str, Any] = {"limits": limits, "temperature": 1.0, "concurrency": 64}

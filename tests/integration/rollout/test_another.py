@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.envs import EnvServices, ToolEnv
+from agentrl.envs import ToolEnv
 from agentrl.errors import RunError
 from agentrl.rollout import (
     Codec,
@@ -24,30 +24,20 @@ from agentrl.rollout import (
 from agentrl.rollout.driver import Another
 from agentrl.rollout.selection import drop
 from agentrl.types import (
-    AssistantTurn,
     Completion,
     EpisodeSession,
-    EpisodeView,
     Sampling,
     Score,
     Task,
 )
-
-SERVICES = EnvServices()
-
-
-class Says:
-    """Something, without a call."""
-
-    def act(self, view: EpisodeView) -> AssistantTurn:
-        return AssistantTurn(text="yes")
+from tests.integration.rollout.played import SERVICES, say_yes
 
 
 class Slow(ScriptedEngine):
     """Answers after a time that depends on nothing but `noise`, and keeps who asked, in order."""
 
     def __init__(self, codec: Codec, noise: int) -> None:
-        super().__init__(Says(), codec.renderer(()), vocab_size=768)
+        super().__init__(say_yes, codec.renderer(()), vocab_size=768)
         self.waits = random.Random(noise)
         self.asked: list[str] = []
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.envs import EnvServices, ToolEnv
+from agentrl.envs import ToolEnv
 from agentrl.errors import RunError
 from agentrl.rollout import (
     Codec,
@@ -21,32 +21,22 @@ from agentrl.rollout.driver import Another, RolloutDriver
 from agentrl.schedule import Allowance, Schedule, Scheduler
 from agentrl.schedule.events import TrainBatch
 from agentrl.types import (
-    AssistantTurn,
     Completion,
     EpisodeSession,
     EpisodeStop,
-    EpisodeView,
     Invalid,
     Sampling,
     Score,
     Task,
 )
-
-SERVICES = EnvServices()
-
-
-class Says:
-    """Something, without a call."""
-
-    def act(self, view: EpisodeView) -> AssistantTurn:
-        return AssistantTurn(text="yes")
+from tests.integration.rollout.played import SERVICES, say_yes
 
 
 class Hangs(ScriptedEngine):
     """The second turn of the last members never ends."""
 
     def __init__(self, codec: Codec, slow: Sequence[str]) -> None:
-        super().__init__(Says(), codec.renderer(()), vocab_size=768)
+        super().__init__(say_yes, codec.renderer(()), vocab_size=768)
         self.slow = slow
         self.asked: list[str] = []
         self.ended: list[str] = []
