@@ -67,7 +67,7 @@ def _read_status(directory: RunDirectory) -> dict[str, Any]:
         if owner is None:
             raise ValueError(status.process)
     except ValueError as error:  # pydantic's are too
-        got = shown(text.decode(errors="replace"))
+        got = shown(text.decode(errors="replace").strip())
         raise ConfigError(
             f"{directory.status}: got {got}, expected what a run writes every second; delete it, "
             "and ask again"
