@@ -109,7 +109,8 @@ class Controller:
         admission: CheckedAdmission,
     ) -> None:
         self._stopping = stopping
-        self._update_s = 0.0
+        self._update_s = self._batch_at = 0.0
+        """Seconds of the last update; when its batch was there, 0 for none."""
         self._parts = parts
         self._trainer = parts.trainer
         self._device = DevicePolicy(parts.config, parts.engine, self._trainer)
@@ -164,7 +165,7 @@ class Controller:
             on_stall=self._report_stall,
             log=self._log,
         )
-        self._has_begun, self._number, self._num_ended = False, step, 0
+        self._has_begun, self._number, self._num_ended, self._batch_at = False, step, 0, 0.0
 
     def open_groups(self) -> str:
         """The groups that were drawn and not trained on, as JSON; empty if there are none."""
@@ -227,13 +228,18 @@ class Controller:
         self._stopping.check_time(self._update_s)  # by that of the step before
         self._number = number = batch.step
         collected = self._take_groups(batch)
-        times["rollout_s"] = time.perf_counter() - started
+        times["rollout_s"] = (now := time.perf_counter()) - started
+        # What runs ahead is sampled beside the step before, too.
+        is_ahead = self._parts.config.async_.staleness > 0
+        sampling_s = now - ((is_ahead and self._batch_at) or started)
+        self._batch_at = now
         stats = await self._update_and_publish_weights(collected, batch, times)
         self._update_s = times["train_s"] + times["publish_s"]
         if self._log is not None:
             times["turn_log_s"] = self._log.take_cpu_s()
         times["step_s"] = time.perf_counter() - started
         metrics = self._gather_step_metrics(collected, stats, times)
+        metrics["tokens_per_s"] = metrics.get("sampled_tokens", 0.0) / sampling_s
         result = StepResult(step=number, metrics=metrics, collected=collected, stats=stats)
         result = await self._add_heldout_evaluation_if_due(result)
         self._store.write_step(result.step, result.metrics, collected)
@@ -415,8 +421,6 @@ class Controller:
         metrics |= {f"gap/lag{lag}": gap for lag, gap in stats.gap_by_lag.items()}
         metrics |= stats.batch_statistics
         metrics |= {"verified": stats.verified_share, **times}
-        sampled = metrics.get("sampled_tokens", 0.0)
-        metrics["tokens_per_s"] = sampled / times["rollout_s"] if times["rollout_s"] else 0.0
         return metrics
 
     async def _add_heldout_evaluation_if_due(self, result: StepResult) -> StepResult:

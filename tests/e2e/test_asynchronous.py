@@ -95,6 +95,9 @@ def test_each_group_is_trained_once_and_none_too_late(
     assert gaps
     assert all(fresh < 1e-5 < stale for fresh, stale in gaps)
     assert all(result.stats.alarm is None for result in results)
+    # Of all tokens a second: what is sampled beside an update is no faster than that.
+    between = sum(r.metrics["sampled_tokens"] / r.metrics["tokens_per_s"] for r in results)
+    assert between >= sum(result.metrics["step_s"] for result in results[:-1])
     places = trained_places(tmp_path)
     assert set(places.values()) == {1}
     assert len(places) == STEPS * GROUPS * MEMBERS
