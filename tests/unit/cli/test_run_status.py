@@ -113,3 +113,18 @@ def test_a_damaged_status_is_one_sentence(
     told = capsys.readouterr().err
     assert f"{run / 'status.json'}: got " in told
     assert "expected what a run writes every second; delete it, and ask again" in told
+
+
+def test_a_status_that_is_no_file_is_one_sentence(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "status.json").mkdir()
+    assert main(["run", "status", "mine", "--runs-dir", str(run.parent)]) == 2
+    told = f"{run / 'status.json'}: could not be read (Is a directory)\n"
+    assert capsys.readouterr().err.endswith(told)
+
+
+def test_an_event_without_a_name_is_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "events.jsonl").write_text('{"time": 1.0}\n')
+    told = status_of(run.parent, capsys)
+    assert told == "mine does not run; 0 steps are done, the last event is nothing\n"
