@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from agentrl.schedule.allowance import Allowance
 from agentrl.schedule.config import Schedule
@@ -53,12 +53,13 @@ def lognormal(mean: float, sigma: float) -> Callable[[Random], float]:
 
 
 def _check_at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:  # nan is not
-        raise ValueError(f"{name}: got {value!r}, expected at least {least}")
+    if not least <= value < math.inf:  # nan is not
+        raise ValueError(f"{name}: got {value!r}, expected at least {least} and finite")
 
 
-FaultRole: TypeAlias = Literal["engine", "environment", "verifier", "trainer"]
+FaultRole: TypeAlias = Literal["engine", "environment", "sandbox host", "verifier", "trainer"]
 FaultKind: TypeAlias = Literal["dies", "hangs", "slow", "wrong", "full disk"]
+_WITH_DISK: Final = ("sandbox host", "trainer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Fault:
     at: float
     role: FaultRole
     kind: FaultKind
-    """`slow` is late by half of `Workload.deadline_s`; `full disk` is the trainer's."""
+    """`slow` is late by half of `Workload.deadline_s`; only a host or a trainer fills a disk."""
 
     def __post_init__(self) -> None:
         _check_at_least("at", self.at, 0)
@@ -76,6 +77,11 @@ class Fault:
         for name, values in known.items():
             if (got := getattr(self, name)) not in values:
                 raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(values)}")
+        if self.kind == "full disk" and self.role not in _WITH_DISK:
+            raise ValueError(
+                f"kind: got 'full disk' of the {self.role}, which has no disk to fill; expected it "
+                f"of the {' or the '.join(_WITH_DISK)}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +112,8 @@ class Workload:
         for name in ("train_s", "publish_s", "finish_s", "fails", "deadline_s", "restart_s"):
             _check_at_least(name, getattr(self, name), 0)
         _check_at_least("checkpoint_every", self.checkpoint_every, 1)
+        for number in (number for hang in self.hangs for number in hang):
+            _check_at_least("hangs", number, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,10 +299,12 @@ class _VirtualRun:
             self._pause_engine(lost_s)
             self._delay_trainer(lost_s, WeightsPublished)
         elif victims := [attempt for attempt in self.open.values() if not attempt.is_struck]:
-            victim = Random(f"{self.seed}/{fault.at}").choice(victims)
-            victim.fails |= fault.kind != "slow"  # what is late, but in time, costs time alone
-            victim.is_struck = True
-            self._come_later(late_s, victim)
+            if fault.role != "sandbox host" or fault.kind in ("slow", "wrong"):
+                victims = [Random(f"{self.seed}/{fault.at}").choice(victims)]
+            for victim in victims:  # all of them are on the host
+                victim.fails |= fault.kind != "slow"  # what is late, but in time, costs time alone
+                victim.is_struck = True
+                self._come_later(late_s, victim)
 
     def _strike_trainer(self, fault: Fault, late_s: float) -> None:
         if fault.kind == "slow":

@@ -150,6 +150,13 @@ def strike(at: float, role: Any, kind: Any) -> Fault:
         (lambda: strike(1.0, "engine", "sings"), "kind: got 'sings', expected one of dies, hangs"),
         (lambda: strike(-1.0, "engine", "dies"), "at: got -1.0, expected at least 0"),
         (lambda: strike(math.nan, "engine", "dies"), "at: got nan, expected at least 0"),
+        (
+            lambda: strike(1.0, "engine", "full disk"),
+            "of the engine, which has no disk to fill; exp",
+        ),
+        (lambda: fixed(hangs=[(-1.0, 2.0)]), "hangs: got -1.0, expected at least 0 and finite"),
+        (lambda: fixed(hangs=[(1.0, math.nan)]), "hangs: got nan, expected at least 0"),
+        (lambda: fixed(hangs=[(1.0, math.inf)]), "hangs: got inf, expected at least 0"),
         (lambda: fixed(train_s=-1.0), "train_s: got -1.0, expected at least 0"),
         (lambda: fixed(train_s=math.nan), "train_s: got nan, expected at least 0"),
         (lambda: fixed(checkpoint_every=0), "checkpoint_every: got 0, expected at least 1"),
