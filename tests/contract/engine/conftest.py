@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 from transformers import PreTrainedModel
 
@@ -33,6 +34,19 @@ class Target:
     """It takes weights over a process group."""
     truncates: bool
     """It samples from a part of the distribution if asked."""
+
+
+async def wait_until_sampled(url: str, num: int = 1) -> None:
+    """Until so many requests run, and some of the tokens of each are there."""
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        while True:
+            loads = (await http.get("/v1/loads")).json()["loads"]
+            if sum(load["num_running_reqs"] for load in loads) == num:
+                break
+            await asyncio.sleep(0.02)
+        # All that run get their tokens together, so beside a short one the others get some, too.
+        short = {"max_new_tokens": 4, "ignore_eos": True}
+        await http.post("/generate", json={"input_ids": [5, 6], "sampling_params": short})
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,8 @@ def test_on_sigterm_requests_return_what_they_have(tiny_folder: Path) -> None:
     end = time.monotonic() + 30
     while httpx.get(f"{url}/v1/loads").json()["loads"][0]["num_running_reqs"] == 0:
         assert time.monotonic() < end
-    time.sleep(0.3)
+    short = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
+    httpx.post(f"{url}/generate", json=short, timeout=60)  # beside it the other gets some, too
     process.send_signal(signal.SIGTERM)
     asking.join(30)
     assert found[0]["meta_info"]["finish_reason"]["type"] == "abort"

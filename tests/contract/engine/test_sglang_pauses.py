@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from copy import deepcopy
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -29,6 +28,7 @@ from agentrl.rollout import (
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import EpisodeSession, Sampling, StopReason, Task
+from tests.contract.engine.conftest import wait_until_sampled
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
@@ -69,17 +69,6 @@ def expected(
     return logits.log_softmax(-1).gather(1, chosen)[:, 0].numpy()
 
 
-async def begun(url: str, num: int) -> None:
-    """Wait until so many requests run, and some of their tokens are there."""
-    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-        while True:
-            loads = (await http.get("/v1/loads")).json()["loads"]
-            if sum(load["num_running_reqs"] for load in loads) == num:
-                break
-            await asyncio.sleep(0.02)
-    await asyncio.sleep(0.2)
-
-
 @pytest.fixture
 async def paused_engine(
     server: Server, model: PreTrainedModel, request: pytest.FixtureRequest
@@ -105,7 +94,7 @@ async def test_an_update_waits_for_no_completion(
     engine = paused_engine
     sampling = Sampling(max_new_tokens=1900)
     running = asyncio.ensure_future(engine.generate(PROMPT, sampling, EpisodeSession("a")))
-    await begun(engine.slots[0].url, 1)
+    await wait_until_sampled(engine.slots[0].url, 1)
     await engine.update_weights(ModelWeights(changed(model)), 1)
     assert not running.done()
     completion = await running
@@ -172,7 +161,7 @@ async def test_each_token_of_a_request_across_an_update_is_from_its_version(
     running = [
         asyncio.ensure_future(engine.generate(PROMPT, LONG, EpisodeSession(name))) for name in "ab"
     ]
-    await begun(engine.slots[0].url, len(running))
+    await wait_until_sampled(engine.slots[0].url, len(running))
     await engine.update_weights(ModelWeights(new), 1)
     for completion in await asyncio.gather(*running):
         assert len(completion.ids_T) == LONG.max_new_tokens

@@ -27,7 +27,7 @@ from agentrl.tokens import Tokenizer
 from agentrl.trainer.logprobs import sequence_logprobs
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Completion, EpisodeSession, Sampling, StopReason
-from tests.contract.engine.conftest import Target
+from tests.contract.engine.conftest import Target, wait_until_sampled
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -187,9 +187,9 @@ async def test_a_version_across_an_update_is_known_token_by_token(
     engine: SglangEngine, model: PreTrainedModel
 ) -> None:
     running = asyncio.ensure_future(
-        engine.generate(PROMPT, Sampling(max_new_tokens=400), EpisodeSession("a"))
+        engine.generate(PROMPT, Sampling(max_new_tokens=1000), EpisodeSession("a"))
     )
-    await asyncio.sleep(0.3)
+    await wait_until_sampled(engine.slots[0].url)
     await engine.pause()
     change(model, 1.01)
     await engine.update_weights(ModelWeights(model), 1)
@@ -223,9 +223,9 @@ async def test_an_abort_returns_what_there_is(engine: SglangEngine) -> None:
     session = EpisodeSession("a")
     running = asyncio.ensure_future(engine.generate(PROMPT, Sampling(max_new_tokens=1900), session))
     other = asyncio.ensure_future(
-        engine.generate(PROMPT, Sampling(max_new_tokens=50), EpisodeSession("b"))
+        engine.generate(PROMPT, Sampling(max_new_tokens=500), EpisodeSession("b"))
     )
-    await asyncio.sleep(0.5)
+    await wait_until_sampled(engine.slots[0].url, 2)
     await engine.abort(session)
     completion = await running
     assert completion.stop_reason is StopReason.ABORT
@@ -238,7 +238,7 @@ async def test_an_abort_while_paused_is_not_lost(engine: SglangEngine) -> None:
     running = asyncio.ensure_future(
         engine.generate(PROMPT, Sampling(max_new_tokens=1900), EpisodeSession("a"))
     )
-    await asyncio.sleep(0.3)
+    await wait_until_sampled(engine.slots[0].url)
     await engine.pause()
     waiting = asyncio.ensure_future(
         engine.generate(PROMPT, Sampling(max_new_tokens=5), EpisodeSession("b"))
@@ -258,7 +258,7 @@ async def test_a_cancelled_request_ends_on_the_server_too(
     running = asyncio.ensure_future(
         engine.generate(PROMPT, Sampling(max_new_tokens=1900), EpisodeSession("a"))
     )
-    await asyncio.sleep(0.5)
+    await wait_until_sampled(target.url)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError, RunError
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.logprobs import sequence_logprobs
 from agentrl.trainer.weights import ModelWeights
-from tests.contract.engine.conftest import Target
+from tests.contract.engine.conftest import Target, wait_until_sampled
 from tests.unit.trainer.batches import batch_of, segment
 
 pytestmark = pytest.mark.timeout(300)
@@ -32,6 +32,7 @@ class Wire:
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
+        self.url = str(http.base_url)
 
     async def post(self, path: str, **body: Any) -> httpx.Response:
         return await self._http.post(path, json=body)
@@ -222,7 +223,7 @@ async def test_the_likeliest_id_has_the_logprob_of_the_whole_distribution(wire: 
 async def test_an_abort_ends_one_request(wire: Wire) -> None:
     rids = [new_rid() for _ in range(2)]
     first, second = [asyncio.ensure_future(wire.generate(1000, rid)) for rid in rids]
-    await asyncio.sleep(0.4)
+    await wait_until_sampled(wire.url, 2)
     assert "Duplicate request ID" in (
         await wire.refuses("/generate", input_ids=PROMPT, rid=rids[0], sampling_params={})
     )
@@ -239,11 +240,11 @@ async def test_a_pause_does_to_requests_and_the_cache_what_its_mode_says(
     wire: Wire, mode: PauseMode
 ) -> None:
     running = asyncio.ensure_future(wire.generate(1000))
-    await asyncio.sleep(0.4)
+    await wait_until_sampled(wire.url)
     assert (await wire.post("/flush_cache")).status_code == 400
     assert (await wire.post("/pause_generation", mode=mode)).status_code == 200
     waiting = asyncio.ensure_future(wire.generate(3))
-    await asyncio.sleep(0.2)
+    await asyncio.wait([running], timeout=30 if mode == "abort" else 0.2)
     assert running.done() is (mode == "abort")
     assert (await wire.post("/flush_cache")).status_code == (400 if mode == "in_place" else 200)
     await wire.post("/update_weight_version", new_version="1", abort_all_requests=False)
@@ -288,7 +289,7 @@ async def test_old_keys_and_values_stay_if_the_cache_is_not_flushed(
         assert (cached == 0) is flush
     # Frozen requests need theirs: the answer is 400, but the weights are there.
     running = asyncio.ensure_future(wire.generate(1000))
-    await asyncio.sleep(0.4)
+    await wait_until_sampled(wire.url)
     await wire.post("/pause_generation", mode="in_place")
     await wire.post("/begin_weight_update")
     done = await wire.post("/update_weights_from_tensor", **body, weight_version="7")
