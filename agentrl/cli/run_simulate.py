@@ -40,6 +40,11 @@ def _run_simulate(options: SimulateOptions, arguments: Arguments) -> int:
     from agentrl.schedule import Allowance, Schedule
     from agentrl.testing.virtual_clock import simulate
 
+    if "auto" in options.concurrency.split(","):
+        raise ConfigError(
+            "--concurrency: got 'auto', expected integers: it goes by the engine's cache, and a "
+            "recorded run does not say how much that holds"
+        )
     values = product(
         _split_numbers(int, "--concurrency", options.concurrency, least=1),
         _split_numbers(float, "--overprovision", options.overprovision, least=1),

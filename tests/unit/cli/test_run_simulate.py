@@ -67,6 +67,7 @@ def test_what_is_begun_beyond_need_and_stopped_is_told_as_lost(
     [
         (["empty"], "has no recorded step to draw times from"),
         (["empty", "--staleness", "0,x"], "--staleness: got '0,x', expected integers"),
+        (["empty", "--concurrency", "8,auto"], "a recorded run does not say how much that holds"),
         (["empty", "--concurrency", "0"], "--concurrency: got '0', expected integers"),
         (["empty", "--stragglers", "nan"], "--stragglers: got 'nan', expected numbers of at"),
         (["empty", "--overprovision", "0.5"], "--overprovision: got '0.5', expected numbers of at"),
