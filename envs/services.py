@@ -33,7 +33,8 @@ class EnvServices:
         census: AbandonedThreads | None = None,
         deadline_s: float = 30.0,
     ) -> None:
-        """A process that was stopped for `deadline_s` is killed; see `WorkerPool`."""
+        """A process that was stopped for `deadline_s` is killed, a sandbox's host given up."""
+        self._deadline_s = deadline_s
         pool = functools.partial(WorkerPool, deadline_s=deadline_s)
         self.tool_pool = tool_pool or pool(
             _NUM_TOOL_WORKERS, "tools", preload=("agentrl.tools.arithmetic",)
@@ -51,7 +52,7 @@ class EnvServices:
         """The sandboxes that episodes share; those in use are waited for."""
         from agentrl.sandboxes import SandboxPools
 
-        return SandboxPools()
+        return SandboxPools(deadline_s=self._deadline_s)
 
     @property
     def isolation(self) -> list[tuple[str, ...]]:

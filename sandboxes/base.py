@@ -58,6 +58,8 @@ class Sandbox(ABC):
     name: ClassVar[str]
     scratch_folders: ClassVar[tuple[str, ...]] = ("/tmp",)
     """Folders beside the workspace that a reset empties."""
+    deadline_s: float = 30.0
+    """Until a host that gives no sign of life is given up; a run sets it: `fault.deadline_s`."""
 
     def __init__(self, options: SandboxOptions | None = None) -> None:
         self.options = options or SandboxOptions()
@@ -419,6 +421,7 @@ class Sandbox(ABC):
     async def fork(self) -> "Sandbox":
         """A new sandbox, started, whose workspace begins as this one's is."""
         other = type(self)(self.options)
+        other.deadline_s = self.deadline_s
         await other.start()
         done = False
         try:

@@ -40,15 +40,23 @@ class SandboxPool:
     waits too long gets an error of the infrastructure, never a result.
     """
 
-    def __init__(self, options: SandboxOptions | None = None, *, size: int | None = None) -> None:
+    def __init__(
+        self,
+        options: SandboxOptions | None = None,
+        *,
+        size: int | None = None,
+        deadline_s: float = Sandbox.deadline_s,
+    ) -> None:
         """Start nothing yet.
 
         Args:
             options: what each sandbox is.
             size: most sandboxes at once; default: as many as the machine's memory holds.
+            deadline_s: a host that gives no sign of life for so long is given up.
         """
         self.options = options or SandboxOptions()
         self.size = size or default_size(self.options.limits)
+        self._deadline_s = deadline_s
         self._admission = Turnstile(self.size)
         self._starts = Turnstile(_NUM_STARTS)
         self._lock = threading.Lock()
@@ -133,6 +141,7 @@ class SandboxPool:
         async with self._starts.place():
             began = time.monotonic()
             sandbox = await asyncio.to_thread(make_sandbox, self.options)
+            sandbox.deadline_s = self._deadline_s
             await sandbox.start()
             self._add_to_timing_sum("start", time.monotonic() - began)
             self.isolation = (sandbox.name, *sorted(sandbox.capabilities))
@@ -165,14 +174,17 @@ class SandboxPool:
 class SandboxPools:
     """The pools of a process: one for each kind of sandbox that is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, deadline_s: float = Sandbox.deadline_s) -> None:
+        """Start nothing yet; `deadline_s` as for `SandboxPool`."""
         self._lock = threading.Lock()
+        self._deadline_s = deadline_s
         self._pools: dict[str, SandboxPool] = {}
 
     def pool(self, options: SandboxOptions) -> SandboxPool:
         """The pool of these options."""
         with self._lock:
-            return self._pools.setdefault(options.model_dump_json(), SandboxPool(options))
+            pool = SandboxPool(options, deadline_s=self._deadline_s)
+            return self._pools.setdefault(options.model_dump_json(), pool)
 
     def acquire(
         self, options: SandboxOptions, *, queue_timeout_s: float | None = None

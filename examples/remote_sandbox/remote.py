@@ -1,5 +1,6 @@
 """A backend of your own: sandboxes that a hosted provider runs. README.md shows its use."""
 
+import asyncio
 import base64
 import contextlib
 import os
@@ -35,7 +36,7 @@ class RemoteSandbox(Sandbox):
             # It runs in a thread, or at the end of the process, so it blocks. What cannot be
             # reached has to end by a limit of the provider's own.
             with contextlib.suppress(httpx.HTTPError):
-                httpx.delete(f"{self.url}{self._box}", timeout=MARGIN_S)
+                httpx.delete(f"{self.url}{self._box}", timeout=self.deadline_s)
 
     async def kill_leftovers(self) -> None:
         await self._ask("POST", f"{self._box}/kill", {})
@@ -60,7 +61,12 @@ class RemoteSandbox(Sandbox):
         """Ask the provider; what goes wrong on the way is never a command's result."""
         try:
             async with httpx.AsyncClient(timeout=timeout_s + MARGIN_S) as client:
-                answer = await client.request(method, f"{self.url}{path}", json=body)
+                asking = asyncio.create_task(client.request(method, self.url + path, json=body))
+                try:
+                    await self._wait_while_provider_lives(asking, client)
+                    answer = await asking
+                finally:
+                    asking.cancel()
         except httpx.HTTPError as error:
             raise SandboxUnavailable(
                 f"the provider at {self.url} does not answer: {error!r}"
@@ -72,3 +78,16 @@ class RemoteSandbox(Sandbox):
                 f"the provider answered {answer.status_code}: {answer.text[:200]}"
             )
         return answer.json() if answer.content else {}
+
+    async def _wait_while_provider_lives(
+        self, asking: asyncio.Task[httpx.Response], client: httpx.AsyncClient
+    ) -> None:
+        """A command may take its time; that the provider is there is asked meanwhile."""
+        pause_s = self.deadline_s / 2
+        while not (await asyncio.wait([asking], timeout=pause_s))[0]:
+            try:
+                await client.get(f"{self.url}/health", timeout=pause_s)
+            except httpx.TimeoutException:
+                raise SandboxDied(
+                    f"the provider at {self.url} gave no sign of life for {self.deadline_s:g} s"
+                ) from None

@@ -4,6 +4,7 @@ POST /sandboxes                 -> {"id": ...}
 POST /sandboxes/ID/exec         argv, cwd, env, stdin, timeout_s, max_output -> the result
 POST /sandboxes/ID/kill         ends what commands have left
 DELETE /sandboxes/ID
+GET /health                     -> at once, whatever runs
 """
 
 import argparse
@@ -17,6 +18,10 @@ from agentrl.sandboxes import Limits, Sandbox, SandboxOptions, make_sandbox
 
 BOXES = web.AppKey("boxes", dict[str, Sandbox])
 OPTIONS = web.AppKey("options", SandboxOptions)
+
+
+async def answer_health(request: web.Request) -> web.Response:
+    return web.Response()
 
 
 async def create(request: web.Request) -> web.Response:
@@ -71,6 +76,7 @@ def make_app(options: SandboxOptions) -> web.Application:
             web.post("/sandboxes/{id}/exec", execute),
             web.post("/sandboxes/{id}/kill", kill),
             web.delete("/sandboxes/{id}", delete),
+            web.get("/health", answer_health),
         ]
     )
     app.on_cleanup.append(close_all)

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.envs import ToolEnv
+from agentrl.envs.sandboxed import SandboxConfig, SandboxEnv
+from agentrl.sandboxes import SandboxOptions
 from agentrl.types import Task
+
+REMOTE = Path(__file__).parents[2] / "examples/remote_sandbox/remote.py"
 
 
 def strike(place: str, after: int = 0) -> bool:
@@ -54,6 +58,24 @@ class Apart(Said):
     def score(self, answer: str) -> float:
         strike("score", after=2)
         return len(answer) % 2
+
+
+class BoxedConfig(SandboxConfig):
+    sandbox: SandboxOptions = SandboxOptions(backend=f"{REMOTE}:RemoteSandbox")
+
+
+class Boxed(SandboxEnv):
+    """With a sandbox at a provider, in which an answer is looked at."""
+
+    Config = BoxedConfig
+
+    @classmethod
+    def make_task(cls, rng: Any, split: str) -> Task:
+        return Task(prompt=f"Say {int(rng.integers(10_000))}.")
+
+    async def score(self, answer: str) -> float:
+        looked = await self.sandbox.exec("sleep 0.5; wc -c # LOOK", stdin=answer.encode())
+        return int(looked.stdout) % 2
 
 
 class Judge:

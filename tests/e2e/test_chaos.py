@@ -1,18 +1,23 @@
 """Real processes die, hang or answer wrongly in a run; what is trained on stays the same.
 
 Each role is struck once, from inside, where it works: so the phase is certain. A deadline of 2 s
-says when what hangs counts as dead.
+says when what hangs counts as dead. A disk that is full in each place where a run writes is in
+`test_full_disk.py`: one sentence, and each pair is trained once when the run was resumed.
 """
 
 # pyright: reportUnknownVariableType=false
 # safetensors is typed in part only.
 
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +30,14 @@ from agentrl.engine.sglang import launch
 from agentrl.envs import ToolEnv
 from agentrl.errors import RunError
 from agentrl.run_dir import read_episodes
+from agentrl.sandboxes.leftovers import find_sandboxes
 from agentrl.types import Episode, Invalid
-from tests.e2e.chaos_env import Apart, Judged, Said, surrogate
+from agentrl.workers.channel import is_stopped
+from tests.e2e.chaos_env import Apart, Boxed, Judged, Said, surrogate
 from tests.renaming import Renaming
 
 STEPS, GROUPS, MEMBERS = 3, 2, 2
+DEADLINE_S = 2
 PLACE = Path(__file__).parent
 SAID = f"{PLACE / 'chaos_env.py'}:Said"
 LEFT_S = 10.0
@@ -70,7 +78,7 @@ def settings(model: Path, out: Path) -> dict[str, Any]:
         "group_size": MEMBERS,
         "rollout": {"max_new_tokens": 6, "concurrency": 8, "attempts": 2},
         "checkpoint": {"every": 1},
-        "fault": {"deadline_s": 2},
+        "fault": {"deadline_s": DEADLINE_S},
     }
 
 
@@ -119,6 +127,71 @@ def test_what_an_environment_or_a_verifier_breaks_off_is_played_again(
     (found,) = check_each_pair_is_trained_once(tmp_path)
     assert (found.blame, said in found.reason) == (blame, True), found
     assert time.monotonic() - started < 50  # no limit of a call (30 s) or of a turn was waited for
+
+
+@pytest.fixture
+def struck_host(
+    request: pytest.FixtureRequest, chaos: pytest.MonkeyPatch
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A provider of sandboxes, and one that stands by at its socket; nothing of theirs is left.
+
+    Whoever looks after them kills the first one if it stands still for longer than the deadline.
+    """
+    chaos.setenv("CHAOS_AT", "sandbox host")
+    chaos.setenv("CHAOS_KIND", request.param)
+    with ExitStack() as ends, socket.create_server(("127.0.0.1", 0)) as listening:
+        chaos.setenv("SANDBOX_URL", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        command = [sys.executable, str(PLACE / "chaos_sandbox_host.py"), str(listening.fileno())]
+        made: list[subprocess.Popen[bytes]] = []
+        for _ in range(2):
+            host = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listening.fileno()])
+            made.append(ends.enter_context(host))
+            ends.callback(host.kill)
+        serving, other = made
+
+        def look_after() -> None:
+            while serving.poll() is None and not is_stopped(serving.pid):
+                time.sleep(0.05)
+            if serving.poll() is None:
+                time.sleep(1.5 * DEADLINE_S)
+            serving.kill()
+            serving.wait()
+            close_stdin(other)
+
+        close_stdin(serving)
+        thread = threading.Thread(target=look_after, daemon=True)
+        thread.start()
+        yield serving
+        other.terminate()
+        assert other.wait(LEFT_S) == 0
+        thread.join(LEFT_S)
+    assert not {found.pid for found in find_sandboxes()} & {host.pid for host in made}
+
+
+def close_stdin(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+@pytest.mark.sandbox
+@pytest.mark.bwrap
+@pytest.mark.parametrize(
+    ("struck_host", "said"),
+    [("SIGKILL", "does not answer"), ("SIGSTOP", "gave no sign of life for 2 s")],
+    indirect=["struck_host"],
+)
+def test_what_a_sandbox_host_breaks_off_is_played_again_on_another(
+    tiny_folder: Path, tmp_path: Path, struck_host: subprocess.Popen[bytes], said: str
+) -> None:
+    started = time.monotonic()
+    with agentrl.Run(Boxed, **settings(tiny_folder, tmp_path)) as run:
+        assert [result.step for result in run] == [1, 2, 3]
+    found = check_each_pair_is_trained_once(tmp_path)
+    assert 1 <= len(found) <= GROUPS * MEMBERS  # all that it held
+    assert {invalid.blame for invalid in found} == {"sandbox"}
+    assert any(said in invalid.reason for invalid in found), found
+    assert struck_host.returncode == -signal.SIGKILL
+    assert time.monotonic() - started < 50  # a command has 60 s
 
 
 def make_renaming(_: object) -> Renaming:

@@ -3,6 +3,7 @@
 import os
 import resource
 import stat
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli import main
+from agentrl.engine.local.models.resolve import TINY, resolve_model, resolve_tokenizer
 from agentrl.run_dir import read_episodes, read_lines
 from agentrl.trainer import checkpoint
 
@@ -18,6 +20,13 @@ FLAGS = [
     *("--env", ENV, "--threads", "1", "--checkpoint.every", "1", "--steps", "2"),
     *("--rollout.tasks-per-step", "2", "--group-size", "2", "--rollout.max-new-tokens", "4"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made_model() -> None:
+    """The cache has what a run begins with, whichever test is the first."""
+    resolve_model(TINY)
+    resolve_tokenizer(TINY)
 
 
 @contextmanager
@@ -66,7 +75,9 @@ def test_what_the_disk_refuses_is_said_in_one_sentence(
     else:
         assert main(["train", "--resume", str(run)]) == 0
     assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == [1, 2]
-    assert len(read_episodes(run / "episodes")) == 8
+    files = (run / "episodes").glob("step-*.parquet")
+    trained = Counter((e.group, e.member) for file in files for e in read_episodes(file))
+    assert (len(trained), {*trained.values()}) == (8, {1})
     assert not list(run.rglob("*.tmp"))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.load import load_config
+from agentrl.envs.services import EnvServices
 from agentrl.errors import ConfigError, EpisodeError, SandboxError, ToolError
 from agentrl.sandboxes import (
     FileAccessError,
@@ -152,6 +153,14 @@ async def test_pools_are_kept_by_options() -> None:
     async with pools.acquire(FAKE) as sandbox:
         assert sandbox.name == "fake"
     await pools.close()
+
+
+async def test_a_sandbox_of_a_run_knows_when_its_host_counts_as_dead() -> None:
+    services = EnvServices(deadline_s=2)
+    async with services.sandboxes.acquire(FAKE) as sandbox, await sandbox.fork() as other:
+        assert (sandbox.deadline_s, other.deadline_s) == (2, 2)
+    await services.sandboxes.close()
+    services.close_workers()
 
 
 def test_sizes_fit_the_machine() -> None:
