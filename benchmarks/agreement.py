@@ -30,7 +30,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from agentrl.engine.sglang.install import SHIMS, installed
+from agentrl.engine.sglang.install import SGLANG, SHIMS
 from agentrl.tokens import Renderer, Tokenizer
 from agentrl.tokens.formats import FORMATS, choose_format
 from agentrl.tokens.template_dialect import Dialect, to_wire
@@ -323,7 +323,7 @@ def arguments_of(value: Any) -> Any:
 
 def compare_detectors() -> Iterator[Row]:
     """Every format on the table, each text seen by both."""
-    where = installed()
+    where = SGLANG.installed()
     if where is None:
         print("SGLang is not installed; agentrl engine install sglang --cpu makes it")
         return

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from agentrl.engine.sglang.install import default_folder, installed
+from agentrl.engine.servers.install import Product
+from agentrl.engine.sglang.install import SGLANG
+from agentrl.engine.vllm.install import VLLM
 from tests.preloaded import Preloaded
 
-_SGLANG = default_folder()  # before the tests get a cache of their own
+_SGLANG, _VLLM = SGLANG.folder, VLLM.folder  # before the tests get a cache of their own
 
 # A shared machine stalls now and then; pytest's own timeout is the one that counts.
 # How long examples took to draw, and how many of the first few were of no use, is chance.
@@ -51,14 +53,25 @@ def preloaded() -> Iterator[Preloaded]:
         yield process
 
 
-@pytest.fixture(scope="session")
-def sglang_folder() -> Iterator[Path]:
-    """The environment of the SGLang server; without one the test is skipped, in CI it fails."""
-    if installed(_SGLANG) is None:
-        reason = f"no SGLang in {_SGLANG}; run: agentrl engine install sglang --cpu"
-        if os.environ.get("REQUIRE_SGLANG") == "1":
+def found_server(product: Product, folder: Path) -> Iterator[Path]:
+    """The environment of a server; without one the test is skipped, in CI it fails."""
+    if product.installed(folder) is None:
+        reason = f"no {product.title} in {folder}; run: agentrl engine install {product.name} --cpu"
+        if os.environ.get(f"REQUIRE_{product.name.upper()}") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AGENTRL_SGLANG", str(_SGLANG))
-        yield _SGLANG
+        patch.setenv(product.variable, str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def sglang_folder() -> Iterator[Path]:
+    """The environment of the SGLang server."""
+    yield from found_server(SGLANG, _SGLANG)
+
+
+@pytest.fixture(scope="session")
+def vllm_folder() -> Iterator[Path]:
+    """The environment of the vLLM server."""
+    yield from found_server(VLLM, _VLLM)

@@ -51,7 +51,7 @@ def examine() -> dict[str, dict[str, object]]:
     engines: dict[str, object] = {
         "local": {"works": not missing, "detail": detail},
         "scripted": {"works": True, "detail": "ready"},
-        "sglang": _describe_sglang_installation(),
+        **_describe_installations(),
     }
     return {
         "versions": {
@@ -117,13 +117,17 @@ def _probe_torch_in_child() -> dict[str, object]:
     return found
 
 
-def _describe_sglang_installation() -> dict[str, object]:
-    from agentrl.engine.sglang.install import SGLANG, installed
+def _describe_installations() -> dict[str, object]:
+    from agentrl.cli.engine_install import PRODUCTS
 
-    found = installed()
-    if found is None:
-        return {"works": False, "detail": "agentrl engine install sglang puts it into the cache"}
-    return {"works": True, "detail": f"{SGLANG} for a {found.flavour.upper()} in {found.folder}"}
+    rows: dict[str, object] = {}
+    for name, product in PRODUCTS.items():
+        found = product.installed()
+        detail = f"agentrl engine install {name} puts it into the cache"
+        if found is not None:
+            detail = f"{product.version} for a {found.flavour.upper()} in {found.folder}"
+        rows[name] = {"works": found is not None, "detail": detail}
+    return rows
 
 
 def _describe_cache_and_runs() -> dict[str, object]:

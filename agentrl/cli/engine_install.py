@@ -3,31 +3,43 @@
 from pydantic import Field
 
 from agentrl.cli.command import Arguments, JsonOption, Verb, check_name
-from agentrl.engine.sglang.install import SGLANG, Flavour, install
+from agentrl.engine.servers.install import Flavour
+from agentrl.engine.sglang.install import SGLANG
+from agentrl.engine.vllm.install import VLLM
+
+PRODUCTS = {product.name: product for product in (SGLANG, VLLM)}
 
 
 class InstallOptions(JsonOption):
     """How to install."""
 
     cpu: bool = Field(
-        default=False, description="For a machine without a GPU: 2.8 GB instead of over 10."
+        default=False, description="For a machine without a GPU: 2 to 3 GB instead of over 10."
     )
 
 
 def _run_engine_install(options: InstallOptions, arguments: Arguments) -> int:
-    check_name(arguments.positional[0], ("sglang",), "installed")
+    check_name(arguments.positional[0], tuple(PRODUCTS), "installed")
+    product = PRODUCTS[arguments.positional[0]]
     flavour: Flavour = "cpu" if options.cpu else "gpu"
-    found = install(flavour) if options.as_json else install(flavour, lambda line: print(line))
+    if options.as_json:
+        found = product.install(flavour)
+    else:
+        found = product.install(flavour, lambda line: print(line))
     options.show(
-        {"folder": found.folder, "flavour": found.flavour, "version": SGLANG},
-        f"SGLang {SGLANG} for a {found.flavour.upper()} is in {found.folder}",
+        {"folder": found.folder, "flavour": found.flavour, "version": product.version},
+        f"{product.title} {product.version} for a {found.flavour.upper()} is in {found.folder}",
     )
     return 0
 
 
 COMMAND = Verb(
     summary="Install an engine's server into an environment of its own.",
-    examples=["agentrl engine install sglang --cpu", "agentrl engine install sglang"],
+    examples=[
+        "agentrl engine install sglang --cpu",
+        "agentrl engine install vllm --cpu",
+        "agentrl engine install sglang",
+    ],
     options=InstallOptions,
     run=_run_engine_install,
     takes=["ENGINE"],

@@ -103,7 +103,7 @@ class App:
         return _make_json_response(
             {
                 # The protocol's: what clients go by.
-                "version": SGLANG,
+                "version": SGLANG.version,
                 "frontend": "agentrl",
                 **self._describe_served_model(),
                 "dtype": str(engine.dtype).removeprefix("torch."),

@@ -11,7 +11,7 @@ from agentrl.engine.local.models.resolve import default_cache_dir
 from agentrl.engine.protocol import Engine
 from agentrl.engine.sglang.check import check_server, refuse_unfit_server
 from agentrl.engine.sglang.engine import SglangEngine
-from agentrl.engine.sglang.install import require_installed
+from agentrl.engine.sglang.install import SGLANG
 from agentrl.engine.sglang.server import start
 from agentrl.engine.sglang.weights import AdapterTransport, make_transport
 from agentrl.errors import ConfigError
@@ -42,7 +42,7 @@ def start_servers(
             f"--enable-lora --max-lora-rank {adapter['r']} --max-loras-per-batch 3 "
             f"--lora-target-modules {names}"
         )
-        if require_installed().flavour == "cpu":
+        if SGLANG.require().flavour == "cpu":
             flags += " --lora-backend torch_native"
         arguments = {"extra_args": f"{config.sglang.extra_args} {flags}".strip()}
         sglang = config.sglang.model_copy(update=arguments)

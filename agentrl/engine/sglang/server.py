@@ -24,8 +24,10 @@ import httpx
 import psutil
 
 from agentrl.engine.config import EngineConfig
+from agentrl.engine.servers import watchdog
+from agentrl.engine.servers.install import Installation
 from agentrl.engine.sglang.control import ADMIN_KEY, KEY, Keys
-from agentrl.engine.sglang.install import SHIMS, Installation, require_installed
+from agentrl.engine.sglang.install import SGLANG, SHIMS
 from agentrl.errors import ConfigError
 
 HOST = "127.0.0.1"
@@ -180,7 +182,7 @@ def start(
 
 def check_startable(config: EngineConfig, model: Path) -> Installation:
     """The installation, if a server could start; otherwise ConfigError says at once why not."""
-    where = require_installed()
+    where = SGLANG.require()
     if where.flavour == "cpu":
         value_bytes = 2 if config.dtype == "bfloat16" else 4
         kv_tokens = config.sglang.kv_tokens or _CPU_KV_TOKENS
@@ -191,7 +193,7 @@ def check_startable(config: EngineConfig, model: Path) -> Installation:
 def _launch_under_watchdog(
     command: Sequence[str], env: Mapping[str, str], keys: Keys, log: Path
 ) -> "subprocess.Popen[bytes]":
-    guard = Path(__file__).parent / "watchdog.py"
+    guard = Path(watchdog.__file__)
     with log.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-I", str(guard), str(os.getpid()), str(STOP_S), *command],

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentrl.engine.sglang import server, watchdog
+from agentrl.engine.servers import watchdog
+from agentrl.engine.sglang import server
 
 GUARD = watchdog.__file__
 STUBBORN = "trap '' TERM; sleep 600 & echo $! >> {file}; sleep 600 & echo $! >> {file}; wait; wait"

@@ -22,7 +22,7 @@ from transformers import (
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.experts import experts_per_token
 from agentrl.engine.local.routing_replay import mixtures, recorded_experts, routed
-from agentrl.engine.sglang.install import Installation
+from agentrl.engine.servers.install import Installation
 from agentrl.engine.sglang.server import launch_command
 from agentrl.errors import ConfigError
 from tests.one_thread import one_thread

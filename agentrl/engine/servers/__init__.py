@@ -1,0 +1,1 @@
+"""What engines that live in servers of their own have in common."""
