@@ -8,6 +8,7 @@ says when what hangs counts as dead. A disk that is full in each place where a r
 # pyright: reportUnknownVariableType=false
 # safetensors is typed in part only.
 
+import os
 import shutil
 import signal
 import socket
@@ -31,6 +32,7 @@ from agentrl.envs import ToolEnv
 from agentrl.errors import RunError
 from agentrl.run_dir import read_episodes
 from agentrl.sandboxes.leftovers import find_sandboxes
+from agentrl.sandboxes.probe import probe_bwrap
 from agentrl.types import Episode, Invalid
 from agentrl.workers.channel import is_stopped
 from tests.e2e.chaos_env import Apart, Boxed, Judged, Said, surrogate
@@ -137,6 +139,8 @@ def struck_host(
 
     Whoever looks after them kills the first one if it stands still for longer than the deadline.
     """
+    if not (probe := probe_bwrap()).works and os.environ.get("REQUIRE_BWRAP") != "1":
+        pytest.skip(probe.detail)
     chaos.setenv("CHAOS_AT", "sandbox host")
     chaos.setenv("CHAOS_KIND", request.param)
     with ExitStack() as ends, socket.create_server(("127.0.0.1", 0)) as listening:
@@ -183,7 +187,6 @@ def close_stdin(process: subprocess.Popen[bytes]) -> None:
 def test_what_a_sandbox_host_breaks_off_is_played_again_on_another(
     tiny_folder: Path, tmp_path: Path, struck_host: subprocess.Popen[bytes], said: str
 ) -> None:
-    started = time.monotonic()
     with agentrl.Run(Boxed, **settings(tiny_folder, tmp_path)) as run:
         assert [result.step for result in run] == [1, 2, 3]
     found = check_each_pair_is_trained_once(tmp_path)
@@ -191,7 +194,6 @@ def test_what_a_sandbox_host_breaks_off_is_played_again_on_another(
     assert {invalid.blame for invalid in found} == {"sandbox"}
     assert any(said in invalid.reason for invalid in found), found
     assert struck_host.returncode == -signal.SIGKILL
-    assert time.monotonic() - started < 50  # a command has 60 s
 
 
 def make_renaming(_: object) -> Renaming:

@@ -1,11 +1,10 @@
 """New cheats of `swe_sandbox` win against twins and an audit hook, and score 0 here.
 
-A third of them, drawn anew each day, is played with bwrap in both ways, at night all are; three of
-the third are played with docker too, at night the whole third. CHEATS_SEED draws another day's.
+A third of them, the same each time, is played with bwrap in both ways, at night all are; three of
+the third are played with docker too, at night the whole third. CHEATS_SEED draws another.
 """
 
 import asyncio
-import datetime
 import os
 import random
 from collections.abc import Callable, Collection, Mapping
@@ -33,7 +32,7 @@ Missing: TypeAlias = Callable[[str], str]
 pytestmark = [pytest.mark.sandbox, pytest.mark.timeout(300)]
 _AT_ONCE: Final = 3
 _FEWEST: Final = 45
-SEED: Final = os.environ.get("CHEATS_SEED", f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}")
+SEED: Final = os.environ.get("CHEATS_SEED", "0")
 DRAWN: Final = frozenset(random.Random(SEED).sample(list(CORPUS), len(CORPUS) // 3))
 HONEST_AND_NULL: Final = {
     (suite, name): script
@@ -122,14 +121,14 @@ def test_the_corpus_is_large_and_each_cheat_is_another() -> None:
     assert len(scripts) == len(CORPUS) >= _FEWEST
 
 
-_BY_DAY: Final = [
+_DRAWN_OR_AT_NIGHT: Final = [
     pytest.param(key, id=": ".join(key), marks=() if key in DRAWN else pytest.mark.nightly)
     for key in CORPUS
 ]
 
 
 @pytest.mark.bwrap
-@pytest.mark.parametrize("key", _BY_DAY)
+@pytest.mark.parametrize("key", _DRAWN_OR_AT_NIGHT)
 def test_the_cheat_wins_against_the_naive_grader(key: Key, verdicts: Mapping[Key, str]) -> None:
     assert verdicts[key] == "", f"CHEATS_SEED={SEED}"
 
@@ -145,7 +144,7 @@ def test_the_grader_with_decoys_knows_right_from_wrong(
 
 
 @pytest.mark.bwrap
-@pytest.mark.parametrize("key", _BY_DAY)
+@pytest.mark.parametrize("key", _DRAWN_OR_AT_NIGHT)
 def test_the_cheat_earns_nothing_here(key: Key, scores: Mapping[Key, Score]) -> None:
     assert scores[key].value == 0, scores[key].reason
 

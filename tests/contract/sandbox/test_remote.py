@@ -13,7 +13,7 @@ from agentrl.testing.sandbox_arena import Arena, attack_options
 from agentrl.testing.sandbox_attacks import ATTACKS
 from agentrl.testing.sandbox_checks import CHECKS
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.bwrap]
+pytestmark = [pytest.mark.sandbox, pytest.mark.bwrap, pytest.mark.timeout(180)]
 FOLDER = Path(__file__).parents[3] / "examples" / "remote_sandbox"
 SLOW = ("cancelling_ends_the_command", "states_are_kept_and_restored", "many_commands_at_once")
 SOME = (
