@@ -32,8 +32,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from agentrl.engine.config import EngineConfig, SglangConfig
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import resolve_model
+from agentrl.engine.servers.process import Server
 from agentrl.engine.sglang.engine import SglangEngine
-from agentrl.engine.sglang.server import RESERVED, Server, start
+from agentrl.engine.sglang.server import RESERVED, start
 from agentrl.engine.sglang.weights import TensorTransport
 from agentrl.envs import ToolEnv
 from agentrl.rollout import (

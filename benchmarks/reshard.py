@@ -49,8 +49,9 @@ from agentrl.engine import Engine
 from agentrl.engine.config import EngineConfig, SglangConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.tiny import make_tiny
+from agentrl.engine.servers.process import Server
 from agentrl.engine.sglang.engine import SglangEngine
-from agentrl.engine.sglang.server import Server, start
+from agentrl.engine.sglang.server import start
 from agentrl.engine.sglang.weights import SharedTransport
 from agentrl.engine.sglang.weights.layout import server_layout
 from agentrl.engine.sglang.weights.shared import BUCKET_BYTES

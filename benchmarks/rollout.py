@@ -37,7 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from agentrl.engine import Engine
 from agentrl.engine.local.process import prepare_process
 from agentrl.engine.scripted import ScriptedEngine
-from agentrl.engine.sglang.client import GenerateClient, new_rid
+from agentrl.engine.servers.client import new_rid
+from agentrl.engine.sglang.client import GenerateClient
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.envs import EnvServices, ToolEnv
 from agentrl.rollout import (

@@ -8,10 +8,11 @@ from functools import partial
 from pydantic import Field
 
 from agentrl.cli.command import Arguments, JsonOption, Verb
-from agentrl.engine.sglang.check import EngineCheckRow, check_server
+from agentrl.engine.servers.check import EngineCheckRow, check_server
+from agentrl.engine.servers.control import Keys
+from agentrl.engine.servers.router import ServerState
 from agentrl.engine.sglang.client import GenerateClient
-from agentrl.engine.sglang.control import Control, Keys
-from agentrl.engine.sglang.router import ServerState
+from agentrl.engine.sglang.control import Control
 from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens import Tokenizer
 
@@ -44,7 +45,7 @@ async def _examine_server_at_url(url: str, model: str | None) -> list[EngineChec
     from agentrl.engine.sglang.launch import vocab_size
     from agentrl.trainer.logprobs import sequence_logprobs
 
-    keys = Keys.given()
+    keys = Keys.given("sglang")
     async with aclosing(Control(url, keys)) as control:
         try:
             info = await control.info()

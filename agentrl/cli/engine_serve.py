@@ -11,8 +11,10 @@ from agentrl.cli.command import Arguments, Verb, check_name
 from agentrl.config import Config, load_config
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
-from agentrl.engine.sglang.control import ADMIN_KEY, KEY, Keys
-from agentrl.engine.sglang.server import HOST, start
+from agentrl.engine.servers.control import Keys
+from agentrl.engine.servers.process import HOST
+from agentrl.engine.sglang.control import ADMIN_KEY, KEY
+from agentrl.engine.sglang.server import start
 from agentrl.errors import ConfigError, EngineError
 from agentrl.terminated import Terminated
 
@@ -43,7 +45,7 @@ def _run_engine_serve(options: ServeOptions, arguments: Arguments) -> int:
     name = arguments.positional[0]
     check_name(name, ("sglang", "local"), "served")
     config = load_config(EngineFlags, flags=arguments.flags).config.engine
-    keys = Keys.given()
+    keys = Keys.given("sglang")
     if options.host not in _LOOPBACK and not keys.user:
         raise ConfigError(
             f"--host: whoever reaches {options.host} could change the weights; set {KEY}, and "

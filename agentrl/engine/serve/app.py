@@ -16,7 +16,7 @@ from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.serve import wire
 from agentrl.engine.serve.serving import Serving
-from agentrl.engine.sglang.control import Keys
+from agentrl.engine.servers.control import Keys
 from agentrl.engine.sglang.install import SGLANG
 from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens import Tokenizer

@@ -36,7 +36,7 @@ from agentrl.engine.serve.wire import (
     answer,
     answer_scores,
 )
-from agentrl.engine.sglang.control import PauseMode
+from agentrl.engine.servers.control import PauseMode
 from agentrl.errors import EngineError
 from agentrl.tokens import Tokenizer
 from agentrl.types import Completion, EpisodeSession, Sampling, StopReason

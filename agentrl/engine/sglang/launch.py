@@ -9,7 +9,7 @@ from agentrl.engine.experts import experts_per_token
 from agentrl.engine.local.models.files import read_json
 from agentrl.engine.local.models.resolve import default_cache_dir
 from agentrl.engine.protocol import Engine
-from agentrl.engine.sglang.check import check_server, refuse_unfit_server
+from agentrl.engine.servers.check import check_server, refuse_unfit_server
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.install import SGLANG
 from agentrl.engine.sglang.server import start
@@ -90,7 +90,7 @@ async def wait_for_servers(
             reference=None if trainer is None else trainer.logprobs,
             in_place=settings.pause == "in_place",
         )
-        refuse_unfit_server(slot.url, rows)
+        refuse_unfit_server(slot, rows)
         taken = slot.info.longest_prompt if slot.info else 0
         if taken < longest:
             raise ConfigError(

@@ -5,35 +5,28 @@ EngineError. What is trained on are `output_ids`; the text that comes with them 
 """
 
 import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from agentrl.engine.experts import ExpertChannels, expert_channels
+from agentrl.engine.servers.answer import (
+    Json,
+    RequestShape,
+    parse_json_body,
+    read_token_versions,
+    require_list,
+    require_mapping,
+)
 from agentrl.errors import EngineError
 from agentrl.tokens.hash_chain import seal
 from agentrl.types import Completion, StopReason
 
-Json = Mapping[str, object]
-
 _LEAST, _MOST = -1e6, 0.1
 """Between these a logprob lies, however it was rounded; in place of -inf a server may write the
 lowest number of its format."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestShape:
-    """What a request asked for, as far as its answer must fit."""
-
-    num_prompt: int
-    max_new_tokens: int
-    vocab_size: int
-    experts: int = 0
-    """How many the model sends a token to in each layer; 0 if it is dense."""
 
 
 def parse(body: bytes, asked: RequestShape) -> tuple[Completion, int | None]:
@@ -41,31 +34,27 @@ def parse(body: bytes, asked: RequestShape) -> tuple[Completion, int | None]:
 
     Raises EngineError if ids, logprobs, counts, versions or the reason for the end disagree.
     """
-    answer = _require_mapping(_parse_json_body(body), "answer")
-    meta = _require_mapping(answer.get("meta_info"), "meta_info")
-    ids = _require_list(answer.get("output_ids"), "output_ids")
+    answer = require_mapping(parse_json_body(body), "answer")
+    meta = require_mapping(answer.get("meta_info"), "meta_info")
+    ids = require_list(answer.get("output_ids"), "output_ids")
     reason, stopped_by = _read_stop_reason(meta.get("finish_reason"), ids, asked)
     if reason is StopReason.ABORT and not ids:
         return seal([], [], [], reason), None  # nothing else is said of what never began
     logprobs = _read_logprob_column(
-        _require_list(meta.get("output_token_logprobs"), "output_token_logprobs"), ids
+        require_list(meta.get("output_token_logprobs"), "output_token_logprobs"), ids
     )
     _check_token_counts(meta, ids, asked, aborted=reason is StopReason.ABORT)
-    spans = _require_list(meta.get("weight_versions"), "weight_versions")
+    spans = require_list(meta.get("weight_versions"), "weight_versions")
     cached = meta.get("cached_tokens")
     completion = seal(
         cast("list[int]", ids),
         logprobs,
-        _read_token_versions(spans, len(ids)),
+        read_token_versions(spans, len(ids)),
         reason,
         cached_tokens=cached if isinstance(cached, int) else 0,
         **_read_routed_experts(meta, len(ids), asked),
     )
-    if len(ids) and int(completion.ids_T.max()) >= asked.vocab_size:
-        raise EngineError(
-            f"the server sampled id {completion.ids_T.max()}, expected 0 to "
-            f"{asked.vocab_size - 1}; it serves another model or its vocabulary is padded"
-        )
+    asked.check_ids(completion)
     return completion, stopped_by
 
 
@@ -76,12 +65,12 @@ def parse_scores(
 
     Raises EngineError if they are not finite, or those of other ids.
     """
-    answer = _require_mapping(_parse_json_body(body), "answer")
-    meta = _require_mapping(answer.get("meta_info"), "meta_info")
-    finish = _require_mapping(meta.get("finish_reason"), "finish_reason")
+    answer = require_mapping(parse_json_body(body), "answer")
+    meta = require_mapping(answer.get("meta_info"), "meta_info")
+    finish = require_mapping(meta.get("finish_reason"), "finish_reason")
     if finish.get("type") == "abort":
         raise EngineError(f"the server gave up {len(ids)} tokens: {finish.get('message')}")
-    rows = _require_list(meta.get("input_token_logprobs"), "input_token_logprobs")
+    rows = require_list(meta.get("input_token_logprobs"), "input_token_logprobs")
     wanted = list(ids[start:])
     # SGLang writes 0 for the last id of its vocabulary.
     written = [0 if token == vocab_size - 1 else token for token in wanted]
@@ -97,46 +86,10 @@ def parse_scores(
     return logprobs_T, str(meta.get("weight_version"))
 
 
-def error_text(status: int, body: bytes) -> str:
-    """What a server's error says, whichever of its shapes it has."""
-    try:
-        content: object = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        content = body.decode(errors="replace")
-    for key in ("error", "message", "detail", "error_message"):
-        if isinstance(content, dict):
-            fields = cast("Json", content)
-            content = fields.get(key, fields)
-    text = " ".join(str(content).split())[:300].rstrip(".")
-    return f"{status}: {text}" if text else f"{status} without a message"
-
-
-def _parse_json_body(body: bytes) -> object:
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise EngineError(f"the server's answer is no JSON ({error}): {body[:80]!r}") from error
-
-
-def _require_mapping(value: object, what: str) -> Json:
-    if not isinstance(value, dict):
-        raise EngineError(f"the server's {what} is a {type(value).__name__}, expected an object")
-    return cast("Json", value)
-
-
-def _require_list(value: object, what: str) -> list[object]:
-    if not isinstance(value, list):
-        raise EngineError(
-            f"the server's {what} is a {type(value).__name__}, expected a list; talk to SGLang "
-            "itself, since a router between may drop fields"
-        )
-    return cast("list[object]", value)
-
-
 def _read_stop_reason(
     value: object, ids: list[object], asked: RequestShape
 ) -> tuple[StopReason, int | None]:
-    finish = _require_mapping(value, "finish_reason")
+    finish = require_mapping(value, "finish_reason")
     kind = finish.get("type")
     if kind == "abort":
         return StopReason.ABORT, None
@@ -213,31 +166,3 @@ def _read_routed_experts(meta: Json, num: int, asked: RequestShape) -> ExpertCha
             "--enable-return-routed-experts"
         ) from error
     return expert_channels(layers, asked.num_prompt)
-
-
-def _read_token_versions(spans: list[object], num: int) -> NDArray[np.int32]:
-    """The version of each token from spans `{version, start, end}` that cover them in order."""
-    versions_T = np.full(num, -1, dtype=np.int32)
-    at = 0
-    for value in spans:
-        span = _require_mapping(value, "weight_versions")
-        start, end = span.get("start"), span.get("end")
-        if start != at or not isinstance(end, int) or not at <= end <= num:
-            break
-        versions_T[at:end] = _parse_weight_version(span.get("version"))
-        at = end
-    if at != num:
-        raise EngineError(
-            f"the server's weight versions cover {at} of {num} tokens; each token needs the "
-            "version that it was sampled under"
-        )
-    return versions_T
-
-
-def _parse_weight_version(text: object) -> int:
-    if isinstance(text, str) and text.isdecimal():
-        return int(text)
-    raise EngineError(
-        f"the server's weights have version {text!r}, expected a number; they were changed by "
-        "someone else"
-    )

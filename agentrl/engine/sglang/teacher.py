@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.aio import OutOfTime, run, within
-from agentrl.engine.sglang.client import Busy, GenerateClient, Unreachable
-from agentrl.engine.sglang.control import Control, Keys
+from agentrl.engine.servers.client import Busy, Unreachable
+from agentrl.engine.servers.control import Keys
+from agentrl.engine.sglang.client import GenerateClient
+from agentrl.engine.sglang.control import Control
 from agentrl.errors import ConfigError, EngineError, RunError
 from agentrl.tokens import Tokenizer
 from agentrl.types import Batch
@@ -48,7 +50,7 @@ class TeacherServer:
     async def check(self, longest: int) -> None:
         """Raise ConfigError unless the server can score `longest` of the policy's tokens."""
         try:
-            async with aclosing(Control(self.url, Keys.given())) as control:
+            async with aclosing(Control(self.url, Keys.given("sglang"))) as control:
                 taken = (await control.info()).longest_prompt - 1
                 if taken < longest:
                     raise EngineError(
@@ -135,7 +137,7 @@ class TeacherServer:
 
     def _make_client(self) -> GenerateClient:
         size = self._tokenizer.vocab_size
-        return GenerateClient(self.url, Keys.given().headers(), vocab_size=size)
+        return GenerateClient(self.url, Keys.given("sglang").headers(), vocab_size=size)
 
 
 async def _ask_until_answered(

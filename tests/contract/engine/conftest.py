@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.models.load import load_model
-from agentrl.engine.sglang.control import Keys
+from agentrl.engine.servers.control import Keys
+from agentrl.engine.servers.process import Server
 from agentrl.engine.sglang.engine import SglangEngine
-from agentrl.engine.sglang.server import RESERVED, Server, start
+from agentrl.engine.sglang.server import RESERVED, start
 from agentrl.engine.sglang.weights import TensorTransport
 from agentrl.trainer.weights import ModelWeights
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentrl.engine.servers import watchdog
-from agentrl.engine.sglang import server
+from agentrl.engine.servers import process, watchdog
 
 GUARD = watchdog.__file__
 STUBBORN = "trap '' TERM; sleep 600 & echo $! >> {file}; sleep 600 & echo $! >> {file}; wait; wait"
@@ -145,4 +144,4 @@ def test_a_guard_that_is_killed_leaves_no_secrets(tmp_path: Path) -> None:
     ],
 )
 def test_a_failed_start_is_explained_by_the_logs_tail(tail: str, status: int, said: str) -> None:
-    assert said in server.explain_log(tail, 7, status)
+    assert said in process.explain_log(tail, 7, status, "sglang")

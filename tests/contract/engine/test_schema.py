@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agentrl.engine.sglang.client import new_rid, request_body
+from agentrl.engine.servers.client import new_rid
+from agentrl.engine.sglang.client import request_body
 from agentrl.types import Sampling
 from tests.unit.engine.test_sglang_answer import answer
 

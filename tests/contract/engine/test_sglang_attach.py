@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.dispatch import main
-from agentrl.engine.sglang.server import Server
+from agentrl.engine.servers.process import Server
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from agentrl.engine.servers.process import Server
 from agentrl.engine.sglang.engine import SglangEngine
-from agentrl.engine.sglang.server import Server
 from agentrl.errors import EngineError
 from agentrl.types import EpisodeSession, Sampling
 from tests.contract.engine.proxy import PROMPT, Proxy

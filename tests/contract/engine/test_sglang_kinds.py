@@ -24,10 +24,11 @@ from transformers import (
 )
 
 from agentrl.engine.config import EngineConfig, SglangConfig
-from agentrl.engine.sglang.control import Keys
-from agentrl.engine.sglang.server import Server, start
+from agentrl.engine.servers.control import Keys
+from agentrl.engine.servers.process import Server
+from agentrl.engine.servers.weights import Named
+from agentrl.engine.sglang.server import start
 from agentrl.engine.sglang.weights import SharedTransport, TensorTransport, Transport
-from agentrl.engine.sglang.weights.bucket import Named
 from agentrl.engine.sglang.weights.transport import Target
 from agentrl.errors import EngineError
 from agentrl.trainer.config import LoraConfig

@@ -15,13 +15,15 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.engine.config import EngineConfig, SglangConfig
-from agentrl.engine.sglang import fleet
-from agentrl.engine.sglang.control import ADMIN_KEY, KEY, Keys
+from agentrl.engine.servers import fleet
+from agentrl.engine.servers.control import Keys
+from agentrl.engine.servers.process import Server
+from agentrl.engine.servers.router import ServerState
+from agentrl.engine.servers.weights import Named
+from agentrl.engine.sglang.control import ADMIN_KEY, KEY
 from agentrl.engine.sglang.engine import SglangEngine
-from agentrl.engine.sglang.router import ServerState
-from agentrl.engine.sglang.server import Server, start
+from agentrl.engine.sglang.server import start
 from agentrl.engine.sglang.weights import TensorTransport
-from agentrl.engine.sglang.weights.bucket import Named
 from agentrl.engine.sglang.weights.transport import Target
 from agentrl.errors import ConfigError, EngineError
 from agentrl.trainer.logprobs import sequence_logprobs

@@ -24,16 +24,18 @@ from agentrl.engine import WeightSource
 from agentrl.engine.config import EngineConfig, SglangConfig
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import resolve_model
-from agentrl.engine.sglang.control import Keys
+from agentrl.engine.servers.control import Keys
+from agentrl.engine.servers.process import Server
+from agentrl.engine.servers.weights import Named
+from agentrl.engine.sglang.control import Control
 from agentrl.engine.sglang.engine import SglangEngine
-from agentrl.engine.sglang.server import Server, start
+from agentrl.engine.sglang.server import start
 from agentrl.engine.sglang.weights import (
     AdapterTransport,
     SharedTransport,
     TensorTransport,
     Transport,
 )
-from agentrl.engine.sglang.weights.bucket import Named
 from agentrl.errors import EngineError
 from agentrl.tokens import Tokenizer
 from agentrl.trainer.weights import ModelWeights
@@ -203,6 +205,7 @@ async def scramble(engine: SglangEngine, model: nn.Module, prompt: Sequence[int]
     """Give a server that samples like the model other weights, and see that they are others."""
     assert await gap(engine, model, prompt, 8, 0) < 1e-4
     control = engine.slots[0].control
+    assert isinstance(control, Control)
     await control.send("/weights_checker", {"action": "reset_tensors"}, timeout_s=60)
     await control.flush()
     with pytest.raises(AssertionError):

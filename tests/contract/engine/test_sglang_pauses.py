@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache, PreTrainedModel
 
-from agentrl.engine.sglang.control import PauseMode
+from agentrl.engine.servers.control import PauseMode
+from agentrl.engine.servers.process import Server
 from agentrl.engine.sglang.engine import SglangEngine
-from agentrl.engine.sglang.server import Server
 from agentrl.engine.sglang.weights import DiskTransport, TensorTransport
 from agentrl.envs import ToolEnv
 from agentrl.rollout import (

@@ -11,8 +11,10 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.engine.config import EngineConfig, SglangConfig
-from agentrl.engine.sglang.check import check_server
-from agentrl.engine.sglang.client import new_rid, request_body
+from agentrl.engine.servers.check import check_server
+from agentrl.engine.servers.client import new_rid
+from agentrl.engine.sglang.client import request_body
+from agentrl.engine.sglang.control import Control
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import RESERVED, start
 from agentrl.engine.sglang.weights import (
@@ -160,6 +162,7 @@ async def test_new_weights_are_sampled_under_their_version(
 async def test_the_server_takes_many_buckets(engine: SglangEngine, model: PreTrainedModel) -> None:
     change(model, 0.9)
     control = engine.slots[0].control
+    assert isinstance(control, Control)
     named = list(ModelWeights(model).named_tensors())
     made = list(buckets(named, most_bytes=100_000))
     assert len(made) > 3
@@ -178,7 +181,9 @@ async def test_the_server_takes_many_buckets(engine: SglangEngine, model: PreTra
 async def test_an_update_session_that_a_dead_trainer_left_open_is_closed(
     engine: SglangEngine, model: PreTrainedModel
 ) -> None:
-    await engine.slots[0].control.begin_update()
+    control = engine.slots[0].control
+    assert isinstance(control, Control)
+    await control.begin_update()
     await engine.update_weights(ModelWeights(model), 1)
     assert engine.version == 1
 

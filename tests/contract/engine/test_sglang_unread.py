@@ -12,10 +12,10 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agentrl.engine.config import EngineConfig, SglangConfig
+from agentrl.engine.servers.weights import Named
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import start
 from agentrl.engine.sglang.weights import TensorTransport
-from agentrl.engine.sglang.weights.bucket import Named
 from agentrl.engine.sglang.weights.transport import Target
 from agentrl.errors import EngineError
 from agentrl.trainer.weights import ModelWeights

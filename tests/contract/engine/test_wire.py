@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from agentrl.engine.sglang.client import new_rid
-from agentrl.engine.sglang.control import PauseMode
+from agentrl.engine.servers.client import new_rid
+from agentrl.engine.servers.control import PauseMode
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.teacher import TeacherServer
 from agentrl.engine.sglang.weights import buckets

@@ -19,7 +19,7 @@ from agentrl.engine.local.models.load import load_model
 from agentrl.engine.local.models.resolve import resolve_model
 from agentrl.engine.serve.app import App
 from agentrl.engine.serve.serving import Serving
-from agentrl.engine.sglang.control import Keys
+from agentrl.engine.servers.control import Keys
 from agentrl.errors import ConfigError
 from agentrl.orchestration import jobs
 from agentrl.orchestration.load import load_run_config

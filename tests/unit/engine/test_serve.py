@@ -22,7 +22,7 @@ from agentrl.engine.local.models.load import load_model
 from agentrl.engine.serve.app import App, bind
 from agentrl.engine.serve.serving import Serving
 from agentrl.engine.serve.unpickle import read_tensors
-from agentrl.engine.sglang.control import Keys
+from agentrl.engine.servers.control import Keys
 from agentrl.engine.sglang.weights import buckets
 from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens import Tokenizer

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.engine.sglang.response import RequestShape, error_text, parse, parse_scores
+from agentrl.engine.servers.answer import RequestShape, error_text
+from agentrl.engine.sglang.response import parse, parse_scores
 from agentrl.errors import EngineError
 from agentrl.types import StopReason
 
@@ -101,7 +102,10 @@ TWO = [[-1.5, 5, None], [-0.5, 6, None]]
         ({"output_token_logprobs": [*TWO, ["x", 7, None]]}, "a logprob that is no number"),
         ({"output_token_logprobs": [*TWO, [0.5, 7, None]]}, "logprob of token 2 is 0.5"),
         ({"output_token_logprobs": [1, 2, 3]}, "not rows of logprob, id and text"),
-        ({"output_token_logprobs": None}, "is a NoneType, expected a list; talk to SGLang itself"),
+        (
+            {"output_token_logprobs": None},
+            "is a NoneType, expected a list; talk to the server itself",
+        ),
         ({"prompt_tokens": 4}, "a prompt of 4 tokens, but 3 were sent"),
         ({"completion_tokens": 6}, "3 ids for a completion of 6 tokens"),
         ({"finish_reason": {"type": "stop", "matched": 6}}, "stopped at 6, but the last id is 7"),
@@ -222,7 +226,10 @@ def changed(place: int, row: object) -> dict[str, object]:
         (changed(2, [-3.4e38, 7, None]), "logprob of token 3 is -3.4e+38, expected a finite"),
         (changed(2, [-1e300, 7, None]), "logprob of token 3 is -inf, expected a finite number"),
         (changed(1, 5), "not rows of logprob, id and text"),
-        ({"input_token_logprobs": None}, "is a NoneType, expected a list; talk to SGLang itself"),
+        (
+            {"input_token_logprobs": None},
+            "is a NoneType, expected a list; talk to the server itself",
+        ),
         ({"prompt_tokens": 3}, "a prompt of 3 tokens, but 4 were sent"),
         ({"completion_tokens": 1}, "0 ids for a completion of 1 tokens"),
         ({"finish_reason": {"type": "abort", "message": "full"}}, "gave up 4 tokens: full"),

@@ -9,7 +9,8 @@ import torch
 from aiohttp import web
 from torch import Tensor
 
-from agentrl.engine.sglang.control import Control, Keys
+from agentrl.engine.servers.control import Keys
+from agentrl.engine.sglang.control import Control
 from agentrl.engine.sglang.weights import DiskTransport, TensorTransport, Transport
 from agentrl.errors import EngineError
 

@@ -6,12 +6,12 @@ Or only as an adapter.
 from collections.abc import Callable
 from typing import Literal
 
+from agentrl.engine.servers.weights import Transport
 from agentrl.engine.sglang.weights.adapter import AdapterTransport
 from agentrl.engine.sglang.weights.broadcast import BroadcastTransport
 from agentrl.engine.sglang.weights.bucket import DigestedBucket, buckets
 from agentrl.engine.sglang.weights.local import DiskTransport, TensorTransport
 from agentrl.engine.sglang.weights.shared import SharedTransport
-from agentrl.engine.sglang.weights.transport import Transport
 
 __all__ = [
     "AdapterTransport",

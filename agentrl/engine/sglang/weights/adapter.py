@@ -7,9 +7,10 @@ values; the adapter of an old version is unloaded at the first update that finds
 from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
+from agentrl.engine.servers.weights import UPDATE_S, Named, call_each
 from agentrl.engine.sglang.control import Control
-from agentrl.engine.sglang.weights.bucket import Named, buckets
-from agentrl.engine.sglang.weights.transport import UPDATE_S, CheckedWeights, Target, call_each
+from agentrl.engine.sglang.weights.bucket import buckets
+from agentrl.engine.sglang.weights.transport import CheckedWeights, Target
 from agentrl.errors import EngineError
 
 

@@ -16,15 +16,11 @@ import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from agentrl.engine.sglang.control import Control, Info
-from agentrl.engine.sglang.weights.bucket import DigestedBucket, Named, buckets
-from agentrl.engine.sglang.weights.transport import (
-    UPDATE_S,
-    CheckedWeights,
-    Target,
-    call_each,
-    update_session,
-)
+from agentrl.engine.servers.control import Info
+from agentrl.engine.servers.weights import UPDATE_S, Named, call_each
+from agentrl.engine.sglang.control import Control
+from agentrl.engine.sglang.weights.bucket import DigestedBucket, buckets
+from agentrl.engine.sglang.weights.transport import CheckedWeights, Target, update_session
 from agentrl.errors import EngineError
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.engine.servers.weights import Named
+
 BUCKET_BYTES = 512 << 20
 METADATA = ("sglang.srt.weight_sync.tensor_bucket", "FlattenedTensorMetadata")
 """The class that the server reads a tensor's place from."""
-
-Named = Sequence[tuple[str, Tensor]]
 
 
 @dataclass

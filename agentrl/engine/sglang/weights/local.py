@@ -10,14 +10,9 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from agentrl.engine.sglang.weights.bucket import Named, buckets
-from agentrl.engine.sglang.weights.transport import (
-    UPDATE_S,
-    CheckedWeights,
-    Target,
-    call_each,
-    update_session,
-)
+from agentrl.engine.servers.weights import UPDATE_S, Named, call_each
+from agentrl.engine.sglang.weights.bucket import buckets
+from agentrl.engine.sglang.weights.transport import CheckedWeights, Target, update_session
 from agentrl.errors import EngineError
 
 

@@ -29,10 +29,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from agentrl.engine.sglang.control import Control, Info
-from agentrl.engine.sglang.weights.bucket import Named
+from agentrl.engine.servers.control import Info
+from agentrl.engine.servers.weights import UPDATE_S, Named
+from agentrl.engine.sglang.control import Control
 from agentrl.engine.sglang.weights.layout import loader_layout, server_layout
-from agentrl.engine.sglang.weights.transport import UPDATE_S, CheckedWeights, Target, update_session
+from agentrl.engine.sglang.weights.transport import CheckedWeights, Target, update_session
 from agentrl.errors import EngineError
 from agentrl.weights.check import Sums, written
 from agentrl.weights.plan import Bucket, Layout, buckets, plan, shapes_of

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from agentrl.engine.sglang.client import Busy, GenerateClient, Unreachable
-from agentrl.engine.sglang.control import Control, Info
-from agentrl.engine.sglang.server import Server
+from agentrl.engine.servers.client import Busy, ServerClient, Unreachable
+from agentrl.engine.servers.control import Info, ServerControl
+from agentrl.engine.servers.process import Server
 from agentrl.errors import EngineError
 from agentrl.types import Completion
 
@@ -46,8 +46,8 @@ class ServerStats:
 class ServerState:
     """One server as we see it."""
 
-    client: GenerateClient
-    control: Control
+    client: ServerClient
+    control: ServerControl
     server: Server | None = None
     """If we started it."""
     state: State = "down"
@@ -69,6 +69,11 @@ class ServerState:
     def url(self) -> str:
         """Where it is."""
         return self.client.url
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"the {self.control.title} server at {self.url}"
 
     def serve(self) -> None:
         """Take requests."""
@@ -92,7 +97,7 @@ class ServerState:
         except TimeoutError as error:
             if not clock.expired():
                 raise
-            raise Unreachable(f"the SGLang server at {self.url} is gone: {self.why}") from error
+            raise Unreachable(f"{self.name} is gone: {self.why}") from error
         finally:
             self.clocks.discard(clock)
 
@@ -135,6 +140,7 @@ class Router:
 
     def __init__(self, slots: Sequence[ServerState]) -> None:
         self.slots = tuple(slots)
+        self.title = self.slots[0].control.title
         self._of: dict[str, ServerState] = {}
 
     def pick(self, session: str) -> ServerState:
@@ -148,7 +154,7 @@ class Router:
             if not serving:
                 hope = any(slot.reviving or slot.state == "stale" for slot in self.slots)
                 kind = NoServer if hope else EngineError
-                raise kind(f"no SGLang server can be used: {self.reasons()}")
+                raise kind(f"no {self.title} server can be used: {self.reasons()}")
             slot = self._of[session] = min(serving, key=lambda slot: slot.running)
         return slot
 

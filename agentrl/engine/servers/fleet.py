@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from agentrl.aio import PauseWatch
 from agentrl.engine.protocol import MemoryStages, MemoryTag
-from agentrl.engine.sglang.control import Control, PauseMode
-from agentrl.engine.sglang.router import Router, ServerState
+from agentrl.engine.servers.control import PauseMode, ServerControl
+from agentrl.engine.servers.router import Router, ServerState
 from agentrl.errors import ConfigError, EngineError
 from agentrl.weights.source import WeightSource
 
 if TYPE_CHECKING:
-    from agentrl.engine.sglang.weights import Transport
+    from agentrl.engine.servers.weights import Transport
 
 MISSED_MOST = 3
 """Health checks in a row without an answer that make a server count as gone."""
@@ -43,7 +43,7 @@ class Fleet:
         restarts: int,
         deadline_s: float,
     ) -> None:
-        """`mode` is what a pause does to running requests, see `SglangConfig.pause`.
+        """`mode` is what a pause does to running requests, see `ServerConfig.pause`.
 
         A server that gives no sign of life for `deadline_s` counts as gone. One of ours that ends
         is started again at most `restarts` times in a row.
@@ -129,7 +129,7 @@ class Fleet:
             while not await self._send_weights(self.slots, weights, version, flush=flush):
                 if not any(slot.reviving for slot in self.slots):
                     raise EngineError(
-                        f"no SGLang server took the weights of version {version}: "
+                        f"no {self.router.title} server took the weights of version {version}: "
                         f"{self.router.reasons()}"
                     )
                 await asyncio.sleep(REVIVE_S)
@@ -166,7 +166,7 @@ class Fleet:
         if self.going.is_set() or self._mode == "in_place":
             raise EngineError(
                 "memory of servers whose requests run cannot be released; pause them first, with "
-                "engine.sglang.pause set to retract or abort"
+                f"{self.slots[0].control.settings}.pause set to retract or abort"
             )
         self._memory.release(tags)
         await self._call_serving_servers(lambda control: control.release(tags))
@@ -239,7 +239,7 @@ class Fleet:
             return True
         return False
 
-    async def _call_serving_servers(self, call: Callable[[Control], Awaitable[None]]) -> None:
+    async def _call_serving_servers(self, call: Callable[[ServerControl], Awaitable[None]]) -> None:
         """Make a call to all servers that serve; one that fails serves no longer."""
         serving = [slot for slot in self.slots if slot.state == "serving"]
         results = await asyncio.gather(
@@ -273,8 +273,8 @@ class Fleet:
             slot.fail("down", f"it gave no sign of life for {self.deadline_s:g} s")
         if slot.server is not None and slot.restarts_left:
             _LOG.warning(
-                "the SGLang server at %s gave no sign of life for %g s and is killed",
-                slot.url,
+                "%s gave no sign of life for %g s and is killed",
+                slot.name,
                 self.deadline_s,
             )
             await asyncio.to_thread(slot.server.kill)
@@ -288,8 +288,8 @@ class Fleet:
         tried = self._restarts - slot.restarts_left
         slot.restarts_left -= 1
         _LOG.warning(
-            "the SGLang server at %s ended and is started again (%d of %d): %s",
-            slot.url,
+            "%s ended and is started again (%d of %d): %s",
+            slot.name,
             tried + 1,
             self._restarts,
             slot.server.last_words(),

@@ -6,13 +6,12 @@ change. The same rows are `agentrl engine check URL`.
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
 from agentrl.engine.protocol import check_request
-from agentrl.engine.sglang.client import new_rid
-from agentrl.engine.sglang.router import ServerState
+from agentrl.engine.servers.client import new_rid
+from agentrl.engine.servers.router import ServerState
 from agentrl.errors import ConfigError, EngineError
 from agentrl.tokens import Tokenizer
 from agentrl.types import Completion, Sampling
@@ -61,11 +60,11 @@ async def check_server(
     return rows
 
 
-def refuse_unfit_server(url: str, rows: Sequence[EngineCheckRow]) -> None:
+def refuse_unfit_server(slot: ServerState, rows: Sequence[EngineCheckRow]) -> None:
     """Raise ConfigError with what is unfit for training."""
     wrong = [f"{row.name}: {row.detail}" for row in rows if not row.ok]
     if wrong:
-        raise ConfigError(f"the SGLang server at {url} would bias training; " + "; ".join(wrong))
+        raise ConfigError(f"{slot.name} would bias training; " + "; ".join(wrong))
 
 
 class _Asker:
@@ -101,8 +100,8 @@ class _Asker:
         if info.quirks:
             return False, f"start the server without {', '.join(info.quirks)}"
         return True, (
-            f"SGLang {info.version}, {info.dtype}, tp {info.tp_size}, dp {info.dp_size}, cache of "
-            f"{info.kv_tokens:,} tokens"
+            f"{self._slot.control.title} {info.version}, {info.dtype}, tp {info.tp_size}, "
+            f"dp {info.dp_size}, cache of {info.kv_tokens:,} tokens"
         )
 
     async def _compare_tokenizer_with_server(self) -> tuple[bool, str]:
@@ -134,21 +133,16 @@ class _Asker:
         if gap <= most:
             return True, f"the trainer's at temperature {temperature:g} within {gap:.1e} on average"
         if temperature != 1 and self._measure_logprob_distance(completion, 1.0) <= most:
-            return False, (
-                "they are those before the temperature; start the server without "
-                "SGLANG_RETURN_ORIGINAL_LOGPROB"
-            )
+            hint = self._slot.control.temperature_hint
+            return False, f"they are those before the temperature; {hint}"
         return False, (
             f"the trainer's at temperature {temperature:g} differ by {gap:.3g} on average, "
             f"expected at most {most:g}; serve the model that is trained, unquantized"
         )
 
     async def _probe_truncation(self) -> tuple[bool, str]:
-        meta = await self._slot.control.truncated(self._ids)
-        rows = cast("Sequence[Sequence[object]]", meta.get("output_token_logprobs") or [[0.0]])
-        kind = "those after it" if rows[0][0] == 0.0 else "those before it"
-        told = "told" if "output_token_sampling_mask" in meta else "not told"
-        return True, f"logprobs are {kind}, the tokens it keeps are {told}; agentrl asks for none"
+        how = await self._slot.control.describe_truncation(self._ids)
+        return True, f"{how}; agentrl asks for none"
 
     async def _probe_prefix_cache(self) -> tuple[bool, str]:
         await self._sample_trial_completion(1.0)
@@ -160,8 +154,8 @@ class _Asker:
             return False, f"a flush left {left} tokens in the prefix cache"
         if kept and self._in_place and not apart:
             return False, (
-                "prefixes of different versions are not kept apart; set engine.sglang.pause to "
-                "retract or abort"
+                "prefixes of different versions are not kept apart; set "
+                f"{self._slot.control.settings}.pause to retract or abort"
             )
         how = "a flush or another version ends that" if apart else "a flush ends that"
         return True, f"{kept} of {len(self._ids)} prompt tokens were reused; {how}"
