@@ -10,6 +10,7 @@ TRAIN: Final = ("torch", "transformers", "safetensors", "peft")
 _EXTRA: Final[Mapping[str, str]] = {
     **dict.fromkeys((*TRAIN, "gguf", "matplotlib"), "train"),
     "docker": "docker",
+    "ray": "ray",
 }
 
 

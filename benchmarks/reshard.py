@@ -57,10 +57,13 @@ from agentrl.engine.sglang.weights.layout import server_layout
 from agentrl.engine.sglang.weights.shared import BUCKET_BYTES
 from agentrl.trainer import executor
 from agentrl.trainer.parallel_dims import ParallelDims, Ranks
-from agentrl.trainer.processes import RankProcesses
+from agentrl.trainer.rank_group import PRELOAD, start_ranks
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import EpisodeSession, Sampling
 from agentrl.weights.plan import Bucket, Handle, Layout, Written, volume
+from agentrl.workers.dispatch import gathered
+from agentrl.workers.executors import Processes
+from agentrl.workers.group import WorkerGroup
 
 RANKS = 2
 PROMPT = list(range(100, 140))
@@ -99,16 +102,19 @@ class Sharded(executor.Replica):
         self.ranks, self.model = ranks, model
         self.weights = ModelWeights(model, ranks.rank)
 
+    @gathered
     def pid(self) -> int:
         """The rank's process."""
         return os.getpid()
 
+    @gathered
     def change(self) -> None:
         """Weights that differ from the last ones."""
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.mul_(1.001)
 
+    @gathered
     def gather_state(self, path: Path | None) -> tuple[float, float]:
         """Seconds of gathering the full state dict on rank 0, and of saving and loading it."""
         torch.distributed.barrier()
@@ -176,7 +182,7 @@ class Figures:
 class Bench:
     """Who takes part."""
 
-    ranks: RankProcesses[Sharded]
+    ranks: WorkerGroup[Sharded]
     weights: Timed
     pids: dict[str, int]
     engines: Mapping[str, Engine]
@@ -184,7 +190,7 @@ class Bench:
 
     async def publish(self, name: str) -> tuple[float, float]:
         """Seconds of writing and of all; the weights are new."""
-        self.ranks.call(Sharded.change)
+        self.ranks.ask(Sharded.change)
         version = self.versions[name] = self.versions.get(name, 0) + 1
         self.weights.seconds, self.weights.num_bytes = 0.0, 0
         began = time.perf_counter()
@@ -294,7 +300,7 @@ async def measure(bench: Bench, repeats: int, scratch: Path) -> Figures:
         target.copy_(source)
         if i:
             figures.add("one warm copy", time.perf_counter() - began)
-        seconds = bench.ranks.call(Sharded.gather_state, scratch / "state.safetensors")
+        seconds = bench.ranks.ask(Sharded.gather_state, scratch / "state.safetensors")
         figures.add("gathering the full state dict", max(one for one, _ in seconds))
         figures.add("disk round trip", max(both for _, both in seconds))
     return figures
@@ -324,13 +330,13 @@ async def run(repeats: int, publishes: int, folder: Path) -> bool:
     settings["tp2"] = SglangConfig(kv_tokens=2048, tp_size=2, memory_fraction=0.5)
     servers: dict[str, Server] = {}
     make = partial(Sharded, folder / "model")
-    ranks = RankProcesses(ParallelDims(size=RANKS), make, threads=1)
+    ranks = start_ranks(Processes(PRELOAD), ParallelDims(size=RANKS), make, threads=1)
     try:
         for name, sglang in settings.items():
             engine_config = EngineConfig(dtype="float32", sglang=sglang)
             servers[name] = start(engine_config, folder / "model", folder)
-        pids = {f"rank {i}": pid for i, pid in enumerate(ranks.call(Sharded.pid))}
-        layout = cast("Layout", ranks.call(Sharded.held))
+        pids = {f"rank {i}": pid for i, pid in enumerate(ranks.ask(Sharded.pid))}
+        layout = cast("Layout", ranks.ask(Sharded.held))
         weights = Timed(executor.SlicedWeights(ranks, layout))
         engines: dict[str, Engine] = {}
         for name, server in servers.items():

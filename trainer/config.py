@@ -253,6 +253,11 @@ class TrainerConfig(Config):
     device: str = Field(
         default="cpu", description="where the trainer computes: cpu, auto or a kind of accelerator"
     )
+    executor: Literal["inline", "processes", "ray"] | None = Field(
+        default=None,
+        description="where the ranks are: inline (in this process), processes of this machine, or "
+        "ray (actors of a cluster); by default processes for several ranks, else inline",
+    )
     ranks: int = Field(default=1, ge=1, description="processes that share the training")
     replicate: int = Field(
         default=1,
@@ -333,6 +338,8 @@ class TrainerConfig(Config):
     @property
     def is_apart(self) -> bool:
         """True if processes of its own hold the weights; a CPU's are in host memory anyhow."""
+        if self.executor is not None:
+            return self.executor != "inline"
         return self.ranks > 1 or (self.offload and self.device != "cpu")
 
 

@@ -28,14 +28,17 @@ from agentrl.trainer.algorithms.losses import CheckedLoss
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.fsdp import is_sharded, whole
 from agentrl.trainer.parallel_dims import ParallelDims, Ranks
-from agentrl.trainer.processes import RankProcesses
 from agentrl.trainer.protocol import Trainer
+from agentrl.trainer.rank_group import PRELOAD, start_ranks
 from agentrl.trainer.sharded_load import empty_model
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.trainer.updates import StepStats
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Batch
 from agentrl.weights.plan import Bucket, Handle, Held, Layout, Written
+from agentrl.workers.dispatch import gathered, on_all, on_first, streamed
+from agentrl.workers.executors import Executor, Processes
+from agentrl.workers.group import WorkerGroup
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,8 +66,6 @@ class TrainerPlan:
     """Instead of the one that `config` names."""
     reference: Path | None = None
     """The model that is the reference, if it is not the one that is trained."""
-    deadline_s: float = 30.0
-    """A rank that was stopped for so long is killed, and with it all."""
 
 
 def _call_on_all_ranks(
@@ -80,10 +81,13 @@ def _call_on_all_ranks(
 
 
 class RankTrainer:
-    """Starts `config.ranks` processes of this machine, each with a `LocalTrainer` of the model."""
+    """Starts `config.ranks` workers, each with a `LocalTrainer` of the model."""
 
-    def __init__(self, plan: TrainerPlan) -> None:
-        """Start them and let them load the model; raises what a `LocalTrainer` does."""
+    def __init__(self, plan: TrainerPlan, executor: Executor | None = None) -> None:
+        """Start them and let them load the model; raises what a `LocalTrainer` does.
+
+        Without an executor they are processes of this machine.
+        """
         self.has_changed = False
         config = plan.config
         layout = ParallelDims(
@@ -92,18 +96,20 @@ class RankTrainer:
             sequence=config.sequence_parallel,
             timeout_s=config.rank_timeout_s,
         )
-        self._ranks = RankProcesses(
+        self._ranks = start_ranks(
+            executor or Processes(PRELOAD),
             layout,
             partial(Replica, plan),
             device=config.device,
             threads=plan.threads,
-            deadline_s=plan.deadline_s,
         )
-        self._layout = self._ranks.call(Replica.held)
+        self._layout = self._ranks.ask(Replica.held)
+        self._is_near = set(self._ranks.ask(Replica.memory_place)) == {name_shared_memory()}
 
     def call(self, method: str, *args: object, **options: object) -> object:
         """What the method of the first rank's trainer returns; the others call it too."""
-        return self._ranks.call_as(method, Replica.call, method, args, options)[0]
+        called = self._ranks.call_as(method.replace("_", " "), Replica.call, method, args, options)
+        return self._ranks.wait(called)
 
     def update(self, batch: Batch) -> StepStats:
         """One policy update, as `Trainer.update`."""
@@ -118,7 +124,7 @@ class RankTrainer:
     @property
     def step(self) -> int:
         """Optimizer steps taken."""
-        return self._ranks.call(Replica.step)[0]
+        return self._ranks.ask(Replica.step)
 
     supervised_update = _call_on_all_ranks(Trainer.supervised_update)
     with_values = _call_on_all_ranks(Trainer.with_values)
@@ -132,8 +138,11 @@ class RankTrainer:
     reclaim_memory = _call_on_all_ranks(Trainer.reclaim_memory)
 
     def weights(self) -> WeightSource:
-        """The current weights: sliced over the ranks; adapters alone as whole tensors."""
-        if None in self._layout:
+        """The current weights: sliced over the ranks; adapters alone as whole tensors.
+
+        Whole too where the ranks share no memory with this process.
+        """
+        if None in self._layout or not self._is_near:
             return GatheredWeights(self._ranks)
         return SlicedWeights(self._ranks, cast("Layout", self._layout))
 
@@ -148,12 +157,11 @@ class RankTrainer:
 class GatheredWeights:
     """A `WeightSource` whose tensors the ranks bring together, a few at a time."""
 
-    _ranks: "RankProcesses[Replica]"
+    _ranks: "WorkerGroup[Replica]"
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor that the trainer publishes."""
-        self._ranks.call(Replica.begin_gathering)
-        while part := self._ranks.call(Replica.gather)[0]:
+        for part in self._ranks.stream(Replica.gather):
             yield from part
 
 
@@ -170,9 +178,15 @@ class SlicedWeights(GatheredWeights):
     async def write(self, bucket: Bucket, memory: Handle, dtype: str) -> Sequence[Written]:
         """Let every rank write its moves into a bucket."""
         pickled = pickle.dumps(bucket)  # what pickles calls would look at each of its moves
-        return await asyncio.to_thread(
-            self._ranks.call, Replica.write_slices, pickled, memory, dtype
+        return await asyncio.wrap_future(
+            self._ranks.call(Replica.write_slices, pickled, memory, dtype)
         )
+
+
+def name_shared_memory() -> str:
+    """Processes for which this is alike can share memory: one kernel, one view of its files."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/mnt').readlink()}"
 
 
 class Replica:
@@ -208,38 +222,44 @@ class Replica:
             loss=plan.loss,
         )
         self.weights = self._trainer.weights()
-        self._gathering = self.weights.named_tensors()
 
+    @on_all
     def call(self, method: str, args: Sequence[Any], options: Mapping[str, Any]) -> object:
-        """What the method of the trainer returns, on the first rank."""
-        result = getattr(self._trainer, method)(*args, **options)
-        return result if self._trainer.ranks.rank == 0 else None
+        """What the method of the trainer returns."""
+        return getattr(self._trainer, method)(*args, **options)
 
+    @on_first
     def step(self) -> int:
         """Optimizer steps taken."""
         return self._trainer.step
 
+    @gathered
     def held(self) -> Mapping[str, Held] | None:
         """What this rank has of each parameter, if they are published in slices."""
         return self.weights.held() if isinstance(self.weights, ModelWeights) else None
 
+    @gathered
+    def memory_place(self) -> str:
+        """Whose memory this rank can share."""
+        return name_shared_memory()
+
+    @gathered
     def write_slices(self, pickled: bytes, memory: Handle, dtype: str) -> Written:
         """Write this rank's moves into a bucket."""
         assert isinstance(self.weights, ModelWeights)
         return self.weights.write_own(pickle.loads(pickled), memory, dtype)
 
-    def begin_gathering(self) -> None:
-        """Let `gather` begin with the first tensor."""
-        self._gathering = self.weights.named_tensors()
-
-    def gather(self) -> list[tuple[str, Tensor]]:
-        """The next tensors, on the first rank; gathered by all of them."""
+    @streamed
+    def gather(self) -> Iterator[list[tuple[str, Tensor]]]:
+        """All tensors, some at a time, which the ranks bring together."""
         found: list[tuple[str, Tensor]] = []
         size = 0
-        for name, tensor in self._gathering:
+        for name, tensor in self.weights.named_tensors():
             full = whole(tensor)
             size += full.nbytes
             found.append((name, full.cpu()))
             if size >= _GATHERED_BYTES:
-                break
-        return found if self._trainer.ranks.rank == 0 else []
+                yield found
+                found, size = [], 0
+        if found:
+            yield found

@@ -15,14 +15,13 @@ end. All collectives of a group are called in the same order by one thread.
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import distributed
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, TCPStore  # type: ignore[attr-defined]  # it is there
 from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.trainer.device import CPU, backend, use
@@ -101,12 +100,25 @@ SINGLE = Ranks()
 """One process, without peers or groups."""
 
 
-def join(rank: int, layout: ParallelDims, *, device: torch.device, rendezvous: Path) -> Ranks:
-    """Meet the other ranks by a file that all of them see; every rank calls this once."""
+def make_store(host: str, port: int, timeout_s: float, *, is_first: bool) -> "TCPStore":
+    """Where ranks meet: the first opens it, at any free port if `port` is 0."""
+    return TCPStore(
+        host,
+        port,
+        is_master=is_first,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+    )
+
+
+def join(
+    rank: int, layout: ParallelDims, *, device: torch.device, address: tuple[str, int]
+) -> Ranks:
+    """Meet the other ranks at the store of the first one; every rank calls this once."""
     use(device)
     distributed.init_process_group(
         backend(device),
-        init_method=f"file://{rendezvous}",
+        store=make_store(*address, layout.timeout_s, is_first=False),
         rank=rank,
         world_size=layout.size,
         timeout=timedelta(seconds=layout.timeout_s),

@@ -73,6 +73,17 @@ class FaultConfig(Config):
     )
 
 
+class RayConfig(Config):
+    """The cluster that `trainer.executor ray` uses."""
+
+    address: str = Field(
+        default="auto",
+        description="auto (the one that this machine is part of), local (one that ends with the "
+        "run) or host:port of its head node.",
+    )
+    cpus: float = Field(default=1.0, gt=0, description="CPUs that each rank asks for.")
+
+
 class WarmStartConfig(Config):
     """Supervised training on an environment's scripted demonstrations."""
 
@@ -159,6 +170,7 @@ class RunConfig(Config):
     eval: EvalConfig = Field(default=EvalConfig(), description="Held-out evaluation.")
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="Checkpoints.")
     fault: FaultConfig = Field(default=FaultConfig(), description="When a process counts as dead.")
+    ray: RayConfig = Field(default=RayConfig(), description="The cluster, with executor ray.")
     warm_start: WarmStartConfig = Field(
         default=WarmStartConfig(), description="The warm start of `sft` and of the tiny model."
     )
@@ -183,6 +195,8 @@ SHORT_NAMES: Mapping[str, str] = {
     "loss": "trainer.loss",
     "normalise": "trainer.normalise",
     "correct": "trainer.correct",
+    "executor": "trainer.executor",
+    "ray-address": "ray.address",
     "steps": "steps",
     "seed": "seed",
     "name": "name",

@@ -22,6 +22,7 @@ from agentrl.envs import EnvServices
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import BoundEnv, JobMaker
+from agentrl.orchestration.executors import make_executor
 from agentrl.orchestration.kinds import EngineSetup, engine_kind, start_engine
 from agentrl.orchestration.model_files import checked_codec, context_length, make_limits
 from agentrl.orchestration.preflight import Plan
@@ -199,9 +200,10 @@ def _load_trainer_and_engine(
             num_ids=num_ids,
             loss=loss,
             reference=teacher,
-            deadline_s=config.fault.deadline_s,
         )
-        return RankTrainer(ranks_plan), server or _load_engine_with_own_model(setup, num_ids)
+        return RankTrainer(
+            ranks_plan, make_executor(config)
+        ), server or _load_engine_with_own_model(setup, num_ids)
     ranks = Ranks(device=resolve_device(settings.device))
     dtype = lora.dtype if lora.rank else "float32"
     model = load_model(setup.folder, dtype=dtype, device=str(ranks.device), num_ids=num_ids)
@@ -209,7 +211,7 @@ def _load_trainer_and_engine(
     if engine is None and lora.rank and lora.publish == "merged":
         # The engine's copy is made before the model gets adapters.
         engine = _make_local_engine(model, config)
-    trainer = LocalTrainer(
+    learner = LocalTrainer(
         model,
         settings,
         total_steps=config.steps,
@@ -220,7 +222,7 @@ def _load_trainer_and_engine(
         ranks=ranks,
         loss=loss,
     )
-    return trainer, engine or _make_local_engine(model, config)
+    return learner, engine or _make_local_engine(model, config)
 
 
 def _load_engine_with_own_model(setup: EngineSetup, num_ids: int | None) -> Engine:

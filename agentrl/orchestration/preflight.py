@@ -17,6 +17,7 @@ from agentrl.errors import ConfigError
 from agentrl.extras import TRAIN, require
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, BoundEnv, Overrides, bind_envs
+from agentrl.orchestration.executors import check_executor
 from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.observers import check_observers
 from agentrl.orchestration.schedules import make_schedule, try_admission
@@ -86,6 +87,7 @@ def make_plan(
         resolve_format(objects.get(config.tool_format) or config.tool_format)
     _check_config_combinations(config)
     _check_rank_settings(config)
+    check_executor(config)
     if train and not resume:
         check_new_run(Path(config.runs_dir), config.name)
     check_disk(Path(config.runs_dir), FREE_BYTES_NEEDED)

@@ -44,7 +44,7 @@ def serve(connection: socket.socket, max_result_bytes: int) -> None:
         request = stream.read(size)
         if len(request) < size:
             return
-        reply = _run_pickled_call(request, held)
+        reply = run_pickled_call(request, held)
         if len(reply) > max_result_bytes:
             reply = _pickle_refusal(
                 f"the result has {len(reply)} bytes, more than the {max_result_bytes} that are "
@@ -54,7 +54,7 @@ def serve(connection: socket.socket, max_result_bytes: int) -> None:
         connection.sendall(REPLY.pack(len(reply), flag) + reply)
 
 
-def _run_pickled_call(request: bytes, held: list[object]) -> bytes:
+def run_pickled_call(request: bytes, held: list[object]) -> bytes:
     """The reply; a result that is kept goes into `held`, before the arguments of later calls."""
     # Whatever user code raises has to reach the caller, SystemExit and KeyboardInterrupt too: this
     # is the last frame of the process that can still tell.

@@ -19,6 +19,7 @@ from agentrl.trainer.parallel_dims import Ranks
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.trainer.updates import StepStats
 from agentrl.types import Batch
+from agentrl.workers.dispatch import gathered
 from tests.unit.trainer.batches import batch_of, plain_loss, random_segments, tiny_model
 
 WIDE = RatioBandConfig(mean=1e9, max=1e9)
@@ -54,6 +55,7 @@ def caught(trainer: LocalTrainer) -> dict[str, Tensor]:
     return gradients
 
 
+@gathered
 def update(
     ranks: Ranks, batch: Batch, config: TrainerConfig, dtype: torch.dtype, tied: bool = True
 ) -> Update:
@@ -69,6 +71,7 @@ def update(
     return Update(stats=stats, gradients=gradients, num_rows=sum(map(len, plans[ranks.data_rank])))
 
 
+@gathered
 def steps(
     ranks: Ranks, batches: Sequence[Batch], config: TrainerConfig
 ) -> tuple[list[float], dict[str, Tensor]]:

@@ -4,11 +4,15 @@ from contextlib import ExitStack
 import pytest
 
 from agentrl.trainer.parallel_dims import ParallelDims, Ranks
-from agentrl.trainer.processes import RankProcesses
+from agentrl.trainer.rank_group import PRELOAD, start_ranks
+from agentrl.workers.dispatch import gathered
+from agentrl.workers.executors import Processes
+from agentrl.workers.group import WorkerGroup
 
-Group = Callable[..., RankProcesses[Ranks]]
+Group = Callable[..., WorkerGroup[Ranks]]
 
 
+@gathered
 def held(ranks: Ranks) -> Ranks:
     """What a rank of the tests holds: which one it is."""
     return ranks
@@ -17,13 +21,14 @@ def held(ranks: Ranks) -> Ranks:
 @pytest.fixture(scope="session")
 def group() -> Iterator[Group]:
     """Groups of ranks by their layout, each started once."""
-    started: dict[ParallelDims, RankProcesses[Ranks]] = {}
+    started: dict[ParallelDims, WorkerGroup[Ranks]] = {}
     with ExitStack() as stack:
 
-        def get(size: int, **options: int) -> RankProcesses[Ranks]:
+        def get(size: int, **options: int) -> WorkerGroup[Ranks]:
             layout = ParallelDims(size=size, timeout_s=30, **options)
             if layout not in started or not started[layout].alive:
-                started[layout] = stack.enter_context(RankProcesses(layout, held, threads=1))
+                ranks = start_ranks(Processes(PRELOAD), layout, held, threads=1)
+                started[layout] = stack.enter_context(ranks)
             return started[layout]
 
         yield get

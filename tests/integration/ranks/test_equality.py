@@ -24,9 +24,9 @@ LOSS = f"{Path(__file__).parents[3]}/examples/extending/loss.py:truncated"
 def test_a_loss_of_one_s_own_is_found_by_each_rank(group: Group) -> None:
     config = CONFIG.model_copy(update={"loss": LOSS})
     batch = ragged([12, 3, 30, 7], seed=1)
-    [alone] = group(1).call(update, batch, config, torch.float64)
+    [alone] = group(1).ask(update, batch, config, torch.float64)
     assert 0 < alone.stats.loss_statistics["cut"] < 1
-    for result in group(2).call(update, batch, config, torch.float64):
+    for result in group(2).ask(update, batch, config, torch.float64):
         assert result.stats.loss == pytest.approx(alone.stats.loss, rel=1e-9)
         assert result.stats.loss_statistics == pytest.approx(alone.stats.loss_statistics)
 
@@ -44,7 +44,7 @@ def test_each_normalisation_has_one_scale_on_any_number_of_ranks(group: Group, n
     expected = reference(batch)
     for size, token_budget in ((1, 1), (2, 10_000), (3, 25)):
         config = CONFIG.model_copy(update={"token_budget": token_budget})
-        for result in group(size).call(update, batch, config, torch.float64):
+        for result in group(size).ask(update, batch, config, torch.float64):
             assert result.stats.loss == pytest.approx(expected.loss, rel=1e-9)
             for parameter, gradient in expected.gradients.items():
                 found = result.gradients[parameter]
@@ -55,9 +55,9 @@ def test_mini_batches_are_the_same_on_any_number_of_ranks(group: Group) -> None:
     batch = ragged((20, 7, 19, 3, 18, 33), 2)
     halves = replace(batch, minibatch_E=np.array([1, 0, 0, 1, 0, 1], dtype=np.int32))
     config = CONFIG.model_copy(update={"minibatches": 2, "epochs": 2, "lr": 1e-3})
-    [(losses, weights)] = group(1).call(steps, [halves, batch], config)
+    [(losses, weights)] = group(1).ask(steps, [halves, batch], config)
     for size in (2, 3):
-        for their_losses, theirs in group(size).call(steps, [halves, batch], config):
+        for their_losses, theirs in group(size).ask(steps, [halves, batch], config):
             assert their_losses == pytest.approx(losses, rel=1e-4)
             for name, weight in weights.items():
                 torch.testing.assert_close(theirs[name], weight, rtol=1e-3, atol=1e-5)
@@ -96,7 +96,7 @@ def test_equals_the_slow_reference(
             "lora": LoraConfig(rank=lora_rank),
         }
     )
-    results = group(size).call(update, batch, config, torch.float64)
+    results = group(size).ask(update, batch, config, torch.float64)
     print(f"{size} ranks, rows per rank: {[result.num_rows for result in results]}")
     for result in results:
         assert result.stats.loss == pytest.approx(expected.loss, rel=1e-9, abs=1e-12)

@@ -17,19 +17,24 @@ import torch
 
 from agentrl.errors import ConfigError, RunError
 from agentrl.trainer.parallel_dims import ParallelDims, Ranks
-from agentrl.trainer.processes import RankProcesses
+from agentrl.trainer.rank_group import PRELOAD, start_ranks
 from agentrl.trainer.trainer import LocalTrainer
+from agentrl.workers.dispatch import gathered
+from agentrl.workers.executors import Processes
 from tests.integration.ranks.cases import CONFIG, ragged
 from tests.integration.ranks.conftest import held
 from tests.unit.trainer.batches import tiny_model
 
 DEADLINE_S = 3.0
+LAYOUT = ParallelDims(size=2, timeout_s=DEADLINE_S)
 
 
+@gathered
 def pid(_: Ranks) -> int:
     return os.getpid()
 
 
+@gathered
 def rounds(ranks: Ranks, blow: str) -> None:
     """Exchanges for ever, until the last rank is struck."""
     trainer = LocalTrainer(tiny_model(), CONFIG, total_steps=4, ranks=ranks)
@@ -60,17 +65,12 @@ def test_one_sentence_and_nothing_left(
     blow: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    killed = tmp_path / "agentrl-ranks-99999999-x"  # no process has so high a number
-    killed.mkdir()
-    os.utime(killed, (0, 0))
     noticed_s = 1.0 if blow == "stop" else 60.0  # else the other rank is the first to notice
-    ranks = RankProcesses(
-        ParallelDims(size=2, timeout_s=DEADLINE_S), held, threads=1, deadline_s=noticed_s
-    )
-    pids = ranks.call(pid)
+    ranks = start_ranks(Processes(PRELOAD, noticed_s), LAYOUT, held, threads=1)
+    pids = ranks.ask(pid)
     started = time.monotonic()
     with pytest.raises((RunError, ValueError), match=sentence) as caught:
-        ranks.call(rounds, blow)
+        ranks.ask(rounds, blow)
     assert time.monotonic() - started < DEADLINE_S + 25  # under load
     assert "\n" not in str(caught.value)
     if blow == "error":
@@ -78,15 +78,16 @@ def test_one_sentence_and_nothing_left(
     assert not any(psutil.pid_exists(one) for one in pids)
     assert not list(tmp_path.iterdir())
     with pytest.raises(RunError, match="stopped after an earlier error"):
-        ranks.call(pid)
+        ranks.ask(pid)
 
 
+@gathered
 def refuse(ranks: Ranks) -> None:
     raise ConfigError("all of us say so")
 
 
 def test_ranks_that_fail_alike_go_on() -> None:
-    with RankProcesses(ParallelDims(size=2, timeout_s=DEADLINE_S), held, threads=1) as ranks:
+    with start_ranks(Processes(PRELOAD), LAYOUT, held, threads=1) as ranks:
         with pytest.raises(ConfigError, match="all of us say so"):
-            ranks.call(refuse)
-        assert len(set(ranks.call(pid))) == 2
+            ranks.ask(refuse)
+        assert len(set(ranks.ask(pid))) == 2

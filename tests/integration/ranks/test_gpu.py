@@ -4,7 +4,6 @@
 # torch and transformers are typed in part only.
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import nn
 
 from agentrl.trainer.device import memory, resolve_device, synchronize
 from agentrl.trainer.fsdp import local
-from agentrl.trainer.parallel_dims import ParallelDims, Ranks, join
+from agentrl.trainer.parallel_dims import ParallelDims, Ranks, join, make_store
 from agentrl.trainer.trainer import LocalTrainer
 from tests.integration.ranks.cases import CONFIG, ragged, reference
 from tests.unit.trainer.batches import tiny_model
@@ -24,11 +23,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    rendezvous: Path = tmp_path_factory.mktemp("ranks") / "rendezvous"
+def ranks() -> Iterator[Ranks]:
+    store = make_store("127.0.0.1", 0, 60.0, is_first=True)
+    address = "127.0.0.1", int(store.port)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        joined = join(0, ParallelDims(), device=resolve_device("auto"), rendezvous=rendezvous)
+        joined = join(0, ParallelDims(), device=resolve_device("auto"), address=address)
         yield joined
         joined.leave()
 

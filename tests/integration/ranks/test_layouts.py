@@ -23,6 +23,7 @@ from agentrl.trainer.sharded_load import empty_model
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.trainer.updates import StepStats
 from agentrl.types import Batch
+from agentrl.workers.dispatch import gathered
 from tests.integration.ranks.cases import CONFIG, Update, caught, ragged, reference, steps, update
 from tests.integration.ranks.conftest import Group
 from tests.integration.trainer.test_routing import moe_model, sampled_batch
@@ -39,6 +40,7 @@ def in_layout(ranks: Ranks, layout: ParallelDims) -> Ranks:
     return _arranged[layout]
 
 
+@gathered
 def arranged(ranks: Ranks, layout: ParallelDims, batch: Batch, config: TrainerConfig) -> Update:
     """An update in another layout."""
     return update(in_layout(ranks, layout), batch, config, torch.float64)
@@ -67,7 +69,7 @@ def test_layouts_equal_the_slow_reference(
         update={"token_budget": token_budget, "activation_checkpointing": checkpointing}
     )
     layout = ParallelDims(size=2, timeout_s=30, **options)
-    for result in group(2).call(arranged, layout, batch, config):
+    for result in group(2).ask(arranged, layout, batch, config):
         assert result.stats.loss == pytest.approx(expected.loss, rel=1e-9, abs=1e-12)
         for name, gradient in expected.gradients.items():
             torch.testing.assert_close(result.gradients[name], gradient, rtol=1e-9, atol=1e-12)
@@ -79,9 +81,9 @@ def test_a_ratio_over_a_row_is_that_of_all_its_pieces(group: Group, loss: str) -
     batch = ragged((20, 7, 19, 3, 18, 33), 2)
     for token_budget in (1, 60):
         config = CONFIG.model_copy(update={"loss": loss, "token_budget": token_budget})
-        [expected] = group(1).call(update, batch, config, torch.float64)
+        [expected] = group(1).ask(update, batch, config, torch.float64)
         layout = ParallelDims(size=2, timeout_s=30, sequence=2)
-        for result in group(2).call(arranged, layout, batch, config):
+        for result in group(2).ask(arranged, layout, batch, config):
             assert result.stats.loss == pytest.approx(expected.stats.loss, rel=1e-9)
             statistics = expected.stats.loss_statistics
             assert result.stats.loss_statistics == pytest.approx(statistics)
@@ -103,8 +105,8 @@ def test_bfloat16_rounds_passes_and_nothing_else(group: Group, size: int, fp32_h
     batch = ragged(LENGTHS, 5)
     expected = reference(batch)
     config = CONFIG.model_copy(update={"precision": "bfloat16", "fp32_head": fp32_head})
-    result = group(size).call(update, batch, config, torch.float32)[0]
-    exact = group(size).call(update, batch, CONFIG, torch.float32)[0]
+    result = group(size).ask(update, batch, config, torch.float32)[0]
+    exact = group(size).ask(update, batch, CONFIG, torch.float32)[0]
     assert 1e-5 < abs(result.stats.loss / expected.loss - 1) < 3e-2
     for name, gradient in expected.gradients.items():
         assert result.gradients[name].dtype == torch.float32
@@ -113,6 +115,7 @@ def test_bfloat16_rounds_passes_and_nothing_else(group: Group, size: int, fp32_h
         assert (exact.gradients[name] - gradient).norm() / gradient.norm() < 1e-5, name
 
 
+@gathered
 def adapters(
     ranks: Ranks, batch: Batch, config: TrainerConfig
 ) -> tuple[float, float, dict[str, Tensor]]:
@@ -123,6 +126,7 @@ def adapters(
     return losses[-1], kl, {n: whole(t).clone() for n, t in trainer.weights().named_tensors()}
 
 
+@gathered
 def penalised(
     ranks: Ranks, layout: ParallelDims, batch: Batch, config: TrainerConfig
 ) -> tuple[float, float, dict[str, Tensor]]:
@@ -147,13 +151,13 @@ def test_penalties_to_what_is_frozen_and_the_bonus(
     config = CONFIG.model_copy(
         update={"lora": lora, "lr": 1e-2, "kl": kl, "entropy_coef": entropy_coef}
     )
-    loss, measured, weights = group(1).call(adapters, batch, config)[0]
+    loss, measured, weights = group(1).ask(adapters, batch, config)[0]
     assert measured > 1e-4
     layouts = [ParallelDims(size=2, timeout_s=30), ParallelDims(size=3, timeout_s=30)]
     if rank == 0:
         layouts.append(ParallelDims(size=2, sequence=2, timeout_s=30))
     for layout in layouts:
-        found = group(layout.size).call(penalised, layout, batch, config)
+        found = group(layout.size).ask(penalised, layout, batch, config)
         for their_loss, their_kl, theirs in found:
             assert their_loss == pytest.approx(loss, abs=1e-5)
             assert their_kl == pytest.approx(measured, abs=1e-5)
@@ -161,6 +165,7 @@ def test_penalties_to_what_is_frozen_and_the_bonus(
                 torch.testing.assert_close(theirs[name], weight, rtol=1e-4, atol=1e-5)
 
 
+@gathered
 def values(ranks: Ranks, batch: Batch, config: TrainerConfig) -> tuple[list[float], list[float]]:
     trainer = LocalTrainer(tiny_model(), config, total_steps=3, ranks=ranks)
     losses: list[float] = []
@@ -178,14 +183,15 @@ def test_a_critic_is_shared_too(group: Group) -> None:
     advantages = [1.0, -1.0] * (len(segments) // 2)
     batch = batch_of(segments, turn_rewards=rewards, advantages=advantages)
     config = CONFIG.model_copy(update={"algorithm": "ppo", "lr": 1e-2})
-    losses, found = group(1).call(values, batch, config)[0]
+    losses, found = group(1).ask(values, batch, config)[0]
     assert any(found)
     for size in (2, 3):
-        for theirs, their_values in group(size).call(values, batch, config):
+        for theirs, their_values in group(size).ask(values, batch, config):
             assert theirs == pytest.approx(losses, abs=1e-5)
             assert their_values == pytest.approx(found, abs=1e-5)
 
 
+@gathered
 def read(ranks: Ranks, folder: Path) -> tuple[dict[str, Tensor], list[float], int]:
     model = empty_model(folder)
     assert model is not None
@@ -202,7 +208,7 @@ def test_each_rank_reads_its_slices_of_the_files(group: Group, tiny_folder: Path
     total = sum(p.numel() for p in model.parameters())
     logprobs = LocalTrainer(model, TrainerConfig(), total_steps=1).logprobs(list(range(20)))
     for size in (2, 3):
-        found = group(size).call(read, tiny_folder)
+        found = group(size).ask(read, tiny_folder)
         assert sum(held for _, _, held in found) == total
         assert max(held for _, _, held in found) < total / size * 1.1
         for weights, their_logprobs, _ in found:
@@ -232,6 +238,7 @@ OTHERS: dict[str, dict[str, object]] = {
 }
 
 
+@gathered
 def other(ranks: Ranks, kind: str, batch: Batch) -> list[float]:
     torch.manual_seed(0)
     settings = AutoConfig.for_model(kind, initializer_range=0.2, **OTHERS[kind])
@@ -244,11 +251,12 @@ def other(ranks: Ranks, kind: str, batch: Batch) -> list[float]:
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_architectures(group: Group, kind: str) -> None:
     batch = ragged(LENGTHS, 5)
-    alone = group(1).call(other, kind, batch)[0]
-    for losses in group(2).call(other, kind, batch):
+    alone = group(1).ask(other, kind, batch)[0]
+    for losses in group(2).ask(other, kind, batch):
         assert losses == pytest.approx(alone, abs=1e-5)
 
 
+@gathered
 def replay(
     ranks: Ranks, batch: Batch, config: TrainerConfig, layout: ParallelDims | None = None
 ) -> tuple[StepStats, dict[str, Tensor]]:
@@ -272,13 +280,14 @@ def test_recorded_experts_are_replayed_on_every_rank(
     alone, expected = replay(SINGLE, routed_batch, CONFIG)
     for checkpointing in (False, True):
         config = CONFIG.model_copy(update={"activation_checkpointing": checkpointing})
-        for stats, gradients in group(2).call(replay, routed_batch, config, layout):
+        for stats, gradients in group(2).ask(replay, routed_batch, config, layout):
             assert stats.gap_max < 1e-5
             assert stats.loss == pytest.approx(alone.loss, abs=1e-6)
             for name, gradient in expected.items():
                 torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-6)
 
 
+@gathered
 def untied(ranks: Ranks, batch: Batch, config: TrainerConfig) -> Update:
     return update(ranks, batch, config, torch.float64, tied=False)
 
@@ -287,7 +296,7 @@ def test_heads_of_their_own(group: Group) -> None:
     batch = ragged(LENGTHS, 7)
     expected = reference(batch, tied=False)
     assert "lm_head.weight" in expected.gradients
-    for result in group(2).call(untied, batch, CONFIG):
+    for result in group(2).ask(untied, batch, CONFIG):
         for name, gradient in expected.gradients.items():
             torch.testing.assert_close(result.gradients[name], gradient, rtol=1e-9, atol=1e-12)
 
@@ -295,9 +304,9 @@ def test_heads_of_their_own(group: Group) -> None:
 def test_twenty_steps_are_the_same_on_any_number_of_ranks(group: Group) -> None:
     batches = [ragged(LENGTHS, seed) for seed in range(20)]
     config = TrainerConfig(lr=1e-2, token_budget=30, ratio_band=CONFIG.ratio_band)
-    losses, weights = group(1).call(steps, batches, config)[0]
+    losses, weights = group(1).ask(steps, batches, config)[0]
     for size in (2, 3):
-        for theirs, their_weights in group(size).call(steps, batches, config):
+        for theirs, their_weights in group(size).ask(steps, batches, config):
             assert theirs == pytest.approx(losses, abs=1e-5)
             for name, weight in weights.items():
                 difference = (their_weights[name] - weight).norm() / weight.norm()

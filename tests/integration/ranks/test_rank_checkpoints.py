@@ -17,6 +17,7 @@ from agentrl.trainer.checkpoint import latest_valid
 from agentrl.trainer.fsdp import local, whole
 from agentrl.trainer.parallel_dims import Ranks
 from agentrl.trainer.trainer import LocalTrainer
+from agentrl.workers.dispatch import gathered
 from tests.integration.ranks.cases import CONFIG, ragged
 from tests.integration.ranks.conftest import Group
 from tests.unit.trainer.batches import tiny_model
@@ -32,6 +33,7 @@ def trained(trainer: LocalTrainer, first: int, last: int) -> Weights:
     return {n: whole(t.detach()).clone() for n, t in trainer.model.named_parameters()}
 
 
+@gathered
 def save_and_go_on(ranks: Ranks, folder: Path, background: bool) -> Weights:
     trainer = LocalTrainer(tiny_model(), STEADY, total_steps=4, ranks=ranks)
     trained(trainer, 0, 2)
@@ -41,6 +43,7 @@ def save_and_go_on(ranks: Ranks, folder: Path, background: bool) -> Weights:
     return weights
 
 
+@gathered
 def load_and_go_on(ranks: Ranks, path: Path) -> Weights:
     trainer = LocalTrainer(tiny_model(seed=9), STEADY, total_steps=4, ranks=ranks)
     assert trainer.load(path) == {"here": 1}
@@ -50,18 +53,19 @@ def load_and_go_on(ranks: Ranks, path: Path) -> Weights:
 
 @pytest.mark.parametrize("background", [False, True])
 def test_another_number_of_ranks_goes_on(group: Group, tmp_path: Path, background: bool) -> None:
-    expected = group(2).call(save_and_go_on, tmp_path, background)[0]
+    expected = group(2).ask(save_and_go_on, tmp_path, background)[0]
     path = latest_valid(tmp_path)
     assert path is not None
     assert path.name == "step-000002"
     assert len(list((path / "weights").glob("*.distcp"))) == 2
     for size in (1, 2, 3):
-        for weights in group(size).call(load_and_go_on, path):
+        for weights in group(size).ask(load_and_go_on, path):
             for name, weight in expected.items():
                 assert size != 2 or torch.equal(weights[name], weight)
                 assert (weights[name] - weight).norm() / weight.norm() < 1e-5
 
 
+@gathered
 def spoil(ranks: Ranks, folder: Path, what: str) -> str:
     """What every rank says where one of them holds a number that is not finite."""
     trainer = LocalTrainer(tiny_model(), STEADY, total_steps=4, ranks=ranks)
@@ -80,12 +84,13 @@ def spoil(ranks: Ranks, folder: Path, what: str) -> str:
 def test_what_is_not_finite_on_one_rank_is_saved_by_none(
     group: Group, tmp_path: Path, what: str
 ) -> None:
-    said = group(2).call(spoil, tmp_path, what)
+    said = group(2).ask(spoil, tmp_path, what)
     assert said[0] == said[1]
     assert "model.layers.0.mlp.up_proj.weight has values that are not finite" in said[0]
     assert not list(tmp_path.iterdir())
 
 
+@gathered
 def fail_in_background(ranks: Ranks, folder: Path) -> list[str]:
     """What every rank says where the first one's disk is full when it names the checkpoint."""
     trainer = LocalTrainer(tiny_model(), STEADY, total_steps=4, ranks=ranks)
@@ -111,12 +116,13 @@ def fail_in_background(ranks: Ranks, folder: Path) -> list[str]:
 def test_a_write_that_fails_behind_the_back_is_raised_by_the_next_step(
     group: Group, tmp_path: Path
 ) -> None:
-    for said in group(2).call(fail_in_background, tmp_path):
+    for said in group(2).ask(fail_in_background, tmp_path):
         assert "step-000002: could not be written" in said[0]
     assert list(tmp_path.iterdir()) == [tmp_path / "step-000001"]
     assert latest_valid(tmp_path) == tmp_path / "step-000001"
 
 
+@gathered
 def load_fault(ranks: Ranks, path: Path, vocab: int) -> str:
     model = tiny_model()
     model.resize_token_embeddings(vocab, mean_resizing=False)
@@ -127,14 +133,14 @@ def load_fault(ranks: Ranks, path: Path, vocab: int) -> str:
 
 
 def test_a_checkpoint_cut_short_or_of_another_model(group: Group, tmp_path: Path) -> None:
-    group(2).call(save_and_go_on, tmp_path, False)
+    group(2).ask(save_and_go_on, tmp_path, False)
     path = tmp_path / "step-000002"
     for size in (1, 2):
-        for said in group(size).call(load_fault, path, 40):
+        for said in group(size).ask(load_fault, path, 40):
             assert r"model.embed_tokens.weight has shape (31, 32), expected (40, 32)" in said
     victim = next((path / "weights").glob("*.distcp"))
     victim.write_bytes(victim.read_bytes()[:-1])
-    for said in group(2).call(load_fault, path, 31):
+    for said in group(2).ask(load_fault, path, 31):
         assert f"{victim} has" in said
         assert "use an earlier checkpoint" in said
 

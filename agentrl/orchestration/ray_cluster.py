@@ -1,0 +1,173 @@
+"""A Ray cluster: how a run reaches it, what it asks of it, and who looks after its nodes.
+
+    driver ── connect ─▶ cluster ── reserve ─▶ bundles   a place for each worker, named by the run
+           ── look ────▶ NodeWatch of each node: which processes there were stopped or are gone
+
+Ray notices a killed node after a dozen seconds and a stopped process not at all, so that deadline
+is kept here.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUntypedFunctionDecorator=false
+# ray is typed in part only.
+
+import contextlib
+import logging
+import os
+import platform
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import ray as typed_ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from agentrl.errors import ConfigError, RunError
+from agentrl.workers.channel import is_stopped
+
+_LOG = logging.getLogger(__name__)
+
+ray: Any = typed_ray
+"""Its types miss most of what it has."""
+
+_ANSWER_S: Final = 5.0
+"""So long an address may take to answer."""
+_SAY_S: Final = 10.0
+"""After so long, what is waited for is said."""
+_PLACE_S: Final = 600.0
+"""So long others may hold what a run asks for."""
+_TAIL: Final = 20
+"""Lines of the output of a process that died."""
+_GONE_S: Final = 10.0
+
+
+def connect(address: str, name: str) -> bool:
+    """Join the cluster, unless this process has; True if it was joined here.
+
+    Args:
+        address: `auto`, `local` for one that ends with this process, or host:port.
+        name: of the run.
+
+    Raises:
+        ConfigError: nobody answers there, or another version does.
+    """
+    if ray.is_initialized():
+        return False
+    check_address(address)
+    try:
+        ray.init(
+            address=address,
+            namespace=f"agentrl-{name}",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            include_dashboard=False if address == "local" else None,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"ray.address: got {address}, but no cluster can be joined there ({reason}); start one "
+            "with `ray start --head`, or set it to local"
+        ) from error
+    return True
+
+
+def check_address(address: str) -> None:
+    """Raise ConfigError if it is none, or one where nobody answers."""
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"ray.address: got {address}, expected auto, local or host:port")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
+    except OSError as error:
+        raise ConfigError(
+            f"ray.address: got {address}, where nobody answers ({error}); `ray status` on the head "
+            "node says its address"
+        ) from error
+
+
+def reserve(name: str, bundle: Mapping[str, float], size: int) -> PlacementGroup:
+    """A place with the resources of `bundle` for each of so many workers.
+
+    Raises:
+        ConfigError: the cluster has less in all.
+        RunError: others held it for too long.
+    """
+    asked = {kind: amount * size for kind, amount in bundle.items()}
+    total = ray.cluster_resources()
+    for kind, amount in asked.items():
+        if total.get(kind, 0.0) < amount:
+            raise ConfigError(
+                f"trainer.ranks: {size} ranks ask for {amount:g} {kind}, but the cluster has "
+                f"{total.get(kind, 0.0):g}; take fewer ranks or add a node"
+            )
+    group: PlacementGroup = placement_group([dict(bundle)] * size, strategy="PACK", name=name)
+    since = time.monotonic()
+    while not group.wait(_SAY_S):
+        free = ray.available_resources()
+        has = ", ".join(f"{free.get(kind, 0.0):g} of {n:g} {kind}" for kind, n in asked.items())
+        said = f"{name} has waited {time.monotonic() - since:.0f} s for its places: free are {has}"
+        if time.monotonic() - since > _PLACE_S:
+            remove_placement_group(group)
+            raise RunError(f"{said}; end what holds the others, or ask for less")
+        _LOG.warning("%s", said)
+    return group
+
+
+def versions() -> dict[str, str]:
+    """Of what has to be alike on all machines; nothing is imported for it."""
+    found = {name: version(name) for name in ("agentrl", "ray", "torch")}
+    return {"Python": platform.python_version(), **found}
+
+
+def check_versions(theirs: Mapping[str, str], host: str) -> None:
+    """Raise ConfigError if a machine has others than this one."""
+    other = [
+        f"{name} {theirs.get(name)} (here {own})"
+        for name, own in versions().items()
+        if theirs.get(name) != own
+    ]
+    if other:
+        raise ConfigError(
+            f"the node {host} has {', '.join(other)}; install the same versions on every node"
+        )
+
+
+class NodeWatch:
+    """An actor on each node that looks at the processes of a run there."""
+
+    def look(self, pid: int) -> str:
+        """`stopped`, `gone` or nothing."""
+        if not psutil.pid_exists(pid):
+            return "gone"
+        return "stopped" if is_stopped(pid) else ""
+
+    def end(self, pids: Sequence[int]) -> None:
+        """Kill processes and wait until they are gone."""
+        found: list[psutil.Process] = []
+        for pid in pids:
+            with contextlib.suppress(psutil.Error):
+                os.kill(pid, signal.SIGKILL)
+                found.append(psutil.Process(pid))
+        psutil.wait_procs(found, timeout=_GONE_S)
+
+    def tail(self, pid: int) -> str:
+        """The last lines that a process wrote."""
+        logs = Path(ray._private.worker.global_worker.node.get_logs_dir_path())
+        lines: list[str] = []
+        for file in sorted(logs.glob(f"worker-*-{pid}.*")):
+            lines += file.read_text(errors="replace").splitlines()
+        return "\n".join(line for line in lines[-_TAIL:] if not line.startswith(":"))
+
+
+def watch_node(node: str) -> Any:
+    """A `NodeWatch` on that node; it takes no place of others."""
+    affinity = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(NodeWatch).options(num_cpus=0, scheduling_strategy=affinity).remote()
