@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from agentrl.engine.servers.install import Product
 from agentrl.engine.sglang.install import SGLANG
 from agentrl.engine.vllm.install import VLLM
+from agentrl.testing.local_ray import LocalRay, local_ray
 from tests.preloaded import Preloaded
 
 _SGLANG, _VLLM = SGLANG.folder, VLLM.folder  # before the tests get a cache of their own
@@ -75,3 +76,10 @@ def sglang_folder() -> Iterator[Path]:
 def vllm_folder() -> Iterator[Path]:
     """The environment of the vLLM server."""
     yield from found_server(VLLM, _VLLM)
+
+
+@pytest.fixture(scope="session")
+def two_raylets() -> Iterator[LocalRay]:
+    """A Ray cluster of two nodes with a CPU each: two ranks are on both."""
+    with local_ray(nodes=2, cpus=1) as found:
+        yield found

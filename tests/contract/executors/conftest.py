@@ -1,14 +1,4 @@
-from collections.abc import Iterator
-
 import pytest
-
-from agentrl.testing.local_ray import LocalRay, local_ray
-
-
-@pytest.fixture(scope="session")
-def two_raylets() -> Iterator[LocalRay]:
-    with local_ray(nodes=2, cpus=2) as found:
-        yield found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

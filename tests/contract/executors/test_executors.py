@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from agentrl.errors import ConfigError, RunError
-from agentrl.orchestration.ray_workers import RayActors
 from agentrl.testing.local_ray import LocalRay
 from agentrl.workers.dispatch import gathered, on_all, on_first, scattered, streamed, summed
 from agentrl.workers.executors import Executor, Inline, Processes, Seat
@@ -92,8 +91,10 @@ def executor(request: pytest.FixtureRequest) -> Executor:
         case "processes":
             return Processes(deadline_s=DEADLINE_S)
         case _:
+            from agentrl.orchestration.ray_workers import RayActors
+
             cluster: LocalRay = request.getfixturevalue("two_raylets")
-            return RayActors("contract", cluster.address, deadline_s=DEADLINE_S)
+            return RayActors("contract", cluster.address, cpus=0.5, deadline_s=DEADLINE_S)
 
 
 @pytest.fixture
