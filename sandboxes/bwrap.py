@@ -232,6 +232,7 @@ class BwrapSandbox(Sandbox):
                 self._running,
                 said,
                 lambda: self._count_refused_forks() > refused,
+                self.deadline_s / 2,
             )
 
     def _count_refused_forks(self) -> int:
@@ -293,6 +294,7 @@ class _BwrapProcess:
         running: "set[_BwrapProcess]",
         said: bytearray,
         was_full: Callable[[], bool],
+        look_s: float,
     ) -> None:
         self._process = process
         self._status = status
@@ -300,11 +302,25 @@ class _BwrapProcess:
         self._said = said
         self._was_full = was_full
         self._code: int | None = None
+        self._look_s = look_s
+        self._look_later(is_stopped=False)
         running.add(self)
         self.write = process.write
         self.close_stdin = process.close_stdin
         self.interrupt = process.interrupt
         self.kill_children = process.kill_children
+
+    def _look_later(self, is_stopped: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._look_s, self._kill_if_still_stopped, is_stopped)
+
+    def _kill_if_still_stopped(self, was_stopped: bool) -> None:
+        """What somebody stops has no result; what the policy stops is below, and has one."""
+        is_stopped = self._process.is_stopped()
+        if was_stopped and is_stopped:
+            self._said[:] = b"nothing; it was stopped, and killed for that"
+            self.send_kill()
+        self._look_later(is_stopped)
 
     async def wait(self) -> int:
         code = await self._process.wait()
@@ -335,6 +351,7 @@ class _BwrapProcess:
 
     def _forget_ended_process(self) -> None:
         self._running.discard(self)
+        self._timer.cancel()
         if self._status >= 0:
             os.close(self._status)
             self._status = -1

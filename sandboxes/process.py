@@ -237,6 +237,13 @@ class LocalProcess(asyncio.SubprocessProtocol):
                 process.kill()
         return bool(found)
 
+    def is_stopped(self) -> bool:
+        """True if it, or the first process of its namespace, was stopped: nothing inside can."""
+        with contextlib.suppress(psutil.Error):
+            this = psutil.Process(self.pid)
+            return any(p.status() == psutil.STATUS_STOPPED for p in (this, *this.children()))
+        return False
+
     def _find_process_below_wrappers(self) -> psutil.Process:
         this = psutil.Process(self.pid)
         for _ in range(_WRAPPERS * self._wrapped):

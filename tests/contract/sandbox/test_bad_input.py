@@ -1,5 +1,7 @@
 """What is wrong with a machine or a wish is said in one sentence, and leaves nothing behind."""
 
+import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -8,10 +10,12 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agentrl.cli.dispatch import main
 from agentrl.sandboxes import (
+    SandboxDied,
     SandboxOptions,
     SandboxUnavailable,
     UnsupportedLimit,
@@ -21,6 +25,7 @@ from agentrl.sandboxes import bwrap as bwrap_module
 from agentrl.sandboxes.bwrap import Machine, machine
 from agentrl.sandboxes.docker import engine
 from agentrl.sandboxes.leftovers import Found, find_sandboxes
+from agentrl.testing.sandbox_arena import attack_options
 
 pytestmark = pytest.mark.sandbox
 
@@ -118,6 +123,41 @@ async def test_namespaces_that_are_forbidden(
     monkeypatch.setattr(bwrap_module, "machine", forbidden)
     with pytest.raises(SandboxUnavailable, match=r"No permissions.*are user namespaces forbidden"):
         await make_sandbox(SandboxOptions(backend="bwrap")).start()
+
+
+async def wait_for_wrappers(name: str) -> list[psutil.Process]:
+    """Of a command of ours: the first process of the namespace in which it runs, and bwrap."""
+    while True:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.name() == name:
+                    return [parent for parent in process.parents() if parent.name() == "bwrap"]
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize("in_session", [False, True])
+@pytest.mark.parametrize("place", [0, 1])
+async def test_a_bwrap_that_somebody_stopped_has_no_result(in_session: bool, place: int) -> None:
+    sandbox = make_sandbox(attack_options("bwrap"))
+    sandbox.deadline_s = 1.0
+    async with sandbox:
+        run = (await sandbox.session()).run if in_session else sandbox.exec
+        running = asyncio.ensure_future(run("sleep 20"))
+        (await wait_for_wrappers("sleep"))[place].suspend()
+        done, _ = await asyncio.wait([running], timeout=10)
+        assert done
+        with pytest.raises(SandboxDied, match="it was stopped, and killed for that"):
+            running.result()
+
+
+@pytest.mark.bwrap
+async def test_a_policy_that_stops_itself_has_run_out_of_time() -> None:
+    sandbox = make_sandbox(attack_options("bwrap"))
+    sandbox.deadline_s = 0.2
+    async with sandbox:
+        assert (await sandbox.exec("kill -STOP $$", timeout_s=2)).status == "timeout"
+        assert (await sandbox.exec("echo still there")).stdout == b"still there\n"
 
 
 @pytest.mark.parametrize("backend_name", ["bwrap", "docker"])
