@@ -69,7 +69,7 @@ class FaultConfig(Config):
         default=30.0,
         ge=1,
         description="Seconds until a process that hangs is given up: an engine's server without a "
-        "sign of life, an environment's, a verifier's or a rank's that was stopped.",
+        "sign of life, an environment's, a sandbox's, a verifier's or a rank's that was stopped.",
     )
 
 
