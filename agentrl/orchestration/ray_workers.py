@@ -12,6 +12,7 @@ import contextlib
 import os
 from dataclasses import dataclass, field
 from typing import Any, Final
+from uuid import uuid4
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
@@ -72,7 +73,8 @@ class RayActors:
         group: PlacementGroup | None = None
         try:
             bundle = {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
-            group = reserve(f"agentrl-{self.name}", bundle, size)
+            # The cluster may still have what an earlier group of the run had.
+            group = reserve(f"agentrl-{self.name}-{uuid4().hex[:6]}", bundle, size)
             actors = [
                 ray.remote(_Actor)
                 .options(
@@ -132,21 +134,25 @@ class RayWorkers:
     async def exchange(self, number: int, call: WorkerCall) -> Any:
         """Send it and wait for the reply, looking at the process from time to time."""
         reply = asyncio.ensure_future(self._send(number, call))
+        try:
+            return value_of(await self._wait_for_reply(number, reply), call.fn)
+        except RayError as error:
+            raise WorkerDied(await self._describe_end(number)) from error
+        finally:
+            reply.cancel()
+
+    async def _wait_for_reply(self, number: int, reply: "asyncio.Future[bytes]") -> bytes:
         looks = 0
         while True:
             done, _ = await asyncio.wait([reply], timeout=self.deadline_s / (_LOOKS + 1))
             if done:
-                break
+                return reply.result()
             looks = looks + 1 if await self._look(number) == "stopped" else 0
             if looks == _LOOKS:
                 self._watches[self.places[number][1]].end.remote([self.places[number][0]])
                 raise WorkerDied(
                     f"the process stood still for {self.deadline_s:g} s and was killed"
                 )
-        try:
-            return value_of(reply.result(), call.fn)
-        except RayError as error:
-            raise WorkerDied(await self._describe_end(number, error)) from error
 
     async def _send(self, number: int, call: WorkerCall) -> bytes:
         pickled: Any = call.pickled
@@ -166,7 +172,7 @@ class RayWorkers:
         except (TimeoutError, RayError) as error:
             raise WorkerDied(f"the node {host} is gone or does not answer") from error
 
-    async def _describe_end(self, number: int, error: RayError) -> str:
+    async def _describe_end(self, number: int) -> str:
         pid, node, host = self.places[number]
         said = ""
         with contextlib.suppress(TimeoutError, RayError):

@@ -4,7 +4,7 @@
 # ray is typed in part only.
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,7 +23,7 @@ class LocalRay:
 
 
 @contextmanager
-def local_ray(nodes: int = 2, cpus: int = 2) -> Iterator[LocalRay]:
+def local_ray(nodes: int = 2, cpus: int = 2) -> Generator[LocalRay]:
     """So many raylets with so many CPUs each, in processes of this machine; ended with the block.
 
     The CPUs are what Ray counts: they need not be there.

@@ -29,7 +29,7 @@ a teacher, 200 one that a server has, 70 a critic that learns first, 160 what of
 refused before anything loads, 30 keys beside options that overrule them and weights of nothing, 150
 a watch over processes that hang, 230 a concurrency that follows the engine's cache, 50 damaged
 files and impossible numbers that `run status`, `run simulate` and a schedule refuse, 60 servers of
-vLLM, 580 groups of workers and their actors in a Ray cluster, 600 groups of workers
+vLLM, 600 groups of workers
 and their actors in a Ray cluster."""
 KEPT_HELPERS = {
     **dict.fromkeys(("_load_scorer_once", "_hash_file_once_per_change"), "cached by its arguments"),
