@@ -1,21 +1,25 @@
 """How many episodes at once suit an engine's cache: fixed numbers beside `auto`, on real SGLang.
 
-    python benchmarks/concurrency.py [--episodes 48] [--fixed 2,4,8,16,32] [--widths 96,256]
+    python benchmarks/concurrency.py [--episodes 48] [--fixed 4,8,16,32] [--widths 96,256]
+                                     [--repeats 3]
 
 Servers on this CPU with a pool of 6,000 tokens. Episodes have 2 to 8 turns of 24 sampled tokens, an
 answer of 20 to 200 tokens after each, and tools that take 50 ms to 5 s, log-normal; they end with
 1,300 tokens on average. All settings play the same ones. Of the models one is narrow, so that a
 context is computed in less time than a tool takes, and one is wide.
 
-Printed are episodes per hour, the most that were open, and computed prompt tokens as a multiple of
-the least: each token once, a group's prompt once for all. Then how long new weights take while an
-episode's tool runs, and without. Exits with 1 where `auto` plays less than 0.85 of the episodes per
-hour of the best number.
+A round plays every setting once, every other round in the opposite order, since a shared machine
+is not as fast at one time as at another. Printed are episodes per hour, CPU seconds of the server
+per episode, the most that were open, and computed prompt tokens as a multiple of the least: each
+token once, a group's prompt once for all. The best number is the one with the highest median;
+`auto` is compared with it within each round. Then how long new weights take while an episode's tool
+runs, and without. Exits with 1 where the median of `auto`'s share of the best is below 0.85.
 """
 
 import argparse
 import asyncio
 import math
+import os
 import sys
 import tempfile
 import time
@@ -27,6 +31,7 @@ from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import psutil
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from agentrl.engine.config import EngineConfig, SglangConfig
@@ -127,6 +132,10 @@ class Row:
     most_open: int
     recomputed: float
     """Computed prompt tokens over the least."""
+    cpu_s: float
+    """CPU seconds of the server per episode."""
+    load: float
+    """Of the machine, in the minute before the end."""
 
 
 def make_jobs(num: int) -> list[GroupJob]:
@@ -155,6 +164,14 @@ def count_least(episodes: Sequence[Episode]) -> int:
     return least
 
 
+def sum_server_cpu_seconds(engine: Watched) -> float:
+    """CPU seconds of all processes of the server so far."""
+    server = engine.slots[0].server
+    assert server is not None
+    times = [one.cpu_times() for one in psutil.Process(server.guard.pid).children(recursive=True)]
+    return sum(one.user + one.system for one in times)
+
+
 async def play(engine: Watched, codec: Codec, concurrency: Concurrency, num: int) -> Row:
     """Play so many episodes, with an empty cache at the start."""
     settings = CollectSettings(
@@ -167,12 +184,19 @@ async def play(engine: Watched, codec: Codec, concurrency: Concurrency, num: int
     collector = Collector(engine=engine, codec=codec, settings=settings)
     await engine.slots[0].control.flush()
     before, engine.most_open = (await engine.health()).prefill_tokens, 0
-    started = time.perf_counter()
+    started, cpu_s = time.perf_counter(), sum_server_cpu_seconds(engine)
     groups = await gather_groups(collector.collect(make_jobs(num // GROUP), group_size=GROUP))
     seconds = time.perf_counter() - started
     computed = (await engine.health()).prefill_tokens - before
     least = count_least(groups.episodes)
-    return Row(concurrency, num / seconds * 3600, engine.most_open, computed / least)
+    return Row(
+        concurrency=concurrency,
+        per_hour=num / seconds * 3600,
+        most_open=engine.most_open,
+        recomputed=computed / least,
+        cpu_s=(sum_server_cpu_seconds(engine) - cpu_s) / num,
+        load=os.getloadavg()[0],
+    )
 
 
 async def time_publishes(engine: Watched, codec: Codec, model: PreTrainedModel) -> list[float]:
@@ -231,6 +255,35 @@ def make_folder(folder: Path, width: int) -> PreTrainedModel:
     return model
 
 
+def print_rows(rows: Sequence[Row]) -> None:
+    """Print the medians of a setting's rows in a line."""
+    print(
+        f"{rows[0].concurrency:>7}  {median(row.most_open for row in rows):4.0f}"
+        f"  {median(row.per_hour for row in rows):10,.0f}"
+        f"  {median(row.recomputed for row in rows):13.2f}x"
+        f"  {median(row.cpu_s for row in rows):13.2f}  {median(row.load for row in rows):4.1f}"
+        + (
+            f"  ({min(row.per_hour for row in rows):,.0f} to"
+            f" {max(row.per_hour for row in rows):,.0f} an hour)"
+            if len(rows) > 1
+            else ""
+        ),
+        flush=True,
+    )
+
+
+def compare_rounds(rounds: Sequence[dict[Concurrency, Row]]) -> float:
+    """Print and return the median of `auto`'s share of the best number within a round."""
+    numbers = [one for one in rounds[0] if one != "auto"]
+    best = max(numbers, key=lambda one: median(rows[one].per_hour for rows in rounds))
+    shares = sorted(rows["auto"].per_hour / rows[best].per_hour for rows in rounds)
+    print(
+        f"auto is {median(shares):.2f} of the best, {best} ({shares[0]:.2f} to {shares[-1]:.2f};"
+        f" at least {LEAST_SHARE})"
+    )
+    return median(shares)
+
+
 async def compare(options: argparse.Namespace, width: int) -> bool:
     """Print a table for a model; True if `auto` is good enough."""
     with tempfile.TemporaryDirectory() as place:
@@ -243,20 +296,20 @@ async def compare(options: argparse.Namespace, width: int) -> bool:
             await engine.start(ready_s=400, weights=ModelWeights(model))
             await engine.measure_prefill()
             print(f"width {width}: a full cache is computed in {engine.cache_fill_s:.2f} s")
-            print(" open  most  episodes/h  computed/least", flush=True)
             codec = Codec(Tokenizer.load(folder))
-            rows: list[Row] = []
             settings: list[Concurrency] = [*map(int, options.fixed.split(",")), "auto"]
-            for concurrency in settings:
-                row = await play(engine, codec, concurrency, options.episodes)
-                print(
-                    f"{row.concurrency:>5}  {row.most_open:4}  {row.per_hour:10,.0f}"
-                    f"  {row.recomputed:13.2f}x",
-                    flush=True,
-                )
-                rows.append(row)
-            share = rows[-1].per_hour / max(row.per_hour for row in rows[:-1])
-            print(f"auto is {share:.2f} of the best (at least {LEAST_SHARE})")
+            print("setting  most  episodes/h  computed/least  CPU s/episode  load", flush=True)
+            rounds: list[dict[Concurrency, Row]] = []
+            for i in range(options.repeats):
+                order = settings if i % 2 == 0 else settings[::-1]
+                rounds.append({})
+                for one in order:
+                    rounds[i][one] = row = await play(engine, codec, one, options.episodes)
+                    print_rows([row])
+            print("medians (lowest to highest)")
+            for one in settings:
+                print_rows([rows[one] for rows in rounds])
+            share = compare_rounds(rounds)
             alone, beside = await time_publishes(engine, codec, model)
             print(f"new weights: {alone:.2f} s alone, {beside:.2f} s during tools of 30 s")
         finally:
@@ -268,8 +321,9 @@ def main() -> int:
     """Compare with each model; 1 if `auto` is too slow with one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=48)
-    parser.add_argument("--fixed", default="2,4,8,16,32")
+    parser.add_argument("--fixed", default="4,8,16,32")
     parser.add_argument("--widths", default="96,256")
+    parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     good = [asyncio.run(compare(options, int(width))) for width in options.widths.split(",")]
     return 0 if all(good) else 1
