@@ -6,10 +6,10 @@
       │  ╱  ╳  ╲     all that hold a part grow at the same pace, each to its forecast
       └─────────────▶
 
-An episode is forecast to grow to the mean of those that have ended larger than it is; one as large
-as an episode may be counts among them at first, so that few begin before anything is known. A
-cache is full if the peak of all that hold a part of it would be above it (arXiv:2507.10150 does so
-within an engine). What a group shares, its prompt, is counted once.
+An episode is forecast to grow to the mean of those that have ended larger than it is. One more that
+ends half way between what it is and the most that it may be counts among them: before anything is
+known that is all there is. A cache is full if the peak of all that hold a part of it would be above
+it (arXiv:2507.10150 does so within an engine). What a group shares, its prompt, is counted once.
 
 An episode holds its part while the engine works for it, and during a tool call for as long as the
 engine would need to compute a full cache. To hold a part of it for that long keeps as much of the
@@ -52,6 +52,7 @@ class CachePlan:
         self.keep_s = KEEP_S
         """So long an episode that waits for no engine holds its part of the cache."""
         self._capacity: int | None = None
+        self._longest = 0
         self._ended = deque[int](maxlen=_ENDED_KEPT)
         self._sizes: list[int] = []
         """Those of `_ended`, in order."""
@@ -65,13 +66,11 @@ class CachePlan:
 
     def limit_tokens(self, capacity: int | None, longest: int, keep_s: float = KEEP_S) -> None:
         """The engine holds so many tokens, an episode has at most `longest`; None: no bound."""
-        self._capacity, self.keep_s = capacity, keep_s
-        if not self._ended:
-            self._add_ended(longest)
+        self._capacity, self._longest, self.keep_s = capacity, longest, keep_s
 
     def begin(self, ticket: int, member: int) -> None:
         """An episode runs."""
-        self._open[ticket, member] = _Holding(ticket, self.forecast(0))
+        self._open[ticket, member] = self._expect_next(ticket)
         self._total += self._open[ticket, member].forecast
 
     def note(self, ticket: int, member: int, tokens: int, owner: Owner, now: float) -> bool:
@@ -97,7 +96,11 @@ class CachePlan:
         holding = self._open.pop((ticket, member))
         self._total -= holding.forecast
         if counts and holding.largest:
-            self._add_ended(holding.largest)
+            if len(self._ended) == _ENDED_KEPT:
+                self._sizes.remove(self._ended[0])
+            self._ended.append(holding.largest)
+            insort(self._sizes, holding.largest)
+            self._sums = [0, *accumulate(self._sizes)]
 
     def forget_group(self, ticket: int) -> None:
         """What its members share is of no more use; those that run are dropped."""
@@ -109,7 +112,7 @@ class CachePlan:
         """One more member of this group fits; one alone always does."""
         if self._capacity is None:
             return len(self._open) < MOST_WITHOUT_BOUND
-        begins = _Holding(ticket, self.forecast(0))
+        begins = self._expect_next(ticket)
         if not self._open or self._total + begins.forecast <= self._capacity:
             return True
         return self._find_peak(begins, now) <= self._capacity
@@ -123,7 +126,12 @@ class CachePlan:
         """What an episode of so many tokens grows to."""
         smaller = bisect_right(self._sizes, tokens)
         larger = len(self._sizes) - smaller
-        return (self._sums[-1] - self._sums[smaller]) / larger if larger else tokens
+        half_way = (tokens + max(tokens, self._longest)) / 2
+        return (self._sums[-1] - self._sums[smaller] + half_way) / (larger + 1)
+
+    def _expect_next(self, ticket: int) -> _Holding:
+        """A member of this group that has sent nothing yet, with its prompt where that is known."""
+        return _Holding(ticket, self.forecast(self._prompts.get(ticket, 0)))
 
     def _find_peak(self, begins: _Holding, now: float) -> float:
         """Most tokens at once if it begins, and all grow at the same pace to their forecasts.
@@ -147,10 +155,3 @@ class CachePlan:
             counted.add(ticket)
             peak = max(peak, held + num * growth)
         return peak
-
-    def _add_ended(self, tokens: int) -> None:
-        if len(self._ended) == _ENDED_KEPT:
-            self._sizes.remove(self._ended[0])
-        self._ended.append(tokens)
-        insort(self._sizes, tokens)
-        self._sums = [0, *accumulate(self._sizes)]
