@@ -74,6 +74,8 @@ def connect(address: str, name: str) -> bool:
             f"ray.address: got {address}, but no cluster can be joined there ({reason}); start one "
             "with `ray start --head`, or set it to local"
         ) from error
+    # What Ray hears of other processes' ends it prints; the run says who was first.
+    ray._private.worker.print_to_stdstream = lambda data, **_: _LOG.debug("%s", data)
     return True
 
 
@@ -81,8 +83,8 @@ def check_address(address: str) -> None:
     """Raise ConfigError if it is none, or one where nobody answers."""
     if address in ("auto", "local"):
         return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
         raise ConfigError(f"ray.address: got {address}, expected auto, local or host:port")
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()

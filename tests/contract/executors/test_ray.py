@@ -67,7 +67,9 @@ def num_places(joined: Any) -> int:
 
 
 @pytest.mark.usefixtures("joined")
-def test_a_node_that_is_killed_is_named_before_ray_knows(two_raylets: LocalRay) -> None:
+def test_a_node_that_is_killed_is_named_before_ray_knows(
+    two_raylets: LocalRay, capfd: pytest.CaptureFixture[str]
+) -> None:
     node = two_raylets.cluster.add_node(num_cpus=1)
     group = start(two_raylets, 3, deadline_s=2.0)
     future = group.call(pause, 60.0)
@@ -78,6 +80,8 @@ def test_a_node_that_is_killed_is_named_before_ray_knows(two_raylets: LocalRay) 
         future.result()
     assert time.monotonic() - began < 20  # 2 s and 5 s for the others to speak, under load
     two_raylets.cluster.remove_node(node, allow_graceful=False)
+    time.sleep(1.0)
+    assert "raylet" not in capfd.readouterr().out
 
 
 def test_what_is_waited_for_is_said(
