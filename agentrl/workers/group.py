@@ -9,9 +9,9 @@ same error, they agree, and go on.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
 from threading import Lock
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
@@ -254,7 +254,7 @@ def _then(future: "Future[list[T]]", join: Callable[[Sequence[T]], J]) -> "Futur
     joined: Future[J] = Future()
 
     def settle(done: "Future[list[T]]") -> None:
-        with contextlib.suppress(asyncio.InvalidStateError):
+        with suppress(InvalidStateError):  # nobody waits for it any more
             try:
                 joined.set_result(join(done.result()))
             except BaseException as error:

@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
@@ -125,6 +124,15 @@ def test_calls_are_futures_and_one_is_done_after_the_other(group: "WorkerGroup[S
     assert max(end for _, end in first.result()) <= min(start for start, _ in second.result())
 
 
+def test_a_call_of_which_nobody_wants_the_result_is_done_all_the_same(
+    group: "WorkerGroup[Shelf]", caplog: pytest.LogCaptureFixture
+) -> None:
+    group.call(Shelf.take, 0.2)
+    assert group.call(Shelf.keep, "pen").cancel()
+    assert group.ask(Shelf.count) == 3
+    assert not caplog.records
+
+
 def test_what_all_refuse_alike_is_said_once_and_they_go_on(group: "WorkerGroup[Shelf]") -> None:
     with pytest.raises(ConfigError, match="not here"):
         group.ask(Shelf.refuse, None)
@@ -171,10 +179,14 @@ def test_what_cannot_travel_is_refused_and_they_go_on(
     assert group.ask(Shelf.count) == 0
 
 
-def test_interrupted_in_a_call_all_end(group: "WorkerGroup[Shelf]") -> None:
-    future = group.call(Shelf.take, 1.0)
-    time.sleep(0.2)
+def test_interrupted_in_a_call_all_end(executor: Executor, group: "WorkerGroup[Shelf]") -> None:
+    if isinstance(executor, Inline):
+        pytest.skip("it is this process's own thread")
+    future = group.call(Shelf.take, 60.0)
+    time.sleep(0.5)
+    began = time.monotonic()
     group.interrupt()
-    with suppress(RunError, Exception):
-        future.result(timeout=20)
+    with pytest.raises(RunError, match=r"worker \d of 3 ended during take"):
+        future.result(timeout=30)
+    assert time.monotonic() - began < 20
     assert not group.alive

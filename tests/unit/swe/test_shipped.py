@@ -103,6 +103,7 @@ def test_each_bug_has_decoys_that_no_guess_beats() -> None:
         assert is_guarded(bugs), task.task
 
 
+@pytest.mark.nightly  # what ships seldom changes
 @pytest.mark.timeout(300)
 def test_no_text_tells_a_decoy() -> None:
     """A classifier that has seen half of the pairs of values guesses about the others."""
