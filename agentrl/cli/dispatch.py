@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "sft": "warm-start a model on an environment's scripted demonstrations",
     "reward train": "train a reward model on preference pairs",
     "eval": "play held-out tasks with a model",
+    "launch": "start a run on a cluster: Slurm, Kubernetes or Ray",
     "export": "write a run's model as a Hugging Face folder",
     "run status": "say who waits for whom in a run, and since when",
     "run simulate": "say what other settings of a schedule would give, by a recorded run",

@@ -17,6 +17,7 @@ import os
 import platform
 import signal
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -38,6 +39,7 @@ ray: Any = typed_ray
 
 _ANSWER_S: Final = 5.0
 """So long an address may take to answer."""
+_LOOK_S: Final = 0.5
 _SAY_S: Final = 10.0
 """After so long, what is waited for is said."""
 _PLACE_S: Final = 600.0
@@ -60,6 +62,7 @@ def connect(address: str, name: str) -> bool:
     if ray.is_initialized():
         return False
     check_address(address)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address=address,
@@ -76,6 +79,8 @@ def connect(address: str, name: str) -> bool:
         ) from error
     # What Ray hears of other processes' ends it prints; the run says who was first.
     ray._private.worker.print_to_stdstream = lambda data, **_: _LOG.debug("%s", data)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray's own aborts a run where it stands
     return True
 
 
@@ -140,6 +145,31 @@ def check_versions(theirs: Mapping[str, str], host: str) -> None:
         raise ConfigError(
             f"the node {host} has {', '.join(other)}; install the same versions on every node"
         )
+
+
+def wait_for_nodes(address: str, size: int, deadline_s: float, *starters: int) -> str | None:
+    """Return once so many nodes have joined, or say why that will not be.
+
+    Args:
+        address: of the head node, which may not be there yet.
+        size: the number of nodes.
+        deadline_s: so long they may take.
+        starters: processes without which none will join.
+    """
+    ends, found = time.monotonic() + deadline_s, 0
+    while time.monotonic() < ends:
+        if gone := [pid for pid in starters if not psutil.pid_exists(pid)]:
+            return f"agentrl: error: a node of Ray ended at start (process {gone[0]})"
+        with contextlib.suppress(ConfigError):
+            connect(address, "launch")
+            found = sum(node["Alive"] for node in ray.nodes())
+            if found >= size:
+                return None
+        time.sleep(_LOOK_S)
+    return (
+        f"agentrl: error: {found} of {size} nodes have joined {address} after {deadline_s:g} s; "
+        "what `ray start` said stands above"
+    )
 
 
 class NodeWatch:
