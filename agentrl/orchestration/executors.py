@@ -1,11 +1,15 @@
 """Which executor a run's ranks are started by."""
 
 import os
+from typing import TYPE_CHECKING
 
 from agentrl.errors import ConfigError
 from agentrl.extras import require
 from agentrl.orchestration.config import RunConfig
 from agentrl.workers.executors import Executor, Processes
+
+if TYPE_CHECKING:
+    from agentrl.orchestration.ray_workers import RayActors
 
 
 def check_executor(config: RunConfig) -> None:
@@ -18,9 +22,7 @@ def check_executor(config: RunConfig) -> None:
         )
     if trainer.executor == "ray":
         require("trainer.executor ray", "ray")
-        from agentrl.orchestration.ray_cluster import check_address
-
-        check_address(config.ray.address)
+        _make_ray_actors(config).check(trainer.ranks)
 
 
 def make_executor(config: RunConfig) -> Executor:
@@ -29,6 +31,10 @@ def make_executor(config: RunConfig) -> Executor:
 
     if config.trainer.executor != "ray":
         return Processes(PRELOAD, config.fault.deadline_s)
+    return _make_ray_actors(config)
+
+
+def _make_ray_actors(config: RunConfig) -> "RayActors":
     from agentrl.orchestration.ray_workers import RayActors
 
     return RayActors(

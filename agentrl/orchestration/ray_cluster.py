@@ -100,6 +100,18 @@ def check_address(address: str) -> None:
         ) from error
 
 
+def check_fits(bundle: Mapping[str, float], size: int) -> None:
+    """Raise ConfigError if the nodes have not a `bundle` of resources for each of the workers."""
+    nodes: list[Mapping[str, float]] = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+    places = sum(int(min(n.get(kind, 0.0) // bundle[kind] for kind in bundle)) for n in nodes)
+    if places < size:
+        asked = " and ".join(f"{amount:g} {kind}" for kind, amount in bundle.items())
+        raise ConfigError(
+            f"trainer.ranks: {size} ranks ask for {asked} each, but the cluster's {len(nodes)} "
+            f"nodes have places for {places}; take fewer ranks or add a node"
+        )
+
+
 def reserve(name: str, bundle: Mapping[str, float], size: int) -> PlacementGroup:
     """A place with the resources of `bundle` for each of so many workers.
 
@@ -107,14 +119,8 @@ def reserve(name: str, bundle: Mapping[str, float], size: int) -> PlacementGroup
         ConfigError: the cluster has less in all.
         RunError: others held it for too long.
     """
+    check_fits(bundle, size)
     asked = {kind: amount * size for kind, amount in bundle.items()}
-    total = ray.cluster_resources()
-    for kind, amount in asked.items():
-        if total.get(kind, 0.0) < amount:
-            raise ConfigError(
-                f"trainer.ranks: {size} ranks ask for {amount:g} {kind}, but the cluster has "
-                f"{total.get(kind, 0.0):g}; take fewer ranks or add a node"
-            )
     group: PlacementGroup = placement_group([dict(bundle)] * size, strategy="PACK", name=name)
     since = time.monotonic()
     while not group.wait(_SAY_S):

@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl.errors import ConfigError
 from agentrl.orchestration.ray_cluster import (
+    check_fits,
     check_versions,
     connect,
     ray,
@@ -67,14 +68,29 @@ class RayActors:
     deadline_s: float = 30.0
     """A worker that was stopped, or a node that did not answer, for so long is lost."""
 
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What each worker asks the cluster for."""
+        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+
+    def check(self, size: int) -> None:
+        """Raise ConfigError if so many cannot be started; `local` begins with the run."""
+        if self.address == "local":
+            return
+        is_joined_here = connect(self.address, self.name)
+        try:
+            check_fits(self.bundle, size)
+        finally:
+            if is_joined_here:
+                ray.shutdown()
+
     def start(self, size: int) -> "RayWorkers":
         """So many actors, whose versions are those of this process."""
         is_joined_here = connect(self.address, self.name)
         group: PlacementGroup | None = None
         try:
-            bundle = {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
             # The cluster may still have what an earlier group of the run had.
-            group = reserve(f"agentrl-{self.name}-{uuid4().hex[:6]}", bundle, size)
+            group = reserve(f"agentrl-{self.name}-{uuid4().hex[:6]}", self.bundle, size)
             actors = [
                 ray.remote(_Actor)
                 .options(

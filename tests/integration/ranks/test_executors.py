@@ -51,16 +51,23 @@ def test_the_same_weights_on_three_executors_and_on_two_raylets(
     assert not is_joined()
 
 
-def test_a_cpu_too_few_is_said_in_a_sentence(
-    tiny_folder: Path, tmp_path: Path, two_raylets: LocalRay
+@pytest.mark.parametrize(
+    ("ranks", "cpus", "said"),
+    [
+        (3, 1.0, "3 ranks ask for 1 CPU each, but the cluster's 2 nodes have places for 2; take"),
+        (1, 1.5, "1 ranks ask for 1.5 CPU each, but the cluster's 2 nodes have places for 0; take"),
+    ],
+)
+def test_a_cpu_too_few_is_said_before_anything_is_made(
+    tmp_path: Path, two_raylets: LocalRay, ranks: int, cpus: float, said: str
 ) -> None:
-    with pytest.raises(ConfigError, match="3 ranks ask for 3 CPU, but the cluster has 2; take"):
+    with pytest.raises(ConfigError, match=said):
         agentrl.train(
             ENV,
-            model=str(tiny_folder),
             runs_dir=str(tmp_path),
             executor="ray",
-            ray={"address": two_raylets.address},
-            trainer={"ranks": 3},
+            ray={"address": two_raylets.address, "cpus": cpus},
+            trainer={"ranks": ranks},
         )
     assert not is_joined()
+    assert not list(tmp_path.iterdir())
