@@ -78,10 +78,14 @@ def connect(address: str, name: str) -> bool:
             "with `ray start --head`, or set it to local"
         ) from error
     # What Ray hears of other processes' ends it prints; the run says who was first.
-    ray._private.worker.print_to_stdstream = lambda data, **_: _LOG.debug("%s", data)
+    ray._private.worker.print_to_stdstream = _note_what_ray_hears
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # Ray's own aborts a run where it stands
     return True
+
+
+def _note_what_ray_hears(data: object, **_: object) -> None:
+    _LOG.debug("%s", data)
 
 
 def check_address(address: str) -> None:

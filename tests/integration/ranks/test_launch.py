@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -77,6 +78,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_folder: Path) -
     for process in ray_processes():
         with suppress(psutil.Error):
             process.kill()
+    for left in Path("/tmp").glob(f"agentrl-{os.getpid()}-*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def ray_processes() -> list[psutil.Process]:
