@@ -11,9 +11,9 @@ REGION := benchmarks/.region.jsonl
 LEARNING := tests/e2e/test_learning.py
 CHEATS := $(sort $(wildcard tests/contract/sandbox/test_swe_[!su]*.py tests/contract/sandbox/test_forged_*.py))
 CENSUS := tests/contract/sandbox/test_leftovers.py
-HERE := "not sglang and not sandbox and not ranks and not nightly"
+HERE := "not sglang and not vllm and not sandbox and not ranks and not nightly"
 
-.PHONY: venv demo test tests runs learning sandboxes cheats arena census ranks sglang unit lint types layers integration nightly clean
+.PHONY: venv demo test tests runs learning sandboxes cheats arena census ranks sglang vllm unit lint types layers integration nightly clean
 
 venv: $(STAMP)
 
@@ -74,6 +74,10 @@ sglang: venv
 	$(PY) -m agentrl engine install sglang --cpu
 	REQUIRE_SGLANG=1 $(PY) -m pytest -m "sglang and not nightly"
 
+vllm: venv
+	$(PY) -m agentrl engine install vllm --cpu
+	REQUIRE_VLLM=1 $(PY) -m pytest -m "vllm and not nightly"
+
 $(RENDERERS): benchmarks/requirements.txt $(STAMP)
 	rm -rf $@
 	$(PY) -m pip install --quiet --no-deps -t $@ -r $<
@@ -84,9 +88,10 @@ $(PEERS): benchmarks/peers.txt $(STAMP)
 	$(PY) -m pip install --quiet --no-deps -t $@ -r $<
 	touch $@
 
-nightly: venv $(RENDERERS) $(PEERS) sglang
+nightly: venv $(RENDERERS) $(PEERS) sglang vllm
 	REQUIRE_SGLANG=1 $(PY) -m pytest -m "sglang and nightly"
-	$(PY) -m pytest -m "nightly and not sglang and not sandbox"
+	REQUIRE_VLLM=1 $(PY) -m pytest -m "vllm and nightly"
+	$(PY) -m pytest -m "nightly and not sglang and not vllm and not sandbox"
 	$(PY) -m pytest -m $(HERE) --hypothesis-profile=nightly tests/unit tests/contract
 	.ci/with_docker $(PY) -m pytest -m "nightly and sandbox"
 	$(PY) benchmarks/learning_matrix.py $(MATRIX) --env calculator

@@ -118,11 +118,11 @@ def _probe_torch_in_child() -> dict[str, object]:
 
 
 def _describe_installations() -> dict[str, object]:
-    from agentrl.cli.engine_install import PRODUCTS
+    from agentrl.orchestration.kinds import SERVERS
 
     rows: dict[str, object] = {}
-    for name, product in PRODUCTS.items():
-        found = product.installed()
+    for name, kind in SERVERS.items():
+        product, found = kind.product, kind.product.installed()
         detail = f"agentrl engine install {name} puts it into the cache"
         if found is not None:
             detail = f"{product.version} for a {found.flavour.upper()} in {found.folder}"

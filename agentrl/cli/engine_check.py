@@ -9,12 +9,13 @@ from pydantic import Field
 
 from agentrl.cli.command import Arguments, JsonOption, Verb
 from agentrl.engine.servers.check import EngineCheckRow, check_server
-from agentrl.engine.servers.control import Keys
-from agentrl.engine.servers.router import ServerState
-from agentrl.engine.sglang.client import GenerateClient
-from agentrl.engine.sglang.control import Control
+from agentrl.engine.servers.control import Info
 from agentrl.errors import ConfigError, EngineError
+from agentrl.orchestration.kinds import SERVERS, ServerKind
 from agentrl.tokens import Tokenizer
+
+_ANY = 2**31
+"""A length of contexts that nothing is longer than."""
 
 
 class EngineCheckOptions(JsonOption):
@@ -38,32 +39,38 @@ async def _examine_server_at_url(url: str, model: str | None) -> list[EngineChec
     """The rows of a running server against a model on the CPU.
 
     Raises:
-        ConfigError: there is no SGLang server, or no folder of its model here.
+        ConfigError: there is no server, or no folder of its model here.
     """
     from agentrl.engine.local.models.load import load_model  # torch, only now
     from agentrl.engine.local.models.resolve import resolve_model
-    from agentrl.engine.sglang.launch import vocab_size
+    from agentrl.engine.servers.launch import vocab_size
     from agentrl.trainer.logprobs import sequence_logprobs
 
-    keys = Keys.given("sglang")
-    async with aclosing(Control(url, keys)) as control:
-        try:
-            info = await control.info()
-        except EngineError as error:
-            raise ConfigError(str(error)) from error
-        folder = resolve_model(model or info.model_path)
-        trained, size = load_model(folder), vocab_size(folder)
-        async with aclosing(GenerateClient(url, keys.headers(), vocab_size=size)) as client:
-            return await check_server(
-                ServerState(client=client, control=control),
-                Tokenizer.load(folder),
-                vocab_size=size,
-                reference=partial(sequence_logprobs, trained),
-            )
+    kind, info = await _find_kind_of_server(url)
+    folder = resolve_model(model or info.model_path)
+    trained, size = load_model(folder), vocab_size(folder)
+    async with aclosing(kind.engine([url], vocab_size=size, context_length=_ANY)) as engine:
+        return await check_server(
+            engine.slots[0],
+            Tokenizer.load(folder),
+            vocab_size=size,
+            reference=partial(sequence_logprobs, trained),
+        )
+
+
+async def _find_kind_of_server(url: str) -> tuple[ServerKind, Info]:
+    refused: list[str] = []
+    for kind in reversed([*SERVERS.values()]):
+        async with aclosing(kind.engine([url], vocab_size=1, context_length=_ANY)) as engine:
+            try:
+                return kind, await engine.slots[0].control.info()
+            except EngineError as error:
+                refused.append(str(error))
+    raise ConfigError(next((text for text in refused if ", expected " in text), refused[-1]))
 
 
 COMMAND = Verb(
-    summary="Ask a running SGLang server whether it can be trained with.",
+    summary="Ask a running server whether it can be trained with.",
     examples=[
         "agentrl engine check http://127.0.0.1:30000",
         "agentrl engine check http://127.0.0.1:30000 --model smollm2-135m --json",

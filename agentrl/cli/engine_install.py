@@ -4,10 +4,7 @@ from pydantic import Field
 
 from agentrl.cli.command import Arguments, JsonOption, Verb, check_name
 from agentrl.engine.servers.install import Flavour
-from agentrl.engine.sglang.install import SGLANG
-from agentrl.engine.vllm.install import VLLM
-
-PRODUCTS = {product.name: product for product in (SGLANG, VLLM)}
+from agentrl.orchestration.kinds import SERVERS
 
 
 class InstallOptions(JsonOption):
@@ -19,8 +16,8 @@ class InstallOptions(JsonOption):
 
 
 def _run_engine_install(options: InstallOptions, arguments: Arguments) -> int:
-    check_name(arguments.positional[0], tuple(PRODUCTS), "installed")
-    product = PRODUCTS[arguments.positional[0]]
+    check_name(arguments.positional[0], tuple(SERVERS), "installed")
+    product = SERVERS[arguments.positional[0]].product
     flavour: Flavour = "cpu" if options.cpu else "gpu"
     if options.as_json:
         found = product.install(flavour)

@@ -13,9 +13,8 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.models.resolve import default_cache_dir, resolve_model
 from agentrl.engine.servers.control import Keys
 from agentrl.engine.servers.process import HOST
-from agentrl.engine.sglang.control import ADMIN_KEY, KEY
-from agentrl.engine.sglang.server import start
 from agentrl.errors import ConfigError, EngineError
+from agentrl.orchestration.kinds import SERVERS, ServerKind
 from agentrl.terminated import Terminated
 
 _LOOK_S = 0.5
@@ -43,15 +42,18 @@ class EngineFlags(Config):
 
 def _run_engine_serve(options: ServeOptions, arguments: Arguments) -> int:
     name = arguments.positional[0]
-    check_name(name, ("sglang", "local"), "served")
+    check_name(name, (*SERVERS, "local"), "served")
     config = load_config(EngineFlags, flags=arguments.flags).config.engine
-    keys = Keys.given("sglang")
+    family = "sglang" if name == "local" else name  # whose protocol it speaks
+    keys = Keys.given(family)
     if options.host not in _LOOPBACK and not keys.user:
+        variable = f"AGENTRL_{family.upper()}_KEY"
         raise ConfigError(
-            f"--host: whoever reaches {options.host} could change the weights; set {KEY}, and "
-            f"{ADMIN_KEY} for a key of its own for control"
+            f"--host: whoever reaches {options.host} could change the weights; set {variable}"
         )
-    return (_serve_local_engine if name == "local" else _serve_sglang_engine)(options, config, keys)
+    if name == "local":
+        return _serve_local_engine(options, config, keys)
+    return _serve_servers_of_kind(SERVERS[name], options, config, keys)
 
 
 def _serve_local_engine(options: ServeOptions, config: EngineConfig, keys: Keys) -> int:
@@ -66,13 +68,15 @@ def _serve_local_engine(options: ServeOptions, config: EngineConfig, keys: Keys)
     return 0
 
 
-def _serve_sglang_engine(options: ServeOptions, config: EngineConfig, keys: Keys) -> int:
+def _serve_servers_of_kind(
+    kind: ServerKind, options: ServeOptions, config: EngineConfig, keys: Keys
+) -> int:
     logs = Path(options.logs) if options.logs else default_cache_dir() / "logs"
     folder = resolve_model(options.model)
-    server = start(config, folder, logs, port=options.port, host=options.host, keys=keys)
+    server = kind.serve(config, folder, logs, port=options.port, host=options.host, keys=keys)
     try:
-        print(f"starting SGLang; its log is {server.log}", flush=True)
-        asyncio.run(server.wait_ready(config.sglang.start_timeout_s))
+        print(f"starting {kind.product.title}; its log is {server.log}", flush=True)
+        asyncio.run(server.wait_ready(kind.settings(config).start_timeout_s))
         print(f"{options.model} is served at {server.url}; stop with Ctrl-C", flush=True)
         while server.alive:
             time.sleep(_LOOK_S)
@@ -88,6 +92,7 @@ COMMAND = Verb(
     summary="Start a server for a model; it ends with this command.",
     examples=[
         "agentrl engine serve sglang --model tiny --port 30000",
+        "agentrl engine serve vllm --model tiny --port 30000",
         "agentrl engine serve local --model tiny --port 30000",
         "agentrl engine serve sglang --model Qwen/Qwen3-8B --engine.sglang.tp-size 2",
     ],

@@ -8,8 +8,8 @@ from agentrl.config import Config
 from agentrl.config.anchor import Reference
 
 
-class SglangConfig(Config):
-    """SGLang servers: where they are, or how one is started."""
+class ServerConfig(Config):
+    """Servers of one kind: where they are, or how one is started."""
 
     url: str = Field(
         default="",
@@ -33,9 +33,6 @@ class SglangConfig(Config):
     extra_args: str = Field(
         default="", description="more arguments for a started server, as on its command line"
     )
-    transport: Literal["tensor", "shared", "disk", "distributed"] = Field(
-        default="tensor", description="how new weights reach the servers"
-    )
     pause: Literal["retract", "abort", "in_place"] = Field(
         default="retract",
         description="what an update does to running requests; retract: their prefix is computed "
@@ -58,14 +55,33 @@ class SglangConfig(Config):
         return tuple(part.strip().rstrip("/") for part in self.url.split(",") if part.strip())
 
 
+class SglangConfig(ServerConfig):
+    """SGLang servers."""
+
+    transport: Literal["tensor", "shared", "disk", "distributed"] = Field(
+        default="tensor", description="how new weights reach the servers"
+    )
+
+
+class VllmConfig(ServerConfig):
+    """vLLM servers."""
+
+    transport: Literal["shared", "disk"] = Field(
+        default="shared",
+        description="where the file with new weights lies; shared: in memory; disk: in the "
+        "temporary folder",
+    )
+
+
 class EngineConfig(Config):
     """How completions are sampled; the local engine runs inside the process."""
 
     kind: Reference = Field(
         default="local",
-        description="which engine samples: local, sglang, pkg.mod:Name or path/file.py:Name",
+        description="which engine samples: local, sglang, vllm, pkg.mod:Name or path/file.py:Name",
     )
     sglang: SglangConfig = Field(default=SglangConfig(), description="SGLang servers")
+    vllm: VllmConfig = Field(default=VllmConfig(), description="vLLM servers")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
         description="number format of the weights; auto: that of the model, or float32 on a CPU "
@@ -101,4 +117,4 @@ class EngineConfig(Config):
     @property
     def name(self) -> str:
         """Which engine samples: a server's address says so too."""
-        return "sglang" if self.sglang.urls else self.kind
+        return "sglang" if self.sglang.urls else "vllm" if self.vllm.urls else self.kind

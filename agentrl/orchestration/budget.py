@@ -145,7 +145,7 @@ def _list_memory_saving_settings(config: RunConfig) -> dict[str, object]:
         "engine.share_device": True,
         "engine.dtype": "bfloat16",
         "engine.slots": min(16, config.engine.slots),
-        "engine.sglang.kv_tokens": 4 * longest,
+        f"engine.{'vllm' if config.engine.name == 'vllm' else 'sglang'}.kv_tokens": 4 * longest,
         "trainer.optimizer": "adamw8bit",
         "trainer.lora.rank": config.trainer.lora.rank or 16,
         "trainer.lora.publish": "adapter",

@@ -2,10 +2,10 @@
 
     kind ─ check ─▶ start ─▶ engine ─ (the model loads) ─ begin ─▶ ready
 
-A third kind is a package with a class like these, and a line in `ENGINES`.
+A fourth kind is a package with a class like these, and a line in `ENGINES`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, cast
@@ -13,9 +13,18 @@ from typing import ClassVar, Final, cast
 from agentrl.boundary import user_code
 from agentrl.config.seams import Seam, instance_of
 from agentrl.engine import Engine
-from agentrl.engine.config import EngineConfig
+from agentrl.engine.config import EngineConfig, ServerConfig
 from agentrl.engine.protocol import Footprint
-from agentrl.engine.sglang.server import RESERVED, check_startable
+from agentrl.engine.servers.control import Keys
+from agentrl.engine.servers.engine import ServedEngine
+from agentrl.engine.servers.install import Product
+from agentrl.engine.servers.process import HOST, Server
+from agentrl.engine.sglang import server as sglang
+from agentrl.engine.sglang.engine import SglangEngine
+from agentrl.engine.sglang.install import SGLANG
+from agentrl.engine.vllm import server as vllm
+from agentrl.engine.vllm.engine import VllmEngine
+from agentrl.engine.vllm.install import VLLM
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import BoundEnv, Overrides
@@ -23,7 +32,7 @@ from agentrl.rollout import Codec
 from agentrl.weights.source import Trained
 
 _KV_TOKENS: Final = 65_536
-"""What an SGLang server needs to sample briskly, if its cache has no size."""
+"""What a server needs to sample briskly, if its cache has no size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,20 +94,29 @@ class LocalKind(EngineKind):
     samples_all_rows = False
 
 
-class SglangKind(EngineKind):
-    """Servers of SGLang, which are started or run already."""
+class ServerKind(EngineKind):
+    """Servers, which are started or run already; a subclass says of which kind."""
 
-    loads_adapters = True
-    reserved_tokens = RESERVED
+    product: ClassVar[Product]
+    engine: ClassVar[type[ServedEngine]]
+
+    def settings(self, config: EngineConfig) -> ServerConfig:
+        """Those of the kind."""
+        return cast("ServerConfig", getattr(config, self.product.name))
 
     def check(self, config: EngineConfig, folder: Path) -> None:
         """Whether it is installed and fits, unless it runs already."""
-        if not config.sglang.urls:
-            check_startable(config, folder)
+        if not self.settings(config).urls:
+            self.check_startable(config, folder)
+
+    @staticmethod
+    def check_startable(config: EngineConfig, model: Path) -> object:
+        """Raise ConfigError if no server could start."""
+        raise NotImplementedError
 
     def footprint(self, config: EngineConfig, *, rows: int, longest: int) -> Footprint:
         """That of a server; one that runs already is elsewhere."""
-        settings = config.sglang
+        settings = self.settings(config)
         return Footprint(
             longest=longest,
             cached_tokens=settings.kv_tokens or min(rows * longest, _KV_TOKENS),
@@ -106,6 +124,43 @@ class SglangKind(EngineKind):
             share_device=config.share_device,
             num_devices=0 if settings.urls else settings.tp_size,
         )
+
+    @staticmethod
+    def serve(
+        config: EngineConfig,
+        model: Path,
+        logs: Path,
+        *,
+        port: int = 0,
+        host: str = HOST,
+        keys: Keys | None = None,
+    ) -> Server:
+        """Start one server for whoever comes."""
+        raise NotImplementedError
+
+    async def begin(self, engine: Engine, setup: EngineSetup, trainer: Trained | None) -> None:
+        """Wait for the servers and refuse what would bias training."""
+        from agentrl.engine.servers.launch import wait_for_servers
+
+        await wait_for_servers(
+            engine,
+            self.settings(setup.config.engine),
+            setup.codec.tokenizer,
+            longest=setup.config.rollout.max_context_tokens or setup.context_length,
+            trainer=trainer,
+            measures_prefill=setup.config.rollout.concurrency == "auto",
+        )
+
+
+class SglangKind(ServerKind):
+    """Servers of SGLang."""
+
+    product = SGLANG
+    engine = SglangEngine
+    loads_adapters = True
+    reserved_tokens = sglang.RESERVED
+    check_startable = staticmethod(sglang.check_startable)
+    serve = staticmethod(sglang.start)
 
     def start(self, setup: EngineSetup) -> Engine:
         """Start a server, or take those that run; trained adapters get room in one that starts."""
@@ -126,21 +181,36 @@ class SglangKind(EngineKind):
             deadline_s=setup.config.fault.deadline_s,
         )
 
-    async def begin(self, engine: Engine, setup: EngineSetup, trainer: Trained | None) -> None:
-        """Wait for the servers and refuse what would bias training."""
-        from agentrl.engine.sglang.launch import wait_for_servers
 
-        await wait_for_servers(
-            engine,
-            setup.config.engine.sglang,
-            setup.codec.tokenizer,
-            longest=setup.config.rollout.max_context_tokens or setup.context_length,
-            trainer=trainer,
-            measures_prefill=setup.config.rollout.concurrency == "auto",
+class VllmKind(ServerKind):
+    """Servers of vLLM."""
+
+    product = VLLM
+    engine = VllmEngine
+    check_startable = staticmethod(vllm.check_startable)
+    serve = staticmethod(vllm.start)
+
+    def start(self, setup: EngineSetup) -> Engine:
+        """Start a server, or take those that run."""
+        from agentrl.engine.local.models.check import check_files  # torch, only now
+        from agentrl.engine.vllm.launch import start_servers
+
+        check_files(setup.folder)
+        return start_servers(
+            setup.config.engine,
+            setup.folder,
+            context_length=setup.context_length,
+            logs=setup.logs,
+            deadline_s=setup.config.fault.deadline_s,
         )
 
 
-ENGINES: Final = Seam("engine", {"local": LocalKind, "sglang": SglangKind}, "agentrl.engines")
+SERVERS: Final[Mapping[str, ServerKind]] = {
+    kind.product.name: kind for kind in (SglangKind(), VllmKind())
+}
+"""The kinds that are installed, and that `agentrl engine` serves."""
+
+ENGINES: Final = Seam("engine", {"local": LocalKind, **SERVERS}, "agentrl.engines")
 
 
 def engine_kind(config: RunConfig, objects: Overrides) -> EngineKind:

@@ -18,7 +18,7 @@ import orjson
 from agentrl.aio import Runner, run
 from agentrl.config import Loaded
 from agentrl.config.dump import dump_config
-from agentrl.engine.config import SglangConfig
+from agentrl.engine.config import SglangConfig, VllmConfig
 from agentrl.engine.local.models.resolve import TINY, default_cache_dir, resolve_model
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.errors import ConfigError
@@ -171,7 +171,9 @@ def supervised_plan(plan: Plan) -> Plan:
         }
     )
     # The experts sample, so no server is started for it.
-    engine = plan.config.engine.model_copy(update={"kind": "local", "sglang": SglangConfig()})
+    engine = plan.config.engine.model_copy(
+        update={"kind": "local", "sglang": SglangConfig(), "vllm": VllmConfig()}
+    )
     config = plan.config.model_copy(
         update={"trainer": trainer, "engine": engine, "steps": warm.updates}
     )

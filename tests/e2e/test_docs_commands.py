@@ -22,6 +22,8 @@ ELSEWHERE = {
     "make test": "this very run",
     "agentrl engine install sglang --cpu": "make sglang runs it",
     "agentrl train --env calculator --engine sglang --steps 3": "tests/e2e/test_sglang_train.py",
+    "agentrl engine install vllm --cpu": "make vllm runs it",
+    "agentrl train --env calculator --engine vllm --steps 3": "tests/e2e/test_vllm_train.py",
     "agentrl engine serve sglang --model tiny --port 30000": "tests/e2e/test_sglang_train.py",
     "agentrl engine serve local --model tiny --port 30001": "tests/contract/engine",
     "agentrl engine check http://127.0.0.1:30000 --model tiny": "tests/contract/engine",

@@ -41,6 +41,8 @@ class ServerClient:
     """Where it samples."""
     key_hint: ClassVar[str]
     """How one gets in."""
+    gone: ClassVar[str] = "\0"
+    """What it answers when only its front is left."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         """`headers` may hold a key: they are sent, and shown nowhere."""
@@ -82,6 +84,8 @@ class ServerClient:
         if status == 200:
             return answer
         text = f"the {self.title} server at {self.url} answered {error_text(status, answer)}"
+        if self.gone in text:
+            raise Unreachable(text)
         if status == 503:
             raise Busy(text)
         if status in (401, 403):

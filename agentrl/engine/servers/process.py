@@ -35,7 +35,11 @@ CPU_KV_TOKENS = 65_536
 READY = ("ready to roll!", "Application startup complete.")
 """What a log says once a server serves."""
 _TAIL_BYTES = 64_000
-_EXCEPTION = re.compile(r"^(?:\[[^\]]*\] )?((?:[\w.]*(?:Error|Exception|Interrupt)|.*error): .+)$")
+_EXCEPTION = re.compile(
+    r"^(?:\(\w+ pid=\d+\) ERROR [\d: -]+)?(?:\[[^\]]*\] )?"
+    r"((?:[\w.]*(?:Error|Exception|Interrupt)|.*error|  Value error)[:,] .+?)(?: \[type=.*)?$"
+)
+_NO_REASON = "See root cause above"
 _TOO_LARGE = (
     "the memory does not suffice; lower engine.{name}.kv_tokens or engine.{name}.memory_fraction, "
     "or choose a smaller model"
@@ -202,6 +206,7 @@ def explain_log(tail: str, port: int, status: int | None, name: str) -> str:
         if sign.lower() in tail.lower():
             return reason.format(port=port, name=name)
     said = [match[1] for line in tail.splitlines() if (match := _EXCEPTION.match(line))]
+    said = [line.strip() for line in said if _NO_REASON not in line]
     if said:
         return said[-1]
     if status == 137:
@@ -236,7 +241,7 @@ def check_fits(product: Product, model: Path, *, value_bytes: int, kv_tokens: in
     `value_bytes`: of one weight, key or value.
     """
     weights = _count_weight_values_in_headers(model) * value_bytes
-    cache = _count_cache_values_per_token(model) * value_bytes * kv_tokens
+    cache = cache_bytes_per_token(model, value_bytes) * kv_tokens
     needed, free = weights + cache + PROGRAM_BYTES, free_memory()
     if needed > free:
         raise ConfigError(
@@ -258,16 +263,19 @@ def _count_weight_values_in_headers(model: Path) -> int:
     return total
 
 
-def _count_cache_values_per_token(model: Path) -> int:
-    """Keys and values of one token in layers of full attention; 0 where others are kept."""
+def cache_bytes_per_token(model: Path, value_bytes: int, multiple: int = 1) -> int:
+    """Keys and values of one token in layers of full attention; 0 where others are kept.
+
+    `multiple`: heads are padded to it.
+    """
     config: Mapping[str, Any] = json.loads((model / "config.json").read_bytes())
     kinds = config.get("layer_types")
     layers = kinds.count("full_attention") if kinds else config.get("num_hidden_layers")
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     if not layers or not heads or not width or "kv_lora_rank" in config:
         return 0
-    head_dim = config.get("head_dim") or width // heads
-    return int(2 * layers * (config.get("num_key_value_heads") or heads) * head_dim)
+    head_dim = -(-(config.get("head_dim") or width // heads) // multiple) * multiple
+    return int(value_bytes * 2 * layers * (config.get("num_key_value_heads") or heads) * head_dim)
 
 
 def free_memory() -> int:

@@ -2,9 +2,10 @@ import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,11 +14,21 @@ from transformers import PreTrainedModel
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.servers.control import Keys
+from agentrl.engine.servers.engine import ServedEngine
 from agentrl.engine.servers.process import Server
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.server import RESERVED, start
-from agentrl.engine.sglang.weights import TensorTransport
+from agentrl.engine.sglang.weights import (
+    BroadcastTransport,
+    DiskTransport,
+    TensorTransport,
+    Transport,
+)
+from agentrl.engine.vllm.engine import VllmEngine
+from agentrl.engine.vllm.server import start as start_vllm
+from agentrl.engine.vllm.weights import FileTransport
 from agentrl.trainer.weights import ModelWeights
+from agentrl.types import EpisodeSession, Sampling
 
 READY_S = 400.0
 
@@ -100,7 +111,7 @@ def model(tiny_folder: Path) -> PreTrainedModel:
 
 @pytest.fixture
 async def engine(target: Target, model: PreTrainedModel) -> AsyncIterator[SglangEngine]:
-    """An engine over each server, with the model's weights as version 0."""
+    """An engine over each server that speaks SGLang's protocol."""
     made = SglangEngine(
         [target.url],
         vocab_size=768,
@@ -108,6 +119,113 @@ async def engine(target: Target, model: PreTrainedModel) -> AsyncIterator[Sglang
         transport=TensorTransport(),
         timeout_s=60,
     )
+    await made.start(ready_s=60, weights=ModelWeights(model))
+    yield made
+    await made.aclose()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of servers, whatever they speak."""
+
+    url: str
+    engine: type[ServedEngine]
+    transports: Sequence[Callable[[], Transport]]
+    """The first one is the usual one."""
+    context_length: int
+    block: int
+    """Tokens of a prompt are cached by so many at once."""
+    own_stops: bool
+    """It stops at tokens of its own too."""
+    slow: bool = False
+    """It samples in Python."""
+
+    async def until_sampled(self, engine: ServedEngine, num: int = 1) -> None:
+        """Until so many requests run, and some of the tokens of each are there."""
+        short = Sampling(max_new_tokens=4)
+        while True:
+            if self.engine is VllmEngine:  # it counts anew when something is sampled
+                await engine.generate([5, 6], short, EpisodeSession("short"))
+            if await self.running() == num:
+                break
+            await asyncio.sleep(0.02)
+        # All that run get their tokens together, so beside a short one the others get some, too.
+        await engine.generate([5, 6], short, EpisodeSession("short"))
+
+    async def running(self) -> int:
+        """How many requests the server says to work on."""
+        headers = Keys.given("vllm").headers()
+        async with httpx.AsyncClient(base_url=self.url, timeout=60, headers=headers) as http:
+            if self.engine is not VllmEngine:
+                loads = (await http.get("/v1/loads")).json()["loads"]
+                return sum(load["num_running_reqs"] for load in loads)
+            told = re.findall(
+                r"^vllm:num_requests_running\{.*\} (\S+)$", (await http.get("/metrics")).text, re.M
+            )
+            return int(float(told[0]))
+
+    def make(self, **settings: Any) -> ServedEngine:
+        """An engine with a transport of its own, to be started and closed."""
+        defaults: dict[str, Any] = {"transport": self.transports[0](), "timeout_s": 120}
+        settings = defaults | settings
+        return self.engine(
+            [self.url], vocab_size=768, context_length=self.context_length, **settings
+        )
+
+
+@pytest.fixture(scope="session")
+def vllm_server(
+    vllm_folder: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The real server with the tiny model, one for all tests; its key is in the environment."""
+    logs = tmp_path_factory.mktemp("logs")
+    running = start_vllm(EngineConfig(), tiny_folder, logs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTRL_VLLM_KEY", running.keys.user)
+        try:
+            asyncio.run(running.wait_ready(READY_S))
+            yield running
+        finally:
+            running.stop()
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param("sglang", marks=pytest.mark.sglang),
+        "local",
+        pytest.param("vllm", marks=pytest.mark.vllm),
+    ],
+)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each kind in turn."""
+    if request.param == "vllm":
+        return Kind(
+            url=request.getfixturevalue("vllm_server").url,
+            engine=VllmEngine,
+            transports=(FileTransport, lambda: FileTransport(None)),
+            context_length=2048,
+            block=32,
+            own_stops=False,
+        )
+    fixture = {"local": "local_url", "sglang": "server"}[request.param]
+    found = request.getfixturevalue(fixture)
+    everywhere = (TensorTransport, DiskTransport)
+    return Kind(
+        url=found if isinstance(found, str) else found.url,
+        engine=SglangEngine,
+        transports=everywhere if request.param == "local" else (*everywhere, BroadcastTransport),
+        context_length=2048 - RESERVED,
+        block=1,
+        own_stops=True,
+        slow=request.param == "local",
+    )
+
+
+@pytest.fixture
+async def served(kind: Kind, model: PreTrainedModel) -> AsyncIterator[ServedEngine]:
+    """An engine over each kind of server, with the model's weights as version 0."""
+    made = kind.make()
     await made.start(ready_s=60, weights=ModelWeights(model))
     yield made
     await made.aclose()

@@ -138,6 +138,19 @@ def test_a_guard_that_is_killed_leaves_no_secrets(tmp_path: Path) -> None:
         ),
         ("[2026-01-01 10:00:00 TP0] RuntimeError: bad shape\n", 1, "RuntimeError: bad shape"),
         ("serve.py: error: unrecognized arguments: --foo\n", 2, "unrecognized arguments: --foo"),
+        (
+            "pydantic.ValidationError: 1 validation error for ModelConfig\n"
+            "  Value error, Unknown method: x. Use y. [type=value_error, input_value=A(), input]\n"
+            "    For further information visit https://errors.pydantic.dev/2/v/value_error\n",
+            1,
+            "Value error, Unknown method: x. Use y.",
+        ),
+        (
+            "(Worker pid=4) ERROR 11-30 13:11:12 [multiproc_executor.py:1063] ValueError: too big\n"
+            "(APIServer pid=1) RuntimeError: Engine core failed. See root cause above.\n",
+            1,
+            "ValueError: too big",
+        ),
         ("FooError: harmless\n[10:00] ready to roll!\nserving\n", 137, "it was killed by force"),
         ("loading\n", 137, "it was killed by force"),
         ("loading\n", 3, "it ended with status 3 and no message"),
