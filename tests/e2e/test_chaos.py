@@ -27,6 +27,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import agentrl
+from agentrl.engine.servers import launch as shared
 from agentrl.engine.sglang import launch
 from agentrl.envs import ToolEnv
 from agentrl.errors import RunError
@@ -226,7 +227,7 @@ def served(tmp_path: Path, chaos: pytest.MonkeyPatch) -> None:
     (place / "bin" / "python").chmod(0o755)
     chaos.setenv("AGENTRL_SGLANG", str(place))
     chaos.setattr(launch, "make_transport", make_renaming)
-    chaos.setattr(launch, "check_server", pass_server)
+    chaos.setattr(shared, "check_server", pass_server)
 
 
 @pytest.mark.usefixtures("served")
