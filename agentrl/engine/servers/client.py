@@ -5,6 +5,7 @@ wrong is told apart by whether another try may help: `Busy` and `Unreachable` ar
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 from uuid import uuid4
@@ -32,7 +33,7 @@ def new_rid() -> str:
     return uuid4().hex
 
 
-class ServerClient:
+class ServerClient(ABC):
     """Connections to one server. Every call runs on the event loop of the first one."""
 
     title: ClassVar[str]
@@ -44,12 +45,13 @@ class ServerClient:
     gone: ClassVar[str] = "\0"
     """What it answers when only its front is left."""
 
-    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], *, vocab_size: int) -> None:
         """`headers` may hold a key: they are sent, and shown nowhere."""
-        self.url = url
+        self.url, self.vocab_size = url, vocab_size
         self._headers = {"Content-Type": "application/json", **headers}
         self._session: aiohttp.ClientSession | None = None
 
+    @abstractmethod
     async def generate(
         self,
         ids: Sequence[int],
@@ -62,7 +64,6 @@ class ServerClient:
 
         Raises as `post` does, and EngineError if the answer is wrong.
         """
-        raise NotImplementedError
 
     async def post(self, body: bytes) -> bytes:
         """What the server answers with status 200.

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, cast
@@ -72,7 +73,7 @@ def parse_version_numbers(version: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
-class ServerControl:
+class ServerControl(ABC):
     """Calls to one server; each raises EngineError with the server's reason."""
 
     title: ClassVar[str]
@@ -103,48 +104,48 @@ class ServerControl:
         except httpx.HTTPError:
             return False
 
+    @abstractmethod
     async def info(self) -> Info:
         """What the server is.
 
         Raises EngineError for a version that is not supported.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def abort(self, rid: str) -> None:
         """End a running request; it answers with what it has."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def pause(self, mode: PauseMode) -> None:
         """Stop sampling."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def resume(self) -> None:
         """Go on."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def release(self, tags: Sequence[str]) -> None:
         """Give up memory; the server must be paused, and nothing may run."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def take_back(self, tags: Sequence[str]) -> None:
         """Take it again; a server may end at a tag that was not released."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def flush(self, timeout_s: float = 30.0) -> None:
         """Forget all keys and values, once nothing runs."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def set_version(self, version: int) -> None:
         """Name the weights that are loaded."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def tokenize(self, text: str) -> Sequence[object]:
         """The server's ids of a text."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def describe_truncation(self, ids: Sequence[int]) -> str:
         """What is said of a token when sampling keeps the likeliest one only."""
-        raise NotImplementedError
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ import psutil
 
 from agentrl.engine.servers import watchdog
 from agentrl.engine.servers.control import Keys
-from agentrl.engine.servers.install import Product
+from agentrl.engine.servers.install import Installation, Product
 from agentrl.errors import ConfigError
 
 HOST = "127.0.0.1"
@@ -233,6 +234,31 @@ async def _is_server_healthy(http: httpx.AsyncClient, url: str) -> bool:
         return (await http.get(f"{url}/health")).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def find_startable(product: Product, dtype: str, kv_tokens: int, model: Path) -> Installation:
+    """The installation, if a server could start; otherwise ConfigError says at once why not."""
+    where = product.require()
+    if where.flavour == "cpu":
+        value_bytes = 2 if dtype == "bfloat16" else 4
+        kv_tokens = kv_tokens or CPU_KV_TOKENS
+        check_fits(product, model, value_bytes=value_bytes, kv_tokens=kv_tokens)
+    return where
+
+
+def given_arguments(pairs: Mapping[str, object], flags: Sequence[str]) -> list[str]:
+    """Of a command line: options and their values, but for those that are None, then the flags."""
+    return [*(str(part) for pair in pairs.items() if pair[1] is not None for part in pair), *flags]
+
+
+def more_arguments(product: Product, text: str, ours: Sequence[str], reason: str) -> list[str]:
+    """What a user adds to it; ConfigError with the reason for an option that is given already."""
+    more = shlex.split(text)
+    for name in {argument.partition("=")[0] for argument in more}.intersection(ours):
+        raise ConfigError(
+            f"engine.{product.name}.extra_args: {name} cannot be given, since {reason}"
+        )
+    return more
 
 
 def check_fits(product: Product, model: Path, *, value_bytes: int, kv_tokens: int) -> None:

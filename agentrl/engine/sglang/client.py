@@ -63,12 +63,8 @@ class GenerateClient(ServerClient):
     def __init__(
         self, url: str, headers: Mapping[str, str], *, vocab_size: int, experts: int = 0
     ) -> None:
-        """`headers` may hold a key: they are sent, and shown nowhere.
-
-        `experts` is how many the model sends a token to; the server has to record them.
-        """
-        super().__init__(url, headers)
-        self._vocab_size = vocab_size
+        """`experts` is how many the model sends a token to; the server has to record them."""
+        super().__init__(url, headers, vocab_size=vocab_size)
         self._experts = experts
 
     async def generate(
@@ -87,7 +83,7 @@ class GenerateClient(ServerClient):
             EngineError: the server refused the request, or its answer is wrong.
         """
         body = request_body(ids, sampling, rid, cache_key, adapter, experts=self._experts > 0)
-        asked = RequestShape(len(ids), sampling.max_new_tokens, self._vocab_size, self._experts)
+        asked = RequestShape(len(ids), sampling.max_new_tokens, self.vocab_size, self._experts)
         return parse(await self.post(body), asked)
 
     async def score(self, ids: Sequence[int], start: int) -> tuple[NDArray[np.float32], str]:
@@ -104,4 +100,4 @@ class GenerateClient(ServerClient):
             "stream": False,
         }
         answer = await self.post(orjson.dumps(body))
-        return parse_scores(answer, ids, start, self._vocab_size)
+        return parse_scores(answer, ids, start, self.vocab_size)

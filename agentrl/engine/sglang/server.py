@@ -5,7 +5,6 @@ be killed and not say why.
 """
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,13 +15,14 @@ from agentrl.engine.servers.process import (
     CPU_KV_TOKENS,
     HOST,
     Server,
-    check_fits,
     check_port_or_find_free_one,
+    find_startable,
+    given_arguments,
     launch,
+    more_arguments,
 )
 from agentrl.engine.sglang.control import ADMIN_KEY, KEY
 from agentrl.engine.sglang.install import SGLANG, SHIMS
-from agentrl.errors import ConfigError
 
 RESERVED = 8
 """At least so many tokens of its context a server keeps to itself: it refuses longer prompts."""
@@ -66,12 +66,7 @@ def start(
 
 def check_startable(config: EngineConfig, model: Path) -> Installation:
     """The installation, if a server could start; otherwise ConfigError says at once why not."""
-    where = SGLANG.require()
-    if where.flavour == "cpu":
-        value_bytes = 2 if config.dtype == "bfloat16" else 4
-        kv_tokens = config.sglang.kv_tokens or CPU_KV_TOKENS
-        check_fits(SGLANG, model, value_bytes=value_bytes, kv_tokens=kv_tokens)
-    return where
+    return find_startable(SGLANG, config.dtype, config.sglang.kv_tokens, model)
 
 
 def launch_command(
@@ -105,15 +100,12 @@ def launch_command(
         pairs["--max-total-tokens"] = settings.kv_tokens or CPU_KV_TOKENS
         if config.dtype == "auto":
             pairs["--dtype"] = "float32"
-    given = [str(part) for pair in pairs.items() if pair[1] is not None for part in pair]
-    more = shlex.split(settings.extra_args)
-    for name in {argument.partition("=")[0] for argument in more}.intersection(_OURS):
-        raise ConfigError(
-            f"engine.sglang.extra_args: {name} cannot be given, since a started server gets keys "
-            f"by its own --config; leave it out, or choose the keys by {KEY} and {ADMIN_KEY} of "
-            "`agentrl engine serve sglang`"
-        )
-    return [str(where.python), *program, *given, *flags, *more]
+    reason = (
+        "a started server gets keys by its own --config; leave it out, or choose the keys by "
+        f"{KEY} and {ADMIN_KEY} of `agentrl engine serve sglang`"
+    )
+    more = more_arguments(SGLANG, settings.extra_args, _OURS, reason)
+    return [str(where.python), *program, *given_arguments(pairs, flags), *more]
 
 
 def _make_server_env_vars(where: Installation, config: EngineConfig) -> dict[str, str]:

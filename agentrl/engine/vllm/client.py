@@ -1,6 +1,6 @@
 """One server's `/inference/v1/generate`, and what of its answer is a completion."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, cast
 
 import numpy as np
@@ -51,11 +51,6 @@ class VllmClient(ServerClient):
     key_hint = f"set {KEY} to its key"
     gone = "EngineCore encountered an issue"
 
-    def __init__(self, url: str, headers: Mapping[str, str], *, vocab_size: int) -> None:
-        """`headers` may hold a key: they are sent, and shown nowhere."""
-        super().__init__(url, headers)
-        self._vocab_size = vocab_size
-
     async def generate(
         self,
         ids: Sequence[int],
@@ -71,7 +66,7 @@ class VllmClient(ServerClient):
                 f"{sampling.temperature:g}"
             )
         answer = await self.post(request_body(ids, sampling, rid, cache_key))
-        return parse(answer, RequestShape(len(ids), sampling.max_new_tokens, self._vocab_size))
+        return parse(answer, RequestShape(len(ids), sampling.max_new_tokens, self.vocab_size))
 
 
 def parse(body: bytes, asked: RequestShape) -> tuple[Completion, int | None]:

@@ -1,7 +1,6 @@
 """How a vLLM server is started."""
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,9 +12,11 @@ from agentrl.engine.servers.process import (
     HOST,
     Server,
     cache_bytes_per_token,
-    check_fits,
     check_port_or_find_free_one,
+    find_startable,
+    given_arguments,
     launch,
+    more_arguments,
 )
 from agentrl.engine.vllm.control import KEY, NO_SHARING
 from agentrl.engine.vllm.install import VLLM
@@ -57,14 +58,9 @@ def start(
 
 def check_startable(config: EngineConfig, model: Path) -> Installation:
     """The installation, if a server could start; otherwise ConfigError says at once why not."""
-    where = VLLM.require()
     if config.share_device:
         raise ConfigError(NO_SHARING)
-    if where.flavour == "cpu":
-        value_bytes = 2 if config.dtype == "bfloat16" else 4
-        kv_tokens = config.vllm.kv_tokens or CPU_KV_TOKENS
-        check_fits(VLLM, model, value_bytes=value_bytes, kv_tokens=kv_tokens)
-    return where
+    return find_startable(VLLM, config.dtype, config.vllm.kv_tokens, model)
 
 
 def launch_command(
@@ -100,13 +96,11 @@ def launch_command(
         pairs["--kv-cache-memory-bytes"] = known or 4 << 30
     if kv_tokens:
         pairs["--num-gpu-blocks-override"] = -(-kv_tokens // _BLOCK)
-    given = [str(part) for pair in pairs.items() if pair[1] is not None for part in pair]
-    more = shlex.split(settings.extra_args)
-    for name in {argument.partition("=")[0] for argument in more}.intersection(_OURS):
-        raise ConfigError(
-            f"engine.vllm.extra_args: {name} cannot be given, since agentrl gives it; leave it out"
-        )
-    return [str(where.python), str(SHIMS / "serve.py"), *given, *flags, *more]
+    return [
+        *(str(where.python), str(SHIMS / "serve.py")),
+        *given_arguments(pairs, flags),
+        *more_arguments(VLLM, settings.extra_args, _OURS, "agentrl gives it; leave it out"),
+    ]
 
 
 def _make_server_env_vars(where: Installation, config: EngineConfig) -> dict[str, str]:
