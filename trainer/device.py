@@ -116,3 +116,12 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     # The CPU's allocator has no type of its own.
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def count_accelerators() -> tuple[int, int]:
+    """How many this machine has, and the bytes of the smallest; none: 0 and 0."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
+        return 0, 0
+    devices = [torch.device(found.type, i) for i in range(torch.accelerator.device_count())]
+    return len(devices), min(memory(device).total_bytes for device in devices)

@@ -1,6 +1,7 @@
 """`agentrl train`: reinforcement learning."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -10,6 +11,9 @@ from agentrl.config import Loaded, dump_config
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 from agentrl.run_dir import RunDirectory
+
+if TYPE_CHECKING:
+    from agentrl.orchestration.placement.bill import Bill
 
 
 class TrainOptions(JsonOption):
@@ -22,6 +26,11 @@ class TrainOptions(JsonOption):
         default=None,
         description="With --dry-run: say whether the run fits into this much, such as 24GB.",
     )
+    cluster: str | None = Field(
+        default=None,
+        description="With --dry-run and pools: compare with these machines instead of those that "
+        "are there, such as '2 nodes, 64 cpu, 8 gpu'.",
+    )
     resume: str | None = Field(
         default=None, description="Go on with a run: its name, its path, or the word last."
     )
@@ -33,8 +42,9 @@ class TrainOptions(JsonOption):
 
 def _run_train(options: TrainOptions, arguments: Arguments) -> int:
     resumed = options.resume is not None
-    if options.device_memory and not options.dry_run:
-        raise ConfigError("--device-memory: got one without --dry-run, which it belongs to")
+    for name, given in (("device-memory", options.device_memory), ("cluster", options.cluster)):
+        if given and not options.dry_run:
+            raise ConfigError(f"--{name}: got one without --dry-run, which it belongs to")
     if options.accept_changes and not resumed:
         raise ConfigError("--accept-changes: got it without --resume, which it belongs to")
     loaded = load_resumed(arguments, options.resume) if options.resume else load(arguments)
@@ -68,7 +78,8 @@ def _print_run_plan(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
         check_resumable(run, loaded)
         changed = compare_fingerprints(run, take_fingerprints(plan))
         changed.check(accepts=options.accept_changes)
-    if options.device_memory:
+    bill = _compare_with_machines(loaded.config, options)
+    if options.device_memory and bill is None:
         from agentrl.orchestration.budget import memory_fit
 
         fit = memory_fit(loaded.config, options.device_memory)
@@ -76,8 +87,36 @@ def _print_run_plan(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
         return 0 if fit.fits else 1
     warnings = "".join(f"# warning: {line}\n" for line in long)
     verdict = f"# Everything is in order; tools: {', '.join(plan.tool_names) or 'none'}."
-    options.show(plan.to_json(), dump_config(loaded) + warnings + verdict)
+    placed = "".join(f"# {line}\n" for line in bill.lines()) if bill else ""
+    data = plan.to_json() | ({"placement": bill.to_json()} if bill else {})
+    options.show(data, dump_config(loaded) + warnings + placed + verdict)
     return 0
+
+
+def _compare_with_machines(config: RunConfig, options: TrainOptions) -> "Bill | None":
+    """The bill of the pools; None without pools. Raises ConfigError if the machines lack some."""
+    from agentrl.orchestration.placement.bill import make_bill
+    from agentrl.orchestration.placement.machines import (
+        find_machines,
+        missing_devices,
+        parse_machines,
+        refuse_missing,
+    )
+    from agentrl.orchestration.placement.pools import read_placement
+
+    placement = read_placement(config)
+    if placement is None:
+        if options.cluster:
+            raise ConfigError("--cluster: got one without pools; add [pools] and [roles]")
+        return None
+    if options.cluster:
+        room = parse_machines(options.cluster, options.device_memory)
+    else:
+        room = find_machines(config, options.device_memory)
+    refuse_missing(missing_devices(config, placement, room))
+    bill = make_bill(config, placement, room)
+    refuse_missing(bill.missing)
+    return bill
 
 
 def _train_and_show_result(loaded: Loaded[RunConfig], options: TrainOptions, resumed: bool) -> int:

@@ -1,12 +1,13 @@
 """Does a run fit into a device's memory? Said from its configuration; no weight is loaded."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from agentrl.config import Config
 from agentrl.engine.local.models.resolve import resolve_model
+from agentrl.engine.protocol import Footprint
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS
@@ -39,7 +40,7 @@ class Fit:
     @property
     def fits(self) -> bool:
         """True if there is room, with a margin."""
-        return _fits_device_memory(self.total, self.device_bytes)
+        return fits_device_memory(self.total, self.device_bytes)
 
     def to_json(self) -> dict[str, object]:
         """For programs."""
@@ -75,8 +76,12 @@ def memory_fit(config: RunConfig, device: str) -> Fit:
     device_bytes = parse_size(device)
     parts = _estimate_peak_bytes_by_part(config)
     ways_out: Sequence[str] | None = ()
-    if not _fits_device_memory(sum(parts.values()), device_bytes):
-        ways_out = _find_flags_to_fit_memory(config, device_bytes)
+    if not fits_device_memory(sum(parts.values()), device_bytes):
+        ways_out = find_flags_to_fit_memory(
+            config,
+            device_bytes,
+            lambda other: sum(_estimate_peak_bytes_by_part(other).values()),
+        )
     return Fit(device_bytes=device_bytes, parts=parts, ways_out=ways_out)
 
 
@@ -90,25 +95,37 @@ def parse_size(text: str) -> int:
     return int(float(match["number"]) * (1024 if unit.endswith("I") else 1000) ** power)
 
 
-def _fits_device_memory(total: int, device_bytes: int) -> bool:
+def fits_device_memory(total: int, device_bytes: int) -> bool:
+    """True if there is room, with a margin."""
     return total <= device_bytes * (1 - _MARGIN)
 
 
 def _estimate_peak_bytes_by_part(config: RunConfig) -> Mapping[str, int]:
+    return estimate_parts(config, find_footprint(config))
+
+
+def estimate_parts(config: RunConfig, footprint: Footprint) -> Mapping[str, int]:
+    """Bytes of a device at the step's peak, beside an engine that holds so much of it."""
     names = (config.model, config.trainer.reference_model)
     folder, reference = (resolve_model(name, seed=config.seed) if name else None for name in names)
     assert folder is not None, "a run has a model"
-    rollout = config.rollout
+    return estimate(folder, config.trainer, footprint, reference).parts
+
+
+def find_footprint(config: RunConfig) -> Footprint:
+    """What the engine of a run holds of its device."""
+    folder, rollout = resolve_model(config.model, seed=config.seed), config.rollout
     episodes, most = rollout.tasks_per_step * rollout.group_size, rollout.concurrency
-    footprint = engine_kind(config, NO_OBJECTS).footprint(
+    return engine_kind(config, NO_OBJECTS).footprint(
         config.engine,
         rows=episodes if most == "auto" else min(most, episodes),
         longest=make_limits(config, context_length(config, folder)).max_context_tokens,
     )
-    return estimate(folder, config.trainer, footprint, reference).parts
 
 
-def _find_flags_to_fit_memory(config: RunConfig, device_bytes: int) -> Sequence[str] | None:
+def find_flags_to_fit_memory(
+    config: RunConfig, device_bytes: int, count_bytes: Callable[[RunConfig], int]
+) -> Sequence[str] | None:
     """The settings that are needed, the ones that cost least first; None if all do not do."""
     changes = _list_memory_saving_settings(config)
 
@@ -116,21 +133,21 @@ def _find_flags_to_fit_memory(config: RunConfig, device_bytes: int) -> Sequence[
         changed = config
         for key in keys:
             changed = _replace_config_value(changed, key.split("."), changes[key])
-        return sum(_estimate_peak_bytes_by_part(changed).values())
+        return count_bytes(changed)
 
     chosen: list[str] = []
     least = total(chosen)
     for key in changes:
-        if _fits_device_memory(least, device_bytes):
+        if fits_device_memory(least, device_bytes):
             break
         now = total([*chosen, key])
         if now < least:
             chosen, least = [*chosen, key], now
-    if not _fits_device_memory(least, device_bytes):
+    if not fits_device_memory(least, device_bytes):
         return None
     for key in tuple(chosen):
         without = [other for other in chosen if other != key]
-        if _fits_device_memory(total(without), device_bytes):
+        if fits_device_memory(total(without), device_bytes):
             chosen = without
     return [f"--{key.replace('_', '-')} {str(changes[key]).lower()}" for key in chosen]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
 
@@ -82,6 +82,20 @@ class RayConfig(Config):
         "run) or host:port of its head node.",
     )
     cpus: float = Field(default=1.0, gt=0, description="CPUs that each rank asks for.")
+
+
+Role: TypeAlias = Literal["actor", "rollout", "critic", "reference", "reward", "environment"]
+
+
+class RolesConfig(Config):
+    """The pool that each role of a run is in."""
+
+    actor: str | None = Field(default=None, description="Where the policy is trained.")
+    rollout: str | None = Field(default=None, description="Where started servers sample.")
+    critic: str | None = Field(default=None, description="Where the critic is trained.")
+    reference: str | None = Field(default=None, description="Where the reference model is.")
+    reward: str | None = Field(default=None, description="Where the reward model is.")
+    environment: str | None = Field(default=None, description="Where episodes are played.")
 
 
 class WarmStartConfig(Config):
@@ -171,6 +185,12 @@ class RunConfig(Config):
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="Checkpoints.")
     fault: FaultConfig = Field(default=FaultConfig(), description="When a process counts as dead.")
     ray: RayConfig = Field(default=RayConfig(), description="The cluster, with executor ray.")
+    pools: Mapping[str, str] = Field(
+        default={},
+        description='Named devices, such as {train = "4 x gpu", cpu = "*"}; empty: as the other '
+        "keys say.",
+    )
+    roles: RolesConfig = Field(default=RolesConfig(), description="Which pool each role is in.")
     warm_start: WarmStartConfig = Field(
         default=WarmStartConfig(), description="The warm start of `sft` and of the tiny model."
     )

@@ -14,6 +14,7 @@ from agentrl.config.schema import schema_of
 from agentrl.engine.local.models.resolve import TINY
 from agentrl.orchestration.config import SHORT_NAMES, RunConfig
 from agentrl.orchestration.env_mix import NO_OBJECTS, Overrides
+from agentrl.orchestration.placement.pools import keys_of_pools
 from agentrl.orchestration.preflight import ENV_PRESETS, MODEL_PRESETS, PAIR_PRESETS
 from agentrl.trainer.algorithms.presets import keys_of
 
@@ -67,7 +68,9 @@ def _choose_presets(
     sets = keys_of(algorithm)
     given_up = _find_keys_of_another_algorithm(file, given, algorithm)
     own = {key: sets.get(key, default) for key, default in given_up.items()} | sets
+    pools = keys_of_pools({key: entry.value for key, entry in given.items()})
     return [
+        (pools, "pools", set()),
         (own, f"algorithm {algorithm}", given_up.keys()),
         (preset, f"{base} preset", set()),
     ]

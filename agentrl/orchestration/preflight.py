@@ -20,6 +20,7 @@ from agentrl.orchestration.env_mix import NO_OBJECTS, BoundEnv, Overrides, bind_
 from agentrl.orchestration.executors import check_executor
 from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.observers import check_observers
+from agentrl.orchestration.placement.pools import read_placement
 from agentrl.orchestration.schedules import make_schedule, try_admission
 from agentrl.rollout.config import RolloutConfig
 from agentrl.rollout.sampler import check_sampler
@@ -86,6 +87,7 @@ def make_plan(
     if config.tool_format is not None:
         resolve_format(objects.get(config.tool_format) or config.tool_format)
     _check_config_combinations(config)
+    read_placement(config)
     _check_rank_settings(config)
     check_executor(config)
     if train and not resume:

@@ -104,6 +104,16 @@ def check_address(address: str) -> None:
         ) from error
 
 
+def list_nodes(address: str, name: str) -> list[Mapping[str, float]]:
+    """What each node of a cluster has; it is left again if it was joined for that."""
+    is_joined_here = connect(address, name)
+    try:
+        return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    finally:
+        if is_joined_here:
+            ray.shutdown()
+
+
 def check_fits(bundle: Mapping[str, float], size: int) -> None:
     """Raise ConfigError if the nodes have not a `bundle` of resources for each of the workers."""
     nodes: list[Mapping[str, float]] = [n["Resources"] for n in ray.nodes() if n["Alive"]]

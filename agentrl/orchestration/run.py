@@ -25,6 +25,7 @@ from agentrl.orchestration.kinds import engine_kind
 from agentrl.orchestration.layers import Layers, first_layer, write_layer
 from agentrl.orchestration.model_files import long_prompts
 from agentrl.orchestration.observers import Journal, Observer, make_observers
+from agentrl.orchestration.placement.machines import check_machines
 from agentrl.orchestration.preflight import Plan, make_plan
 from agentrl.orchestration.resumable import check_resumable
 from agentrl.orchestration.schedules import make_admission
@@ -97,6 +98,7 @@ class PlannedRun:
 
     def __enter__(self) -> Self:
         plan = make_plan(self.config, self._objects, resume=self._resume)
+        check_machines(self.config)
         with ExitStack() as undo:
             undo.enter_context(self._stopping)
             directory = undo.enter_context(self._open_or_create_run_directory(plan))
