@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError, RunError
-from agentrl.trainer.parallel_dims import ParallelDims, Ranks
-from agentrl.trainer.rank_group import PRELOAD, start_ranks
+from agentrl.testing.two_ranks import two_ranks
+from agentrl.trainer.parallel_dims import Ranks
+from agentrl.trainer.rank_group import PRELOAD
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.workers.dispatch import gathered
 from agentrl.workers.executors import Processes
@@ -26,7 +27,6 @@ from tests.integration.ranks.conftest import held
 from tests.unit.trainer.batches import tiny_model
 
 DEADLINE_S = 3.0
-LAYOUT = ParallelDims(size=2, timeout_s=DEADLINE_S)
 
 
 @gathered
@@ -66,7 +66,8 @@ def test_one_sentence_and_nothing_left(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     noticed_s = 1.0 if blow == "stop" else 60.0  # else the other rank is the first to notice
-    ranks = start_ranks(Processes(PRELOAD, noticed_s), LAYOUT, held, threads=1)
+    executor = Processes(PRELOAD, noticed_s)
+    ranks = two_ranks(held, executor=executor, timeout_s=DEADLINE_S)
     pids = ranks.ask(pid)
     started = time.monotonic()
     with pytest.raises((RunError, ValueError), match=sentence) as caught:
@@ -87,7 +88,7 @@ def refuse(ranks: Ranks) -> None:
 
 
 def test_ranks_that_fail_alike_go_on() -> None:
-    with start_ranks(Processes(PRELOAD), LAYOUT, held, threads=1) as ranks:
+    with two_ranks(held, timeout_s=DEADLINE_S) as ranks:
         with pytest.raises(ConfigError, match="all of us say so"):
             ranks.ask(refuse)
         assert len(set(ranks.ask(pid))) == 2

@@ -1,46 +1,27 @@
 """Attempts that fail: played again, left out, and too many of them."""
 
-from collections.abc import Sequence
-
 import pytest
 
-from agentrl.engine.scripted import ScriptedEngine
 from agentrl.envs.calculator import Calculator
 from agentrl.errors import BreakerTripped, EngineError
-from agentrl.rollout import (
-    Codec,
-    Collector,
-    gather_groups,
-)
+from agentrl.rollout import Codec, Collector, gather_groups
+from agentrl.testing import flaky_engine
 from agentrl.types import (
-    Completion,
     EpisodeSession,
     EpisodeStop,
     Invalid,
-    Sampling,
     Score,
 )
 from tests.integration.rollout.played import engine, jobs, settings
 
 
-class Flaky(ScriptedEngine):
-    """Fails at the second turn until it has failed often enough."""
-
-    failures = 0
-
-    async def generate(
-        self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
-    ) -> Completion:
-        assert session.view is not None
-        if len(session.view().messages) > 2 and self.failures > 0:
-            self.failures -= 1
-            raise EngineError("the server answered 500")
-        return await super().generate(ids, sampling, session)
-
-
 async def test_a_failed_episode_is_played_again_with_a_fresh_environment(codec: Codec) -> None:
-    flaky = Flaky(Calculator.expert(), codec.renderer(Calculator().tool_schemas))
-    flaky.failures = 3
+    def fail_at_second_turn(session: EpisodeSession) -> EngineError | None:
+        assert session.view is not None
+        return next(failures, None) if len(session.view().messages) > 2 else None
+
+    failures = iter([EngineError("the server answered 500")] * 3)
+    flaky = flaky_engine(engine(codec), fail_at_second_turn)
     collector = Collector(engine=flaky, codec=codec, settings=settings(attempts=4))
     collected = await gather_groups(collector.collect(jobs(4), group_size=2))
     assert len(collected.episodes) == 8

@@ -25,6 +25,7 @@ from agentrl.rollout import (
 from agentrl.rollout.episode import EpisodeRunner
 from agentrl.rollout.episode_record import EpisodeRecord
 from agentrl.schedule import Concurrency
+from agentrl.testing import flaky_engine
 from agentrl.tokens import seal, verify_batch, verify_segment
 from agentrl.trainer.algorithms.advantages.remax import remax
 from agentrl.types import (
@@ -220,13 +221,7 @@ async def test_a_verifier_that_fails_is_invalid_and_never_zero(
 async def test_a_wrong_answer_of_the_engine_is_invalid(
     codec: Codec, answer: Callable[[], Completion], reason: str
 ) -> None:
-    class Wrong(ScriptedEngine):
-        async def generate(
-            self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
-        ) -> Completion:
-            return answer()
-
-    wrong = Wrong(Calculator.expert(), codec.renderer(()))
+    wrong = flaky_engine(engine(codec), lambda _: answer())
     collector = Collector(engine=wrong, codec=codec, settings=settings(attempts=1))
     collected = await gather_groups(collector.collect(jobs(1), group_size=1))
     [episode] = collected.invalid
@@ -236,13 +231,8 @@ async def test_a_wrong_answer_of_the_engine_is_invalid(
 
 
 async def test_an_aborted_completion_is_the_engines_fault(codec: Codec) -> None:
-    class Aborts(ScriptedEngine):
-        async def generate(
-            self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
-        ) -> Completion:
-            return seal([1, 2], [-0.1, -0.1], [0, 0], StopReason.ABORT)
-
-    aborts = Aborts(Calculator.expert(), codec.renderer(()))
+    aborted = seal([1, 2], [-0.1, -0.1], [0, 0], StopReason.ABORT)
+    aborts = flaky_engine(engine(codec), lambda _: aborted)
     collector = Collector(engine=aborts, codec=codec, settings=settings(attempts=1))
     [episode] = (await gather_groups(collector.collect(jobs(1), group_size=1))).invalid
     assert isinstance(episode.outcome, Invalid)
@@ -329,16 +319,11 @@ async def test_an_environment_that_cannot_close_makes_its_episode_invalid(codec:
 
 @pytest.mark.parametrize("fixed_order", [False, True])
 async def test_a_stopped_collection_leaves_no_work_behind(codec: Codec, fixed_order: bool) -> None:
-    class Fails(ScriptedEngine):
-        async def generate(
-            self, ids: Sequence[int], sampling: Sampling, session: EpisodeSession
-        ) -> Completion:
-            if "-g0-" in session.key or "-g1-" in session.key or "-g2-" in session.key:
-                raise EngineError("the server answered 500")
-            await asyncio.sleep(60)
-            raise AssertionError
+    def strike(session: EpisodeSession) -> EngineError | float:
+        first = any(place in session.key for place in ("-g0-", "-g1-", "-g2-"))
+        return EngineError("the server answered 500") if first else 60.0
 
-    failing = Fails(Calculator.expert(), codec.renderer(()))
+    failing = flaky_engine(engine(codec), strike)
     chosen = settings(max_invalid_share=0.1, fixed_order=fixed_order, attempts=9)
     collector = Collector(engine=failing, codec=codec, settings=chosen)
     before = asyncio.all_tasks()
