@@ -122,6 +122,11 @@ class RankTrainer:
         return not self.has_changed
 
     @property
+    def places(self) -> list[str]:
+        """Which process each rank is, and where."""
+        return self._ranks.places
+
+    @property
     def step(self) -> int:
         """Optimizer steps taken."""
         return self._ranks.ask(Replica.step)

@@ -82,6 +82,12 @@ class RayConfig(Config):
         "run) or host:port of its head node.",
     )
     cpus: float = Field(default=1.0, gt=0, description="CPUs that each rank asks for.")
+    players: int | None = Field(
+        default=None,
+        ge=0,
+        description="Actors that play the episodes; by default one on each node; 0: the driver "
+        "plays them.",
+    )
 
 
 Role: TypeAlias = Literal["actor", "rollout", "critic", "reference", "reward", "environment"]

@@ -311,7 +311,7 @@ class Controller:
         number, parts = batch.step, self._parts
         collected = gathered(self._require_driver().take(batch.tickets))
         self._num_ended -= collected.num_groups
-        if (isolation := parts.services.isolation) != self._isolation:
+        if (isolation := parts.isolation) != self._isolation:
             self._isolation = isolation
             found = [{"backend": name, "holds": held} for name, *held in isolation]
             self._store.event("isolation", step=number, sandboxes=found)

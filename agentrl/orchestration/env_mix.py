@@ -1,37 +1,30 @@
 """From configuration to environments: names resolved, parameters checked, one instance tried."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import cast
 
 import numpy as np
 
-from agentrl.config import Config
 from agentrl.config.load import parse_params
 from agentrl.envs import EnvServices, ToolEnv, resolve_env
-from agentrl.envs.context import ContextPolicy, resolve_context
+from agentrl.envs.context import resolve_context
 from agentrl.envs.tasks import TaskSource
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.rollout import EnvSource, GroupJob, TaskRef, derive_seed
+from agentrl.rollout.player import EnvMaker
 from agentrl.tokens import Tokenizer
 from agentrl.tools import user_code
 from agentrl.types import Agent, EpisodeKey, Purpose, Task
-from agentrl.verifiers import Verifier, resolve_verifier
+from agentrl.verifiers import resolve_verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoundEnv:
+class BoundEnv(EnvMaker):
     """An environment class with its parameters; makes tasks and instances."""
 
-    name: str
-    env_class: type[ToolEnv]
-    config: Config
     weight: float
-    verifier: Verifier | None
-    max_turns: int | None
-    context: ContextPolicy | None
-    """None: the environment's own."""
     prototype: ToolEnv
     """An instance that plays no episode; it knows the tools."""
     tasks: TaskSource
@@ -39,15 +32,12 @@ class BoundEnv:
 
     def make(self, services: EnvServices, tokenizer: Tokenizer | None) -> ToolEnv:
         """A fresh instance."""
-        env = self.env_class(
-            self.config, verifier=self.verifier, tokenizer=tokenizer, services=services
-        )
-        env.keep_declaration(self.prototype)
-        if self.max_turns is not None:
-            env.max_turns = self.max_turns
-        if self.context is not None:
-            env.context = self.context
-        return env
+        return self.make_like(self.prototype, services, tokenizer)
+
+    @property
+    def maker(self) -> EnvMaker:
+        """What makes instances in another process."""
+        return EnvMaker(**{f.name: getattr(self, f.name) for f in fields(EnvMaker)})
 
     @property
     def expert(self) -> Agent | None:
@@ -176,6 +166,7 @@ class JobMaker:
             task=env.task(ref.index, split, self._seed),
             split=split,
             success_at=env.prototype.success_at,
+            place=ref.env,
         )
 
 

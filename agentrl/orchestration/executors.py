@@ -1,19 +1,24 @@
-"""Which executor a run's ranks are started by."""
+"""Where a run's ranks and episodes are."""
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from agentrl.errors import ConfigError
 from agentrl.extras import require
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.env_mix import BoundEnv
+from agentrl.rollout import Codec
+from agentrl.rollout.player import pickle_envs
+from agentrl.rollout.player_pool import PlayerPool
 from agentrl.workers.executors import Executor, Processes
 
 if TYPE_CHECKING:
-    from agentrl.orchestration.ray_workers import RayActors
+    from agentrl.orchestration.ray_workers import RayActors, RayPlayers
 
 
-def check_executor(config: RunConfig) -> None:
-    """Raise ConfigError if the ranks cannot be where `trainer.executor` says."""
+def check_executor(config: RunConfig, envs: Sequence[BoundEnv]) -> None:
+    """Raise ConfigError if ranks and environments cannot be where `trainer.executor` says."""
     trainer = config.trainer
     if trainer.executor == "inline" and trainer.ranks > 1:
         raise ConfigError(
@@ -23,6 +28,9 @@ def check_executor(config: RunConfig) -> None:
     if trainer.executor == "ray":
         require("trainer.executor ray", "ray")
         _make_ray_actors(config).check(trainer.ranks)
+        if config.ray.players != 0:
+            makers = pickle_envs([env.maker for env in envs])
+            _make_ray_players(config).check(makers, config.ray.players)
 
 
 def make_executor(config: RunConfig) -> Executor:
@@ -34,11 +42,47 @@ def make_executor(config: RunConfig) -> Executor:
     return _make_ray_actors(config)
 
 
+async def start_players(
+    config: RunConfig, codec: Codec, envs: Sequence[BoundEnv]
+) -> PlayerPool | None:
+    """Who plays the episodes elsewhere; None: this process does.
+
+    Raises:
+        ConfigError: an environment cannot be played there.
+        RunError: one does not come up.
+    """
+    if config.trainer.executor != "ray" or config.ray.players == 0:
+        return None
+    pickled = pickle_envs([env.maker for env in envs])
+    pool = PlayerPool(
+        _make_ray_players(config).start(config.ray.players),
+        codec=codec,
+        envs=pickled,
+        deadline_s=config.fault.deadline_s,
+    )
+    try:
+        await pool.start()
+    except BaseException:
+        await pool.aclose()
+        raise
+    return pool
+
+
+def _make_ray_players(config: RunConfig) -> "RayPlayers":
+    from agentrl.orchestration.ray_workers import RayPlayers
+
+    return RayPlayers(_name_run(config), config.ray.address, config.fault.deadline_s)
+
+
+def _name_run(config: RunConfig) -> str:
+    return config.name or f"unnamed-{os.getpid()}"
+
+
 def _make_ray_actors(config: RunConfig) -> "RayActors":
     from agentrl.orchestration.ray_workers import RayActors
 
     return RayActors(
-        name=config.name or f"unnamed-{os.getpid()}",
+        name=_name_run(config),
         address=config.ray.address,
         cpus=config.ray.cpus,
         gpus=float(config.trainer.device != "cpu"),

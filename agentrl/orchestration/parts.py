@@ -7,6 +7,7 @@ What a folder's files say is checked before anything starts. Training, supervise
 evaluation are loops over these parts; `async with aclosing(...)` ends them.
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -22,11 +23,13 @@ from agentrl.envs import EnvServices
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import BoundEnv, JobMaker
-from agentrl.orchestration.executors import make_executor
+from agentrl.orchestration.executors import make_executor, start_players
 from agentrl.orchestration.kinds import EngineSetup, engine_kind, start_engine
 from agentrl.orchestration.model_files import checked_codec, context_length, make_limits
 from agentrl.orchestration.preflight import Plan
 from agentrl.rollout import Codec, Collector, CollectSettings, RolloutConfig
+from agentrl.rollout.episode import EpisodeRunner
+from agentrl.rollout.player_pool import PlayerPool
 from agentrl.trainer.protocol import Trainer
 from agentrl.types import Agent
 
@@ -48,9 +51,23 @@ class Parts:
     engine: Engine
     learner: Trainer | None = None
     """None: nothing is trained."""
+    players: PlayerPool | None = None
+    """None: episodes are played in this process."""
     jobs: JobMaker
     collector: Collector
     eval_collector: Collector
+
+    @property
+    def isolation(self) -> list[tuple[str, ...]]:
+        """The backends of the sandboxes that were used, and what each held."""
+        return self.services.isolation + (self.players.isolation if self.players else [])
+
+    @property
+    def places(self) -> list[str]:
+        """Which process each part of the run is, and where; none if this one is all."""
+        ranks: list[str] = getattr(self.learner, "places", [])
+        players = self.players.places if self.players is not None else []
+        return [f"driver and engine: process {os.getpid()}", *ranks, *players] if players else []
 
     @property
     def trainer(self) -> Trainer:
@@ -62,6 +79,8 @@ class Parts:
         """Stop the engine, then the trainer, then the workers; each although another failed."""
         async with AsyncExitStack() as stack:  # the last one first
             stack.callback(self.services.close)
+            if self.players is not None:
+                stack.push_async_callback(self.players.aclose)
             if self.learner is not None:
                 stack.callback(self.learner.close)
             stack.push_async_callback(self.engine.aclose)
@@ -100,6 +119,9 @@ async def build_parts(
         is_trained=train,
     )
     async with AsyncExitStack() as undo:
+        players = await start_players(config, codec, plan.envs)
+        if players is not None:
+            undo.push_async_callback(players.aclose)
         server: Engine | None = None
         if not kind.in_process:  # it takes longest, so the weights load here meanwhile
             server = start_engine(kind, setup)
@@ -109,7 +131,7 @@ async def build_parts(
             learner, engine = _load_trainer_and_engine(plan, setup, server, num_ids)
         else:
             learner, engine = None, server or _load_engine_with_own_model(setup, num_ids)
-        parts = _assemble_run_parts(plan, codec, engine, learner)
+        parts = _assemble_run_parts(plan, codec, engine, learner, players)
         undo.push_async_callback(parts.aclose)
         await kind.begin(engine, setup, learner)
         _check_concurrency_fits_engine(config.rollout, capacity_tokens(engine))
@@ -139,7 +161,11 @@ def scripted_parts(plan: Plan, folder: Path, agent: Agent) -> Parts:
 
 
 def make_collector(
-    engine: Engine, codec: Codec, config: RunConfig, temperature: float
+    engine: Engine,
+    codec: Codec,
+    config: RunConfig,
+    temperature: float,
+    players: PlayerPool | None = None,
 ) -> Collector:
     """A collector with the run's settings."""
     rollout = config.rollout
@@ -150,15 +176,20 @@ def make_collector(
         attempts=rollout.attempts,
         max_invalid_share=rollout.max_invalid_share,
         fixed_order=config.deterministic,
+        make_runner=EpisodeRunner if players is None else players.make_runner,
     )
     return Collector(engine=engine, codec=codec, settings=settings)
 
 
 def _assemble_run_parts(
-    plan: Plan, codec: Codec, engine: Engine, learner: Trainer | None = None
+    plan: Plan,
+    codec: Codec,
+    engine: Engine,
+    learner: Trainer | None = None,
+    players: PlayerPool | None = None,
 ) -> Parts:
     config, services = plan.config, EnvServices(deadline_s=plan.config.fault.deadline_s)
-    collector = partial(make_collector, engine, codec, config)
+    collector = partial(make_collector, engine, codec, config, players=players)
     return Parts(
         config=config,
         envs=plan.envs,
@@ -166,6 +197,7 @@ def _assemble_run_parts(
         services=services,
         engine=engine,
         learner=learner,
+        players=players,
         jobs=JobMaker(plan.envs, services=services, tokenizer=codec.tokenizer, seed=config.seed),
         collector=collector(config.rollout.temperature),
         eval_collector=collector(config.eval.temperature),

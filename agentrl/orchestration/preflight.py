@@ -89,7 +89,7 @@ def make_plan(
     _check_config_combinations(config)
     read_placement(config)
     _check_rank_settings(config)
-    check_executor(config)
+    check_executor(config, envs)
     if train and not resume:
         check_new_run(Path(config.runs_dir), config.name)
     check_disk(Path(config.runs_dir), FREE_BYTES_NEEDED)

@@ -44,6 +44,8 @@ _SAY_S: Final = 10.0
 """After so long, what is waited for is said."""
 _PLACE_S: Final = 600.0
 """So long others may hold what a run asks for."""
+_START_S: Final = 120.0
+"""So long the process of a worker may take to start."""
 _TAIL: Final = 20
 """Lines of the output of a process that died."""
 _GONE_S: Final = 10.0
@@ -146,6 +148,42 @@ def reserve(name: str, bundle: Mapping[str, float], size: int) -> PlacementGroup
             raise RunError(f"{said}; end what holds the others, or ask for less")
         _LOG.warning("%s", said)
     return group
+
+
+def nodes_with_cpus() -> list[dict[str, Any]]:
+    """The nodes that work, those without accelerators first.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    nodes: list[dict[str, Any]] = [
+        node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")
+    ]
+    if not nodes:
+        raise ConfigError("ray.players: no node of the cluster has a CPU; add one")
+    return sorted(nodes, key=lambda node: node["Resources"].get("GPU", 0.0))
+
+
+def wait_for(starting: Mapping[int, Any]) -> None:
+    """Wait until workers have come up, by what each says first; say who has not.
+
+    Raises:
+        RunError: one does not.
+    """
+    since = time.monotonic()
+    while True:
+        answers = {answer: number for number, answer in starting.items()}
+        _, missing = ray.wait([*answers], num_returns=len(answers), timeout=_SAY_S)
+        if not missing:
+            return
+        first = min(answers[answer] for answer in missing)
+        said = (
+            f"{len(missing)} of {len(answers)} workers, worker {first} first, have waited "
+            f"{time.monotonic() - since:.0f} s for their processes to start"
+        )
+        if time.monotonic() - since > _START_S:
+            raise RunError(f"{said}; `ray status` says what their nodes do")
+        _LOG.warning("%s", said)
 
 
 def versions() -> dict[str, str]:

@@ -10,24 +10,31 @@ What many workers get is put into the cluster once and read by them from there.
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import uuid4
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from agentrl.errors import ConfigError
 from agentrl.orchestration.ray_cluster import (
     check_fits,
     check_versions,
     connect,
+    nodes_with_cpus,
     ray,
     reserve,
     versions,
+    wait_for,
     watch_node,
 )
+from agentrl.rollout.player import PickledEnvs, open_envs
 from agentrl.workers.calls import WorkerDied, value_of
 from agentrl.workers.executors import Seat, WorkerCall
 from agentrl.workers.worker import run_pickled_call
@@ -53,6 +60,10 @@ class _Actor:
     def run(self, pickled: bytes) -> bytes:
         """A call."""
         return run_pickled_call(pickled, self._held)
+
+
+class _Player(_Actor):
+    """One that plays episodes; processes are called by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,61 +102,177 @@ class RayActors:
         try:
             # The cluster may still have what an earlier group of the run had.
             group = reserve(f"agentrl-{self.name}-{uuid4().hex[:6]}", self.bundle, size)
-            actors = [
-                ray.remote(_Actor)
-                .options(
-                    num_cpus=self.cpus,
-                    num_gpus=self.gpus,
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
-                )
-                .remote(number, size)
-                for number in range(size)
-            ]
-            found = ray.get([actor.introduce.remote() for actor in actors])
-            workers = RayWorkers(actors, group, is_joined_here, self.deadline_s)
-            for pid, node, host, theirs in found:
-                check_versions(theirs, host)
-                workers.add_place(pid, node, host)
-            workers.wait_for_watches()
-        except BaseException as error:
-            if group is not None:
-                remove_placement_group(group)
+        except BaseException:
             if is_joined_here:
                 ray.shutdown()
-            if isinstance(error, RayTaskError | RayActorError):
-                reason = str(error).strip().splitlines()[-1]
-                raise ConfigError(f"a worker of the cluster cannot start: {reason}") from error
             raise
+        found = group
+
+        def make(number: int, is_again: bool) -> Any:
+            place = PlacementGroupSchedulingStrategy(found, number)
+            kind = ray.remote(_Actor).options(
+                num_cpus=self.cpus, num_gpus=self.gpus, scheduling_strategy=place
+            )
+            return kind.remote(number, size)
+
+        workers = RayWorkers(make, size, group, is_joined_here, self.deadline_s)
+        workers.begin()
         return workers
+
+
+@dataclass(frozen=True, slots=True)
+class RayPlayers:
+    """Workers as actors that take no places of others: as many as there are on each node."""
+
+    name: str
+    address: str
+    deadline_s: float
+
+    def check(self, envs: PickledEnvs, size: int | None) -> None:
+        """Make the environments once on each node that would play them.
+
+        Raises:
+            ConfigError: one cannot be made there, or a node has other versions.
+        """
+        if self.address == "local":  # it begins with the run, and has what this process has
+            return
+        is_joined_here = connect(self.address, self.name)
+        try:
+            trial = ray.remote(_try_envs)
+            tried = [
+                trial.options(
+                    num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+                ).remote(envs)
+                for node in dict.fromkeys(_spread(size))
+            ]
+            wait_for(dict(enumerate(tried)))
+            for theirs, host, error in ray.get(tried):
+                check_versions(theirs, host)
+                if error is not None:
+                    raise error
+        except (RayTaskError, RayActorError) as error:
+            raise _cannot_start(error) from error
+        finally:
+            if is_joined_here:
+                ray.shutdown()
+
+    def start(self, size: int | None) -> "RayWorkers":
+        """So many, on nodes without accelerators first; None: one on each node.
+
+        Raises:
+            ConfigError: no node has a CPU.
+        """
+        is_joined_here = connect(self.address, self.name)
+        nodes = _spread(size)
+
+        def make(number: int, is_again: bool) -> Any:
+            # At first on its node and no other; that may be what it has died with.
+            place = NodeAffinitySchedulingStrategy(nodes[number], soft=is_again)
+            kind = ray.remote(_Player).options(num_cpus=0, scheduling_strategy=place)
+            return kind.remote(number, len(nodes))
+
+        workers = RayWorkers(make, len(nodes), None, is_joined_here, self.deadline_s)
+        workers.begin()
+        return workers
+
+
+def _spread(size: int | None) -> list[str]:
+    """A node for each of so many, in turn; None: one for each node."""
+    nodes = [str(node["NodeID"]) for node in nodes_with_cpus()]
+    return [nodes[number % len(nodes)] for number in range(size or len(nodes))]
+
+
+def _try_envs(envs: PickledEnvs) -> tuple[dict[str, str], str, ConfigError | None]:
+    """On a node: its versions and address, and what is wrong with the environments there."""
+    host = str(ray.util.get_node_ip_address())
+    try:
+        open_envs(envs, host)
+    except ConfigError as error:
+        return versions(), host, ConfigError(str(error))  # without a cause that may not travel
+    return versions(), host, None
+
+
+def _cannot_start(error: RayError) -> ConfigError:
+    reason = str(error).strip().splitlines()[-1]
+    return ConfigError(f"a worker of the cluster cannot start: {reason}")
 
 
 @dataclass
 class RayWorkers:
     """They end with the driver, however that ends: Ray sees to it."""
 
-    actors: list[Any]
-    group: PlacementGroup
+    make: Callable[[int, bool], Any]
+    """Starts the actor of a number, for the first time or again."""
+    size: int
+    group: PlacementGroup | None
     is_joined_here: bool
     deadline_s: float
+    actors: list[Any] = field(default_factory=list[Any])
     places: list[tuple[int, str, str]] = field(default_factory=list[tuple[int, str, str]])
     """Process, node and address of each."""
     _watches: dict[str, Any] = field(default_factory=dict[str, Any])
     _shared: tuple[WorkerCall, Any] | None = None
     """The last large call, and where the cluster has it."""
+    _is_closed: bool = False
 
     def __len__(self) -> int:
-        return len(self.actors)
+        return self.size
 
-    def add_place(self, pid: int, node: str, host: str) -> None:
-        """Where the next worker is."""
-        self.places.append((pid, node, host))
-        if node not in self._watches:
-            self._watches[node] = watch_node(node)
+    @property
+    def home(self) -> str:
+        """The address by which they reach this process."""
+        return str(ray.util.get_node_ip_address())
 
-    def wait_for_watches(self) -> None:
-        """From now on their answers have a deadline."""
-        pids = {node: pid for pid, node, _ in self.places}
-        ray.get([watch.look.remote(pids[node]) for node, watch in self._watches.items()])
+    def describe(self, number: int) -> str:
+        """Which process it is, and where."""
+        pid, node, host = self.places[number]
+        return f"process {pid} on {host}, node {node[:8]}"
+
+    def begin(self) -> None:
+        """Start all of them; from then on answers of the watches have a deadline.
+
+        Raises:
+            ConfigError: one cannot start, or has other versions.
+            RunError: one does not start.
+        """
+        try:
+            self.actors = [self.make(number, False) for number in range(self.size)]
+            self.places = self._meet(range(self.size))
+        except BaseException:
+            self.close()
+            raise
+
+    async def replace(self, number: int) -> None:
+        """Start another one in the place of one that is gone."""
+        await asyncio.to_thread(self._replace, number)
+
+    def _replace(self, number: int) -> None:
+        ray.kill(self.actors[number])
+        pid, node, _ = self.places[number]
+        if (watch := self._watches.get(node)) is not None:
+            try:
+                ray.get(watch.end.remote([pid]), timeout=self.deadline_s)
+            except RayError:  # the node is gone, or its watch is
+                self._watches.pop(node, None)
+        self.actors[number] = self.make(number, True)
+        self.places[number] = self._meet([number])[0]
+
+    def _meet(self, numbers: Sequence[int]) -> list[tuple[int, str, str]]:
+        """Where these are, once they have come up, with a watch on each of their nodes."""
+        said = {number: self.actors[number].introduce.remote() for number in numbers}
+        wait_for(said)
+        try:
+            found = ray.get([*said.values()])
+        except (RayTaskError, RayActorError) as error:
+            raise _cannot_start(error) from error
+        places: list[tuple[int, str, str]] = []
+        for pid, node, host, theirs in found:
+            check_versions(theirs, host)
+            if node not in self._watches:
+                self._watches[node] = watch_node(node)
+            places.append((pid, node, host))
+        ray.get([self._watches[node].look.remote(pid) for pid, node, _ in places])
+        return places
 
     async def exchange(self, number: int, call: WorkerCall) -> Any:
         """Send it and wait for the reply, looking at the process from time to time."""
@@ -185,13 +312,13 @@ class RayWorkers:
             async with asyncio.timeout(self.deadline_s):
                 found: str = await self._watches[node].look.remote(pid)
                 return found
-        except (TimeoutError, RayError) as error:
+        except (TimeoutError, RayError, KeyError) as error:
             raise WorkerDied(f"the node {host} is gone or does not answer") from error
 
     async def _describe_end(self, number: int) -> str:
         pid, node, host = self.places[number]
         said = ""
-        with contextlib.suppress(TimeoutError, RayError):
+        with contextlib.suppress(TimeoutError, RayError, KeyError):
             async with asyncio.timeout(self.deadline_s):
                 said = await self._watches[node].tail.remote(pid)
         end = f"its process {pid} on {host} is gone"
@@ -199,10 +326,10 @@ class RayWorkers:
 
     def close(self) -> None:
         """End the actors, wait until their processes are gone and give their places back."""
-        actors, self.actors = self.actors, []
-        if not actors or not ray.is_initialized():
+        if self._is_closed or not ray.is_initialized():
             return
-        for actor in actors:
+        self._is_closed = True
+        for actor in self.actors:
             ray.kill(actor)
         ends = [
             watch.end.remote([pid for pid, at, _ in self.places if at == node])
@@ -212,6 +339,7 @@ class RayWorkers:
             ray.wait(ends, num_returns=len(ends), timeout=min(_END_S, self.deadline_s))
         for watch in self._watches.values():
             ray.kill(watch)
-        remove_placement_group(self.group)
+        if self.group is not None:
+            remove_placement_group(self.group)
         if self.is_joined_here:
             ray.shutdown()

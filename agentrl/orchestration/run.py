@@ -144,6 +144,8 @@ class PlannedRun:
             parts.build_parts(plan, self._base, logs=directory.path / "engine")
         )
         undo.callback(lambda: runner.run(self._parts.aclose()))
+        for line in self._parts.places:
+            journal.note(line)
         self._controller = controller = Controller(
             parts=self._parts,
             store=self._store,

@@ -6,6 +6,7 @@ What it measures before anything is played: can a prompt be, and is there room b
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from agentrl.envs import ToolEnv
@@ -34,6 +35,16 @@ class Codec:
         self.format = choose_format(tokenizer, tool_format)
         self._renderers: dict[str, Renderer] = {}
         self._prompts: OrderedDict[tuple[Renderer, str], list[int]] = OrderedDict()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """By what it was made of."""
+        make = partial(
+            Codec,
+            tool_format=type(self.format),
+            reasoning=self._reasoning,
+            tool_results=self._tool_results,
+        )
+        return make, (self.tokenizer,)
 
     def renderer(self, tools: Sequence[ToolSchema]) -> Renderer:
         """The renderer for these tools; made and checked once per set of tools.

@@ -23,7 +23,7 @@ from agentrl.errors import ConfigError, EpisodeError
 from agentrl.rollout.breaker import Breaker
 from agentrl.rollout.codec import Codec, LongPrompt, OddPrompt, odd_prompt, too_long
 from agentrl.rollout.collected import PlayedGroup
-from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner
+from agentrl.rollout.episode import EpisodeLimits, EpisodeRunner, MakeRunner
 from agentrl.rollout.episode_record import EpisodeRecord, GroupJob
 from agentrl.rollout.fixed_order import Lockstep
 from agentrl.rollout.selection import drop
@@ -70,6 +70,8 @@ class CollectSettings:
     max_invalid_share: float
     fixed_order: bool = False
     """Fixed admission order and batch shapes: see `Lockstep`."""
+    make_runner: MakeRunner = EpisodeRunner
+    """Where they are played: by default in this process."""
 
 
 @dataclass(slots=True, eq=False)
@@ -154,7 +156,7 @@ class RolloutDriver:
         """Of the engine's cache, as the scheduler knows it."""
         self._lockstep = Lockstep(engine) if settings.fixed_order else None
         self._runner, self._greedy_runner = (
-            EpisodeRunner(
+            settings.make_runner(
                 codec=codec,
                 generate=self._generate_and_say_whom_it_waits_for,
                 limits=settings.limits,

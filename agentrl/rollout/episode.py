@@ -36,7 +36,7 @@ from agentrl.errors import (
 )
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.episode_record import EpisodeRecord
-from agentrl.rollout.turn_log import TurnLog
+from agentrl.rollout.turn_log import TurnLog, TurnsOfEpisodes
 from agentrl.schedule.events import Owner
 from agentrl.tokens import Continuation
 from agentrl.tools import user_code
@@ -86,9 +86,39 @@ class EpisodeLimits:
         return min(self.max_context_tokens, self.max_episode_tokens or self.max_context_tokens)
 
 
+class Plays(Protocol):
+    """Plays episodes, here or elsewhere."""
+
+    async def run(self, record: EpisodeRecord) -> Episode:
+        """Play the record's episode in a fresh environment. Never raises for a failure of it.
+
+        Raises:
+            RunError: the run itself cannot go on.
+        """
+        ...
+
+
+class MakeRunner(Protocol):
+    """What `EpisodeRunner` is called with gives whoever plays."""
+
+    def __call__(
+        self,
+        *,
+        codec: Codec,
+        generate: Generate,
+        limits: EpisodeLimits,
+        temperature: float,
+        paused_s: Callable[[], float],
+        log: TurnLog | None,
+        say_owner: Callable[[str, Owner], None],
+    ) -> Plays:
+        """With the driver's engine, log and clock."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRunner:
-    """Runs episodes against one engine with one codec and one set of limits."""
+    """Runs episodes here, against one engine with one codec and one set of limits."""
 
     codec: Codec
     generate: Generate
@@ -96,7 +126,7 @@ class EpisodeRunner:
     temperature: float
     paused_s: Callable[[], float] = lambda: 0.0
     """Seconds that the engine was paused in all."""
-    log: TurnLog | None = None
+    log: TurnsOfEpisodes | None = None
     """Takes each turn, and has those of a run that was killed."""
     say_owner: Callable[[str, Owner], None] = lambda _, __: None
     """Is told whom an episode waits for; the driver knows of the engine by itself."""
@@ -320,6 +350,8 @@ class _Turns:
         if log is not None and recorded is None:
             log.write_completion(record.key, new, completion, calls=calls)
             self._owes_answers = calls
+            if calls:
+                await log.until_kept()
         return turn
 
     def _view_shown_messages(self) -> EpisodeView:

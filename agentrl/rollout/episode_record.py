@@ -42,6 +42,8 @@ class GroupJob:
     split: str
     success_at: float | None = None
     """The least score that is a success, if the environment or its verifier says it."""
+    place: int = 0
+    """Of the environment among those of the run."""
 
 
 class EpisodeRecord:

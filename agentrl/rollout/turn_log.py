@@ -52,7 +52,7 @@ class _Turn:
 
 
 @dataclass(slots=True)
-class _Recorded:
+class RecordedTurns:
     """What is known of an attempt of before."""
 
     group: int
@@ -72,58 +72,19 @@ class _Recorded:
         self.answers = {at: answer for at, answer in self.answers.items() if at < turn}
 
 
-class TurnLog:
-    """Writes turns as they come, and gives those of before back; one for a run."""
+class TurnsOfEpisodes:
+    """What is known of the turns of attempts; what comes of new ones is appended as lines."""
 
-    def __init__(
-        self, path: Path, version: int, run: str = "", settings: Mapping[str, Json] = NO_SETTINGS
-    ) -> None:
-        """Read what is there, as far as its weights are those of this version or older.
+    def __init__(self, recorded: dict[str, RecordedTurns]) -> None:
+        """Go on with what there is, by the attempt's id."""
+        self._episodes = recorded
 
-        Args:
-            path: of the file.
-            version: of the weights that the run goes on with.
-            run: what no two runs have in common.
-            settings: with others, nothing of what was sampled can be gone on with.
+    def append(self, episode: str, group: int, line: Mapping[str, object]) -> None:
+        """Write a line of an attempt down, in order."""
+        raise NotImplementedError
 
-        Raises:
-            RunError: it is not what this run wrote.
-        """
-        self._cpu_s = 0.0
-        self._settings = settings
-        self._head: dict[str, object] = {"run": run, "settings": settings}
-        self._episodes: dict[str, _Recorded] = {}
-        self._is_current = False
-        self.changed: Sequence[str] = ()
-        """Settings that are others than those of before."""
-        for number, line in enumerate(read_lines(path), start=1):
-            try:
-                self._read_line(line)
-            except (KeyError, TypeError, ValueError, EngineError) as error:
-                raise RunError(
-                    f"{path}: line {number} is not what this run wrote ({said_by(error)}); remove "
-                    "the file, and the open episodes are played from their beginning"
-                ) from error
-        self._lines = LineWriter(path)
-        if not self._is_current:
-            self._lines.append(self._head)
-        for episode, found in self._episodes.items():
-            for turn, sampled in enumerate(found.turns):
-                if not self._is_current or sampled.completion.versions_T.max() > version:
-                    self._cut(episode, turn)
-                    break
-        self.recorded = {name: len(found.turns) for name, found in self._episodes.items()}
-        """Turns of before that can be gone on with, by the attempt's id."""
-
-    def oldest_version(self, group: int) -> int | None:
-        """The oldest version of the recorded tokens of a group; None without any."""
-        versions = [
-            int(turn.completion.versions_T.min())
-            for found in self._episodes.values()
-            if found.group == group
-            for turn in found.turns
-        ]
-        return min(versions, default=None)
+    async def until_kept(self) -> None:
+        """Wait until what was appended can no longer be lost."""
 
     def take_recorded(self, episode: str, ids: Sequence[int]) -> Completion | None:
         """The next completion of before, if it was sampled from the same; None: sample it.
@@ -189,7 +150,7 @@ class TurnLog:
             line[kind] = {name: _pack(array) for name, array in channels.items()}
         line |= {"stop": completion.stop_reason, "cached_tokens": completion.cached_tokens}
         line["digest"] = completion.digest.hex()
-        self._append(key.id, key.group, line)
+        self.append(key.id, key.group, line)
 
     def write_answers(
         self, key: EpisodeKey, turn: int, answers: Mapping[str, ToolAnswer | None]
@@ -202,7 +163,71 @@ class TurnLog:
             call: None if answer is None or not _is_json(answer.finish) else asdict(answer)
             for call, answer in answers.items()
         }
-        self._append(key.id, key.group, {"turn": turn, "answers": told})
+        self.append(key.id, key.group, {"turn": turn, "answers": told})
+
+    def _cut(self, episode: str, turn: int) -> None:
+        """Forget a turn and those after it, also for later resumes."""
+        found = self._episodes[episode]
+        found.cut(turn)
+        self.append(episode, found.group, {"cut": turn})
+
+
+class TurnLog(TurnsOfEpisodes):
+    """Writes turns as they come, and gives those of before back; one for a run."""
+
+    def __init__(
+        self, path: Path, version: int, run: str = "", settings: Mapping[str, Json] = NO_SETTINGS
+    ) -> None:
+        """Read what is there, as far as its weights are those of this version or older.
+
+        Args:
+            path: of the file.
+            version: of the weights that the run goes on with.
+            run: what no two runs have in common.
+            settings: with others, nothing of what was sampled can be gone on with.
+
+        Raises:
+            RunError: it is not what this run wrote.
+        """
+        self._cpu_s = 0.0
+        self._settings = settings
+        self._head: dict[str, object] = {"run": run, "settings": settings}
+        super().__init__({})
+        self._is_current = False
+        self.changed: Sequence[str] = ()
+        """Settings that are others than those of before."""
+        for number, line in enumerate(read_lines(path), start=1):
+            try:
+                self._read_line(line)
+            except (KeyError, TypeError, ValueError, EngineError) as error:
+                raise RunError(
+                    f"{path}: line {number} is not what this run wrote ({said_by(error)}); remove "
+                    "the file, and the open episodes are played from their beginning"
+                ) from error
+        self._lines = LineWriter(path)
+        if not self._is_current:
+            self._lines.append(self._head)
+        for episode, found in self._episodes.items():
+            for turn, sampled in enumerate(found.turns):
+                if not self._is_current or sampled.completion.versions_T.max() > version:
+                    self._cut(episode, turn)
+                    break
+        self.recorded = {name: len(found.turns) for name, found in self._episodes.items()}
+        """Turns of before that can be gone on with, by the attempt's id."""
+
+    def oldest_version(self, group: int) -> int | None:
+        """The oldest version of the recorded tokens of a group; None without any."""
+        versions = [
+            int(turn.completion.versions_T.min())
+            for found in self._episodes.values()
+            if found.group == group
+            for turn in found.turns
+        ]
+        return min(versions, default=None)
+
+    def hand_over(self, episode: str) -> RecordedTurns | None:
+        """What is known of an attempt that is played elsewhere; its lines come from there."""
+        return self._episodes.pop(episode, None)
 
     def take_cpu_s(self) -> float:
         """CPU seconds that writing took since the last time."""
@@ -227,13 +252,8 @@ class TurnLog:
         if self._lines.path.exists() and not self._lines.path.stat().st_size:
             self._lines.path.unlink()
 
-    def _cut(self, episode: str, turn: int) -> None:
-        """Forget a turn and those after it, also for later resumes."""
-        found = self._episodes[episode]
-        found.cut(turn)
-        self._append(episode, found.group, {"cut": turn})
-
-    def _append(self, episode: str, group: int, line: Mapping[str, object]) -> None:
+    def append(self, episode: str, group: int, line: Mapping[str, object]) -> None:
+        """Write a line of an attempt down, in order; it is kept at once."""
         started = time.thread_time()
         self._lines.append({"episode": episode, "group": group, **line})
         self._cpu_s += time.thread_time() - started
@@ -246,7 +266,7 @@ class TurnLog:
             self.changed = [key for key in now if before.get(key) != now[key]]
             self._is_current = not self.changed
             return
-        found = self._episodes.setdefault(line["episode"], _Recorded(line["group"]))
+        found = self._episodes.setdefault(line["episode"], RecordedTurns(line["group"]))
         if "cut" in line:
             found.cut(line["cut"])
         elif "answers" in line:

@@ -169,6 +169,12 @@ class Tokenizer:
         raw.add_special_tokens(added)  # pyright: ignore[reportUnknownMemberType]
         return Tokenizer(raw.to_str(), template, special_tokens=special)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """By what it was made of."""
+        with_tools = None if self.for_tools is self else self.for_tools.template.source
+        made_of = self._definition, self.template.source, self._special_tokens, self.adds_bos
+        return _make_tokenizer, (*made_of, with_tools)
+
     def encode(self, text: str, *, specials: bool) -> list[int]:
         """Ids of `text`. With `specials` false, no control token is recognised in it."""
         if specials:
@@ -219,6 +225,15 @@ class Tokenizer:
     def _find_special_token(self, text: str | None) -> SpecialToken | None:
         number = self._full.token_to_id(text) if text else None
         return None if text is None or number is None else SpecialToken(text, number)
+
+
+def _make_tokenizer(
+    definition: str, template: str, special: dict[str, str], adds_bos: bool, with_tools: str | None
+) -> Tokenizer:
+    made = Tokenizer(definition, template, special_tokens=special, adds_bos=adds_bos)
+    if with_tools is not None:
+        made.for_tools = made.with_template(with_tools)
+    return made
 
 
 class _TextualTwin:

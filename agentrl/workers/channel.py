@@ -80,6 +80,11 @@ class Channel:
         """Hang up; an idle worker then ends by itself."""
         self._connection.close()
 
+    @property
+    def pid(self) -> int:
+        """The worker's process, once it is up; until then the template's."""
+        return self._pids[-1]
+
     async def start(self, timeout_s: float) -> None:
         """Wait until the worker is up; raises as `exchange` does."""
         self._pids.append(int(pickle.loads(await self.exchange(None, timeout_s))))

@@ -62,6 +62,10 @@ class Workers(Protocol):
         """
         ...
 
+    def describe(self, number: int) -> str:
+        """Which process one is, and where, once it has been called."""
+        ...
+
     def close(self) -> None:
         """End them with all that they started; a second call does nothing."""
         ...
@@ -98,6 +102,10 @@ class InlineWorkers:
         if call.keeps:
             self.held[number][:], value = [value], None
         return value
+
+    def describe(self, number: int) -> str:
+        """All are here."""
+        return f"process {os.getpid()}"
 
     def close(self) -> None:
         """Let go of what they hold."""
@@ -141,6 +149,10 @@ class ProcessWorkers:
             seat = WorkerCall(_sit_down, (number, len(self)), keeps=True)
             value_of(await channel.exchange(seat.pickled, _START_S), seat.fn)
         return value_of(await channel.exchange(call.pickled, _LONGEST_S), call.fn)
+
+    def describe(self, number: int) -> str:
+        """Its process."""
+        return f"process {self._channels[number].pid}"
 
     def close(self) -> None:
         """End the processes and wait for them."""

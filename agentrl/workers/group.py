@@ -82,6 +82,11 @@ class WorkerGroup(Generic[H]):
         return self._size
 
     @property
+    def places(self) -> list[str]:
+        """Which process each worker is, and where."""
+        return [f"{self._noun} {n}: {self._workers.describe(n)}" for n in range(self._size)]
+
+    @property
     def alive(self) -> bool:
         """False once they were stopped."""
         return not self._is_closed

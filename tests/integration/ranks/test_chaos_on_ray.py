@@ -65,7 +65,7 @@ def test_a_rank_that_is_struck_ends_the_run_which_goes_on_from_its_checkpoint(
         *("--env", ENV, "--name", "r", "--steps", str(STEPS), "--checkpoint.every", "1"),
         *("--executor", "ray", "--ray-address", two_raylets.address, "--trainer.ranks", "2"),
         *("--rollout.tasks-per-step", str(GROUPS), "--group-size", str(MEMBERS)),
-        *("--rollout.max-new-tokens", "8", "--fault.deadline-s", "2"),
+        *("--rollout.max-new-tokens", "8", "--fault.deadline-s", "2", "--ray.players", "0"),
     ]
     run = train(tmp_path, *start)
     wait_for_steps(tmp_path, 2, run)

@@ -40,10 +40,12 @@ def learned(folder: Path, name: str, model: Path, **keys: Any) -> bytes:
 def test_the_same_weights_on_three_executors_and_on_two_raylets(
     tiny_folder: Path, tmp_path: Path, two_raylets: LocalRay
 ) -> None:
+    cluster: dict[str, Any]
     cluster = {"ray": {"address": two_raylets.address}, "executor": "ray"}
     alone = learned(tmp_path, "inline", tiny_folder)
     assert learned(tmp_path, "apart", tiny_folder, executor="processes") == alone
-    assert learned(tmp_path, "actor", tiny_folder, **cluster) == alone
+    driven = {"ray": {**cluster["ray"], "players": 0}}  # the driver plays
+    assert learned(tmp_path, "actor", tiny_folder, **cluster | driven) == alone
     two = {"trainer": {"ranks": 2}}
     both = learned(tmp_path, "two", tiny_folder, **two)
     assert both != alone
