@@ -88,7 +88,7 @@ def child(folder: Path, name: str) -> None:
     for _ in range(2):
         batch = make_batch(episodes, temperature=1.0)
         batch = replace(batch, advantages_N=grpo(batch), weights_N=token_mean(batch))
-        trainer.update(batch if trainer.critic is None else trainer.with_values(batch))
+        trainer.update(batch if trainer.critic is None else trainer.with_outputs(batch, ["values"]))
     print(json.dumps({"parts": dict(need.parts), "measured": resident("VmHWM") - before}))
 
 

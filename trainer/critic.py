@@ -10,8 +10,8 @@ Suffixes: H heads, N tokens of the batch, K trained tokens of a micro-batch.
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -21,19 +21,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentrl.errors import RunError
-from agentrl.trainer.algorithms.advantages.gae import gae_sums
-from agentrl.trainer.algorithms.constraint import costs_as_rewards
-from agentrl.trainer.algorithms.trajectories import Trajectories
 from agentrl.trainer.algorithms.value_loss import value_loss
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.fsdp import in_pass, prepare, settle, whole
 from agentrl.trainer.logprobs import predicting_states
 from agentrl.trainer.lora import add_adapters
-from agentrl.trainer.micro_batches import micro_batches
+from agentrl.trainer.micro_batches import pack_micros
 from agentrl.trainer.model import make_optimizer
-from agentrl.trainer.packing import PackedRows, trained_rows
+from agentrl.trainer.packing import PackedRows
 from agentrl.trainer.parallel_dims import SINGLE, Ranks
-from agentrl.types import Batch
+from agentrl.trainer.shares import Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,29 +82,24 @@ class Critic:
         """Updates whose gradient was not finite."""
         self._skipped_in_a_row = 0
 
-    def with_values(self, batch: Batch) -> Batch:
-        """The batch with the value of the state before each trained token, and the cost's."""
-        values_HN = np.zeros((1 + self._has_cost, batch.num_tokens), dtype=np.float32)
+    def values(self, share: Share) -> NDArray[np.float32]:
+        """[H, N] What each head expects before the trained tokens that this rank computes."""
+        values_HN = np.zeros((1 + self._has_cost, share.batch.num_tokens), dtype=np.float32)
         with torch.no_grad():
-            for rows in self._pack_own_micro_batches(batch, trained_rows(batch)):
+            for rows in self._pack_own_micro_batches(share):
                 values_HN[:, rows.source_K] = self._predict_values(rows).float().cpu().numpy()
         settle(self.model)
-        values_HN = self._ranks.sum_(values_HN)
-        costs_N = values_HN[1] if self._has_cost else None
-        return replace(batch, values_N=values_HN[0], cost_values_N=costs_N)
+        return values_HN
 
-    def update(self, batch: Batch) -> CriticStats:
+    def update(self, share: Share) -> CriticStats:
         """Regress onto the returns that follow; a gradient that is not finite changes nothing.
 
-        The batch has the values that its advantages were estimated with. Raises RunError if as many
-        gradients in a row were not finite as `trainer.max_skipped_steps` allows.
+        The share has the values that its advantages were estimated with, and targets. Raises
+        RunError if as many gradients in a row were not finite as `trainer.max_skipped_steps` allow.
         """
-        # What the second head learns stands in a batch as rewards and values do.
-        learnt = [batch, *([costs_as_rewards(batch)] if self._has_cost else [])]
-        targets_HN = [self._find_targets(part)[1] for part in learnt]
         skipped, loss = None, 0.0
         for _ in range(self._config.critic.updates):
-            loss = self._accumulate_gradients(learnt, targets_HN)
+            loss = self._accumulate_gradients(share)
             most = self._config.critic.max_grad_norm
             norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), most))
             is_finite = math.isfinite(loss) and bool(torch.isfinite(norm))
@@ -120,20 +112,6 @@ class Critic:
                 self._count_skipped(skipped)
         return CriticStats(loss=loss, skipped=skipped)
 
-    def explained(self, batch: Batch) -> float:
-        """1 less the mean squared error of the batch's values over its targets' variance."""
-        sums_K, targets_N = self._find_targets(batch)
-        spread = float(targets_N[batch.mask_N].var())
-        return 1 - float((sums_K**2).mean()) / spread if spread > 0 else 0.0
-
-    def _find_targets(self, batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-        """[K] By how much the values miss their targets, by trajectory, and [N] the targets."""
-        settings = self._config.critic
-        assert batch.values_N is not None
-        tokens = Trajectories.of(batch)
-        sums_K = gae_sums(tokens, discount=settings.discount, decay=settings.target_decay)
-        return sums_K, tokens.put(sums_K + batch.values_N[tokens.source])
-
     def _count_skipped(self, reason: str) -> None:
         self.num_skipped += 1
         self._skipped_in_a_row += 1
@@ -143,40 +121,29 @@ class Critic:
                 "or look at the rewards of the last batches"
             )
 
-    def _accumulate_gradients(
-        self, learnt: Sequence[Batch], targets_HN: Sequence[NDArray[np.float32]]
-    ) -> float:
+    def _accumulate_gradients(self, share: Share) -> float:
         """Gradients of all micro-batches; their loss."""
-        total, batch = 0.0, learnt[0]
-        for packed in self._pack_own_micro_batches(batch, trained_rows(batch)):
+        batch, total = share.batch, 0.0
+        # Of each head, what it said and what it is to say: the second one learns costs.
+        learnt = [(batch.values_N, batch.targets_N), (batch.cost_values_N, batch.cost_targets_N)]
+        for packed in self._pack_own_micro_batches(share):
             values_HK = self._predict_values(packed)
-            heads = zip(values_HK, learnt, targets_HN, strict=True)
-            share = torch.stack([self._compute_head_loss(packed, *head) for head in heads]).sum()
-            torch.autograd.backward(share)
-            total += float(share.detach())
+            losses: list[Tensor] = []
+            for values_K, arrays in zip(values_HK, learnt, strict=False):
+                old_K, targets_K, weights_K = (
+                    torch.from_numpy(each_N[packed.source_K]).to(values_K)
+                    for each_N in (*arrays, batch.weights_N)
+                    if each_N is not None
+                )
+                clip = self._config.critic.clip
+                losses.append(value_loss(values_K, old_K, targets_K, weights_K, clip=clip))
+            loss = torch.stack(losses).sum()
+            torch.autograd.backward(loss)
+            total += float(loss.detach())
         return float(self._ranks.sum_(np.array([total]))[0])
-
-    def _compute_head_loss(
-        self, packed: PackedRows, values_K: Tensor, batch: Batch, targets_N: NDArray[np.float32]
-    ) -> Tensor:
-        assert batch.values_N is not None
-        assert batch.weights_N is not None
-        old, targets, weights = (
-            torch.from_numpy(each_N[packed.source_K]).to(values_K)
-            for each_N in (batch.values_N, targets_N, batch.weights_N)
-        )
-        return value_loss(values_K, old, targets, weights, clip=self._config.critic.clip)
 
     def _predict_values(self, rows: PackedRows) -> Tensor:
         return in_pass(self.model, lambda: self.model.forward(rows))
 
-    def _pack_own_micro_batches(
-        self, batch: Batch, rows: NDArray[np.int64]
-    ) -> Iterator[PackedRows]:
-        return micro_batches(
-            batch,
-            rows,
-            token_budget=self._config.token_budget,
-            width=int(self.model.backbone.config.hidden_size),
-            ranks=self._ranks,
-        )
+    def _pack_own_micro_batches(self, share: Share) -> Iterator[PackedRows]:
+        return pack_micros(share.batch, [*share.micros, *share.measured], self._ranks)

@@ -1,7 +1,7 @@
 """`RankTrainer`: a `Trainer` in several processes, used like one in this process.
 
-    RankTrainer.update(batch) ─▶ rank 0  LocalTrainer.update(batch) ─┐
-                              ─▶ rank 1  LocalTrainer.update(batch) ─┴─▶ what rank 0 returned
+    RankTrainer.update(batch) ─ deal ─▶ rank 0  LocalTrainer.update_share(its rows) ─┐
+                                      ▶ rank 1  LocalTrainer.update_share(its rows) ─┴▶ rank 0's
 
 Weights never come together in one process, except where someone asks for whole tensors; an engine
 of this machine is written to by the ranks themselves.
@@ -12,31 +12,34 @@ of this machine is written to by the ranks themselves.
 
 import asyncio
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.engine import WeightSource
 from agentrl.engine.local.models.load import limit_ids, load_model
 from agentrl.engine.local.process import prepare_process
-from agentrl.trainer.algorithms.losses import CheckedLoss
+from agentrl.trainer.algorithms.losses import CheckedLoss, make_loss
 from agentrl.trainer.config import TrainerConfig
 from agentrl.trainer.fsdp import is_sharded, whole
 from agentrl.trainer.parallel_dims import ParallelDims, Ranks
 from agentrl.trainer.protocol import Trainer
 from agentrl.trainer.rank_group import PRELOAD, start_ranks
 from agentrl.trainer.sharded_load import empty_model
+from agentrl.trainer.shares import Dealer, Share, add_outputs
 from agentrl.trainer.trainer import LocalTrainer
-from agentrl.trainer.updates import StepStats
+from agentrl.trainer.updates import StepStats, SupervisedStats, with_explained
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Batch
 from agentrl.weights.plan import Bucket, Handle, Held, Layout, Written
-from agentrl.workers.dispatch import gathered, on_all, on_first, streamed
+from agentrl.workers.dispatch import by_replica, gathered, on_all, on_first, streamed
 from agentrl.workers.executors import Executor, Processes
 from agentrl.workers.group import WorkerGroup
 
@@ -103,6 +106,10 @@ class RankTrainer:
             device=config.device,
             threads=plan.threads,
         )
+        width, longest = self._ranks.ask(Replica.size_of_model)
+        loss = plan.loss or make_loss(config)
+        self._dealer = Dealer(config, layout, width=width, longest=longest, loss=loss)
+        self._config = config
         self._layout = self._ranks.ask(Replica.held)
         self._is_near = set(self._ranks.ask(Replica.memory_place)) == {name_shared_memory()}
 
@@ -113,8 +120,21 @@ class RankTrainer:
 
     def update(self, batch: Batch) -> StepStats:
         """One policy update, as `Trainer.update`."""
+        shares = self._dealer.for_update(batch)
         self.has_changed = True  # what interrupts it ends the ranks
-        return cast("StepStats", self.call("update", batch))
+        stats = self._ranks.ask(Replica.update, shares)[0]
+        return with_explained(stats, batch, self._config)
+
+    def supervised_update(self, batch: Batch, *, smoothing: float = 0.0) -> SupervisedStats:
+        """One supervised update, as `Trainer.supervised_update`."""
+        shares = self._dealer.for_supervised(batch)
+        return self._ranks.ask(Replica.supervised_update, shares, [smoothing] * len(shares))[0]
+
+    def with_outputs(self, batch: Batch, names: Collection[str]) -> Batch:
+        """What models say of it, as `Trainer.with_outputs`."""
+        shares = self._dealer.for_pass(batch)
+        found = self._ranks.ask(Replica.outputs, shares, [names] * len(shares))
+        return add_outputs(batch, shares, found)
 
     def give_up(self) -> bool:
         """End the ranks if they are in a call; as `Trainer.give_up`."""
@@ -131,10 +151,6 @@ class RankTrainer:
         """Optimizer steps taken."""
         return self._ranks.ask(Replica.step)
 
-    supervised_update = _call_on_all_ranks(Trainer.supervised_update)
-    with_values = _call_on_all_ranks(Trainer.with_values)
-    with_reference = _call_on_all_ranks(Trainer.with_reference)
-    with_proximal = _call_on_all_ranks(Trainer.with_proximal)
     logprobs = _call_on_all_ranks(Trainer.logprobs)
     save = _call_on_all_ranks(Trainer.save)
     load = _call_on_all_ranks(Trainer.load)
@@ -227,6 +243,26 @@ class Replica:
             loss=plan.loss,
         )
         self.weights = self._trainer.weights()
+
+    @by_replica
+    def update(self, parts: Sequence[Share]) -> StepStats:
+        """One policy update by this replica's share of each mini-batch."""
+        return self._trainer.update_share(parts)
+
+    @by_replica
+    def supervised_update(self, share: Share, smoothing: float) -> SupervisedStats:
+        """One supervised update by this replica's share."""
+        return self._trainer.supervised_update_share(share, smoothing)
+
+    @by_replica
+    def outputs(self, share: Share, names: Collection[str]) -> dict[str, NDArray[np.float32]]:
+        """What models say of the share's trained tokens."""
+        return self._trainer.outputs_of_share(share, names)
+
+    @on_first
+    def size_of_model(self) -> tuple[int, int]:
+        """Its hidden width, and most tokens of a row."""
+        return int(self._trainer.model.config.hidden_size), self._trainer.longest
 
     @on_all
     def call(self, method: str, args: Sequence[Any], options: Mapping[str, Any]) -> object:

@@ -4,11 +4,11 @@ Tokens that were sampled under the weights that the trainer has are on policy, s
 behavior must be the same distribution there: those of the version that is trained, if nothing of
 that version was trained on before. Others are not judged, so neither is a batch that has no others.
 
-Suffix: N tokens of the batch.
+Suffix: S sampled tokens of the batch.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import cast
 
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from agentrl.errors import RunError
 from agentrl.trainer.config import RatioBandConfig
+from agentrl.trainer.sampled_tokens import SampledTokens
 from agentrl.trainer.updates import GapAlarm, RatioStats, Suspect, ratio_stats
-from agentrl.types import Batch, Json
+from agentrl.types import Json
 
 _FAR = 10.0
 """A gap is far outside what the run has had if it is so many times the median."""
@@ -47,31 +48,27 @@ class GapGate:
         """The first update of this process has passed."""
 
     def judge(
-        self,
-        batch: Batch,
-        policy_N: NDArray[np.float64],
-        used_N: NDArray[np.bool_],
-        newest: int,
+        self, tokens: SampledTokens, newest: int, episode_ids: Sequence[str]
     ) -> GapAlarm | None:
         """An alarm, if this batch is one; raises RunError before the first update.
 
         `newest` is the version that is trained, of which a batch or mini-batch may have nothing.
         """
-        judged_N = used_N & (batch.versions_N == newest) & (newest > self._trained)
-        ratios = ratio_stats(policy_N[judged_N], batch.logprobs_N[judged_N].astype(np.float64))
-        if not judged_N.any() or np.isnan(ratios.mean):
+        judged_S = (tokens.versions_S == newest) & (newest > self._trained)
+        ratios = ratio_stats(tokens.policy_S[judged_S], tokens.behavior_S[judged_S])
+        if not judged_S.any() or np.isnan(ratios.mean):
             return None
         over_mean = ratios.deviation_mean > self._band.mean
         over_max = ratios.deviation_max > self._band.max
         if (over_mean or over_max) and not self.is_open:
-            _raise_gap_error(ratios, self._band, batch, policy_N, judged_N)
+            _raise_gap_error(ratios, self._band, worst_tokens(tokens, judged_S), episode_ids)
         self.is_open = True
         usual_mean, usual_max = map(median, zip(*(self._gaps or [(np.inf, np.inf)]), strict=True))
         far_mean = over_mean and ratios.gap_mean > _FAR * usual_mean
         far_max = over_max and ratios.gap_max > _FAR * usual_max
         if far_mean or far_max:
             usual = f"{usual_mean:.2g} (mean) and {usual_max:.2g} (max)"
-            return self._make_gap_alarm(ratios, usual, worst_tokens(batch, policy_N, judged_N))
+            return self._make_gap_alarm(ratios, usual, worst_tokens(tokens, judged_S))
         if not (over_mean or over_max):  # else a slow drift would carry its own measure along
             self._gaps.append((ratios.gap_mean, ratios.gap_max))
         return None
@@ -111,25 +108,22 @@ class GapGate:
         )
 
 
-def worst_tokens(
-    batch: Batch, policy_N: NDArray[np.float64], judged_N: NDArray[np.bool_]
-) -> tuple[Suspect, ...]:
+def worst_tokens(tokens: SampledTokens, judged_S: NDArray[np.bool_]) -> tuple[Suspect, ...]:
     """The judged token with the largest gap of each of the worst episodes."""
     found: dict[int, Suspect] = {}
-    judged = np.flatnonzero(judged_N)
-    gaps: NDArray[np.float64] = np.abs(policy_N - batch.logprobs_N)[judged]
-    order: list[int] = judged[np.argsort(-gaps, kind="stable")].tolist()
-    for token in order:
-        row = int(np.searchsorted(batch.offsets_R1, token, side="right")) - 1
-        episode = int(batch.episode_R[row])
-        if episode not in found:
-            found[episode] = Suspect(
-                episode=episode,
-                segment=int((batch.episode_R[:row] == episode).sum()),
-                token=token - int(batch.offsets_R1[row]),
-                policy=float(policy_N[token]),
-                behavior=float(batch.logprobs_N[token]),
-            )
+    judged = np.flatnonzero(judged_S)
+    gaps: NDArray[np.float64] = np.abs(tokens.policy_S - tokens.behavior_S)[judged]
+    for s in judged[np.argsort(-gaps, kind="stable")].tolist():
+        found.setdefault(
+            int(tokens.episode_S[s]),
+            Suspect(
+                episode=int(tokens.episode_S[s]),
+                segment=int(tokens.segment_S[s]),
+                token=int(tokens.token_S[s]),
+                policy=float(tokens.policy_S[s]),
+                behavior=float(tokens.behavior_S[s]),
+            ),
+        )
         if len(found) == _NAMED:
             break
     return tuple(found.values())
@@ -138,14 +132,12 @@ def worst_tokens(
 def _raise_gap_error(
     ratios: RatioStats,
     band: RatioBandConfig,
-    batch: Batch,
-    policy_N: NDArray[np.float64],
-    judged_N: NDArray[np.bool_],
+    worst: Sequence[Suspect],
+    episode_ids: Sequence[str],
 ) -> None:
-    worst = worst_tokens(batch, policy_N, judged_N)
-    named = "; ".join(f"{batch.episode_ids[each.episode]}, {each}" for each in worst)
+    named = "; ".join(f"{episode_ids[each.episode]}, {each}" for each in worst)
     raise RunError(
-        f"before the first update the importance ratios of {int(judged_N.sum())} tokens have mean "
+        f"before the first update the importance ratios of {ratios.num_tokens} tokens have mean "
         f"{ratios.mean:.4g}, mean |ratio - 1| {ratios.deviation_mean:.4g} (at most {band.mean:g} "
         f"expected) and largest |ratio - 1| {ratios.deviation_max:.4g} (at most {band.max:g}); the "
         f"logprob gap is {ratios.gap_mean:.4g} (mean) and {ratios.gap_max:.4g} (max) nats; engine "

@@ -1,7 +1,7 @@
 """Which rank computes what: equal cost, equal numbers of micro-batches, no chance involved.
 
-Every rank makes the whole plan from the whole batch, so nothing has to be sent. With sequence
-parallelism (Ulysses, arXiv:2309.14509) each rank then holds a piece of the packed tokens:
+Whoever has the whole batch makes the plan and deals its rows (`agentrl.trainer.shares`). With
+sequence parallelism (Ulysses, arXiv:2309.14509) each rank then holds a piece of the packed tokens:
 
     rank 0  tokens 0..3, all heads  ─┐ all to all ┌─  tokens 0..7, heads 0 1  ─ attention ─┐ back
     rank 1  tokens 4..7, all heads  ─┘            └─  tokens 0..7, heads 2 3  ─ attention ─┘
@@ -150,17 +150,11 @@ def _all_to_all(states: Tensor, send: list[int], receive: list[int], group: Proc
     return result
 
 
-def micro_batches(
-    batch: Batch, rows: NDArray[np.int64], *, token_budget: int, width: int, ranks: Ranks
+def pack_micros(
+    batch: Batch, micros: Sequence[Sequence[int]], ranks: Ranks
 ) -> Iterator[PackedRows]:
-    """What this rank computes of the rows: as many micro-batches as every other rank.
-
-    Ranks that share rows have the same ones, with room for the tokens of all of them.
-    """
-    layout = ranks.layout
-    budget = token_budget * layout.sequence
-    plans = split_over_ranks(batch, rows, num_ranks=layout.data, token_budget=budget, width=width)
-    for micro in plans[ranks.data_rank]:
+    """What this rank computes of each micro-batch, of which every rank has as many."""
+    for micro in micros:
         yield cut_rows(pack(batch, micro) if micro else empty(), ranks)
 
 

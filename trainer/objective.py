@@ -147,6 +147,6 @@ class PolicyObjective:
         if self._has_penalty:
             raise RunError(
                 "trainer.kl.coef is above 0, but the batch has no logprobs of the reference; let "
-                "Trainer.with_reference add them before the update"
+                "Trainer.with_outputs add them before the update"
             )
         return None

@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from agentrl.trainer.device import CPU, backend, use
 
 F = TypeVar("F", np.float32, np.float64)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,14 @@ class Ranks:
         if self.size > 1:
             distributed.all_reduce(torch.from_numpy(values))
         return values
+
+    def gather(self, value: T) -> list[T]:
+        """What each rank has, in their order, on all of them."""
+        if self.size == 1:
+            return [value]
+        found: list[T | None] = [None] * self.size
+        distributed.all_gather_object(found, value)
+        return cast("list[T]", found)
 
     def agree(self, fault: str | None) -> str | None:
         """The first fault that a rank has, on all of them; waits for all. For the saving thread."""

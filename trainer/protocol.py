@@ -1,6 +1,6 @@
 """`Trainer`: the gradient side as a run sees it, in this process or over several ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -45,22 +45,16 @@ class Trainer(Protocol):
         """
         ...
 
-    def with_values(self, batch: Batch) -> Batch:
-        """The batch with the critic's values; an estimator that needs them comes next.
+    def with_outputs(self, batch: Batch, names: Collection[str]) -> Batch:
+        """The batch with what models say of its trained tokens, before any update by it.
 
-        Raises ConfigError without a critic.
+        Args:
+            batch: an estimator that needs what is added comes next.
+            names: `values` are the critic's; `reference` are that model's logprobs, for the KL
+                penalty and whoever reads them; `proximal` those of the weights as they are.
+
+        Raises ConfigError for a model that the trainer does not have.
         """
-        ...
-
-    def with_reference(self, batch: Batch) -> Batch:
-        """The batch with the reference's logprobs, for the KL penalty and whoever reads them.
-
-        Raises ConfigError without a reference.
-        """
-        ...
-
-    def with_proximal(self, batch: Batch) -> Batch:
-        """The batch with the logprobs of the weights as they are, before any update by it."""
         ...
 
     def logprobs(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:

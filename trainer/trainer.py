@@ -1,13 +1,13 @@
 """`LocalTrainer`: the optimizer steps of one batch.
 
-    verify records -> for each epoch and mini-batch:
+    deal rows -> verify records -> for each epoch and mini-batch:
         micro-batches: logprobs, weighted sum, backward -> sums over ranks
         -> gate -> finite? -> clip -> AdamW
 
-With several ranks each process has a `LocalTrainer` and gives it the same batch. All sums are taken
-over the ranks before anything is decided, so all of them decide alike.
+With several ranks each process has a `LocalTrainer` and its own share of the rows. All sums are
+taken over the ranks before anything is decided, so all of them decide alike.
 
-Suffixes: N tokens of the batch, R rows.
+Suffixes: N tokens of a share, R rows, H lines of an output.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -16,7 +16,7 @@ Suffixes: N tokens of the batch, R rows.
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,10 +32,9 @@ from transformers import PreTrainedModel
 
 from agentrl.engine import WeightSource
 from agentrl.engine.local.demands import context_length
-from agentrl.errors import ConfigError, RunError
+from agentrl.errors import ConfigError, RecordMismatch, RunError
 from agentrl.tokens import verify_batch
 from agentrl.trainer.algorithms.losses import CheckedLoss, make_loss
-from agentrl.trainer.algorithms.minibatches import split_minibatches
 from agentrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.trainer.config import TrainerConfig, check_heads, learning_rate
 from agentrl.trainer.critic import Critic
@@ -51,7 +50,7 @@ from agentrl.trainer.logprobs import (
     sequence_logprobs,
 )
 from agentrl.trainer.lora import AdapterWeights, adapters_off, add_adapters
-from agentrl.trainer.micro_batches import micro_batches
+from agentrl.trainer.micro_batches import pack_micros
 from agentrl.trainer.model import (
     check_reference,
     check_trainable,
@@ -59,10 +58,12 @@ from agentrl.trainer.model import (
     make_optimizer,
 )
 from agentrl.trainer.objective import Objective, PolicyObjective, SupervisedObjective
-from agentrl.trainer.packing import PackedRows, num_read, trained_rows
+from agentrl.trainer.packing import PackedRows
 from agentrl.trainer.parallel_dims import SINGLE, Ranks
 from agentrl.trainer.routing_replay import replayed, warn_of_unrecorded
+from agentrl.trainer.sampled_tokens import SampledTokens
 from agentrl.trainer.sharded_load import read_slices
+from agentrl.trainer.shares import Dealer, Share, add_outputs
 from agentrl.trainer.updates import (
     CRITIC_ALONE,
     Applied,
@@ -70,10 +71,9 @@ from agentrl.trainer.updates import (
     Pass,
     StepStats,
     SupervisedStats,
-    before_rejection,
-    explain_nothing_to_train,
     summarise_policy,
     summarise_updates,
+    with_explained,
 )
 from agentrl.trainer.weights import ModelWeights
 from agentrl.types import Batch
@@ -164,12 +164,24 @@ class LocalTrainer:
         self._is_given_up, self._skipped_in_a_row = False, 0
         self.gate = GapGate(config.ratio_band, config.max_gap_alarms)
         """Compares engine and trainer before each update."""
-        self._warned = ranks.rank > 0
+        self.dealer = Dealer(
+            config,
+            ranks.layout,
+            width=int(model.config.hidden_size),
+            longest=self.longest,
+            loss=self.loss,
+            is_quiet=ranks.rank > 0,
+        )
 
     def update(self, batch: Batch) -> StepStats:
-        """See `Trainer.update`."""
+        """See `Trainer.update`; every rank gives the same batch."""
+        stats = self.update_share(self.dealer.for_update(batch)[self.ranks.data_rank])
+        return with_explained(stats, batch, self.config)
+
+    def update_share(self, parts: Sequence[Share]) -> StepStats:
+        """The same with this rank's share of each mini-batch."""
         with self._hold_update_lock():
-            return self._update_policy(batch)
+            return self._update_policy(parts)
 
     def give_up(self) -> bool:
         """See `Trainer.give_up`; it may take until the end of a micro-batch."""
@@ -188,97 +200,133 @@ class LocalTrainer:
             torch.set_num_threads(torch.get_num_threads())
             yield
 
-    def _update_policy(self, batch: Batch) -> StepStats:
+    def _update_policy(self, parts: Sequence[Share]) -> StepStats:
         """All updates of a step: each mini-batch once in each epoch, until one is an alarm."""
         self._check_saving()
         started = time.perf_counter()
-        num_verified = verify_batch(batch)
-        learner = self._find_critic_to_update(batch)
-        explained = learner.explained(batch) if learner else None
+        num_trained, num_verified = self._verify_own_rows(parts)
         first, updates, objectives = self.attempted, list[BatchUpdate](), list[PolicyObjective]()
-        newest = int(batch.versions_N.max(initial=-1)) if batch.version is None else batch.version
-        for part in [part for part, _ in split_minibatches(batch)] * self.config.epochs:
-            objectives.append(PolicyObjective(part, self.loss, self.config))
-            updates.append(self._update_once(part, objectives[-1], newest))
+        for share in [*parts] * self.config.epochs:
+            objectives.append(PolicyObjective(share.batch, self.loss, self.config))
+            updates.append(self._update_once(share, objectives[-1]))
             if updates[-1].alarm is not None:
                 break
             if updates[-1].applied.skipped is None:
-                self.gate.trained(newest)
+                self.gate.trained(share.newest)
         # As many as there would have been without groups that were left out, so that the rate is
         # where it should be.
         self.attempted = first + self.config.minibatches * self.config.epochs
         common = summarise_updates(
-            batch, updates, step=self.step, num_verified=num_verified, started=started
+            updates,
+            step=self.step,
+            num_trained=num_trained,
+            num_verified=num_verified,
+            started=started,
         )
-        return summarise_policy(common, updates, objectives, explained)
+        return summarise_policy(common, updates, objectives, parts[0].batch.version)
 
-    def _update_once(self, batch: Batch, objective: PolicyObjective, newest: int) -> BatchUpdate:
+    def _verify_own_rows(self, shares: Sequence[Share]) -> tuple[int, int]:
+        """Trained tokens, and those whose record agreed, of all ranks; RecordMismatch on each."""
+        own = [share.batch.take_rows(share.own_R) for share in shares]
+        num_verified, fault = 0, None
+        try:
+            num_verified = sum(map(verify_batch, own))
+        except RecordMismatch as error:
+            fault = str(error)
+        faults = self.ranks.gather(fault)
+        if (found := next((f for f in faults if f is not None), None)) is not None:
+            raise RecordMismatch(found)
+        counts = np.array([sum(batch.num_trained for batch in own), num_verified], dtype=float)
+        # Those of a replica have the same rows, which count once.
+        trained, verified = self.ranks.sum_(counts * (self.ranks.sequence_rank == 0))
+        return int(trained), int(verified)
+
+    def _update_once(self, share: Share, objective: PolicyObjective) -> BatchUpdate:
         """One update by a mini-batch, of the policy and of the critic."""
-        done = self._accumulate_gradients(batch, objective)
+        done = self._accumulate_gradients(share, objective)
         if not self.gate.is_open and not self.ranks.rank:
-            warn_of_unrecorded(self.model, batch)
-        alarm = self.gate.judge(batch, *before_rejection(batch, done), newest)
+            warn_of_unrecorded(self.model, share.batch)
+        alarm = self.gate.judge(done.tokens, share.newest, share.batch.episode_ids)
         if alarm is not None:
             self.optimizer.zero_grad(set_to_none=True)
             done = replace(done, nothing=alarm.reason)
         applied, critic = self._take_optimizer_step(done), None
-        learner = self._find_critic_to_update(batch)
-        if learner is not None and alarm is None:
+        if self.critic is not None and share.batch.targets_N is not None and alarm is None:
             with memory_errors(self.config.token_budget):
-                critic = learner.update(batch)
-        return BatchUpdate(batch=batch, done=done, applied=applied, alarm=alarm, critic=critic)
+                critic = self.critic.update(share)
+        return BatchUpdate(done=done, applied=applied, alarm=alarm, critic=critic)
 
     def supervised_update(self, batch: Batch, *, smoothing: float = 0.0) -> SupervisedStats:
-        """See `Trainer.supervised_update`."""
+        """See `Trainer.supervised_update`; every rank gives the same batch."""
+        share = self.dealer.for_supervised(batch)[self.ranks.data_rank]
+        return self.supervised_update_share(share, smoothing)
+
+    def supervised_update_share(self, share: Share, smoothing: float) -> SupervisedStats:
+        """The same with this rank's share."""
         self._check_saving()
         started = time.perf_counter()
-        num_verified = verify_batch(batch)
-        done = self._accumulate_gradients(batch, SupervisedObjective(batch, smoothing))
-        update = BatchUpdate(batch=batch, done=done, applied=self._take_optimizer_step(done))
+        num_trained, num_verified = self._verify_own_rows([share])
+        done = self._accumulate_gradients(share, SupervisedObjective(share.batch, smoothing))
         return summarise_updates(
-            batch, [update], step=self.step, num_verified=num_verified, started=started
+            [BatchUpdate(done=done, applied=self._take_optimizer_step(done))],
+            step=self.step,
+            num_trained=num_trained,
+            num_verified=num_verified,
+            started=started,
         )
 
-    def with_values(self, batch: Batch) -> Batch:
-        """See `Trainer.with_values`."""
+    def with_outputs(self, batch: Batch, names: Collection[str]) -> Batch:
+        """See `Trainer.with_outputs`; every rank gives the same batch."""
+        shares = self.dealer.for_pass(batch)
+        own = self.outputs_of_share(shares[self.ranks.data_rank], names)
+        return add_outputs(batch, shares, self.ranks.gather(own))
+
+    def outputs_of_share(
+        self, share: Share, names: Collection[str]
+    ) -> dict[str, NDArray[np.float32]]:
+        """[H, K] By name what models say of the share's trained tokens, 0 where others compute it.
+
+        Raises ConfigError for a model that is not here.
+        """
+        found: dict[str, NDArray[np.float32]] = {}
+        with self._hold_update_lock(), memory_errors(self.config.token_budget), torch.no_grad():
+            if "values" in names:
+                found["values"] = self._require_critic().values(share)
+            if "reference" in names:
+                lines = [self._compute_reference_logprobs]
+                if self.config.kl.where == "reward" and self.config.kl.kind == "exact":
+                    lines.append(self._compute_divergences)
+                found["reference"] = self._compute_tokens(share, lines)
+            if "proximal" in names:
+                compute = partial(policy_logprobs, self.model)
+                found["proximal"] = self._compute_tokens(share, [compute])
+        return {name: lines_HN[:, share.batch.mask_N] for name, lines_HN in found.items()}
+
+    def _require_critic(self) -> Critic:
         if self.critic is None:
             raise ConfigError(
                 f"trainer.algorithm is {self.config.algorithm}, which has no critic; set it to ppo"
             )
-        with self._hold_update_lock(), memory_errors(self.config.token_budget):
-            return self.critic.with_values(batch)
+        return self.critic
 
-    def with_reference(self, batch: Batch) -> Batch:
-        """See `Trainer.with_reference`."""
+    def _compute_tokens(
+        self, share: Share, lines: Sequence[Callable[[PackedRows, float], Tensor]]
+    ) -> NDArray[np.float32]:
+        """[H, N] What each computes of the trained tokens at the batch's temperature."""
+        found_HN = np.zeros((len(lines), share.batch.num_tokens), dtype=np.float32)
+        for line_N, compute in zip(found_HN, lines, strict=True):
+            for packed in self._pack_own_micro_batches(share.batch, share.micros):
+                line_N[packed.source_K] = compute(packed, share.batch.temperature).cpu().numpy()
+            self._settle_models()
+        return found_HN
+
+    def _compute_reference_logprobs(self, packed: PackedRows, temperature: float) -> Tensor:
         if self._reference is None:
             raise ConfigError(
                 "there is no reference: set trainer.kl.coef above 0, or trainer.reference"
             )
         with adapters_off(self._reference):
-            reference_N = self._compute_tokens(batch, partial(policy_logprobs, self._reference))
-        batch = replace(batch, reference_N=reference_N)
-        if self.config.kl.where == "loss" or self.config.kl.kind != "exact":
-            return batch
-        return replace(batch, divergence_N=self._compute_tokens(batch, self._compute_divergences))
-
-    def with_proximal(self, batch: Batch) -> Batch:
-        """See `Trainer.with_proximal`."""
-        return replace(
-            batch, proximal_N=self._compute_tokens(batch, partial(policy_logprobs, self.model))
-        )
-
-    def _compute_tokens(
-        self, batch: Batch, compute: Callable[[PackedRows, float], Tensor]
-    ) -> NDArray[np.float32]:
-        """[N] What is computed of the trained tokens at the batch's temperature, 0 elsewhere."""
-        found_N = np.zeros(batch.num_tokens, dtype=np.float32)
-        rows = trained_rows(batch)
-        self._check_lengths(batch, rows)
-        with self._hold_update_lock(), memory_errors(self.config.token_budget), torch.no_grad():
-            for packed in self._pack_own_micro_batches(batch, rows):
-                found_N[packed.source_K] = compute(packed, batch.temperature).cpu().numpy()
-        self._settle_models()
-        return self.ranks.sum_(found_N)
+            return policy_logprobs(self._reference, packed, temperature)
 
     def _compute_divergences(self, packed: PackedRows, temperature: float) -> Tensor:
         reference = self._compute_reference(packed, temperature)
@@ -360,29 +408,17 @@ class LocalTrainer:
         config = self.config
         return config.critic.pretrain * config.minibatches * config.epochs if self.critic else 0
 
-    def _find_critic_to_update(self, batch: Batch) -> Critic | None:
-        """The critic, where its values were asked for and something is trained."""
-        return self.critic if batch.values_N is not None and batch.num_trained else None
-
-    def _accumulate_gradients(self, batch: Batch, objective: Objective) -> Pass:
+    def _accumulate_gradients(self, share: Share, objective: Objective) -> Pass:
         """Gradients of all micro-batches."""
-        if batch.weights_N is None:
-            raise RunError("the batch has no weights; call a normalisation before the update")
-        if not batch.temperature > 0:
-            raise RunError(
-                f"the batch was sampled at temperature {batch.temperature}, expected above 0; "
-                "greedy samples are for evaluation only"
-            )
         self.optimizer.zero_grad(set_to_none=True)
-        rows = trained_rows(batch)
-        self._check_lengths(batch, rows)
         # What has no gradient is measured all the same, so that the gap is judged.
-        alone = self.attempted < self._pretraining_updates
-        active = objective.active(rows) & (not alone)
+        batch, alone = share.batch, self.attempted < self._pretraining_updates
         loss = 0.0
         logprobs_N = np.zeros(batch.num_tokens)
-        for chosen, backward in ((rows[active], True), (rows[~active], False)):
-            for packed in self._pack_own_micro_batches(batch, chosen):
+        measured_N = np.zeros(batch.num_tokens, dtype=np.bool_)
+        for micros, is_active in ((share.micros, True), (share.measured, False)):
+            backward = is_active and not alone
+            for packed in self._pack_own_micro_batches(batch, micros):
                 with (
                     memory_errors(self.config.token_budget),
                     replayed(self.model, packed),
@@ -397,56 +433,32 @@ class LocalTrainer:
                         if objective.has_exact_penalty
                         else None,
                     )
-                    share = objective.loss(packed, scores_SK)
+                    share_of_loss = objective.loss(packed, scores_SK)
                     if backward:
-                        torch.autograd.backward(share)
-                loss += float(share.detach())
+                        torch.autograd.backward(share_of_loss)
+                loss += float(share_of_loss.detach())
                 logprobs_N[packed.source_K] = scores_SK[0].detach().cpu().numpy()
+                measured_N[packed.source_K] = True
         self._settle_models()
         with self._changing:
             self._check_given_up()
             self.has_changed = True
-        used_R = np.zeros(batch.num_rows, dtype=np.bool_)
-        used_R[rows] = True
-        found = self.ranks.sum_(np.concatenate([[loss], objective.sums, logprobs_N]))
-        objective.sums = found[1 : -batch.num_tokens or None]
+        found = self.ranks.sum_(np.concatenate([[loss], objective.sums]))
+        objective.sums = found[1:]
+        own = SampledTokens.of(
+            share, logprobs_N, measured_N, has_rejected=self.ranks.sequence_rank == 0
+        )
         return Pass(
             loss=float(found[0]),
-            logprobs_N=found[len(found) - batch.num_tokens :],
-            used_N=batch.mask_N & np.repeat(used_R, np.diff(batch.offsets_R1)),
-            nothing=CRITIC_ALONE if alone else explain_nothing_to_train(batch, active, self.config),
+            tokens=SampledTokens.join(self.ranks.gather(own)),
+            nothing=CRITIC_ALONE if alone else share.nothing,
         )
 
-    def _check_lengths(self, batch: Batch, rows: NDArray[np.int64]) -> None:
-        """Say once that a row is longer than the budget; refuse one longer than the context."""
-        budget = self.config.token_budget * self.ranks.layout.sequence
-        longest = max((num_read(batch, row) for row in rows.tolist()), default=0)
-        if longest > self.longest:
-            raise RunError(
-                f"a row has {longest} tokens, but the context holds {self.longest}; end episodes "
-                "earlier or raise engine.context_length"
-            )
-        if longest > budget and not self._warned:
-            self._warned = True
-            _LOG.warning(
-                "a row has %d tokens, more than the %d of a micro-batch; such rows are computed "
-                "alone: raise trainer.token_budget, or lower rollout.max_context_tokens if memory "
-                "runs out",
-                longest,
-                budget,
-            )
-
     def _pack_own_micro_batches(
-        self, batch: Batch, rows: NDArray[np.int64]
+        self, batch: Batch, micros: Sequence[Sequence[int]]
     ) -> Iterator[PackedRows]:
         """This rank's, until the update is given up."""
-        for packed in micro_batches(
-            batch,
-            rows,
-            token_budget=self.config.token_budget,
-            width=int(self.model.config.hidden_size),
-            ranks=self.ranks,
-        ):
+        for packed in pack_micros(batch, micros, self.ranks):
             self._check_given_up()
             yield packed
 

@@ -1,22 +1,24 @@
 """What the updates of a step came to, how they are summed up, and what is reported of them.
 
-Suffixes: N tokens of a mini-batch, K its trained tokens, S those and the rejected ones.
+Suffixes: K trained tokens of a mini-batch, S those and the rejected ones.
 """
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.trainer.algorithms.value_targets import explained_share
 from agentrl.trainer.config import TrainerConfig
 from agentrl.types import Batch
 
 if TYPE_CHECKING:  # they load torch, which what a step came to does not need
     from agentrl.trainer.critic import CriticStats
     from agentrl.trainer.objective import PolicyObjective
+    from agentrl.trainer.sampled_tokens import SampledTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,7 @@ class RatioStats:
     deviation_max: float = 0.0
     gap_mean: float = 0.0
     gap_max: float = 0.0
+    num_tokens: int = 0
 
 
 def ratio_stats(policy_K: NDArray[np.float64], behavior_K: NDArray[np.float64]) -> RatioStats:
@@ -148,6 +151,7 @@ def ratio_stats(policy_K: NDArray[np.float64], behavior_K: NDArray[np.float64]) 
         deviation_max=float(deviation_K.max()),
         gap_mean=float(np.abs(gap_K).mean()),
         gap_max=float(np.abs(gap_K).max()),
+        num_tokens=len(gap_K),
     )
 
 
@@ -156,10 +160,8 @@ class Pass:
     """What the micro-batches of one mini-batch came to."""
 
     loss: float
-    logprobs_N: NDArray[np.float64]
-    """The policy's, at the tokens of `used_N`."""
-    used_N: NDArray[np.bool_]
-    """Trained tokens of rows with a weight."""
+    tokens: "SampledTokens"
+    """What was measured, of all ranks."""
     nothing: str | None
     """Why there is no gradient."""
 
@@ -177,8 +179,6 @@ class Applied:
 class BatchUpdate:
     """One of them, taken or skipped."""
 
-    batch: Batch
-    """The mini-batch."""
     done: Pass
     applied: Applied
     alarm: GapAlarm | None = None
@@ -186,48 +186,41 @@ class BatchUpdate:
 
     @property
     def policy_K(self) -> NDArray[np.float64]:
-        """The policy's logprobs before the update."""
-        return self.done.logprobs_N[self.done.used_N]
+        """The policy's logprobs before the update, of what was trained on."""
+        return self.done.tokens.policy_S[self.done.tokens.used_S]
 
     @property
     def pairs_2S(self) -> NDArray[np.float64]:
         """[2, S] The same and the engine's, of all that was sampled."""
-        policy_N, sampled_N = before_rejection(self.batch, self.done)
-        return np.stack([policy_N, self.batch.logprobs_N.astype(np.float64)])[:, sampled_N]
+        return np.stack([self.done.tokens.policy_S, self.done.tokens.behavior_S])
 
-    @property
-    def gap_by_lag(self) -> dict[int, float]:
+    def gap_by_lag(self, version: int | None) -> dict[int, float]:
         """Mean |policy - behavior| in nats of all that was sampled, if any of it is late."""
-        if self.batch.version is None:
+        tokens = self.done.tokens
+        if version is None:
             return {}
-        policy_N, sampled_N = before_rejection(self.batch, self.done)
-        lags_S = self.batch.version - self.batch.versions_N[sampled_N]
+        lags_S = version - tokens.versions_S
         if not lags_S.any():
             return {}
-        gaps_S = np.abs(policy_N - self.batch.logprobs_N)[sampled_N]
+        gaps_S = np.abs(tokens.policy_S - tokens.behavior_S)
         return {lag: float(gaps_S[lags_S == lag].mean()) for lag in np.unique(lags_S).tolist()}
 
     @property
     def episode_probability(self) -> float:
         """Mean over its episodes of the probability of all that was sampled in each."""
-        episode_K = np.repeat(self.batch.episode_R, np.diff(self.batch.offsets_R1))[
-            self.done.used_N
-        ]
+        episode_K = self.done.tokens.episode_S[self.done.tokens.used_S]
         sums_E = np.bincount(episode_K, weights=self.policy_K)
         used_E = np.bincount(episode_K) > 0
         return float(np.exp(sums_E[used_E]).mean()) if used_E.any() else 0.0
 
 
-def before_rejection(batch: Batch, done: Pass) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """[N] The policy's logprobs, and where: what a correction rejected tells of the gap as well."""
-    rejected_N, proximal_N = batch.rejected_N, batch.proximal_N
-    if rejected_N is None or proximal_N is None:
-        return done.logprobs_N, done.used_N
-    return np.where(rejected_N, proximal_N, done.logprobs_N), done.used_N | rejected_N
-
-
 def summarise_updates(
-    batch: Batch, updates: Sequence[BatchUpdate], *, step: int, num_verified: int, started: float
+    updates: Sequence[BatchUpdate],
+    *,
+    step: int,
+    num_trained: int,
+    num_verified: int,
+    started: float,
 ) -> SupervisedStats:
     """Means over the updates, and over all tokens that they saw; skipped if all of them were."""
     policy_K = np.concatenate([update.policy_K for update in updates])
@@ -239,7 +232,7 @@ def summarise_updates(
         lr=updates[-1].applied.lr,
         entropy=-float(policy_K.mean()) if len(policy_K) else 0.0,
         episode_probability=float(np.mean([update.episode_probability for update in updates])),
-        num_trained=batch.num_trained,
+        num_trained=num_trained,
         num_verified=num_verified,
         num_skipped=len(skipped),
         skipped=skipped[-1] if len(skipped) == len(updates) else None,
@@ -251,7 +244,7 @@ def summarise_policy(
     common: SupervisedStats,
     updates: Sequence[BatchUpdate],
     objectives: "Sequence[PolicyObjective]",
-    explained: float | None,
+    version: int | None,
 ) -> StepStats:
     """The same with what the objectives of the updates counted, and with the critic's."""
     ratios = ratio_stats(*np.concatenate([update.pairs_2S for update in updates], axis=1))
@@ -272,10 +265,9 @@ def summarise_policy(
         else counted.entropy_sum / max(1, num_used),
         gap_mean=first.gap_mean,
         gap_max=first.gap_max,
-        gap_by_lag=updates[0].gap_by_lag,
+        gap_by_lag=updates[0].gap_by_lag(version),
         value_loss=float(np.mean([c.loss for c in critics])) if critics else None,
         value_skipped=next((c.skipped for c in critics if c.skipped is not None), None),
-        value_explained=explained if critics else None,
         alarm=updates[-1].alarm,
     )
 
@@ -299,3 +291,10 @@ def explain_nothing_to_train(
         return f"trainer.{key} {name} gives every trained token of the batch the weight 0"
     left = " in what trainer.correct left" if is_corrected else ""
     return f"every advantage is 0{left}, as in groups of equal rewards"
+
+
+def with_explained(stats: StepStats, batch: Batch, config: TrainerConfig) -> StepStats:
+    """The statistics with what the critic, if it learned, had explained before."""
+    if stats.value_loss is None:
+        return stats
+    return replace(stats, value_explained=explained_share(batch, config.critic))

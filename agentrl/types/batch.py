@@ -184,6 +184,11 @@ class Batch:
     """Set by a critic: the return expected from the state before each trained token."""
     cost_values_N: NDArray[np.float32] | None = None
     """Set by a critic with a second head: the cost expected there."""
+    targets_N: NDArray[np.float32] | None = None
+    """Set before a critic's update: the return that it is to expect, zero where the mask is
+    false."""
+    cost_targets_N: NDArray[np.float32] | None = None
+    """The same for its second head."""
     advantages_N: NDArray[np.float32] | None = None
     """Set by an advantage estimator before the update; zero where the mask is false."""
     factors_N: NDArray[np.float32] | None = None
@@ -216,26 +221,36 @@ class Batch:
 
     def take_episodes(self, chosen_E: NDArray[np.bool_]) -> "Batch":
         """The batch of these episodes alone, in order, with all that is known of them."""
-        chosen_R = chosen_E[self.episode_R]
+        chosen = {"E": chosen_E}
+        if self.turn_offsets_E1 is not None:
+            chosen["U"] = np.repeat(chosen_E, np.diff(self.turn_offsets_E1))
+        taken = self._take(chosen_E[self.episode_R], chosen)
+        renumbered_E = np.cumsum(chosen_E, dtype=np.int32) - 1
+        return replace(taken, episode_R=renumbered_E[taken.episode_R])
+
+    def take_rows(self, chosen_R: NDArray[np.bool_]) -> "Batch":
+        """The batch of these rows alone, in order; it knows of all episodes what this one does."""
+        return self if chosen_R.all() else self._take(chosen_R, {})
+
+    def _take(
+        self, chosen_R: NDArray[np.bool_], of_others: Mapping[str, NDArray[np.bool_]]
+    ) -> "Batch":
+        """These rows, and of other axes what is chosen of those that are named."""
         chosen = {
             "N": np.repeat(chosen_R, np.diff(self.offsets_R1)),
             "R": chosen_R,
             "A": np.repeat(chosen_R, np.diff(self.append_offsets_R1)),
-            "E": chosen_E,
+            **of_others,
         }
-        if self.turn_offsets_E1 is not None:
-            chosen["U"] = np.repeat(chosen_E, np.diff(self.turn_offsets_E1))
         taken: dict[str, object] = {}
         for each in fields(self):
             value = getattr(self, each.name)
             axis = {"channels": "N", "episode_ids": "E"}.get(each.name, each.name.split("_")[-1])
-            if axis.endswith("1") and value is not None:
+            if axis.endswith("1") and axis[0] in chosen and value is not None:
                 lengths = np.diff(value)[chosen[axis[0]]]
                 taken[each.name] = np.concatenate([[0], np.cumsum(lengths)])
             elif axis in chosen:
                 taken[each.name] = _take_rows(value, chosen[axis])
-        renumbered_E = np.cumsum(chosen_E, dtype=np.int32) - 1
-        taken["episode_R"] = renumbered_E[self.episode_R[chosen_R]]
         return replace(self, **taken)  # type: ignore[arg-type]  # each by its name
 
     def read_only(self) -> "Batch":

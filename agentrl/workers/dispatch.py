@@ -3,12 +3,12 @@
     @on_first     the first worker alone                      -> its result
     @on_all       all, with the same arguments                -> the first one's result
     @gathered     all, with the same arguments                -> the results in order
-    @scattered    each with its own item of each argument     -> the results in order
+    @by_replica   each replica with its item of each argument -> the results in order
     @summed       all, with the same arguments                -> the sum of the results
     @streamed     all; each yields, one item at a time        -> what the first one yields
 
 A method of what the workers hold declares one of them; `WorkerGroup.call` does it. Splits and joins
-know no worker: they are functions of values.
+know no worker: they are functions of values. A replica is a run of workers that share their work.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,24 +95,28 @@ def to_first(given: CallArguments, size: int) -> Sequence[CallArguments | None]:
     return [given, *[None] * (size - 1)]
 
 
-def to_each(given: CallArguments, size: int) -> Sequence[CallArguments]:
-    """To each worker its item of each argument.
+def to_replicas(given: CallArguments, size: int) -> Sequence[CallArguments]:
+    """To each replica its item of each argument; items say how many replicas there are.
 
     Raises:
-        ConfigError: an argument has not as many items as there are workers.
+        ConfigError: arguments have not equally many items, or workers cannot be shared out so.
     """
-    for name, value in (*enumerate(given.args), *given.options.items()):
-        if len(value) != size:
+    named = dict([*enumerate(given.args), *given.options.items()])
+    num = len(next(iter(named.values()), range(size)))
+    for name, value in named.items():
+        if len(value) != num or not num or size % num:
             raise ConfigError(
-                f"argument {name}: got {len(value)} items, expected one for each of {size} workers"
+                f"argument {name}: got {len(value)} items, expected one for each replica of "
+                f"{size} workers"
             )
-    return [
+    items = [
         CallArguments(
             tuple(value[i] for value in given.args),
             {name: value[i] for name, value in given.options.items()},
         )
-        for i in range(size)
+        for i in range(num)
     ]
+    return [items[worker * num // size] for worker in range(size)]
 
 
 def first(results: Sequence[T]) -> T:
@@ -128,7 +132,7 @@ def total(results: Sequence[Any]) -> Any:
 _ON_FIRST: Final[Dispatch[Any, Any]] = Dispatch(to_first, first)
 _ON_ALL: Final[Dispatch[Any, Any]] = Dispatch(to_all_for_one, first)
 _GATHERED: Final[Dispatch[Any, Any]] = Dispatch(to_all, list)
-_SCATTERED: Final[Dispatch[Any, Any]] = Dispatch(to_each, list)
+_BY_REPLICA: Final[Dispatch[Any, Any]] = Dispatch(to_replicas, list)
 _SUMMED: Final[Dispatch[Any, Any]] = Dispatch(to_all, total)
 
 
@@ -147,9 +151,9 @@ def gathered(method: Callable[Concatenate[H, P], T]) -> Method[H, P, T, list[T]]
     return _declare(method, _GATHERED)
 
 
-def scattered(method: Callable[Concatenate[H, ...], T]) -> Method[H, ..., T, list[T]]:
-    """Each worker with its own item of each argument; all results in order."""
-    return _declare(method, _SCATTERED)
+def by_replica(method: Callable[Concatenate[H, ...], T]) -> Method[H, ..., T, list[T]]:
+    """Each replica with its own item of each argument; the results of all workers in order."""
+    return _declare(method, _BY_REPLICA)
 
 
 def summed(method: Callable[Concatenate[H, P], T]) -> Method[H, P, T, T]:

@@ -32,10 +32,10 @@ def token_divergences(batch: Batch, kind: str) -> NDArray[np.float64]:
     """
     if kind == "exact":
         if batch.divergence_N is None:
-            raise RunError("the batch has no divergences; let Trainer.with_reference add them")
+            raise RunError("the batch has no divergences; let Trainer.with_outputs add them")
         return np.where(batch.mask_N, batch.divergence_N.astype(np.float64), 0.0)
     if batch.reference_N is None:
-        raise RunError("the batch has no reference; let Trainer.with_reference add its logprobs")
+        raise RunError("the batch has no reference; let Trainer.with_outputs add its logprobs")
     policy_N = batch.logprobs_N if batch.proximal_N is None else batch.proximal_N
     log_ratio_N = policy_N.astype(np.float64) - batch.reference_N
     return np.where(batch.mask_N, TERMS[kind](np.where(batch.mask_N, log_ratio_N, 0.0)), 0.0)

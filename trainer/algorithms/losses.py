@@ -21,7 +21,7 @@ from agentrl.config.seams import Seam
 from agentrl.errors import ConfigError, RunError
 from agentrl.tools import user_code
 from agentrl.trainer.algorithms.made_up import made_up_batch, trial
-from agentrl.trainer.algorithms.needs import needs_of
+from agentrl.trainer.algorithms.needs import ALL_ROWS, needs_of
 from agentrl.trainer.algorithms.options import Option, resolve_function
 from agentrl.trainer.algorithms.policy_losses.cispo import cispo
 from agentrl.trainer.algorithms.policy_losses.clip import clip
@@ -186,6 +186,17 @@ def _try_loss(loss: CheckedLoss, *, in_pieces: bool) -> CheckedLoss:
             f"{loss.label} gives {whole:g} for {batch.num_rows} rows together, {sum(rows):g} for "
             f"them one by one and {nothing:g} for no token: expected a sum over tokens"
         )
+    if ALL_ROWS not in loss.needs:
+        singles = [batch.take_rows(np.arange(batch.num_rows) == r) for r in range(batch.num_rows)]
+        alone = [
+            _compute_loss_and_gradient(loss, one, np.flatnonzero(one.mask_N))[0] for one in singles
+        ]
+        if not _is_nearly_equal(sum(alone), whole):
+            raise RunError(
+                f"{loss.label} gives {whole:g} for {batch.num_rows} rows, but {sum(alone):g} where "
+                "each is the only one of its batch: a rank has its own rows only, so declare "
+                f'@needs("{ALL_ROWS}"), or look at no others'
+            )
     doubled, _, _ = _compute_loss_and_gradient(loss, replace(batch, weights_N=2 * ones_N), all_K)
     if not _is_nearly_equal(doubled, 2 * whole):
         raise RunError(
@@ -233,7 +244,8 @@ def _compute_loss_and_gradient(
     sum_pieces: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[float, Tensor, tuple[str, ...]]:
     """The sum, its gradient by the logprobs, and the names of the statistics."""
-    moved_K = batch.logprobs_N[source_K] + np.linspace(-0.3, 0.3, batch.num_tokens)[source_K]
+    # The ids of what is made up are numbers from 0, which go with a token wherever it stands.
+    moved_K = batch.logprobs_N[source_K] - 0.3 + 0.03 * batch.ids_N[source_K]
     logprobs_K = torch.tensor(moved_K, dtype=torch.float32, requires_grad=True)
     tokens = trained_tokens(batch, source_K, logprobs_K.detach())
     if sum_pieces is not None:

@@ -15,16 +15,20 @@ from agentrl.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., object])
 
+ALL_ROWS: Final = "all rows"
+"""What a loss needs that looks at rows which other ranks compute."""
+
 NEEDS: Final = {
     "critic": "set trainer.algorithm to ppo",
     "reference": "set trainer.kl.coef above 0, or trainer.reference to a model",
     "teacher": "set trainer.reference to another model than the run begins with",
     "group of 2": "set rollout.group_size to 2 or more",
-    "proximal": "call Trainer.with_proximal before the update",
+    "proximal": "let Trainer.with_outputs add it before the update",
     "greedy member": "set rollout.greedy_member to true",
     "state keys": "let the environment give state_key with each transition",
     "score parts": "let the verifier give parts with its score",
     "cost": "set trainer.cost.part to a part of the score",
+    ALL_ROWS: "it is always there: each rank gets the whole mini-batch",
     "turn rewards": "make the batch with agentrl.rollout.make_batch",
 }
 """What can be needed, and what to do where it is missing."""

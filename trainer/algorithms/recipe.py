@@ -9,7 +9,7 @@ needs it.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,14 @@ from agentrl.trainer.config import RewardScaleConfig, TrainerConfig
 from agentrl.trainer.protocol import Trainer
 from agentrl.types import Batch, Json
 from agentrl.types.episode import derive_seed
+
+_OUTPUTS: Final = {
+    "critic": "values",
+    "reference": "reference",
+    "teacher": "reference",
+    "proximal": "proximal",
+}
+"""What of `Trainer.with_outputs` a need asks for."""
 
 Step = Callable[[Batch], Batch]
 """Gives the batch with something of it replaced."""
@@ -137,12 +145,12 @@ class BatchRecipe:
         batch = given
         if given.rejected_N is not None:
             batch = replace(given, mask_N=given.mask_N | given.rejected_N)
-        if "critic" in self.needs:
-            batch = trainer.with_values(batch)
-        if self.needs & {"reference", "teacher"}:
-            batch = (self.teacher or trainer).with_reference(batch)
-        if "proximal" in self.needs:
-            batch = trainer.with_proximal(batch)
+        asked = list(dict.fromkeys(_OUTPUTS[need] for need in _OUTPUTS if need in self.needs))
+        if self.teacher is not None and "reference" in asked:
+            batch = self.teacher.with_reference(batch)
+            asked.remove("reference")
+        if asked:
+            batch = trainer.with_outputs(batch, asked)
         return replace(batch, mask_N=given.mask_N)
 
 

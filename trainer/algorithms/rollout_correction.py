@@ -124,7 +124,7 @@ def reject_k3(batch: Batch, *, most: float = 0.01) -> Batch:
 def log_ratios(batch: Batch) -> NDArray[np.float64]:
     """[N] log r at trained tokens, 0 elsewhere; raises RunError without proximal logprobs."""
     if batch.proximal_N is None:
-        raise RunError("the batch has no proximal logprobs; let Trainer.with_proximal add them")
+        raise RunError("the batch has no proximal logprobs; let Trainer.with_outputs add them")
     with np.errstate(invalid="ignore"):  # both may be minus infinity
         found_N = batch.proximal_N.astype(np.float64) - batch.logprobs_N
     return np.where(batch.mask_N, np.nan_to_num(found_N, nan=-np.inf), 0.0).clip(

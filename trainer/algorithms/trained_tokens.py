@@ -36,7 +36,7 @@ class TrainedTokens:
     source_K: NDArray[np.int64]
     """Where in the flat arrays of the batch each is."""
     batch: Batch
-    """All of it, with its advantages."""
+    """The rows of this rank, with their advantages; all of them for a loss that needs them."""
     sum_pieces: Callable[[Tensor], Tensor] = _keep
     """Adds what other ranks have, where each has a piece of the same rows; with its gradient."""
 

@@ -96,7 +96,7 @@ def turn_rewards(batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 def values_of(trajectories: Trajectories) -> NDArray[np.float64]:
     """[K] What the critic expects before each token; raises RunError without a critic's values."""
     if trajectories.batch.values_N is None:
-        raise RunError("the batch has no values; let Trainer.with_values add the critic's first")
+        raise RunError("the batch has no values; let Trainer.with_outputs add the critic's first")
     return trajectories.batch.values_N[trajectories.source].astype(np.float64)
 
 

@@ -2,7 +2,7 @@
 
     batch ── each row, up to its last sampled token ──▶ /generate, nothing sampled ──▶ reference_N
 
-It stands where `Trainer.with_reference` does, and no trainer holds that model. Whatever a server is
+It stands where a trainer's reference does, and no trainer holds that model. Whatever a server is
 asked, it scores prompts at temperature 1.
 """
 
@@ -64,7 +64,7 @@ class TeacherServer:
             raise ConfigError(f"trainer.reference: {error}") from error
 
     def with_reference(self, batch: Batch) -> Batch:
-        """The batch with the server's logprobs, as `Trainer.with_reference` gives a model's.
+        """The batch with the server's logprobs, as `Trainer.with_outputs` gives a model's.
 
         Raises RunError if they cannot be had.
         """

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.errors import ConfigError, RunError
 from agentrl.testing.local_ray import LocalRay
-from agentrl.workers.dispatch import gathered, on_all, on_first, scattered, streamed, summed
+from agentrl.workers.dispatch import by_replica, gathered, on_all, on_first, streamed, summed
 from agentrl.workers.executors import Executor, Inline, Processes, Seat
 from agentrl.workers.group import WorkerGroup
 
@@ -39,7 +39,7 @@ class Shelf:
     def list_kept(self) -> tuple[int, list[str]]:
         return self.seat.number, self.kept
 
-    @scattered
+    @by_replica
     def keep_own(self, item: str, times: int) -> str:
         self.kept += [item] * times
         return item
@@ -108,10 +108,11 @@ def test_each_method_goes_the_way_that_it_declares(group: "WorkerGroup[Shelf]") 
     assert group.ask(Shelf.list_kept) == [(0, ["pen", "ink"]), (1, ["pen"]), (2, ["pen"])]
     assert group.ask(Shelf.keep_own, ["a", "b", "c"], times=[0, 1, 2]) == ["a", "b", "c"]
     assert group.ask(Shelf.count) == 7
+    assert group.ask(Shelf.keep_own, ["z"], times=[0]) == ["z", "z", "z"]
     assert list(group.stream(Shelf.each, 3)) == [(0, 0), (0, 1), (0, 2)]
     assert list(group.stream(Shelf.each, 0)) == []
     assert group.ask(Shelf.size_of, b"x" * 3_000_000) == 3_000_000
-    with pytest.raises(ConfigError, match="argument 0: got 2 items, expected one for each of 3"):
+    with pytest.raises(ConfigError, match="argument 0: got 2 items, expected one for each replica"):
         group.ask(Shelf.keep_own, ["a", "b"], times=[0, 1, 2])
     with pytest.raises(ConfigError, match=r"undeclared says not how a group calls it"):
         group.ask(Shelf.undeclared)  # type: ignore[arg-type]

@@ -120,7 +120,7 @@ def adapters(
     ranks: Ranks, batch: Batch, config: TrainerConfig
 ) -> tuple[float, float, dict[str, Tensor]]:
     trainer = LocalTrainer(tiny_model(), config, total_steps=3, ranks=ranks)
-    batch = trainer.with_reference(batch)
+    batch = trainer.with_outputs(batch, ["reference"])
     losses = [trainer.update(batch).loss for _ in range(3)]
     kl = trainer.update(batch).kl
     return losses[-1], kl, {n: whole(t).clone() for n, t in trainer.weights().named_tensors()}
@@ -170,7 +170,7 @@ def values(ranks: Ranks, batch: Batch, config: TrainerConfig) -> tuple[list[floa
     trainer = LocalTrainer(tiny_model(), config, total_steps=3, ranks=ranks)
     losses: list[float] = []
     for _ in range(3):
-        batch = trainer.with_values(batch)
+        batch = trainer.with_outputs(batch, ["values"])
         losses.append(trainer.update(batch).value_loss or 0.0)
     assert batch.values_N is not None
     return losses, batch.values_N.tolist()

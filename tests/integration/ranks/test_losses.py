@@ -49,7 +49,7 @@ def trainers(folder: Path, ref: str, given: object = None) -> tuple[Trainer, Tra
 
 def corrected(batch: Batch, trainer: Trainer) -> Batch:
     """Without the tokens whose ratio is below half of the median, weighed."""
-    batch = trainer.with_proximal(batch)
+    batch = trainer.with_outputs(batch, ["proximal"])
     middle = float(np.median(token_ratios(batch)[batch.mask_N]))
     correct = partial(icepop, low=middle / 2, high=5.0)
     after = CheckedCorrection("correction icepop", correct)(batch)

@@ -46,7 +46,7 @@ def make_trainer(seed: int = 0) -> LocalTrainer:
 def train(trainer: LocalTrainer, first: int, last: int) -> None:
     for step in range(first, last):
         segments = random_segments((12, 20, 7, 31), seed=step)
-        batch = trainer.with_reference(batch_of(segments, advantages=(1, -1, 2, -2)))
+        batch = trainer.with_outputs(batch_of(segments, advantages=(1, -1, 2, -2)), ["reference"])
         assert trainer.update(batch).skipped is None
 
 

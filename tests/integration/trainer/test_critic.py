@@ -15,8 +15,11 @@ from agentrl.errors import ConfigError, RunError
 from agentrl.trainer import CostConfig, CriticConfig, LoraConfig, RatioBandConfig, TrainerConfig
 from agentrl.trainer.algorithms.advantages.gae import gae
 from agentrl.trainer.algorithms.advantages.safe import safe_gae
+from agentrl.trainer.algorithms.losses import make_loss
+from agentrl.trainer.algorithms.value_targets import explained_share
 from agentrl.trainer.critic import Critic
-from agentrl.trainer.packing import trained_rows
+from agentrl.trainer.parallel_dims import ParallelDims
+from agentrl.trainer.shares import Dealer, Share
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.trainer.updates import CRITIC_ALONE
 from agentrl.types import Batch
@@ -50,16 +53,22 @@ def batch() -> Batch:
     return batch_of(segments, turn_rewards=rewards, weights=(1, 0.5, 1, 2, 1))
 
 
+def share_of(batch: Batch, token_budget: int = 4096) -> Share:
+    """All of it; for an update once it has values."""
+    settings = config(token_budget)
+    dealer = Dealer(settings, ParallelDims(), width=32, longest=99, loss=make_loss(settings))
+    return (dealer.for_pass(batch) if batch.values_N is None else dealer.for_update(batch)[0])[0]
+
+
 def test_values_and_gradients_are_those_of_the_unsplit_batch() -> None:
     made, model = batch(), tiny_model(dtype=torch.float64)
     whole, split = Critic(model, config()), Critic(model, config(token_budget=20))
     with torch.no_grad():
         for critic in (whole, split):
             critic.model.double().head.weight.fill_(0.1)
-    (rows,) = whole._pack_own_micro_batches(made, trained_rows(made))  # pyright: ignore[reportPrivateUsage]
+    (rows,) = whole._pack_own_micro_batches(share_of(made))  # pyright: ignore[reportPrivateUsage]
     assert not whole.model(rows)._is_view()  # FSDP may miss the gradient of one
-    values_N = whole.with_values(made).values_N
-    assert values_N is not None
+    values_N = whole.values(share_of(made))[0]
     for r in range(made.num_rows):
         ids = torch.from_numpy(made.ids_N[made.row(r)]).long()[None]
         with torch.no_grad():
@@ -68,16 +77,16 @@ def test_values_and_gradients_are_those_of_the_unsplit_batch() -> None:
         trained = made.mask_N[made.row(r)][1:]
         assert values_N[made.row(r)][1:][trained] == pytest.approx(expected[trained], rel=1e-5)
     assert not values_N[~made.mask_N].any()
-    valued = replace(made, values_N=values_N)
+    valued = replace(made, values_N=values_N, advantages_N=made.weights_N)
     caught: list[dict[str, torch.Tensor]] = []
-    for critic in (whole, split):
+    for critic, token_budget in ((whole, 4096), (split, 20)):
         named = dict(critic.model.named_parameters())
 
         def catch(*_: object, named: dict[str, torch.nn.Parameter] = named) -> None:
             caught.append({n: p.grad.clone() for n, p in named.items() if p.grad is not None})
 
         critic.optimizer.register_step_pre_hook(catch)
-        critic.update(valued)
+        critic.update(share_of(valued, token_budget))
     assert caught[0].keys() == caught[1].keys()
     for name, grad in caught[0].items():
         torch.testing.assert_close(grad, caught[1][name], rtol=1e-9, atol=1e-12)
@@ -95,7 +104,7 @@ def test_ppo_learns_the_values_and_leaves_the_policys_backbone_alone(rank: int) 
     made = batch()
     explained = []
     for _ in range(40):
-        valued = trainer.with_values(made)
+        valued = trainer.with_outputs(made, ["values"])
         stats = trainer.update(replace(valued, advantages_N=gae(valued)))
         assert stats.skipped is None
         assert stats.value_explained is not None
@@ -116,7 +125,7 @@ def test_the_critic_can_learn_alone_first() -> None:
     before = [p.detach().clone() for p in trainer.model.parameters()]
     rates, valued = list[float](), batch()
     for step in range(5):
-        valued = trainer.with_values(batch())
+        valued = trainer.with_outputs(batch(), ["values"])
         stats = trainer.update(replace(valued, advantages_N=gae(valued)))
         is_alone = step < 2
         assert (stats.skipped == CRITIC_ALONE) is is_alone
@@ -128,8 +137,7 @@ def test_the_critic_can_learn_alone_first() -> None:
             rates.append(stats.lr)
     assert trainer.critic is not None
     assert rates == [plain.update(replace(valued, advantages_N=gae(valued))).lr for _ in range(3)]
-    explained = trainer.critic.explained(trainer.with_values(batch()))
-    assert explained > 0
+    assert explained_share(trainer.with_outputs(batch(), ["values"]), first.critic) > 0
 
 
 def test_a_second_head_learns_the_cost_and_the_policy_pays_for_it() -> None:
@@ -137,9 +145,9 @@ def test_a_second_head_learns_the_cost_and_the_policy_pays_for_it() -> None:
     costs = np.array([0.0, 1.0, 1.0, 0.5, 0.0])
     made = replace(batch(), costs_E=costs, multiplier=2.0)
     for _ in range(40):
-        valued = trainer.with_values(made)
+        valued = trainer.with_outputs(made, ["values"])
         assert trainer.update(replace(valued, advantages_N=safe_gae(valued))).skipped is None
-    valued = trainer.with_values(made)
+    valued = trainer.with_outputs(made, ["values"])
     assert valued.values_N is not None
     assert valued.cost_values_N is not None
     episode_N = np.repeat(made.episode_R, np.diff(made.offsets_R1))[made.mask_N]
@@ -151,7 +159,7 @@ def test_a_second_head_learns_the_cost_and_the_policy_pays_for_it() -> None:
 def test_a_gradient_of_the_critic_that_is_not_finite_is_told_and_counted(tmp_path: Path) -> None:
     trainer = LocalTrainer(tiny_model(), config(), total_steps=9)
     assert trainer.critic is not None
-    valued = trainer.with_values(batch())
+    valued = trainer.with_outputs(batch(), ["values"])
     valued = replace(valued, advantages_N=gae(valued))
 
     def spoil(_: object, grads: Any, __: object) -> Any:
@@ -179,7 +187,7 @@ def test_a_gradient_of_the_critic_that_is_not_finite_is_told_and_counted(tmp_pat
 def test_the_critic_is_in_the_checkpoint(tmp_path: Path) -> None:
     def train(trainer: LocalTrainer, steps: int) -> None:
         for _ in range(steps):
-            valued = trainer.with_values(batch())
+            valued = trainer.with_outputs(batch(), ["values"])
             trainer.update(replace(valued, advantages_N=gae(valued)))
 
     straight = LocalTrainer(tiny_model(), config(), total_steps=6)
@@ -189,7 +197,9 @@ def test_the_critic_is_in_the_checkpoint(tmp_path: Path) -> None:
     resumed = LocalTrainer(tiny_model(3), config(), total_steps=6)
     resumed.load(path)
     train(resumed, 2)
-    ours, theirs = (trainer.with_values(batch()).values_N for trainer in (straight, resumed))
+    ours, theirs = (
+        trainer.with_outputs(batch(), ["values"]).values_N for trainer in (straight, resumed)
+    )
     assert ours is not None
     assert theirs is not None
     assert ours.tolist() == theirs.tolist()
@@ -198,4 +208,4 @@ def test_the_critic_is_in_the_checkpoint(tmp_path: Path) -> None:
 def test_without_a_critic_there_are_no_values() -> None:
     trainer = LocalTrainer(tiny_model(), TrainerConfig(), total_steps=1)
     with pytest.raises(ConfigError, match=r"trainer\.algorithm is grpo, which has no critic"):
-        trainer.with_values(batch())
+        trainer.with_outputs(batch(), ["values"])

@@ -129,7 +129,7 @@ def test_the_reference_is_the_model_that_was_given(rank: int) -> None:
         tiny_model(), TrainerConfig.model_validate(settings), total_steps=1, reference=teacher
     )
     batch = batch_of(random_segments([9, 12, 5]))
-    found_N = trainer.with_reference(batch).reference_N
+    found_N = trainer.with_outputs(batch, ["reference"]).reference_N
     assert found_N is not None
     own = plain_logprobs(tiny_model(seed=1), batch).detach().numpy()
     assert found_N == pytest.approx(own * batch.mask_N, abs=1e-4)

@@ -23,6 +23,8 @@ from agentrl.trainer import RatioBandConfig, TrainerConfig
 from agentrl.trainer.algorithms.recipe import make_recipe
 from agentrl.trainer.algorithms.staleness import mask_late
 from agentrl.trainer.first_update_check import GapGate
+from agentrl.trainer.sampled_tokens import SampledTokens
+from agentrl.trainer.shares import Share
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.trainer.updates import GapAlarm
 from agentrl.types import Batch
@@ -46,11 +48,23 @@ def newer(batch: Batch, version: int) -> Batch:
     return replace(batch, versions_N=np.where(batch.mask_N, np.int32(version), np.int32(-1)))
 
 
+def sampled(batch: Batch, policy_N: NDArray[np.float64]) -> SampledTokens:
+    """All of its trained tokens."""
+    share = Share(
+        batch=batch,
+        own_R=np.ones(batch.num_rows, dtype=np.bool_),
+        rows_R=np.arange(batch.num_rows),
+        segments_R=np.zeros(batch.num_rows, dtype=np.int64),
+        micros=[],
+    )
+    return SampledTokens.of(share, policy_N, batch.mask_N, has_rejected=True)
+
+
 def judge(gate: GapGate, version: int, gaps: float | NDArray[np.float64]) -> GapAlarm | None:
     """Trains too if there is no alarm."""
     batch = newer(BATCH, version)
     policy_N = batch.logprobs_N.astype(np.float64) + gaps * USED
-    alarm = gate.judge(batch, policy_N, USED, version)
+    alarm = gate.judge(sampled(batch, policy_N), version, batch.episode_ids)
     if alarm is None:
         gate.trained(version)
     return alarm
@@ -118,7 +132,7 @@ def test_what_is_not_on_policy_is_not_judged() -> None:
 def test_a_batch_of_older_tokens_alone_neither_opens_the_gate_nor_alarms() -> None:
     gate = GapGate(RatioBandConfig(), 1)
     old = newer(BATCH, 4)
-    assert gate.judge(old, old.logprobs_N + 3.0 * USED, USED, 6) is None
+    assert gate.judge(sampled(old, old.logprobs_N + 3.0 * USED), 6, old.episode_ids) is None
     assert not gate.is_open
     gate.trained(6)
     with pytest.raises(RunError, match="before the first update"):
@@ -133,11 +147,12 @@ def test_only_the_newest_version_is_judged_also_after_a_resume() -> None:
     mixed.versions_N[late] = 2
     gaps = np.zeros(len(USED))
     gaps[late] = 3.0
-    assert gate.judge(mixed, mixed.logprobs_N + gaps, USED, 5) is None
+    assert gate.judge(sampled(mixed, mixed.logprobs_N + gaps), 5, mixed.episode_ids) is None
     assert gate.is_open
     gate.trained(5)
+    tokens = sampled(mixed, mixed.logprobs_N + 3.0 - gaps)
     with pytest.raises(RunError, match="before the first update"):
-        GapGate(RatioBandConfig(), 1).judge(mixed, mixed.logprobs_N + 3.0 - gaps, USED, 5)
+        GapGate(RatioBandConfig(), 1).judge(tokens, 5, mixed.episode_ids)
     resumed = GapGate(RatioBandConfig(), 1)
     resumed.restore(gate.state())
     assert judge(resumed, 5, 3.0) is None

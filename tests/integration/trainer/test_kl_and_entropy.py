@@ -52,7 +52,7 @@ def updated(
 
     trainer.optimizer.register_step_pre_hook(catch)
     if settings.kl.coef and settings.kl.kind != "exact":
-        batch = trainer.with_reference(batch)
+        batch = trainer.with_outputs(batch, ["reference"])
     return trainer.update(batch), caught
 
 
@@ -104,7 +104,7 @@ def test_divergences_of_the_whole_vocabulary_come_before_the_update() -> None:
     settings = config(KlConfig(coef=0.5, kind="exact", where="reward"))
     other, plain, batch = tiny_model(seed=1), tiny_model(), idle_batch()
     trainer = LocalTrainer(tiny_model(), settings, total_steps=1, reference=other)
-    got = trainer.with_reference(batch)
+    got = trainer.with_outputs(batch, ["reference"])
     assert got.divergence_N is not None
     assert got.reference_N is not None
     with torch.no_grad():

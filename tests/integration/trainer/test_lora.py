@@ -54,7 +54,7 @@ def make_trainer(**given: object) -> LocalTrainer:
 def train(trainer: LocalTrainer, first: int, last: int) -> None:
     for step in range(first, last):
         segments = random_segments((12, 20, 7, 31), seed=step)
-        batch = trainer.with_reference(batch_of(segments, advantages=(1, -1, 2, -2)))
+        batch = trainer.with_outputs(batch_of(segments, advantages=(1, -1, 2, -2)), ["reference"])
         assert trainer.update(batch).skipped is None
 
 
@@ -96,7 +96,7 @@ def test_the_reference_is_the_base_without_a_copy() -> None:
     batch = on_policy(model, random_segments((9, 12)), advantages=(1, -1))
     start = plain_logprobs(tiny_model(), batch).detach()
     trainer = LocalTrainer(model, config(), total_steps=9)
-    batch = trainer.with_reference(batch)
+    batch = trainer.with_outputs(batch, ["reference"])
     stats = [trainer.update(batch) for _ in range(4)]
     assert stats[0].kl == pytest.approx(0, abs=1e-6)
     gap = start - plain_logprobs(model, batch).detach()

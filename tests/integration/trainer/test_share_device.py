@@ -41,7 +41,7 @@ def test_the_optimizers_state_goes_and_comes_back() -> None:
         model, random_segments([9, 7]), advantages=[1, -1], turn_rewards=[(1.0,), (0.0,)]
     )
     trainer = LocalTrainer(model, TrainerConfig(algorithm="ppo", lr=1e-2), total_steps=3)
-    trainer.update(trainer.with_values(batch))
+    trainer.update(trainer.with_outputs(batch, ["values"]))
     assert trainer.critic is not None
     optimizers = (trainer.optimizer, trainer.critic.optimizer)
 

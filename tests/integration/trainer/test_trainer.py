@@ -152,7 +152,7 @@ def test_an_update_in_a_new_thread_uses_as_many_cores(monkeypatch: pytest.Monkey
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
-        thread = threading.Thread(target=trainer.update, args=(None,))
+        thread = threading.Thread(target=trainer.update_share, args=(None,))
         thread.start()
         thread.join()
     finally:
@@ -357,7 +357,7 @@ def test_the_penalty_pulls_back_to_the_starting_weights() -> None:
         if coef:
             with pytest.raises(RunError, match="has no logprobs of the reference; let Trainer"):
                 trainer.update(batch)
-            batch = trainer.with_reference(batch)
+            batch = trainer.with_outputs(batch, ["reference"])
         stats = [trainer.update(batch) for _ in range(9)]
         assert stats[0].kl == pytest.approx(0, abs=1e-6)
         assert (stats[-1].kl > 1e-4) == (coef > 0)
@@ -370,11 +370,11 @@ def test_proximal_logprobs_are_those_of_the_weights_as_they_are() -> None:
     model = tiny_model()
     trainer = LocalTrainer(model, TrainerConfig(lr=1e-2, token_budget=20), total_steps=2)
     batch = on_policy(model, random_segments((12, 9, 15)), advantages=(1, -1, 1))
-    proximal_N = trainer.with_proximal(batch).proximal_N
+    proximal_N = trainer.with_outputs(batch, ["proximal"]).proximal_N
     assert proximal_N is not None
     assert proximal_N == pytest.approx(batch.logprobs_N, abs=1e-5)
     trainer.update(batch)
-    proximal_N = trainer.with_proximal(batch).proximal_N
+    proximal_N = trainer.with_outputs(batch, ["proximal"]).proximal_N
     assert proximal_N is not None
     assert np.abs(proximal_N - batch.logprobs_N).max() > 1e-3
     assert proximal_N == pytest.approx(plain_logprobs(model, batch).detach().numpy(), abs=1e-5)

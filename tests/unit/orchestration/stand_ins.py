@@ -1,6 +1,6 @@
 """Parts of a run that keep a log of what is done with them: a real collector, and no weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.parts import Parts, make_collector
 from agentrl.rollout import Codec, Collected
 from agentrl.tokens import Tokenizer
+from agentrl.trainer.shares import OUTPUTS
 from agentrl.trainer.updates import GapAlarm, StepStats, Suspect
 from agentrl.types import Batch
 from agentrl.weights.source import WeightSource
@@ -109,17 +110,10 @@ class LoggedTrainer:
     def give_up(self) -> bool:
         return not self.has_changed
 
-    def with_values(self, batch: Batch) -> Batch:
-        self.log.append("values")
-        return replace(batch, values_N=np.zeros(batch.num_tokens, dtype=np.float32))
-
-    def with_reference(self, batch: Batch) -> Batch:
-        self.log.append("reference")
-        return replace(batch, reference_N=np.zeros(batch.num_tokens, dtype=np.float32))
-
-    def with_proximal(self, batch: Batch) -> Batch:
-        self.log.append("proximal")
-        return replace(batch, proximal_N=np.zeros(batch.num_tokens, dtype=np.float32))
+    def with_outputs(self, batch: Batch, names: Collection[str]) -> Batch:
+        self.log += names
+        arrays = {OUTPUTS[name][0]: np.zeros(batch.num_tokens, np.float32) for name in names}
+        return replace(batch, **arrays)  # type: ignore[arg-type]  # each by its name
 
     def weights(self) -> WeightSource:
         return cast("WeightSource", None)

@@ -1,7 +1,7 @@
 """Corrections of what the engine sampled otherwise: numbers by hand, and a slow reference."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -236,7 +236,8 @@ def test_what_is_rejected_leaves_its_group() -> None:
 
 
 class ProximalAlready:
-    def with_proximal(self, batch: Batch) -> Batch:
+    def with_outputs(self, batch: Batch, names: Collection[str]) -> Batch:
+        assert names == ["proximal"]
         assert batch.proximal_N is not None
         return batch
 

@@ -1,7 +1,7 @@
 """What a run does to its batches, and what of it a resumed one goes on from."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import cast
 
@@ -20,11 +20,10 @@ from tests.unit.trainer.batches import batch_of, segment
 class Passes:
     """A reference and a policy that differ from what was sampled by so much at every token."""
 
-    def with_reference(self, batch: Batch) -> Batch:
-        return replace(batch, reference_N=shifted(batch, 0.25))
-
-    def with_proximal(self, batch: Batch) -> Batch:
-        return replace(batch, proximal_N=shifted(batch, 0.5))
+    def with_outputs(self, batch: Batch, names: Collection[str]) -> Batch:
+        shifts = {"reference": 0.25, "proximal": 0.5}
+        arrays = {f"{name}_N": shifted(batch, shifts[name]) for name in names}
+        return replace(batch, **arrays)  # type: ignore[arg-type]  # each by its name
 
 
 def shifted(batch: Batch, by: float) -> NDArray[np.float32]:

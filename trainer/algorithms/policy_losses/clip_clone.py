@@ -7,11 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentrl.trainer.algorithms.needs import needs
 from agentrl.trainer.algorithms.policy_losses.clip import clip
 from agentrl.trainer.algorithms.ratios import finite_logprobs
 from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
 
 
+@needs("all rows")
 def clip_clone(
     logprobs_K: Tensor,
     tokens: TrainedTokens,

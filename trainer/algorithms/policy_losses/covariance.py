@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.errors import RunError
+from agentrl.trainer.algorithms.needs import needs
 from agentrl.trainer.algorithms.ratios import IMPOSSIBLE, clipped_minimum, log_ratios
 from agentrl.trainer.algorithms.trained_tokens import Statistics, TrainedTokens
 
 
+@needs("all rows")
 def clip_cov(
     logprobs_K: Tensor,
     tokens: TrainedTokens,
@@ -54,6 +56,7 @@ def clip_cov(
     return -(tokens.weights_K * surrogate_K).sum(), found
 
 
+@needs("all rows")
 def kl_cov(
     logprobs_K: Tensor, tokens: TrainedTokens, *, share: float = 2e-4, coef: float = 1.0
 ) -> tuple[Tensor, Statistics]:
