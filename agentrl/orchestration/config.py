@@ -88,6 +88,10 @@ class RayConfig(Config):
         description="Actors that play the episodes; by default one on each node; 0: the driver "
         "plays them.",
     )
+    code: tuple[PathText, ...] = Field(
+        default=(),
+        description="Folders and files with Python code of yours that the nodes lack: they get it.",
+    )
 
 
 Role: TypeAlias = Literal["actor", "rollout", "critic", "reference", "reward", "environment"]

@@ -71,7 +71,9 @@ async def start_players(
 def _make_ray_players(config: RunConfig) -> "RayPlayers":
     from agentrl.orchestration.ray_workers import RayPlayers
 
-    return RayPlayers(_name_run(config), config.ray.address, config.fault.deadline_s)
+    return RayPlayers(
+        _name_run(config), config.ray.address, config.fault.deadline_s, config.ray.code
+    )
 
 
 def _name_run(config: RunConfig) -> str:
@@ -87,4 +89,5 @@ def _make_ray_actors(config: RunConfig) -> "RayActors":
         cpus=config.ray.cpus,
         gpus=float(config.trainer.device != "cpu"),
         deadline_s=config.fault.deadline_s,
+        code=config.ray.code,
     )

@@ -17,6 +17,7 @@ import os
 import platform
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from typing import Any, Final
 
 import psutil
 import ray as typed_ray
+from ray.exceptions import RuntimeEnvSetupError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -37,6 +39,10 @@ _LOG = logging.getLogger(__name__)
 ray: Any = typed_ray
 """Its types miss most of what it has."""
 
+SENT: Final = "sent"
+"""The version of an agentrl that came from this process."""
+_SENT: Final = "py_modules_files"
+"""In the paths of what Ray has sent to a node."""
 _ANSWER_S: Final = 5.0
 """So long an address may take to answer."""
 _LOOK_S: Final = 0.5
@@ -51,19 +57,21 @@ _TAIL: Final = 20
 _GONE_S: Final = 10.0
 
 
-def connect(address: str, name: str) -> bool:
+def connect(address: str, name: str, code: Sequence[str] = ()) -> bool:
     """Join the cluster, unless this process has; True if it was joined here.
 
     Args:
         address: `auto`, `local` for one that ends with this process, or host:port.
         name: of the run.
+        code: folders and Python files that processes of this run can import there.
 
     Raises:
-        ConfigError: nobody answers there, or another version does.
+        ConfigError: nobody answers there, or another version does; or there is no such code.
     """
     if ray.is_initialized():
         return False
     check_address(address)
+    check_code(code)
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
@@ -72,18 +80,33 @@ def connect(address: str, name: str) -> bool:
             log_to_driver=False,
             logging_level=logging.ERROR,
             include_dashboard=False if address == "local" else None,
+            runtime_env={"py_modules": [*code]} if code else None,
         )
+    except RuntimeEnvSetupError as error:
+        raise ConfigError(f"ray.code: it cannot be sent ({said_in_one_line(error)})") from error
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"ray.address: got {address}, but no cluster can be joined there ({reason}); start one "
-            "with `ray start --head`, or set it to local"
+            f"ray.address: got {address}, but no cluster can be joined there "
+            f"({said_in_one_line(error)}); start one with `ray start --head`, or set it to local"
         ) from error
     # What Ray hears of other processes' ends it prints; the run says who was first.
     ray._private.worker.print_to_stdstream = _note_what_ray_hears
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # Ray's own aborts a run where it stands
     return True
+
+
+def said_in_one_line(error: BaseException) -> str:
+    """What an error of Ray says."""
+    return " ".join(str(error).split())
+
+
+def reach_sent_code() -> None:
+    """On a node: let what is in folders of `ray.code` be imported by its own name too."""
+    for entry in [Path(entry) for entry in sys.path if _SENT in entry]:
+        for folder in entry.iterdir():
+            if folder.is_dir() and folder.name != "agentrl" and str(folder) not in sys.path:
+                sys.path.append(str(folder))
 
 
 def _note_what_ray_hears(data: object, **_: object) -> None:
@@ -114,6 +137,13 @@ def list_nodes(address: str, name: str) -> list[Mapping[str, float]]:
     finally:
         if is_joined_here:
             ray.shutdown()
+
+
+def check_code(code: Sequence[str]) -> None:
+    """Raise ConfigError for what cannot be sent to the nodes as Python code."""
+    for place in map(Path, code):
+        if not (place.is_dir() or (place.is_file() and place.suffix == ".py")):
+            raise ConfigError(f"ray.code: got {place}, expected a folder or a Python file")
 
 
 def check_fits(bundle: Mapping[str, float], size: int) -> None:
@@ -188,8 +218,9 @@ def wait_for(starting: Mapping[int, Any]) -> None:
 
 def versions() -> dict[str, str]:
     """Of what has to be alike on all machines; nothing is imported for it."""
-    found = {name: version(name) for name in ("agentrl", "ray", "torch")}
-    return {"Python": platform.python_version(), **found}
+    found = {name: version(name) for name in ("ray", "torch")}
+    own = SENT if _SENT in __file__ else version("agentrl")
+    return {"Python": platform.python_version(), "agentrl": own, **found}
 
 
 def check_versions(theirs: Mapping[str, str], host: str) -> None:
@@ -197,7 +228,7 @@ def check_versions(theirs: Mapping[str, str], host: str) -> None:
     other = [
         f"{name} {theirs.get(name)} (here {own})"
         for name, own in versions().items()
-        if theirs.get(name) != own
+        if theirs.get(name) not in (own, SENT)
     ]
     if other:
         raise ConfigError(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import uuid4
 
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError, RuntimeEnvSetupError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -24,12 +24,15 @@ from ray.util.scheduling_strategies import (
 
 from agentrl.errors import ConfigError
 from agentrl.orchestration.ray_cluster import (
+    check_code,
     check_fits,
     check_versions,
     connect,
     nodes_with_cpus,
     ray,
+    reach_sent_code,
     reserve,
+    said_in_one_line,
     versions,
     wait_for,
     watch_node,
@@ -50,6 +53,7 @@ class _Actor:
     """What Ray starts: a seat, and calls by what is held there."""
 
     def __init__(self, number: int, size: int) -> None:
+        reach_sent_code()
         self._held: list[object] = [Seat(number, size, ray.util.get_node_ip_address())]
 
     def introduce(self) -> tuple[int, str, str, dict[str, str]]:
@@ -78,6 +82,8 @@ class RayActors:
     gpus: float = 0.0
     deadline_s: float = 30.0
     """A worker that was stopped, or a node that did not answer, for so long is lost."""
+    code: Sequence[str] = ()
+    """Folders and files that the nodes get."""
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -86,9 +92,10 @@ class RayActors:
 
     def check(self, size: int) -> None:
         """Raise ConfigError if so many cannot be started; `local` begins with the run."""
+        check_code(self.code)
         if self.address == "local":
             return
-        is_joined_here = connect(self.address, self.name)
+        is_joined_here = connect(self.address, self.name, self.code)
         try:
             check_fits(self.bundle, size)
         finally:
@@ -97,7 +104,7 @@ class RayActors:
 
     def start(self, size: int) -> "RayWorkers":
         """So many actors, whose versions are those of this process."""
-        is_joined_here = connect(self.address, self.name)
+        is_joined_here = connect(self.address, self.name, self.code)
         group: PlacementGroup | None = None
         try:
             # The cluster may still have what an earlier group of the run had.
@@ -127,6 +134,7 @@ class RayPlayers:
     name: str
     address: str
     deadline_s: float
+    code: Sequence[str] = ()
 
     def check(self, envs: PickledEnvs, size: int | None) -> None:
         """Make the environments once on each node that would play them.
@@ -136,7 +144,7 @@ class RayPlayers:
         """
         if self.address == "local":  # it begins with the run, and has what this process has
             return
-        is_joined_here = connect(self.address, self.name)
+        is_joined_here = connect(self.address, self.name, self.code)
         try:
             trial = ray.remote(_try_envs)
             tried = [
@@ -150,7 +158,7 @@ class RayPlayers:
                 check_versions(theirs, host)
                 if error is not None:
                     raise error
-        except (RayTaskError, RayActorError) as error:
+        except (RayTaskError, RayActorError, RuntimeEnvSetupError) as error:
             raise _cannot_start(error) from error
         finally:
             if is_joined_here:
@@ -162,7 +170,7 @@ class RayPlayers:
         Raises:
             ConfigError: no node has a CPU.
         """
-        is_joined_here = connect(self.address, self.name)
+        is_joined_here = connect(self.address, self.name, self.code)
         nodes = _spread(size)
 
         def make(number: int, is_again: bool) -> Any:
@@ -185,6 +193,7 @@ def _spread(size: int | None) -> list[str]:
 def _try_envs(envs: PickledEnvs) -> tuple[dict[str, str], str, ConfigError | None]:
     """On a node: its versions and address, and what is wrong with the environments there."""
     host = str(ray.util.get_node_ip_address())
+    reach_sent_code()
     try:
         open_envs(envs, host)
     except ConfigError as error:
@@ -193,6 +202,8 @@ def _try_envs(envs: PickledEnvs) -> tuple[dict[str, str], str, ConfigError | Non
 
 
 def _cannot_start(error: RayError) -> ConfigError:
+    if isinstance(error, RuntimeEnvSetupError):
+        return ConfigError(f"ray.code: a node cannot take it ({said_in_one_line(error)})")
     reason = str(error).strip().splitlines()[-1]
     return ConfigError(f"a worker of the cluster cannot start: {reason}")
 
@@ -263,7 +274,7 @@ class RayWorkers:
         wait_for(said)
         try:
             found = ray.get([*said.values()])
-        except (RayTaskError, RayActorError) as error:
+        except (RayTaskError, RayActorError, RuntimeEnvSetupError) as error:
             raise _cannot_start(error) from error
         places: list[tuple[int, str, str]] = []
         for pid, node, host, theirs in found:
