@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 
@@ -164,13 +164,17 @@ class LocalTrainer:
         self._is_given_up, self._skipped_in_a_row = False, 0
         self.gate = GapGate(config.ratio_band, config.max_gap_alarms)
         """Compares engine and trainer before each update."""
-        self.dealer = Dealer(
-            config,
-            ranks.layout,
-            width=int(model.config.hidden_size),
+
+    @cached_property
+    def dealer(self) -> Dealer:
+        """Deals batches to these ranks."""
+        return Dealer(
+            self.config,
+            self.ranks.layout,
+            width=int(self.model.config.hidden_size),
             longest=self.longest,
             loss=self.loss,
-            is_quiet=ranks.rank > 0,
+            is_quiet=self.ranks.rank > 0,
         )
 
     def update(self, batch: Batch) -> StepStats:
