@@ -123,6 +123,7 @@ nightly: venv $(RENDERERS) $(PEERS) sglang vllm
 	$(PY) benchmarks/rollout.py
 	$(PY) benchmarks/reshard.py
 	$(PY) benchmarks/schedule.py
+	$(PY) benchmarks/placement.py
 	$(PY) benchmarks/overhead.py
 	$(PY) benchmarks/async.py
 	$(PY) benchmarks/async.py --learning

@@ -1,6 +1,7 @@
 """What the commands that take a run's configuration have in common."""
 
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -19,10 +20,10 @@ from agentrl.run_dir import RunDirectory
 FILE = "[run.toml]"
 
 
-def load(arguments: Arguments) -> Loaded[RunConfig]:
-    """The configuration of a command line: its file and its flags."""
+def load(arguments: Arguments, keywords: Mapping[str, object] | None = None) -> Loaded[RunConfig]:
+    """The configuration of a command line: its file and its flags, and keys that were chosen."""
     file = Path(arguments.positional[0]) if arguments.positional else None
-    return load_run_config(file=file, flags=arguments.flags)
+    return load_run_config(file=file, flags=arguments.flags, keywords=keywords)
 
 
 def load_resumed(arguments: Arguments, run: str) -> Loaded[RunConfig]:

@@ -1,7 +1,8 @@
 """`agentrl train`: reinforcement learning."""
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -14,6 +15,7 @@ from agentrl.run_dir import RunDirectory
 
 if TYPE_CHECKING:
     from agentrl.orchestration.placement.bill import Bill
+    from agentrl.orchestration.placement.machines import MachineRoom
 
 
 class TrainOptions(JsonOption):
@@ -30,6 +32,11 @@ class TrainOptions(JsonOption):
         default=None,
         description="With --dry-run and pools: compare with these machines instead of those that "
         "are there, such as '2 nodes, 64 cpu, 8 gpu'.",
+    )
+    placement: Literal["auto"] | None = Field(
+        default=None,
+        description="Measure for a minute, choose pools and roles by the virtual clock, and show "
+        "the table.",
     )
     resume: str | None = Field(
         default=None, description="Go on with a run: its name, its path, or the word last."
@@ -48,6 +55,8 @@ def _run_train(options: TrainOptions, arguments: Arguments) -> int:
     if options.accept_changes and not resumed:
         raise ConfigError("--accept-changes: got it without --resume, which it belongs to")
     loaded = load_resumed(arguments, options.resume) if options.resume else load(arguments)
+    if options.placement:
+        loaded = _place(loaded, options, arguments)
     return (
         _print_run_plan(loaded, options)
         if options.dry_run
@@ -93,15 +102,33 @@ def _print_run_plan(loaded: Loaded[RunConfig], options: TrainOptions) -> int:
     return 0
 
 
+def _place(
+    loaded: Loaded[RunConfig], options: TrainOptions, arguments: Arguments
+) -> Loaded[RunConfig]:
+    """The configuration with the pools that are the fastest here; the table is shown."""
+    from agentrl.orchestration.placement.choose import choose_placement
+    from agentrl.orchestration.preflight import make_plan
+
+    if options.resume or loaded.config.pools:
+        raise ConfigError("--placement: got auto, but the run has its place; leave one of both out")
+    plan = make_plan(loaded.config)
+    choice = choose_placement(plan, _find_or_read_machines(loaded.config, options))
+    print("\n".join(choice.lines()), file=sys.stderr)
+    return load(arguments, choice.keys(loaded.config.engine.name))
+
+
+def _find_or_read_machines(config: RunConfig, options: TrainOptions) -> "MachineRoom":
+    from agentrl.orchestration.placement.machines import find_machines, parse_machines
+
+    if options.cluster:
+        return parse_machines(options.cluster, options.device_memory)
+    return find_machines(config, options.device_memory)
+
+
 def _compare_with_machines(config: RunConfig, options: TrainOptions) -> "Bill | None":
     """The bill of the pools; None without pools. Raises ConfigError if the machines lack some."""
     from agentrl.orchestration.placement.bill import make_bill
-    from agentrl.orchestration.placement.machines import (
-        find_machines,
-        missing_devices,
-        parse_machines,
-        refuse_missing,
-    )
+    from agentrl.orchestration.placement.machines import missing_devices, refuse_missing
     from agentrl.orchestration.placement.pools import read_placement
 
     placement = read_placement(config)
@@ -109,10 +136,7 @@ def _compare_with_machines(config: RunConfig, options: TrainOptions) -> "Bill | 
         if options.cluster:
             raise ConfigError("--cluster: got one without pools; add [pools] and [roles]")
         return None
-    if options.cluster:
-        room = parse_machines(options.cluster, options.device_memory)
-    else:
-        room = find_machines(config, options.device_memory)
+    room = _find_or_read_machines(config, options)
     refuse_missing(missing_devices(config, placement, room))
     bill = make_bill(config, placement, room)
     refuse_missing(bill.missing)

@@ -16,10 +16,10 @@ trainer ends goes on behind its last checkpoint, as `agentrl train --resume` doe
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, Literal, TypeAlias, get_args
+from typing import TypeAlias
 
 from agentrl.schedule.allowance import Allowance
 from agentrl.schedule.config import Schedule
@@ -44,95 +44,10 @@ from agentrl.schedule.events import (
     WeightsPublished,
 )
 from agentrl.schedule.scheduler import Scheduler
+from agentrl.testing.workload import DrawnAttempt, Fault, Workload, draw_attempt, lognormal
 
-
-def lognormal(mean: float, sigma: float) -> Callable[[Random], float]:
-    """Draws with this mean; `sigma` is that of their natural logarithm."""
-    mu = math.log(mean) - sigma**2 / 2
-    return lambda rng: rng.lognormvariate(mu, sigma)
-
-
-def _check_at_least(name: str, value: float, least: float) -> None:
-    if not least <= value < math.inf:  # nan is not
-        raise ValueError(f"{name}: got {value!r}, expected at least {least} and finite")
-
-
-FaultRole: TypeAlias = Literal["engine", "environment", "sandbox host", "verifier", "trainer"]
-FaultKind: TypeAlias = Literal["dies", "hangs", "slow", "wrong", "full disk"]
-_WITH_DISK: Final = ("sandbox host", "trainer")
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Something that goes wrong in a simulated run."""
-
-    at: float
-    role: FaultRole
-    kind: FaultKind
-    """`slow` is late by half of `Workload.deadline_s`; only a host or a trainer fills a disk."""
-
-    def __post_init__(self) -> None:
-        _check_at_least("at", self.at, 0)
-        known = {"role": get_args(FaultRole), "kind": get_args(FaultKind)}
-        for name, values in known.items():
-            if (got := getattr(self, name)) not in values:
-                raise ValueError(f"{name}: got {got!r}, expected one of {', '.join(values)}")
-        if self.kind == "full disk" and self.role not in _WITH_DISK:
-            raise ValueError(
-                f"kind: got 'full disk' of the {self.role}, which has no disk to fill; expected it "
-                f"of the {' or the '.join(_WITH_DISK)}"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """What episodes and updates take; all times in seconds."""
-
-    num_turns: Callable[[Random], int]
-    turn_s: Callable[[Random], float]
-    """Of one turn, the environment's answer included."""
-    train_s: float = 0.0
-    publish_s: float = 0.0
-    """The engine stands still so long."""
-    finish_s: float = 0.0
-    """Of evaluation, metrics and checkpoint."""
-    fails: float = 0.0
-    """The share of attempts that end without a score and may be tried again."""
-    hangs: Sequence[tuple[float, float]] = ()
-    """(when, how long) the engine stands still."""
-    faults: Sequence[Fault] = ()
-    deadline_s: float = 30.0
-    """Until what hangs is noticed, and counts as dead."""
-    restart_s: float = 0.0
-    """Until an engine or a run is there again."""
-    checkpoint_every: int = 1
-    """Steps."""
-
-    def __post_init__(self) -> None:
-        for name in ("train_s", "publish_s", "finish_s", "fails", "deadline_s", "restart_s"):
-            _check_at_least(name, getattr(self, name), 0)
-        _check_at_least("checkpoint_every", self.checkpoint_every, 1)
-        for number in (number for hang in self.hangs for number in hang):
-            _check_at_least("hangs", number, 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnAttempt:
-    """What was drawn for one attempt."""
-
-    turns_s: tuple[float, ...]
-    fails: bool
-
-
-def draw_attempt(workload: Workload, begin: BeginEpisode, *, seed: int = 0) -> DrawnAttempt:
-    """The draws of an attempt: the same in each schedule."""
-    rng = Random(f"{seed}/{begin.ticket}/{begin.member}/{begin.attempt}")
-    num_turns, fails = workload.num_turns(rng), rng.random() < workload.fails
-    _check_at_least("num_turns", num_turns, 1)
-    turns_s = tuple(workload.turn_s(rng) for _ in range(num_turns))
-    for turn_s in turns_s:
-        _check_at_least("turn_s", turn_s, 0)
-    return DrawnAttempt(turns_s=turns_s, fails=fails)
+__all__ = ["DrawnAttempt", "Fault", "Simulated", "Workload"]
+__all__ += ["draw_attempt", "lognormal", "simulate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,14 +94,27 @@ def simulate(
 @dataclass(slots=True)
 class _Attempt:
     member: tuple[int, int]
-    turns_s: Iterator[float]
-    """Of the turns that are left."""
+    turns_s: Iterator[tuple[float, float]]
+    """Of the turns that are left, and of the answers to them."""
     fails: bool
     number: int
     began: float
     version: int
     is_struck: bool = False
     """It ends by a fault; its turn does not."""
+    answer_s: float = 0.0
+    """Of the answer to the turn that it is in."""
+    is_sampling: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """The environment has answered."""
+
+    attempt: _Attempt
+
+
+_Later: TypeAlias = Event | _Attempt | _Answered
 
 
 @dataclass(slots=True)
@@ -196,10 +124,14 @@ class _VirtualRun:
     allowance: Allowance | None
     seed: int
     now: float = 0.0
-    pause: float = 0.0
-    """Real time minus the engine's, which stands still while it takes weights or hangs."""
-    stood: float = 0.0
-    """The engine's time at its last pause."""
+    engine: float = 0.0
+    """The engine's time at `since`; it stands still while it takes weights or hangs."""
+    since: float = 0.0
+    """From then on it goes on, perhaps only later than now."""
+    pace: float = 1.0
+    """Seconds for each of the engine's."""
+    sampling: int = 0
+    """Attempts that the engine works for."""
     busy: float = 0.0
     taken: float = 0.0
     """Seconds of all places that episodes took."""
@@ -207,9 +139,7 @@ class _VirtualRun:
     published: int = 0
     order: Iterator[int] = field(default_factory=itertools.count)
     """Of what happens at the same time, the first that was begun comes first."""
-    later: list[tuple[float, int, Event | _Attempt]] = field(
-        default_factory=list[tuple[float, int, Event | _Attempt]]
-    )
+    later: list[tuple[float, int, _Later]] = field(default_factory=list[tuple[float, int, _Later]])
     """What comes when, by the real clock; of an attempt, that it fails."""
     turns: list[tuple[float, int, _Attempt]] = field(
         default_factory=list[tuple[float, int, _Attempt]]
@@ -237,7 +167,9 @@ class _VirtualRun:
         faults = sorted(self.workload.faults, key=lambda fault: fault.at)
         self._come_later(0.0, Tick())
         while not self.scheduler.is_over:
-            engine = self.turns[0][0] + self.pause if self.turns else math.inf
+            engine = math.inf
+            if self.turns:
+                engine = max(self.now, self.since + (self.turns[0][0] - self.engine) * self.pace)
             trainer = self.later[0][0] if self.later else math.inf
             if math.isinf(min(engine, trainer)):
                 raise ValueError(f"the schedule came to a stand: {self.scheduler.waits()}")
@@ -272,7 +204,7 @@ class _VirtualRun:
             events=self.events,
         )
 
-    def _come_later(self, seconds: float, event: Event | _Attempt) -> None:
+    def _come_later(self, seconds: float, event: _Later) -> None:
         heapq.heappush(self.later, (self.now + seconds, next(self.order), event))
 
     def _take_later(self) -> Event | None:
@@ -280,6 +212,8 @@ class _VirtualRun:
         event = heapq.heappop(self.later)[2]
         if isinstance(event, _Attempt):
             return self._end_attempt(event)
+        if isinstance(event, _Answered):
+            return self._go_on_after_answer(event.attempt)
         if isinstance(event, EpisodeEnded):
             return self._stop_attempt(event)
         is_given_up = isinstance(event, GroupJudged) and event.ticket not in self.scored
@@ -351,22 +285,45 @@ class _VirtualRun:
         )
         self._come_later(0.0, Tick())
 
+    def _tell_engine_time(self) -> float:
+        return self.engine + max(0.0, self.now - self.since) / self.pace
+
     def _pause_engine(self, seconds: float) -> None:
-        self.stood = max(self.stood, self.now - self.pause)
-        self.pause += seconds
+        self.engine, self.since = self._tell_engine_time(), max(self.now, self.since) + seconds
+
+    def _mark_sampling(self, attempt: _Attempt, is_sampling: bool) -> None:
+        if self.workload.slowdown is None or attempt.is_sampling is is_sampling:
+            return
+        attempt.is_sampling = is_sampling
+        self.sampling += 1 if is_sampling else -1
+        if self.sampling:
+            self._pause_engine(0.0)
+            self.pace = self.workload.slowdown(self.sampling)
 
     def _begin_turn(self, attempt: _Attempt) -> bool:
         """Begin the next turn; False if there is none."""
-        turn_s = next(attempt.turns_s, None)
-        if turn_s is None:
+        turn = next(attempt.turns_s, None)
+        if turn is None:
             return False
-        begins = max(self.now - self.pause, self.stood)
-        heapq.heappush(self.turns, (begins + turn_s, next(self.order), attempt))
+        turn_s, attempt.answer_s = turn
+        ends = self._tell_engine_time() + turn_s
+        heapq.heappush(self.turns, (ends, next(self.order), attempt))
+        self._mark_sampling(attempt, True)
         return True
 
     def _end_turn(self) -> Event | None:
         """What the scheduler hears of the turn that ends; None if its group was dropped."""
         attempt = heapq.heappop(self.turns)[2]
+        if self.open.get(attempt.member) is not attempt or attempt.is_struck:
+            return None
+        self._mark_sampling(attempt, False)
+        if attempt.answer_s:
+            self._come_later(attempt.answer_s, _Answered(attempt))
+            return EpisodeWaits(*attempt.member, "environment")
+        return self._go_on_after_answer(attempt)
+
+    def _go_on_after_answer(self, attempt: _Attempt) -> Event | None:
+        """What the scheduler hears of the next turn, or of the end; None as above."""
         if self.open.get(attempt.member) is not attempt or attempt.is_struck:
             return None
         if self._begin_turn(attempt):
@@ -395,6 +352,7 @@ class _VirtualRun:
         return event
 
     def _leave_place(self, attempt: _Attempt) -> None:
+        self._mark_sampling(attempt, False)
         del self.open[attempt.member]
         self.stops.pop(attempt.member, None)
         self.taken += self.now - attempt.began
@@ -430,7 +388,7 @@ class _VirtualRun:
         drawn = draw_attempt(self.workload, begin, seed=self.seed)
         attempt = _Attempt(
             member=(begin.ticket, begin.member),
-            turns_s=iter(drawn.turns_s),
+            turns_s=itertools.zip_longest(drawn.turns_s, drawn.answers_s, fillvalue=0.0),
             fails=drawn.fails,
             number=begin.attempt,
             began=self.now,
@@ -452,5 +410,6 @@ class _VirtualRun:
             for member, version in sorted(self.scored.pop(ticket).items()):
                 self.trained.append((ticket, member, batch.version - version))
         self.busy += self.workload.train_s
+        self._pause_engine(self.workload.stands_s)
         versions, self.changes_nothing = self.schedule.updates * (not self.changes_nothing), False
         self._come_later(self.workload.train_s, BatchTrained(versions))

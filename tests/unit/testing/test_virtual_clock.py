@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -168,3 +169,38 @@ def strike(at: float, role: Any, kind: Any) -> Fault:
 def test_what_cannot_happen_is_refused(make: Callable[[], object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         make()
+
+
+def test_many_turns_at_once_slow_each_other() -> None:
+    """4 turns of 1 s that share one engine take 4 s, and each leaves its part to the others."""
+    schedule = Schedule(groups_per_step=1, members=4, steps=1)
+    work = Workload(num_turns=lambda _: 1, turn_s=lambda _: 1.0, slowdown=float)
+    assert simulate(schedule, work).seconds == pytest.approx(4.0)
+    lengths = Workload(
+        num_turns=lambda _: 1, turn_s=lambda rng: rng.choice((1.0, 2.0)), slowdown=float
+    )
+    drawn = [sum(draw_attempt(lengths, BeginEpisode(0, member, 0)).turns_s) for member in range(4)]
+    assert simulate(schedule, lengths).seconds == pytest.approx(sum(drawn))
+
+
+def test_an_environment_answers_beside_the_engine() -> None:
+    """Two episodes of two turns and tools, all of which begin at the same time."""
+    schedule = Schedule(groups_per_step=1, members=2, steps=1)
+    work = Workload(
+        num_turns=lambda _: 2,
+        turn_s=lambda _: 1.0,
+        environment_s=lambda _: 10.0,
+        slowdown=float,
+    )
+    # 2 s for both turns, 10 for both tools, and both once more.
+    assert simulate(schedule, work).seconds == pytest.approx(24.0)
+
+
+def test_servers_stand_still_while_the_trainer_has_their_devices() -> None:
+    schedule = Schedule(groups_per_step=1, members=1, steps=3, staleness=1)
+    work = Workload(num_turns=lambda _: 1, turn_s=lambda _: 5.0, train_s=4.0)
+    apart = simulate(schedule, work).seconds
+    together = simulate(schedule, replace(work, stands_s=4.0)).seconds
+    # Two episodes begin at 0 and the third after the first update, beside the second one.
+    assert apart == pytest.approx(5 + 4 + 5 + 4)
+    assert together == pytest.approx(apart + 4)
