@@ -181,7 +181,7 @@ def reserve(name: str, bundle: Mapping[str, float], size: int) -> PlacementGroup
 
 
 def nodes_with_cpus() -> list[dict[str, Any]]:
-    """The nodes that work, those without accelerators first.
+    """The nodes that work: without accelerators first, the driver's last among its like.
 
     Raises:
         ConfigError: there is none.
@@ -191,7 +191,8 @@ def nodes_with_cpus() -> list[dict[str, Any]]:
     ]
     if not nodes:
         raise ConfigError("ray.players: no node of the cluster has a CPU; add one")
-    return sorted(nodes, key=lambda node: node["Resources"].get("GPU", 0.0))
+    own = ray.get_runtime_context().get_node_id()
+    return sorted(nodes, key=lambda n: (n["Resources"].get("GPU", 0.0), n["NodeID"] == own))
 
 
 def wait_for(starting: Mapping[int, Any]) -> None:
