@@ -1,10 +1,12 @@
-"""A rank in a cluster dies or stands still: one sentence, nothing left, and the run goes on."""
+"""A rank, a player or the driver dies or stands still: what is said, trained on and left."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -12,17 +14,22 @@ import pytest
 
 from agentrl.run_dir import read_episodes
 from agentrl.testing.local_ray import LocalRay
+from agentrl.types import Episode
 
 ENV = f"{Path(__file__).parents[2] / 'e2e' / 'digits_env.py'}:Digits"
 STEPS, GROUPS, MEMBERS = 6, 4, 4
 
 
-def actors() -> list[psutil.Process]:
-    """The processes of ranks."""
+def actors(kind: str = "_Actor", without: Sequence[int] = ()) -> list[psutil.Process]:
+    """The processes of ranks, or of players; without those."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         try:
-            if process.cmdline()[:1] and "ray::_Actor" in process.cmdline()[0]:
+            if (
+                process.pid not in without
+                and process.cmdline()[:1]
+                and f"ray::{kind}" in process.cmdline()[0]
+            ):
                 found.append(process)
         except psutil.Error:
             continue
@@ -49,6 +56,20 @@ def wait_for_steps(folder: Path, most: int, run: "subprocess.Popen[str]") -> Non
     while num_steps(folder) < most and run.poll() is None:
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def episodes(folder: Path) -> list[Episode]:
+    files = sorted((folder / "runs" / "r" / "episodes").glob("step-*.parquet"))
+    return [episode for file in files for episode in read_episodes(file)]
+
+
+def play_on(cluster: LocalRay) -> list[str]:
+    return [
+        *("--env", ENV, "--name", "r", "--steps", str(STEPS)),
+        *("--executor", "ray", "--ray-address", cluster.address),
+        *("--rollout.tasks-per-step", str(GROUPS), "--group-size", str(MEMBERS)),
+        *("--rollout.max-new-tokens", "8", "--fault.deadline-s", "2"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +100,39 @@ def test_a_rank_that_is_struck_ends_the_run_which_goes_on_from_its_checkpoint(
     resumed = train(tmp_path, "--resume", "r")
     out, err = resumed.communicate(timeout=100)
     assert resumed.returncode == 0, err
-    files = sorted((tmp_path / "runs" / "r" / "episodes").glob("step-*.parquet"))
-    trained = [(e.group, e.member) for file in files for e in read_episodes(file) if e.valid]
+    trained = [(e.group, e.member) for e in episodes(tmp_path) if e.valid]
     assert len(trained) == len(set(trained)) == STEPS * GROUPS * MEMBERS
     assert not actors()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_player_that_is_struck_costs_attempts_alone(
+    tmp_path: Path, two_raylets: LocalRay, blow: signal.Signals
+) -> None:
+    others = [process.pid for kind in ("_Actor", "_Player") for process in actors(kind)]
+    run = train(tmp_path, *play_on(two_raylets))
+    wait_for_steps(tmp_path, 2, run)
+    os.kill(actors("_Player", others)[-1].pid, blow)
+    _, err = run.communicate(timeout=100)
+    assert run.returncode == 0, err
+    [said] = re.findall(r"^player \d \(process .* ended: .*; (\d+) episodes were there$", err, re.M)
+    lost = [e for e in episodes(tmp_path) if not e.valid]
+    assert len(lost) == int(said)
+    trained = [(e.group, e.member) for e in episodes(tmp_path) if e.valid]
+    assert len(trained) == len(set(trained)) == STEPS * GROUPS * MEMBERS
+    assert not actors("_Player", others)
+
+
+@pytest.mark.nightly
+def test_players_end_with_a_driver_that_is_killed(tmp_path: Path, two_raylets: LocalRay) -> None:
+    others = [process.pid for kind in ("_Actor", "_Player") for process in actors(kind)]
+    run = train(tmp_path, *play_on(two_raylets))
+    wait_for_steps(tmp_path, 1, run)
+    assert len(actors("_Player", others)) == 2
+    run.kill()
+    run.communicate()
+    end = time.monotonic() + 30
+    while actors("_Player", others) or actors(without=others):
+        assert time.monotonic() < end
+        time.sleep(0.1)
