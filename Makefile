@@ -102,6 +102,7 @@ nightly: venv $(RENDERERS) $(PEERS) sglang vllm
 	$(PY) benchmarks/learning.py --env number_guess --seeds 0,1,2
 	$(PY) benchmarks/learning.py --env long_haul --seeds 0
 	$(PY) benchmarks/memory.py
+	$(PY) benchmarks/relay.py
 	$(PY) benchmarks/engine.py
 	$(PY) benchmarks/train_step.py
 	PYTHONPATH=$(PEERS) $(PY) benchmarks/algorithms.py

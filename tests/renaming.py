@@ -11,6 +11,9 @@ from agentrl.weights.source import WeightSource
 class Renaming:
     """Brings servers the names of weights alone; they draw any tokens under all of them."""
 
+    async def stage(self, targets: Sequence[Target], weights: WeightSource, version: int) -> None:
+        pass
+
     async def publish(
         self, targets: Sequence[Target], weights: WeightSource, version: int, *, flush: bool = True
     ) -> Sequence[EngineError | None]:

@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, str] = {
     "template check": "check a chat template for multi-turn training",
     "engine install": "install an engine's server into an environment of its own",
     "engine serve": "start a server for a model and stop it with Ctrl-C",
+    "engine relay": "keep new weights on a host of servers, sent there once for all of them",
     "engine check": "ask a running server whether it can be trained with",
     "sandbox build": "build the image of Docker sandboxes from this machine's packages",
     "sandbox list": "list the sandboxes that exist on this machine",

@@ -46,18 +46,24 @@ def _run_engine_serve(options: ServeOptions, arguments: Arguments) -> int:
     config = load_config(EngineFlags, flags=arguments.flags).config.engine
     family = "sglang" if name == "local" else name  # whose protocol it speaks
     keys = Keys.given(family)
-    if options.host not in _LOOPBACK and not keys.user:
-        variable = f"AGENTRL_{family.upper()}_KEY"
-        raise ConfigError(
-            f"--host: whoever reaches {options.host} could change the weights; set {variable}"
-        )
+    refuse_open_address(options.host, keys, family)
     if name == "local":
         return _serve_local_engine(options, config, keys)
     return _serve_servers_of_kind(SERVERS[name], options, config, keys)
 
 
+def refuse_open_address(host: str, keys: Keys, name: str) -> None:
+    """Raise ConfigError where others than this machine could come in without a key."""
+    if host not in _LOOPBACK and not keys.user:
+        raise ConfigError(
+            f"--host: whoever reaches {host} could change the weights; set "
+            f"AGENTRL_{name.upper()}_KEY"
+        )
+
+
 def _serve_local_engine(options: ServeOptions, config: EngineConfig, keys: Keys) -> int:
-    from agentrl.engine.serve.app import bind, serve
+    from agentrl.engine.serve.app import serve
+    from agentrl.engine.serve.listening import bind
 
     with bind(options.host, options.port) as listening:
         url = f"http://{options.host}:{listening.getsockname()[1]}"

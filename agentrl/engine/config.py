@@ -8,6 +8,10 @@ from agentrl.config import Config
 from agentrl.config.anchor import Reference
 
 
+def _split_addresses(text: str) -> tuple[str, ...]:
+    return tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
+
+
 class ServerConfig(Config):
     """Servers of one kind: where they are, or how one is started."""
 
@@ -52,7 +56,7 @@ class ServerConfig(Config):
     @property
     def urls(self) -> tuple[str, ...]:
         """The servers of `url`."""
-        return tuple(part.strip().rstrip("/") for part in self.url.split(",") if part.strip())
+        return _split_addresses(self.url)
 
 
 class SglangConfig(ServerConfig):
@@ -82,6 +86,12 @@ class EngineConfig(Config):
     )
     sglang: SglangConfig = Field(default=SglangConfig(), description="SGLang servers")
     vllm: VllmConfig = Field(default=VllmConfig(), description="vLLM servers")
+    relays: str = Field(
+        default="",
+        description="addresses of `agentrl engine relay`, one on each host of running servers, as "
+        "in http://a:31000,http://b:31000; each host then gets new weights once, in a file in its "
+        "memory, whatever the servers' transport",
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
         description="number format of the weights; auto: that of the model, or float32 on a CPU "
@@ -113,6 +123,11 @@ class EngineConfig(Config):
         default="auto",
         description="sample with the trainer's own parameters; auto: where the dtypes agree",
     )
+
+    @property
+    def relay_urls(self) -> tuple[str, ...]:
+        """Those of `relays`."""
+        return _split_addresses(self.relays)
 
     @property
     def name(self) -> str:

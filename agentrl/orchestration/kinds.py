@@ -19,6 +19,7 @@ from agentrl.engine.servers.control import Keys
 from agentrl.engine.servers.engine import ServedEngine
 from agentrl.engine.servers.install import Product
 from agentrl.engine.servers.process import HOST, Server
+from agentrl.engine.servers.weight_files import check_relays
 from agentrl.engine.sglang import server as sglang
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.install import SGLANG
@@ -65,6 +66,9 @@ class EngineKind:
     reserved_tokens: ClassVar[int] = 0
     """Tokens of the model's context that it keeps to itself."""
 
+    def check_settings(self, config: EngineConfig) -> None:
+        """Raise ConfigError for what cannot be, whatever the model."""
+
     def check(self, config: EngineConfig, folder: Path) -> None:
         """Raise ConfigError if it could not be started; a warm start comes in between."""
 
@@ -93,6 +97,10 @@ class LocalKind(EngineKind):
     honours_seeds = True
     samples_all_rows = False
 
+    def check_settings(self, config: EngineConfig) -> None:
+        """It has no server that a relay could be on the host of."""
+        check_relays(config.relay_urls, ())
+
 
 class ServerKind(EngineKind):
     """Servers, which are started or run already; a subclass says of which kind."""
@@ -103,6 +111,10 @@ class ServerKind(EngineKind):
     def settings(self, config: EngineConfig) -> ServerConfig:
         """Those of the kind."""
         return cast("ServerConfig", getattr(config, self.product.name))
+
+    def check_settings(self, config: EngineConfig) -> None:
+        """Servers and relays are on the same hosts."""
+        check_relays(config.relay_urls, self.settings(config).urls)
 
     def check(self, config: EngineConfig, folder: Path) -> None:
         """Whether it is installed and fits, unless it runs already."""
@@ -189,6 +201,11 @@ class VllmKind(ServerKind):
     engine = VllmEngine
     check_startable = staticmethod(vllm.check_startable)
     serve = staticmethod(vllm.start)
+
+    def check_settings(self, config: EngineConfig) -> None:
+        """It cannot take turns on a device either."""
+        super().check_settings(config)
+        vllm.check_sharing(config)
 
     def start(self, setup: EngineSetup) -> Engine:
         """Start a server, or take those that run."""

@@ -79,7 +79,9 @@ def make_plan(
     if config.trainer.reference_model:
         check_model(config.trainer.reference_model)
     check_observers(config, objects)
-    if not engine_kind(config, objects).honours_seeds and config.deterministic:
+    kind = engine_kind(config, objects)
+    kind.check_settings(config.engine)
+    if not kind.honours_seeds and config.deterministic:
         raise ConfigError(
             f"deterministic: got true with engine {config.engine.name}, which ignores seeds; use "
             "--engine local"

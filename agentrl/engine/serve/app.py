@@ -1,8 +1,6 @@
 """The server: routes, keys, start and stop."""
 
 import asyncio
-import hmac
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -15,13 +13,13 @@ from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
 from agentrl.engine.serve import wire
+from agentrl.engine.serve.listening import has_headers, served_until_stopped, stop_at_signals
 from agentrl.engine.serve.serving import Serving
 from agentrl.engine.servers.control import Keys
 from agentrl.engine.sglang.install import SGLANG
-from agentrl.errors import ConfigError, EngineError
+from agentrl.errors import EngineError
 from agentrl.tokens import Tokenizer
 
-_STOP_S = 5.0
 _OPEN = ("/health", "/health_generate")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -69,11 +67,7 @@ class App:
     ) -> web.StreamResponse:
         """Check the key, and turn what a handler raises into an answer."""
         wanted = self._keys.headers(admin=request.path in self._for_admins)
-        right = all(
-            hmac.compare_digest(request.headers.get(name, "").encode(), value.encode())
-            for name, value in wanted.items()
-        )
-        if not right and request.path not in _OPEN:
+        if not has_headers(request, wanted) and request.path not in _OPEN:
             return _make_json_response({"error": "Unauthorized"}, 401)
         try:
             return await handler(request)
@@ -218,21 +212,6 @@ def _describe_first_mistake(error: ValidationError) -> str:
     return f"{where}: {mistake['msg']}"
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket.
-
-    Raises:
-        ConfigError: the port is taken, or the host is none of this machine.
-    """
-    try:
-        return socket.create_server((host, port), backlog=1024)
-    except OSError as error:
-        reason = str(error.strerror).partition(" (")[0]
-        raise ConfigError(
-            f"port {port} of {host} cannot be used ({reason}); give another one or none"
-        ) from error
-
-
 async def serve(
     folder: Path,
     config: EngineConfig,
@@ -241,25 +220,13 @@ async def serve(
     keys: Keys,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT; running requests then end with what they have."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_at_signals()
     model = await asyncio.to_thread(load_model, folder, config.dtype)
     # Clients have deadlines of their own; a server that is paused for long must not have one.
     engine = LocalEngine(model, config.model_copy(update={"timeout_s": float("inf")}))
     serving = Serving(engine, model, Tokenizer.load(folder))
-    app = App(serving, folder, keys).make()
-    # Cancellation, so that the request of a client that went away ends.
-    runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=_STOP_S
-    )
     try:
-        await runner.setup()
-        await web.SockSite(runner, listening).start()
-        if not stop.is_set():
-            ready()
-        await stop.wait()
-        await serving.abort(None, everything=True)
+        async with served_until_stopped(App(serving, folder, keys).make(), listening, stop, ready):
+            await serving.abort(None, everything=True)
     finally:
-        await runner.cleanup()
         await engine.aclose()

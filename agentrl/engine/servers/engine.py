@@ -185,6 +185,7 @@ class ServedEngine:
         check_version(version, self.version)
         running = self._fleet.going.is_set()
         if running:
+            await self._fleet.stage(weights, version)
             await self.pause()
         try:
             await self._fleet.update(weights, version)

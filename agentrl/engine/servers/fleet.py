@@ -118,6 +118,17 @@ class Fleet:
             asyncio.create_task(self._watch_server_health(slot)) for slot in self.slots
         ]
 
+    async def stage(self, weights: WeightSource, version: int) -> None:
+        """Bring to the hosts what can be brought while the servers sample."""
+        async with self._updating:
+            targets = [
+                (slot.control, slot.info)
+                for slot in self.slots
+                if slot.state == "serving" and slot.info is not None
+            ]
+            if self._transport is not None and targets:
+                await self._transport.stage(targets, weights, version)
+
     async def update(self, weights: WeightSource, version: int) -> None:
         """Give the weights to all servers and serve them as `version` where they arrived.
 

@@ -11,6 +11,7 @@ servers are paused all the while.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from agentrl.engine.servers.control import Info, ServerControl
+from agentrl.engine.servers.weight_files import WeightFiles, host_of
 from agentrl.errors import EngineError
 from agentrl.weights.check import check_finite
 from agentrl.weights.experts import as_in_files
@@ -35,6 +37,12 @@ C = TypeVar("C", bound=ServerControl)
 
 class Transport(Protocol):
     """Brings weights to servers."""
+
+    async def stage(
+        self, targets: Sequence[tuple[Any, Info]], weights: WeightSource, version: int
+    ) -> None:
+        """Bring what can be brought while the servers sample; `publish` does the rest, or all."""
+        ...
 
     async def publish(
         self,
@@ -76,6 +84,11 @@ class PublishedWeights(Generic[C]):
         self._timeout_s = timeout_s
         self._shapes: Mapping[str, torch.Size] | None = None
         self._published: tuple[int, Sequence[float]] | None = None
+
+    async def stage(
+        self, targets: Sequence[tuple[C, Info]], weights: WeightSource, version: int
+    ) -> None:
+        """Nothing: most ways end where the old weights are."""
 
     async def publish(
         self,
@@ -170,6 +183,51 @@ async def call_each(
             raise result
         failures.append(result)
     return failures
+
+
+class FileWeights(PublishedWeights[C]):
+    """Weights in a file that each server loads: from here, or from a relay on its host."""
+
+    def __init__(
+        self, root: Path | None = None, relays: Sequence[str] = (), *, timeout_s: float = UPDATE_S
+    ) -> None:
+        """`root`: where the file lies; with `relays`, one of each host, servers need not see it."""
+        super().__init__(timeout_s=timeout_s)
+        self._files = WeightFiles(root, relays, timeout_s=timeout_s)
+
+    async def stage(
+        self, targets: Sequence[tuple[C, Info]], weights: WeightSource, version: int
+    ) -> None:
+        """Bring the file to the hosts that have a relay."""
+        if not self._files.hosts:
+            return
+        named = self._list_tensors_to_check(weights, targets)
+        self._check_version_keeps_sums(named, version)
+        await self._files.bring(as_in_files(named), version, self._files.hosts)
+
+    async def send(
+        self, targets: Sequence[tuple[C, Info]], named: Named, version: int, *, flush: bool
+    ) -> Sequence[EngineError | None]:
+        """Bring all tensors to all targets."""
+
+        async def load(target: tuple[C, Info]) -> None:
+            folder = self._files.folder_for(target[0].url)
+            await self.load(target[0], folder, flush=flush)
+
+        try:
+            hosts = {host_of(control.url) for control, _ in targets}
+            await self._files.bring(named, version, hosts)
+            return await call_each(targets, load)
+        finally:
+            await self._files.forget()
+
+    async def load(self, control: C, folder: str, *, flush: bool) -> None:
+        """Let a server load the file in a folder of its host."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Remove the folder."""
+        await self._files.aclose()
 
 
 def check_tensor_rows_arrived(

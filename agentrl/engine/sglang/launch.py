@@ -11,7 +11,7 @@ from agentrl.engine.servers.launch import vocab_size
 from agentrl.engine.sglang.engine import SglangEngine
 from agentrl.engine.sglang.install import SGLANG
 from agentrl.engine.sglang.server import start
-from agentrl.engine.sglang.weights import AdapterTransport, make_transport
+from agentrl.engine.sglang.weights import AdapterTransport, Transport, make_transport
 
 
 def start_servers(
@@ -29,7 +29,10 @@ def start_servers(
     gives no sign of life for `deadline_s` counts as gone.
     """
     settings = config.sglang
-    transport = AdapterTransport(adapter) if adapter else make_transport(settings.transport)
+    if adapter:
+        transport: Transport = AdapterTransport(adapter)
+    else:
+        transport = make_transport(settings.transport, config.relay_urls)
     if adapter and not settings.urls:
         # Room for the adapters of three versions in a server that is started.
         names = " ".join(cast("list[str]", adapter["target_modules"]))

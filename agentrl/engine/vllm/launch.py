@@ -5,9 +5,10 @@ from pathlib import Path
 from agentrl.engine.config import EngineConfig
 from agentrl.engine.local.models.resolve import default_cache_dir
 from agentrl.engine.servers.launch import vocab_size
+from agentrl.engine.servers.weight_files import MEMORY
 from agentrl.engine.vllm.engine import VllmEngine
 from agentrl.engine.vllm.server import start
-from agentrl.engine.vllm.weights import MEMORY, FileTransport
+from agentrl.engine.vllm.weights import FileTransport
 
 
 def start_servers(
@@ -23,11 +24,12 @@ def start_servers(
     One that gives no sign of life for `deadline_s` counts as gone.
     """
     settings = config.vllm
+    in_memory = settings.transport == "shared" or bool(config.relay_urls)
     return VllmEngine(
         settings.urls or [start(config, folder, logs or default_cache_dir() / "logs")],
         vocab_size=vocab_size(folder),
         context_length=context_length,
-        transport=FileTransport(MEMORY if settings.transport == "shared" else None),
+        transport=FileTransport(MEMORY if in_memory else None, config.relay_urls),
         pause=settings.pause,
         restarts=settings.restarts,
         timeout_s=config.timeout_s,

@@ -58,9 +58,14 @@ def start(
 
 def check_startable(config: EngineConfig, model: Path) -> Installation:
     """The installation, if a server could start; otherwise ConfigError says at once why not."""
+    check_sharing(config)
+    return find_startable(VLLM, config.dtype, config.vllm.kv_tokens, model)
+
+
+def check_sharing(config: EngineConfig) -> None:
+    """Raise ConfigError if it should take turns with the trainer on one device."""
     if config.share_device:
         raise ConfigError(NO_SHARING)
-    return find_startable(VLLM, config.dtype, config.vllm.kv_tokens, model)
 
 
 def launch_command(

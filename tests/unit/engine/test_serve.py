@@ -19,7 +19,8 @@ from torch.multiprocessing import reductions
 
 from agentrl.engine.local.engine import LocalEngine
 from agentrl.engine.local.models.load import load_model
-from agentrl.engine.serve.app import App, bind
+from agentrl.engine.serve.app import App
+from agentrl.engine.serve.listening import bind
 from agentrl.engine.serve.serving import Serving
 from agentrl.engine.serve.unpickle import read_tensors
 from agentrl.engine.servers.control import Keys

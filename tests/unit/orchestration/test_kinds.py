@@ -92,3 +92,18 @@ def test_an_evaluation_is_played_by_one_s_own(tmp_path: Path) -> None:
         "calculator", engine=OWN, runs_dir=str(tmp_path), threads=1, eval={"tasks": 3}
     )
     assert (result.episodes, result.reward) == (3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--engine.relays http://a:1", "engine.relays: no server is on a"),
+        ("--engine.sglang.url http://b:2 --engine.relays http://a:1", "but a server is on b"),
+        ("--engine vllm --engine.share-device true", "a vLLM server keeps its memory"),
+        ("--engine.vllm.url http://b:2 --engine.share-device true", "a vLLM server keeps"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_the_dry_run_too(flags: str, said: str) -> None:
+    config = load_run_config(flags=["--env", "calculator", *flags.split()]).config
+    with pytest.raises(ConfigError, match=said):
+        make_plan(config)

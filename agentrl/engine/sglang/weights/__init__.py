@@ -3,9 +3,10 @@
 Or only as an adapter.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
+from agentrl.engine.servers.weight_files import MEMORY
 from agentrl.engine.servers.weights import Transport
 from agentrl.engine.sglang.weights.adapter import AdapterTransport
 from agentrl.engine.sglang.weights.broadcast import BroadcastTransport
@@ -26,8 +27,12 @@ __all__ = [
 ]
 
 
-def make_transport(kind: Literal["tensor", "shared", "disk", "distributed"]) -> Transport:
-    """The transport of a configuration."""
+def make_transport(
+    kind: Literal["tensor", "shared", "disk", "distributed"], relays: Sequence[str] = ()
+) -> Transport:
+    """The transport of a configuration; with relays it is a file, whatever the kind."""
+    if relays:
+        return DiskTransport(MEMORY, relays)
     kinds: dict[str, Callable[[], Transport]] = {
         "shared": SharedTransport,
         "disk": DiskTransport,
