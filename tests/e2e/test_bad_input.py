@@ -67,6 +67,14 @@ CASES = {
     "unknown key": Case(["typo.toml", *CALCULATOR], ["trainer.clip.hihg", "did you mean high"]),
     "not TOML": Case(["broken.toml"], ["broken.toml", "line 1"]),
     "no file": Case(["nowhere.toml"], ["nowhere.toml"]),
+    "unknown pool": Case(
+        [*CALCULATOR, "--pools", '{train = "1 x cpu"}', "--roles.actor", "trian"],
+        ["roles.actor: there is no pool trian, did you mean train?"],
+    ),
+    "role without a pool": Case(
+        [*CALCULATOR, "--pools", '{train = "1 x cpu"}', "--roles.actor", "train"],
+        ["roles.rollout: has no pool"],
+    ),
     "no environment": Case([], ["--env"]),
     "merged adapters in shared weights": Case(
         [*CALCULATOR, "--trainer.lora.rank", "4", "--engine.share-weights", "true"],
