@@ -13,9 +13,11 @@ of this machine is written to by the ranks themselves.
 import asyncio
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -26,18 +28,26 @@ from torch import Tensor
 from agentrl.engine import WeightSource
 from agentrl.engine.local.models.load import limit_ids, load_model
 from agentrl.engine.local.process import prepare_process
-from agentrl.trainer.algorithms.losses import CheckedLoss, make_loss
-from agentrl.trainer.config import TrainerConfig
+from agentrl.trainer.algorithms.losses import make_loss
 from agentrl.trainer.fsdp import is_sharded, whole
 from agentrl.trainer.parallel_dims import ParallelDims, Ranks
 from agentrl.trainer.protocol import Trainer
 from agentrl.trainer.rank_group import PRELOAD, start_ranks
+from agentrl.trainer.roles import (
+    CriticGroup,
+    ReferenceRank,
+    RoleApart,
+    RoleGroup,
+    RolePlace,
+    RoleRank,
+    TrainerPlan,
+)
 from agentrl.trainer.sharded_load import empty_model
 from agentrl.trainer.shares import Dealer, Share, add_outputs
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.trainer.updates import StepStats, SupervisedStats, with_explained
 from agentrl.trainer.weights import ModelWeights
-from agentrl.types import Batch
+from agentrl.types import Batch, Json
 from agentrl.weights.plan import Bucket, Handle, Held, Layout, Written
 from agentrl.workers.dispatch import by_replica, gathered, on_all, on_first, streamed
 from agentrl.workers.executors import Executor, Processes
@@ -48,27 +58,6 @@ T = TypeVar("T")
 
 _GATHERED_BYTES = 1 << 26
 """Whole tensors come from the ranks in pieces of about this size."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerPlan:
-    """What each rank builds."""
-
-    folder: Path
-    """The model."""
-    config: TrainerConfig
-    total_steps: int
-    longest: int | None = None
-    """Most tokens of a row; None: the model's context."""
-    threads: int = 0
-    deterministic: bool = False
-    seed: int = 0
-    num_ids: int | None = None
-    """Rows of the model's matrices from this one on are left out."""
-    loss: CheckedLoss | None = None
-    """Instead of the one that `config` names."""
-    reference: Path | None = None
-    """The model that is the reference, if it is not the one that is trained."""
 
 
 def _call_on_all_ranks(
@@ -86,12 +75,20 @@ def _call_on_all_ranks(
 class RankTrainer:
     """Starts `config.ranks` workers, each with a `LocalTrainer` of the model."""
 
-    def __init__(self, plan: TrainerPlan, executor: Executor | None = None) -> None:
+    def __init__(
+        self,
+        plan: TrainerPlan,
+        executor: Executor | None = None,
+        *,
+        apart: Mapping[RoleApart, RolePlace] = MappingProxyType({}),
+    ) -> None:
         """Start them and let them load the model; raises what a `LocalTrainer` does.
 
-        Without an executor they are processes of this machine.
+        Without an executor they are processes of this machine. Roles that lie `apart` have groups
+        of their own.
         """
         self.has_changed = False
+        plan = replace(plan, apart=frozenset(apart))
         config = plan.config
         layout = ParallelDims(
             size=config.ranks,
@@ -112,6 +109,18 @@ class RankTrainer:
         self._config = config
         self._layout = self._ranks.ask(Replica.held)
         self._is_near = set(self._ranks.ask(Replica.memory_place)) == {name_shared_memory()}
+        self._critic: CriticGroup | None = None
+        self._apart: dict[str, RoleGroup] = {}
+        """By what they say of a batch."""
+        try:
+            if "critic" in apart:
+                self._critic = CriticGroup(plan, apart["critic"])
+                self._apart["values"] = self._critic
+            if "reference" in apart:
+                self._apart["reference"] = RoleGroup(ReferenceRank, plan, apart["reference"])
+        except BaseException:
+            self._end_groups()
+            raise
 
     def call(self, method: str, *args: object, **options: object) -> object:
         """What the method of the first rank's trainer returns; the others call it too."""
@@ -123,6 +132,9 @@ class RankTrainer:
         shares = self._dealer.for_update(batch)
         self.has_changed = True  # what interrupts it ends the ranks
         stats = self._ranks.ask(Replica.update, shares)[0]
+        if self._critic is not None and batch.values_N is not None and stats.alarm is None:
+            loss, skipped = self._critic.update(batch)
+            stats = replace(stats, value_loss=loss, value_skipped=skipped)
         return with_explained(stats, batch, self._config)
 
     def supervised_update(self, batch: Batch, *, smoothing: float = 0.0) -> SupervisedStats:
@@ -132,13 +144,25 @@ class RankTrainer:
 
     def with_outputs(self, batch: Batch, names: Collection[str]) -> Batch:
         """What models say of it, as `Trainer.with_outputs`."""
-        shares = self._dealer.for_pass(batch)
-        found = self._ranks.ask(Replica.outputs, shares, [names] * len(shares))
-        return add_outputs(batch, shares, found)
+        # All are asked before any is waited for.
+        asked = [self._apart[name].ask_outputs(batch) for name in names if name in self._apart]
+        if own := [name for name in names if name not in self._apart]:
+            shares = self._dealer.for_pass(batch)
+            asked.append((shares, self._ranks.call(Replica.outputs, shares, [own] * len(shares))))
+        for shares, future in asked:
+            found = self._ranks.wait(future)
+            batch = add_outputs(batch, shares, found)
+        return batch
+
+    def timeline(self) -> dict[str, tuple[float, float]]:
+        """When the last pass of each role that lies apart began and ended, by its output."""
+        return {name: group.ranks.ask(RoleRank.span) for name, group in self._apart.items()}
 
     def give_up(self) -> bool:
         """End the ranks if they are in a call; as `Trainer.give_up`."""
         self._ranks.interrupt()
+        for group in self._apart.values():
+            group.ranks.interrupt()
         return not self.has_changed
 
     @property
@@ -152,8 +176,29 @@ class RankTrainer:
         return self._ranks.ask(Replica.step)
 
     logprobs = _call_on_all_ranks(Trainer.logprobs)
-    save = _call_on_all_ranks(Trainer.save)
-    load = _call_on_all_ranks(Trainer.load)
+
+    def save(
+        self,
+        folder: Path,
+        *,
+        step: int,
+        state: Mapping[str, Json],
+        keep: int = 2,
+        metric: float | None = None,
+        background: bool = False,
+    ) -> Path:
+        """Write a checkpoint, as `Trainer.save`; a critic that lies apart writes its own before."""
+        if self._critic is not None:
+            self._critic.save(folder, step=step, keep=keep, metric=metric)
+        options = {"keep": keep, "metric": metric, "background": background}
+        return cast("Path", self.call("save", folder, step=step, state=state, **options))
+
+    def load(self, path: Path) -> Mapping[str, Json]:
+        """Load one, as `Trainer.load`."""
+        if self._critic is not None:
+            self._critic.load(path)
+        return cast("Mapping[str, Json]", self.call("load", path))
+
     export = _call_on_all_ranks(Trainer.export)
     release_memory = _call_on_all_ranks(Trainer.release_memory)
     reclaim_memory = _call_on_all_ranks(Trainer.reclaim_memory)
@@ -169,9 +214,17 @@ class RankTrainer:
 
     def close(self) -> None:
         """Bring the last checkpoint to the disk and end the processes."""
-        with self._ranks:
+        try:
             if self._ranks.alive:
                 self.call("close")
+        finally:
+            self._end_groups()
+
+    def _end_groups(self) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(self._ranks)
+            for group in self._apart.values():
+                stack.enter_context(group.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +273,8 @@ class Replica:
             threads=torch.get_num_threads(), deterministic=plan.deterministic, seed=plan.seed
         )
         # Adapters and a critic begin with weights that no file has.
-        plain = not config.lora.rank and not config.has_critic
+        has_critic = config.has_critic and "critic" not in plan.apart
+        plain = not config.lora.rank and not has_critic
         model = empty_model(plan.folder) if plain and is_sharded(config, ranks) else None
         folder = None if model is None else plan.folder
         if model is None:
@@ -229,7 +283,7 @@ class Replica:
         if plan.num_ids is not None:
             limit_ids(model, plan.num_ids)
         reference = None
-        if plan.reference is not None:
+        if plan.reference is not None and "reference" not in plan.apart:
             place = str(ranks.device)
             reference = load_model(plan.reference, device=place, num_ids=plan.num_ids)
         self._trainer = LocalTrainer(
@@ -241,6 +295,7 @@ class Replica:
             ranks=ranks,
             folder=folder,
             loss=plan.loss,
+            apart=plan.apart,
         )
         self.weights = self._trainer.weights()
 

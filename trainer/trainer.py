@@ -103,6 +103,7 @@ class LocalTrainer:
         ranks: Ranks = SINGLE,
         folder: Path | None = None,
         loss: CheckedLoss | None = None,
+        apart: Collection[str] = (),
     ) -> None:
         """Prepare the model and make an optimizer for it.
 
@@ -115,6 +116,7 @@ class LocalTrainer:
             ranks: which of how many processes this is.
             folder: where the weights of a model without any are read from.
             loss: instead of the one that `config` names.
+            apart: `critic` and `reference` are other groups' where they are named.
 
         Raises:
             ConfigError: the model cannot be trained faithfully.
@@ -125,7 +127,8 @@ class LocalTrainer:
         groups = int(getattr(model.config, "num_key_value_heads", None) or heads)
         check_heads(heads, groups, ranks.layout.sequence)
         self.loss = loss or make_loss(config)
-        self.critic = Critic(model, config, ranks) if config.has_critic else None
+        has_critic = config.has_critic and "critic" not in apart
+        self.critic = Critic(model, config, ranks) if has_critic else None
         self.adapter = add_adapters(model, config.lora) if config.lora.rank else None
         """What `adapter_config.json` holds, with LoRA."""
         if folder is None:
@@ -134,7 +137,7 @@ class LocalTrainer:
         self._reference = reference
         if reference is not None:
             check_reference(reference, context_length(model, longest))
-        elif config.has_reference:
+        elif config.has_reference and "reference" not in apart:
             # Under LoRA the objective takes the same model with its adapters off.
             self._reference = model if self.adapter else frozen_copy(model)
         for each in {id(m): m for m in (model, self._reference)}.values():
@@ -154,14 +157,13 @@ class LocalTrainer:
         """Optimizer steps taken."""
         self.attempted = 0
         """Updates that were taken or skipped: the learning rate goes by them."""
-        self.num_skipped = 0
+        self.num_skipped = self._skipped_in_a_row = 0
         """Updates whose gradient was not finite."""
         self.saving: Future[None] | None = None
         """A checkpoint that is being written."""
         self.has_changed = False
         """Set before an update changes anything; who wants to know sets it to False before."""
-        self._updating, self._changing = Lock(), Lock()
-        self._is_given_up, self._skipped_in_a_row = False, 0
+        self._updating, self._changing, self._is_given_up = Lock(), Lock(), False
         self.gate = GapGate(config.ratio_band, config.max_gap_alarms)
         """Compares engine and trainer before each update."""
 
@@ -295,7 +297,9 @@ class LocalTrainer:
         found: dict[str, NDArray[np.float32]] = {}
         with self._hold_update_lock(), memory_errors(self.config.token_budget), torch.no_grad():
             if "values" in names:
-                found["values"] = self._require_critic().values(share)
+                if self.critic is None:
+                    raise ConfigError("trainer.algorithm has no critic; set it to ppo")
+                found["values"] = self.critic.values(share)
             if "reference" in names:
                 lines = [self._compute_reference_logprobs]
                 if self.config.kl.where == "reward" and self.config.kl.kind == "exact":
@@ -305,13 +309,6 @@ class LocalTrainer:
                 compute = partial(policy_logprobs, self.model)
                 found["proximal"] = self._compute_tokens(share, [compute])
         return {name: lines_HN[:, share.batch.mask_N] for name, lines_HN in found.items()}
-
-    def _require_critic(self) -> Critic:
-        if self.critic is None:
-            raise ConfigError(
-                f"trainer.algorithm is {self.config.algorithm}, which has no critic; set it to ppo"
-            )
-        return self.critic
 
     def _compute_tokens(
         self, share: Share, lines: Sequence[Callable[[PackedRows, float], Tensor]]
@@ -410,7 +407,9 @@ class LocalTrainer:
     def _pretraining_updates(self) -> int:
         """Those at the start in which the critic alone learns."""
         config = self.config
-        return config.critic.pretrain * config.minibatches * config.epochs if self.critic else 0
+        return (
+            config.critic.pretrain * config.minibatches * config.epochs if config.has_critic else 0
+        )
 
     def _accumulate_gradients(self, share: Share, objective: Objective) -> Pass:
         """Gradients of all micro-batches."""

@@ -23,7 +23,7 @@ from agentrl.envs import EnvServices
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.env_mix import BoundEnv, JobMaker
-from agentrl.orchestration.executors import make_executor, start_players
+from agentrl.orchestration.executors import make_executor, place_roles, start_players
 from agentrl.orchestration.kinds import EngineSetup, engine_kind, start_engine
 from agentrl.orchestration.model_files import checked_codec, context_length, make_limits
 from agentrl.orchestration.preflight import Plan
@@ -211,8 +211,9 @@ def _load_trainer_and_engine(
     from agentrl.engine.local.models.load import load_model
     from agentrl.trainer.algorithms.losses import make_loss
     from agentrl.trainer.device import resolve_device
-    from agentrl.trainer.executor import RankTrainer, TrainerPlan
+    from agentrl.trainer.executor import RankTrainer
     from agentrl.trainer.parallel_dims import Ranks
+    from agentrl.trainer.roles import TrainerPlan
     from agentrl.trainer.trainer import LocalTrainer
 
     config = setup.config
@@ -233,9 +234,9 @@ def _load_trainer_and_engine(
             loss=loss,
             reference=teacher,
         )
-        return RankTrainer(
-            ranks_plan, make_executor(config)
-        ), server or _load_engine_with_own_model(setup, num_ids)
+        executor = make_executor(config, settings.device)
+        trainer = RankTrainer(ranks_plan, executor, apart=place_roles(config))
+        return trainer, server or _load_engine_with_own_model(setup, num_ids)
     ranks = Ranks(device=resolve_device(settings.device))
     dtype = lora.dtype if lora.rank else "float32"
     model = load_model(setup.folder, dtype=dtype, device=str(ranks.device), num_ids=num_ids)

@@ -17,7 +17,7 @@ LINKED = ("envs", "tools", "sandboxes", "trainer")
 SATELLITES = ("envs/swe/build/", "agentrl/engine/serve/", "agentrl/testing/sandbox_")
 """Beside the core: the builder of tasks, the server of the local engine, the sandboxes' tests."""
 
-MOST_CORE_LINES = 41_755
+MOST_CORE_LINES = 41_985
 """24,000 is the aim. What stands above it came with grading that cheats cannot tell apart, models
 that are refused in a sentence, and parts that are brought from outside; 600 are the estimators and
 losses of the field, 700 the scheduler and its driver, 340 its virtual clock and the draws that it
@@ -31,7 +31,7 @@ a watch over processes that hang, 230 a concurrency that follows the engine's ca
 files and impossible numbers that `run status`, `run simulate` and a schedule refuse, 500 servers of
 vLLM, 600 groups of workers and their actors in a Ray cluster, 880 the players there, 340 the
 launching of runs on clusters, 430 pools of devices and their bill, 430 the choice among placements,
-240 rows that go to their ranks alone."""
+240 rows that go to their ranks alone, 240 roles that have ranks of their own."""
 KEPT_HELPERS = {
     **dict.fromkeys(("_load_scorer_once", "_hash_file_once_per_change"), "cached by its arguments"),
     **dict.fromkeys(("_compile_flex_once", "_has_flash_attention"), "cached for the process"),

@@ -24,6 +24,7 @@ DeviceKind: TypeAlias = Literal["gpu", "cpu"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 MODEL_ROLES: Final[tuple[Role, ...]] = ("actor", "rollout", "critic", "reference", "reward")
 """Those that have weights; environments run on CPUs."""
+_OF_TRAINER: Final[tuple[Role, ...]] = ("critic", "reference")
 _POOL: Final = re.compile(r"(?P<count>\d{1,6}|\*)\s*(?:x\s*(?P<kind>gpu|cpu))?")
 
 
@@ -153,13 +154,14 @@ def check_runs(config: RunConfig, placement: Placement) -> None:
             f"trainer.device: got {trainer.device}, but the actor's pool {actor.name} has "
             f"{actor.text}; leave it out"
         )
-    for role in ("critic", "reference", "reward"):
-        pool = placement.pool_of(role)
-        if pool is not None and pool is not actor:
-            raise ConfigError(
-                f"roles.{role}: got {pool.name}, but it lies with the actor so far; set it to "
-                f"{actor.name}"
-            )
+    for role, pool in pools_apart(placement).items():
+        _check_role_can_lie_apart(config, role, pool)
+    reward = placement.pool_of("reward")
+    if reward is not None and reward is not actor:
+        raise ConfigError(
+            f"roles.reward: got {reward.name}, but a reward model is a process of the driver's "
+            f"machine; set it to {actor.name}, or leave it out"
+        )
     environment = placement.pool_of("environment")
     if environment is not None and environment.kind == "gpu":
         raise ConfigError(
@@ -168,6 +170,34 @@ def check_runs(config: RunConfig, placement: Placement) -> None:
         )
     if rollout is not None:
         _check_servers_fill_pool(config, rollout, placement)
+
+
+def pools_apart(placement: Placement) -> dict[Role, Pool]:
+    """Of the roles that the trainer has, those in another pool than the actor."""
+    actor, found = placement.pool_of("actor"), dict[Role, Pool]()
+    for role in _OF_TRAINER:
+        pool = placement.pool_of(role)
+        if pool is not None and pool is not actor:
+            found[role] = pool
+    return found
+
+
+def _check_role_can_lie_apart(config: RunConfig, role: Role, pool: Pool) -> None:
+    trainer, where = config.trainer, f"roles.{role}: got {pool.name}, apart from the actor"
+    if role == "reference" and trainer.kl.kind == "exact":
+        raise ConfigError(
+            f"{where}, but trainer.kl.kind exact compares whole distributions where the policy is; "
+            "take k3, or give it the actor's pool"
+        )
+    if trainer.lora.rank:
+        raise ConfigError(
+            f"{where}, but with trainer.lora it shares the actor's base; give it the actor's pool"
+        )
+    if not trainer.is_apart or (pool.kind == "gpu" and trainer.executor != "ray"):
+        takes = "ray" if pool.kind == "gpu" else "processes or ray"
+        raise ConfigError(
+            f"{where}, which trainer.executor {trainer.executor} cannot do; take {takes}"
+        )
 
 
 def _check_servers_fill_pool(config: RunConfig, pool: Pool, placement: Placement) -> None:
@@ -209,6 +239,8 @@ def keys_of_pools(values: Mapping[str, object]) -> dict[str, object]:
         if role == "actor":
             found["trainer.ranks"] = pool.count or 1
             found["trainer.device"] = "auto" if pool.kind == "gpu" else "cpu"
+            if {values.get(f"roles.{each}", name) for each in _OF_TRAINER} != {name}:
+                found["trainer.executor"] = "processes"
         elif (engine := values.get("engine.kind")) in ("sglang", "vllm"):
             tp = values.get(f"engine.{engine}.tp_size", 1)
             if isinstance(tp, int) and tp > 0:

@@ -15,8 +15,9 @@ from agentrl.errors import RunError
 from agentrl.trainer.algorithms.corrections import CheckedCorrection
 from agentrl.trainer.algorithms.losses import make_loss
 from agentrl.trainer.algorithms.rollout_correction import icepop, token_ratios
-from agentrl.trainer.executor import RankTrainer, TrainerPlan
+from agentrl.trainer.executor import RankTrainer
 from agentrl.trainer.protocol import Trainer
+from agentrl.trainer.roles import TrainerPlan
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import Batch
 from tests.integration.ranks.cases import CONFIG, ragged

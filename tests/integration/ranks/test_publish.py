@@ -16,7 +16,8 @@ from agentrl.engine.local.models.load import load_model
 from agentrl.engine.sglang.weights.layout import server_layout
 from agentrl.trainer import TrainerConfig
 from agentrl.trainer.config import LoraConfig
-from agentrl.trainer.executor import RankTrainer, TrainerPlan
+from agentrl.trainer.executor import RankTrainer
+from agentrl.trainer.roles import TrainerPlan
 from agentrl.trainer.trainer import LocalTrainer
 from agentrl.types import EpisodeSession, Sampling
 from agentrl.weights.plan import buckets, plan, shapes_of

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
 from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.executors import place_roles
 from agentrl.orchestration.load import load_run_config
 from agentrl.orchestration.placement.machines import (
     MachineNode,
@@ -22,6 +23,13 @@ TOGETHER: dict[str, object] = {
     "pools": {"all": "2 x cpu"},
     "roles.actor": "all",
     "roles.rollout": "all",
+}
+APART: dict[str, object] = {"pools": {"all": "2 x cpu", "b": "3 x cpu"}}
+CRITIC_APART = APART | {"trainer.algorithm": "ppo", "roles.critic": "b"}
+EXACT_APART = APART | {
+    "trainer.kl.coef": 0.1,
+    "trainer.kl.kind": "exact",
+    "roles.reference": "b",
 }
 SPLIT: dict[str, object] = {
     "pools": {"train": "6 x gpu", "serve": "4 x gpu", "cpu": "*"},
@@ -97,6 +105,16 @@ def test_a_server_by_its_address_has_no_pool() -> None:
         ({"roles.rollout": None}, r"roles\.rollout: has no pool, but the run has that role"),
         ({"roles.critic": "all"}, r"roles\.critic: got all, but this run has no critic"),
         ({"trainer.algorithm": "ppo"}, r"roles\.critic: has no pool"),
+        (CRITIC_APART | {"trainer.executor": "inline"}, r"roles\.critic: got b, apart .*inline"),
+        (CRITIC_APART | {"trainer.lora.rank": 4}, r"roles\.critic: got b, .* trainer\.lora"),
+        (
+            CRITIC_APART | {"pools": {"all": "2 x cpu", "b": "1 x gpu"}},
+            r"roles\.critic: .*take ray",
+        ),
+        (
+            EXACT_APART,
+            r"roles\.reference: got b, apart from the actor, but trainer\.kl\.kind exact",
+        ),
         ({"pools": {"all": "2 x cpu", "b": "1 x cpu"}}, r"pools\.b: no role is in it"),
         ({"pools": {}}, r"roles\.actor: got all, but there are no pools"),
         ({"trainer.ranks": 3}, r"trainer\.ranks: got 3, but the actor's pool all has 2 x cpu"),
@@ -153,3 +171,15 @@ def test_a_server_is_on_one_node() -> None:
 def test_machines_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--cluster: got"):
         parse_machines(text)
+
+
+def test_a_critic_in_a_pool_of_its_own_has_a_rank_for_each_device() -> None:
+    config = load(TOGETHER | CRITIC_APART)
+    assert config.trainer.executor == "processes"
+    places = place_roles(config)
+    assert {role: (place.ranks, place.device) for role, place in places.items()} == {
+        "critic": (3, "cpu")
+    }
+    together = load(TOGETHER | {"trainer.algorithm": "ppo", "roles.critic": "all"})
+    assert together.trainer.executor is None
+    assert place_roles(together) == {}
