@@ -10,7 +10,6 @@ from typing import Final, get_args
 import psutil
 
 from agentrl.errors import ConfigError
-from agentrl.orchestration.budget import parse_size
 from agentrl.orchestration.config import RunConfig
 from agentrl.orchestration.placement.pools import DeviceKind, Placement, read_placement
 
@@ -75,7 +74,7 @@ def parse_machines(text: str, device_memory: str | None = None) -> MachineRoom:
         found[match["what"].rstrip("s")] = int(match["number"])
     if not found.get("cpu") or found.get("node") == 0:
         raise ConfigError(f"--cluster: got {text!r}, expected 1 node with 1 cpu at least")
-    size = parse_size(device_memory) if device_memory else 0
+    size = _parse_device_memory(device_memory)
     node = MachineNode(
         cpus=found["cpu"],
         gpus=found.get("gpu", 0),
@@ -91,7 +90,7 @@ def find_machines(config: RunConfig, device_memory: str | None = None) -> Machin
     Raises:
         ConfigError: nobody answers there.
     """
-    size = parse_size(device_memory) if device_memory else 0
+    size = _parse_device_memory(device_memory)
     if config.trainer.executor == "ray" and config.ray.address != "local":
         from agentrl.orchestration.ray_cluster import list_nodes
 
@@ -115,6 +114,14 @@ def find_machines(config: RunConfig, device_memory: str | None = None) -> Machin
         memory_bytes=psutil.virtual_memory().total,
     )
     return MachineRoom((node,))
+
+
+def _parse_device_memory(text: str | None) -> int:
+    if not text:
+        return 0
+    from agentrl.orchestration.budget import parse_size  # brings torch
+
+    return parse_size(text)
 
 
 def check_machines(config: RunConfig) -> None:
