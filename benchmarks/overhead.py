@@ -1,12 +1,13 @@
 """What scheduling and recording a turn costs, with 1 to 4,096 episodes at once.
 
-    python benchmarks/overhead.py [--turns 20000] [--repeats 5]
+    python benchmarks/overhead.py [--turns 20000] [--repeats 5] [--executor ray]
 
 Scheduler: the events of a simulated run, told once more to a scheduler alone. Log: completions of
 200 tokens appended to `turns.jsonl`, 100 new tokens before each. CPU time in both; medians over the
 repeats, which alternate. Memory: what an open episode takes in a driver whose engine never answers,
 with its environment, its record and its task. Exits with 1 if a turn among many episodes costs more
 than 1.5 times that of the cheapest number of them, or the reverse.
+With `--executor ray` it is what a turn costs in actors of a cluster instead (`overhead_ray.py`).
 """
 
 import argparse
@@ -154,7 +155,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--executor", choices=("inline", "ray"), default="inline")
     arguments = parser.parse_args()
+    if arguments.executor == "ray":
+        from benchmarks.overhead_ray import main as main_on_ray
+
+        return main_on_ray(arguments.turns, arguments.repeats)
     schedules = {number: make_schedule(number, arguments.turns) for number in EPISODES}
     events = {number: record_events(schedule) for number, schedule in schedules.items()}
     scheduler: dict[int, list[float]] = {number: [] for number in EPISODES}
