@@ -109,6 +109,7 @@ class RankTrainer:
         self._config = config
         self._layout = self._ranks.ask(Replica.held)
         self._is_near = set(self._ranks.ask(Replica.memory_place)) == {name_shared_memory()}
+        self._num_bytes = 0
         self._critic: CriticGroup | None = None
         self._apart: dict[str, RoleGroup] = {}
         """By what they say of a batch."""
@@ -135,6 +136,9 @@ class RankTrainer:
         if self._critic is not None and batch.values_N is not None and stats.alarm is None:
             loss, skipped = self._critic.update(batch)
             stats = replace(stats, value_loss=loss, value_skipped=skipped)
+        groups = [self._ranks, *(group.ranks for group in self._apart.values())]
+        before, self._num_bytes = self._num_bytes, sum(group.num_bytes for group in groups)
+        stats = replace(stats, sent_bytes=self._num_bytes - before)
         return with_explained(stats, batch, self._config)
 
     def supervised_update(self, batch: Batch, *, smoothing: float = 0.0) -> SupervisedStats:

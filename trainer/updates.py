@@ -119,6 +119,8 @@ class StepStats(SupervisedStats):
     """Why the critic was left as it is in one of its updates."""
     value_explained: float | None = None
     """1 less the mean squared error of its values, before the step, over the targets' variance."""
+    sent_bytes: int | None = None
+    """To ranks elsewhere since the update before, rows included; None without any."""
     alarm: GapAlarm | None = None
     """Why the batch must not be trained on."""
     rejected: frozenset[str] = frozenset()

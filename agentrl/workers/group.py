@@ -71,6 +71,8 @@ class WorkerGroup(Generic[H]):
         self._workers, self._explain, self._run_call = workers, explain, run_call
         self._noun, self._size = noun, len(workers)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"agentrl-{noun}s")
+        self.num_bytes = 0
+        """Of all arguments that were sent to workers elsewhere."""
         self._closing, self._is_closed, self._in_call = Lock(), False, Lock()
 
     @classmethod
@@ -203,6 +205,9 @@ class WorkerGroup(Generic[H]):
             except BaseException:
                 self.close()
                 raise
+        # Calls are pickled where they leave this process, and only there.
+        sent = [call for call in calls if call is not None and "pickled" in vars(call)]
+        self.num_bytes += sum(len(call.pickled) for call in sent)
         errors = [None if task is None or task.cancelled() else task.exception() for task in tasks]
         if not any(errors):
             return [task.result() for task in tasks if task is not None]

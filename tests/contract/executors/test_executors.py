@@ -111,7 +111,9 @@ def test_each_method_goes_the_way_that_it_declares(group: "WorkerGroup[Shelf]") 
     assert group.ask(Shelf.keep_own, ["z"], times=[0]) == ["z", "z", "z"]
     assert list(group.stream(Shelf.each, 3)) == [(0, 0), (0, 1), (0, 2)]
     assert list(group.stream(Shelf.each, 0)) == []
+    before = group.num_bytes
     assert group.ask(Shelf.size_of, b"x" * 3_000_000) == 3_000_000
+    assert group.num_bytes == before == 0 or 3_000_000 < group.num_bytes - before < 9_100_000
     with pytest.raises(ConfigError, match="argument 0: got 2 items, expected one for each replica"):
         group.ask(Shelf.keep_own, ["a", "b"], times=[0, 1, 2])
     with pytest.raises(ConfigError, match=r"undeclared says not how a group calls it"):

@@ -118,4 +118,7 @@ def test_ppo_in_groups_of_their_own_is_the_colocated_run_also_after_a_restart(
         assert other.value_loss == pytest.approx(ours.value_loss, abs=1e-6)
         assert other.value_explained == pytest.approx(ours.value_explained, abs=1e-5)
         assert other.value_loss is not None
+        assert ours.sent_bytes is None
+        assert other.sent_bytes is not None
+        assert 1_000 < other.sent_bytes < 1_000_000
     assert np.ptp([stats.value_loss for stats in found if stats.value_loss is not None]) > 0
