@@ -1,6 +1,6 @@
 """Critic and reference in groups of their own: the same run, and passes that overlap."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,7 +82,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def apart(folder: Path) -> Iterator[RankTrainer]:
+def apart(folder: Path) -> Generator[RankTrainer]:
     barrier = Barrier(2, timeout=40)
     trainer = RankTrainer(
         TrainerPlan(folder=folder, config=CONFIG, total_steps=4, threads=1),

@@ -65,7 +65,7 @@ def test_every_row_is_verified_by_one_replica_and_computed_where_it_was_planned(
             plan = split_over_ranks(
                 batch, chosen, num_ranks=replicas, token_budget=token_budget, width=32
             )
-            found = [
+            found: list[list[list[int]]] = [
                 [share.rows_R[micro].tolist() if micro else [] for micro in getattr(share, name)]
                 for share in (parts[number] for parts in dealt)
             ]
