@@ -197,7 +197,7 @@ def test_what_a_sandbox_host_breaks_off_is_played_again_on_another(
     assert struck_host.returncode == -signal.SIGKILL
 
 
-def make_renaming(_: object) -> Renaming:
+def make_renaming(*_: object) -> Renaming:
     return Renaming()
 
 
