@@ -22,7 +22,7 @@ from agentrl.engine.config import SglangConfig, VllmConfig
 from agentrl.engine.local.models.resolve import TINY, default_cache_dir, resolve_model
 from agentrl.engine.scripted import ScriptedEngine
 from agentrl.errors import ConfigError
-from agentrl.orchestration.config import RunConfig
+from agentrl.orchestration.config import RolesConfig, RunConfig
 from agentrl.orchestration.controller import stat_numbers
 from agentrl.orchestration.env_mix import BoundEnv, Overrides
 from agentrl.orchestration.kinds import engine_kind
@@ -174,8 +174,10 @@ def supervised_plan(plan: Plan) -> Plan:
     engine = plan.config.engine.model_copy(
         update={"kind": "local", "sglang": SglangConfig(), "vllm": VllmConfig()}
     )
+    # What its ranks are is in `trainer`; other roles are not needed for it.
+    alone = {"pools": {}, "roles": RolesConfig()}
     config = plan.config.model_copy(
-        update={"trainer": trainer, "engine": engine, "steps": warm.updates}
+        update={"trainer": trainer, "engine": engine, "steps": warm.updates, **alone}
     )
     return replace(plan, config=config)
 
