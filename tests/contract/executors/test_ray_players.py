@@ -1,5 +1,6 @@
 """Episodes that actors of a Ray cluster play: on all nodes, and what becomes of one that ends."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,16 @@ async def test_one_that_ends_costs_attempts_alone_and_all_nodes_play(
     assert len({pid for pid, _, _ in workers.places} - before) == 1  # another took its place
 
 
-def test_an_environment_that_a_node_cannot_import_is_named(two_raylets: LocalRay) -> None:
-    [(name, pickled)] = pickle_envs([maker(Talk)])
-    moved = pickled.replace(b"agentrl.envs.toolenv", b"agentrl.envs.toolenw")
-    assert moved != pickled
+def test_an_environment_that_a_node_cannot_import_is_named(
+    two_raylets: LocalRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "here_alone.py"
+    module.write_text("from agentrl.envs import ToolEnv\n\n\nclass Here(ToolEnv):\n    pass\n")
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        envs = pickle_envs([maker(import_module("here_alone").Here)])
+    module.unlink()
     with pytest.raises(
-        ConfigError, match=r"^env env cannot be played on .* \(ModuleNotFoundError: "
+        ConfigError, match=r"^env env cannot be played on .* \(ModuleNotFoundError: .*here_alone"
     ):
-        RayPlayers("players", two_raylets.address, DEADLINE_S).check([(name, moved)], None)
+        RayPlayers("players", two_raylets.address, DEADLINE_S).check(envs, None)

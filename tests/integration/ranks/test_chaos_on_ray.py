@@ -75,7 +75,7 @@ def play_on(cluster: LocalRay) -> list[str]:
 @pytest.mark.parametrize(
     ("blow", "said"),
     [
-        (signal.SIGKILL, r"is gone"),
+        pytest.param(signal.SIGKILL, r"is gone", marks=pytest.mark.nightly),
         (signal.SIGSTOP, "stood still for 2 s and was killed"),
     ],
 )

@@ -54,6 +54,7 @@ steps = 3
 threads = 1
 rollout = {tasks_per_step = 2, group_size = 2, max_new_tokens = 8}
 checkpoint = {every = 1}
+ray = {players = 0}
 [[env]]
 name = "slow.py:Slow"
 """

@@ -77,7 +77,7 @@ def test_heads_are_counted_before_the_run(tiny_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("blow", "how"),
     [
-        (signal.SIGKILL, IN_FOREGROUND),
+        pytest.param(signal.SIGKILL, IN_FOREGROUND, marks=pytest.mark.nightly),
         pytest.param(signal.SIGINT, IN_FOREGROUND, marks=pytest.mark.nightly),
         (signal.SIGTERM, IN_BACKGROUND),
     ],
