@@ -175,7 +175,7 @@ def supervised_plan(plan: Plan) -> Plan:
         update={"kind": "local", "sglang": SglangConfig(), "vllm": VllmConfig()}
     )
     # What its ranks are is in `trainer`; other roles are not needed for it.
-    alone = {"pools": {}, "roles": RolesConfig()}
+    alone: dict[str, object] = {"pools": {}, "roles": RolesConfig()}
     config = plan.config.model_copy(
         update={"trainer": trainer, "engine": engine, "steps": warm.updates, **alone}
     )

@@ -1,5 +1,6 @@
 """Episodes that actors of a Ray cluster play: on all nodes, and what becomes of one that ends."""
 
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_an_environment_that_a_node_cannot_import_is_named(
     module = tmp_path / "here_alone.py"
     module.write_text("from agentrl.envs import ToolEnv\n\n\nclass Here(ToolEnv):\n    pass\n")
     with monkeypatch.context() as patch:
-        patch.syspath_prepend(tmp_path)
+        patch.setattr(sys, "path", [str(tmp_path), *sys.path])
         envs = pickle_envs([maker(import_module("here_alone").Here)])
     module.unlink()
     with pytest.raises(
