@@ -35,10 +35,15 @@ def host_of(url: str) -> str:
 
 
 def check_relays(relays: Sequence[str], servers: Sequence[str]) -> None:
-    """Raise ConfigError if a server has no relay on its host, or a relay no server."""
+    """Raise ConfigError for no address, a server without a relay on its host, or the reverse."""
     have, need = [host_of(url) for url in relays], {host_of(url) for url in servers}
     if not relays:
         return
+    for url, host in zip(relays, have, strict=True):
+        if not (host and url.startswith(("http://", "https://"))):
+            raise ConfigError(
+                f"engine.relays: got {url!r}, expected an address such as http://10.0.0.2:31000"
+            )
     if missing := sorted(need - {*have}):
         raise ConfigError(
             f"engine.relays: got relays on {', '.join(have)}, but a server is on {missing[0]}; "

@@ -213,6 +213,12 @@ async def test_half_of_a_file_is_none(watched: tuple[Watched, str], tmp_path: Pa
     assert not names(tmp_path / "relay")
 
 
+def test_a_relay_is_an_address() -> None:
+    for url in ("nonsense", "a:1", "http://", "ftp://a:1"):
+        with pytest.raises(ConfigError, match="expected an address such as http://"):
+            check_relays([url], ["http://a:2"])
+
+
 @pytest.mark.parametrize(
     ("relays", "servers", "sentence"),
     [
