@@ -167,8 +167,9 @@ class Kind:
 
     def make(self, **settings: Any) -> ServedEngine:
         """An engine with a transport of its own, to be started and closed."""
-        defaults: dict[str, Any] = {"transport": self.transports[0](), "timeout_s": 120}
-        settings = defaults | settings
+        settings = {"timeout_s": 120} | settings
+        if "transport" not in settings:  # each has a folder, so none is made in vain
+            settings["transport"] = self.transports[0]()
         return self.engine(
             [self.url], vocab_size=768, context_length=self.context_length, **settings
         )
