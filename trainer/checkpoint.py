@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import orjson
@@ -57,7 +57,10 @@ from agentrl.trainer.parallel_dims import Ranks
 from agentrl.types import Json
 
 if TYPE_CHECKING:
-    from agentrl.trainer.trainer import LocalTrainer
+    from concurrent.futures import Future
+
+    from agentrl.trainer.critic import Critic
+    from agentrl.trainer.first_update_check import GapGate
 
 _LOG = logging.getLogger(__name__)
 _SPARE_BYTES = 2**24
@@ -74,8 +77,56 @@ _PLACES = (
 )
 
 
+class Saved(Protocol):
+    """What a checkpoint is made of: a trainer, or a critic that lies apart from one."""
+
+    step: int
+    attempted: int
+    num_skipped: int
+    saving: "Future[None] | None"
+
+    @property
+    def config(self) -> TrainerConfig:
+        """Its settings."""
+        ...
+
+    @property
+    def ranks(self) -> Ranks:
+        """Each writes its own part."""
+        ...
+
+    @property
+    def model(self) -> nn.Module:
+        """Whose parameters are saved."""
+        ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Of these parameters."""
+        ...
+
+    @property
+    def critic(self) -> "Critic | None":
+        """What is saved beside them."""
+        ...
+
+    @property
+    def adapter(self) -> object | None:
+        """None: all of the model is trained."""
+        ...
+
+    @property
+    def gate(self) -> "GapGate":
+        """Its alarms are counted on."""
+        ...
+
+    def finish_saving(self) -> None:
+        """Wait for what is written in the background."""
+        ...
+
+
 def save_checkpoint(
-    trainer: "LocalTrainer",
+    trainer: Saved,
     folder: Path,
     *,
     step: int,
@@ -117,7 +168,7 @@ def save_checkpoint(
     return job.target
 
 
-def load_checkpoint(trainer: "LocalTrainer", path: Path) -> Mapping[str, Json]:
+def load_checkpoint(trainer: Saved, path: Path) -> Mapping[str, Json]:
     """Load weights, optimizer, counters and random states; returns the caller's `state`.
 
     Ranks and their number need not be those that wrote it. Raises RunError naming the file if one
@@ -225,7 +276,7 @@ def _copy_tensors_to_host(value: object) -> object:
     return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
 
 
-def _load_tensors_into_trainer(trainer: "LocalTrainer", folder: Path) -> None:
+def _load_tensors_into_trainer(trainer: Saved, folder: Path) -> None:
     tensors = _collect_tensors(trainer)
     _check_tensors_fit(folder, tensors)
     with _without_dcp_warning():
@@ -267,7 +318,7 @@ def _say_shape(size: torch.Size | None) -> str:
     return "no tensor" if size is None else str(tuple(size))
 
 
-def _list_trained(trainer: "LocalTrainer") -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
+def _list_trained(trainer: Saved) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
     """By the prefix of their names in a checkpoint."""
     trained: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {
         "": (trainer.model, trainer.optimizer)
@@ -277,12 +328,12 @@ def _list_trained(trainer: "LocalTrainer") -> dict[str, tuple[nn.Module, torch.o
     return trained
 
 
-def _make_dcp_options(trainer: "LocalTrainer") -> StateDictOptions:
+def _make_dcp_options(trainer: Saved) -> StateDictOptions:
     lora = trainer.adapter is not None
     return StateDictOptions(ignore_frozen_params=lora, strict=not lora)
 
 
-def _collect_tensors(trainer: "LocalTrainer") -> dict[str, Any]:
+def _collect_tensors(trainer: Saved) -> dict[str, Any]:
     tensors: dict[str, Any] = {}
     for prefix, (model, optimizer) in _list_trained(trainer).items():
         fresh = not optimizer.state
@@ -307,9 +358,7 @@ def _without_dcp_warning() -> Generator[None, None, None]:
         yield
 
 
-def _collect_state_beside_tensors(
-    trainer: "LocalTrainer", state: Mapping[str, Json]
-) -> dict[str, object]:
+def _collect_state_beside_tensors(trainer: Saved, state: Mapping[str, Json]) -> dict[str, object]:
     return {
         "state": dict(state),
         "trainer": {
@@ -343,7 +392,7 @@ def set_random_states(states: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(values), gauss))
 
 
-def _check_trainer_is_finite(trainer: "LocalTrainer") -> None:
+def _check_trainer_is_finite(trainer: Saved) -> None:
     """Every rank looks at what it holds, and all of them name the same tensor."""
     names: list[str] = []
     broken: list[float] = []
@@ -359,7 +408,7 @@ def _check_trainer_is_finite(trainer: "LocalTrainer") -> None:
         raise not_finite(names[found[0]])
 
 
-def _check_disk_has_space(folder: Path, trainer: "LocalTrainer") -> None:
+def _check_disk_has_space(folder: Path, trainer: Saved) -> None:
     parameters = [p for model, _ in _list_trained(trainer).values() for p in model.parameters()]
     weights = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
     # The weights and AdamW's two moments.

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -45,9 +45,6 @@ from agentrl.types import Batch
 from agentrl.workers.dispatch import by_replica, on_all, on_first
 from agentrl.workers.executors import Executor, Processes
 from agentrl.workers.group import WorkerGroup
-
-if TYPE_CHECKING:
-    from agentrl.trainer.trainer import LocalTrainer
 
 RoleApart = Literal["critic", "reference"]
 Outputs = dict[str, NDArray[np.float32]]
@@ -144,7 +141,7 @@ class CriticRank(RoleRank):
         policy = plan.load(plan.folder, ranks)
         super().__init__(policy, plan, ranks)
         self._critic = critic = Critic(policy, plan.config, ranks)
-        # To a checkpoint this is a trainer whose weights are the critic's.
+        # A checkpoint's `Saved`, with the critic in the place of the weights.
         self.model, self.optimizer, self.critic = critic.model, critic.optimizer, None
         self.adapter: dict[str, object] | None = {} if plan.config.lora.rank else None
         self.gate = GapGate(plan.config.ratio_band, plan.config.max_gap_alarms)
@@ -164,13 +161,12 @@ class CriticRank(RoleRank):
     @on_all
     def save(self, folder: Path, step: int, keep: int, metric: float | None) -> None:
         """Write its own checkpoint."""
-        trainer = cast("LocalTrainer", self)
-        save_checkpoint(trainer, folder, step=step, state={}, keep=keep, metric=metric)
+        save_checkpoint(self, folder, step=step, state={}, keep=keep, metric=metric)
 
     @on_all
     def load(self, path: Path) -> None:
         """Go on from one."""
-        load_checkpoint(cast("LocalTrainer", self), path)
+        load_checkpoint(self, path)
 
     def finish_saving(self) -> None:
         """Nothing is written in the background."""

@@ -144,6 +144,7 @@ class Dealer:
         rest = np.setdiff1d(known, rows)
         lengths = np.diff(batch.offsets_R1)[rest]
         others = deal([cost(length, self._width) for length in lengths.tolist()], num)
+        segments_R = _number_segments(batch)
         shares: list[Share] = []
         for mine, seen, other in zip(micros, measured, others, strict=True):
             own_R = np.zeros(batch.num_rows, dtype=np.bool_)
@@ -155,15 +156,12 @@ class Dealer:
                 sent_R[known] = True
             number_R = np.cumsum(sent_R) - 1
             sent = np.flatnonzero(sent_R)
-            episode_R = batch.episode_R
             shares.append(
                 Share(
                     batch=batch.take_rows(sent_R),
                     own_R=own_R[sent],
                     rows_R=sent,
-                    segments_R=np.array(
-                        [(episode_R[:row] == episode_R[row]).sum() for row in sent], dtype=np.int64
-                    ),
+                    segments_R=segments_R[sent],
                     micros=[number_R[micro].tolist() if micro else [] for micro in mine],
                     measured=[number_R[micro].tolist() if micro else [] for micro in seen],
                 )
@@ -211,7 +209,16 @@ def add_outputs(
             for array, line in zip(arrays, found.get(name, ()), strict=False):
                 full_N = added.setdefault(array, np.zeros(batch.num_tokens, dtype=np.float32))
                 full_N[places] += line
-    return replace(batch, **added)  # type: ignore[arg-type]  # each by its name
+    return batch.with_fields(added)
+
+
+def _number_segments(batch: Batch) -> NDArray[np.int64]:
+    """[R] Which segment of its episode each row is."""
+    order_R = np.argsort(batch.episode_R, kind="stable")
+    sorted_R = batch.episode_R[order_R]
+    found_R = np.empty(batch.num_rows, dtype=np.int64)
+    found_R[order_R] = np.arange(batch.num_rows) - np.searchsorted(sorted_R, sorted_R)
+    return found_R
 
 
 def _find_weighted_rows(batch: Batch) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ came, and the episode has no score.
 
 import base64
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -72,17 +73,18 @@ class RecordedTurns:
         self.answers = {at: answer for at, answer in self.answers.items() if at < turn}
 
 
-class TurnsOfEpisodes:
+class TurnsOfEpisodes(ABC):
     """What is known of the turns of attempts; what comes of new ones is appended as lines."""
 
     def __init__(self, recorded: dict[str, RecordedTurns]) -> None:
         """Go on with what there is, by the attempt's id."""
         self._episodes = recorded
 
+    @abstractmethod
     def append(self, episode: str, group: int, line: Mapping[str, object]) -> None:
         """Write a line of an attempt down, in order."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def until_kept(self) -> None:
         """Wait until what was appended can no longer be lost."""
 
@@ -257,6 +259,9 @@ class TurnLog(TurnsOfEpisodes):
         started = time.thread_time()
         self._lines.append({"episode": episode, "group": group, **line})
         self._cpu_s += time.thread_time() - started
+
+    async def until_kept(self) -> None:
+        """It is: `append` has written it."""
 
     def _read_line(self, line: dict[str, Any]) -> None:
         if "run" in line:

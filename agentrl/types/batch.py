@@ -251,12 +251,16 @@ class Batch:
                 taken[each.name] = np.concatenate([[0], np.cumsum(lengths)])
             elif axis in chosen:
                 taken[each.name] = _take_rows(value, chosen[axis])
-        return replace(self, **taken)  # type: ignore[arg-type]  # each by its name
+        return self.with_fields(taken)
 
     def read_only(self) -> "Batch":
         """The same numbers, not copied, for a function that must not write into them."""
         locked = {each.name: _lock_arrays(getattr(self, each.name)) for each in fields(self)}
-        return replace(self, **locked)  # type: ignore[arg-type]  # each by its name
+        return self.with_fields(locked)
+
+    def with_fields(self, changed: Mapping[str, object]) -> "Batch":
+        """The batch with other values of the fields that are named."""
+        return replace(self, **changed)  # type: ignore[arg-type]  # each by its name
 
     def row(self, r: int) -> slice:
         """The slice of row r in the flat arrays."""

@@ -17,7 +17,7 @@ LINKED = ("envs", "tools", "sandboxes", "trainer")
 SATELLITES = ("envs/swe/build/", "agentrl/engine/serve/", "agentrl/testing/sandbox_")
 """Beside the core: the builder of tasks, the server of the local engine, the sandboxes' tests."""
 
-MOST_CORE_LINES = 42_003
+MOST_CORE_LINES = 42_060
 """24,000 is the aim. What stands above it came with grading that cheats cannot tell apart, models
 that are refused in a sentence, and parts that are brought from outside; 600 are the estimators and
 losses of the field, 700 the scheduler and its driver, 340 its virtual clock and the draws that it

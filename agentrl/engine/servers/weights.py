@@ -10,6 +10,7 @@ servers are paused all the while.
 # (parts of torch and safetensors are not typed)
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -74,7 +75,7 @@ class Transport(Protocol):
         ...
 
 
-class PublishedWeights(Generic[C]):
+class PublishedWeights(ABC, Generic[C]):
     """What all transports share: which tensors there must be, sent once and under one version.
 
     A server has `timeout_s` for each part.
@@ -84,6 +85,8 @@ class PublishedWeights(Generic[C]):
         self._timeout_s = timeout_s
         self._shapes: Mapping[str, torch.Size] | None = None
         self._published: tuple[int, Sequence[float]] | None = None
+        self._staged: tuple[int, Named] | None = None
+        """What `stage` brought, which `publish` need not list and check once more."""
 
     async def stage(
         self, targets: Sequence[tuple[C, Info]], weights: WeightSource, version: int
@@ -99,9 +102,13 @@ class PublishedWeights(Generic[C]):
         flush: bool = True,
     ) -> Sequence[EngineError | None]:
         """As `Transport.publish`."""
-        named = self._list_tensors_to_check(weights, targets)
-        again = self._published is not None and self._published[0] == version
-        self._check_version_keeps_sums(named, version)
+        staged, self._staged = self._staged, None
+        if staged is not None and staged[0] == version:
+            named, again = staged[1], False
+        else:
+            again = self._published is not None and self._published[0] == version
+            named = self._list_tensors_to_check(weights, targets)
+            self._check_version_keeps_sums(named, version)
         loaded = list(as_in_files(named))
         failures = await self.send(targets, loaded, version, flush=flush)
         if again:  # the trainer may have begun to change them meanwhile
@@ -117,12 +124,12 @@ class PublishedWeights(Generic[C]):
     async def send(
         self, targets: Sequence[tuple[C, Info]], named: Named, version: int, *, flush: bool
     ) -> Sequence[EngineError | None]:
-        """Bring all tensors to all targets."""
+        """Bring all tensors to all targets; not called where `publish` sends slices instead."""
         raise NotImplementedError
 
+    @abstractmethod
     async def confirm(self, control: C, named: Named, version: int) -> None:
         """Compare what can be read of the server, then name the version."""
-        raise NotImplementedError
 
     def adapter(self, version: int) -> str | None:
         """Versions are weights of the model, no adapters."""
@@ -204,6 +211,7 @@ class FileWeights(PublishedWeights[C]):
         named = self._list_tensors_to_check(weights, targets)
         self._check_version_keeps_sums(named, version)
         await self._files.bring(as_in_files(named), version, self._files.hosts)
+        self._staged = version, named
 
     async def send(
         self, targets: Sequence[tuple[C, Info]], named: Named, version: int, *, flush: bool
@@ -221,9 +229,9 @@ class FileWeights(PublishedWeights[C]):
         finally:
             await self._files.forget()
 
+    @abstractmethod
     async def load(self, control: C, folder: str, *, flush: bool) -> None:
         """Let a server load the file in a folder of its host."""
-        raise NotImplementedError
 
     async def aclose(self) -> None:
         """Remove the folder."""

@@ -160,8 +160,16 @@ async def test_a_host_gets_them_once_and_before_anything_pauses(
     )
     await engine.start(ready_s=60, weights=ModelWeights(model))
     relay.engine, relay.paused = engine, []
-    await engine.update_weights(ModelWeights(model), 1)
+    source, listed = ModelWeights(model), list[int]()
+
+    class Counted:
+        def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+            listed.append(1)
+            return source.named_tensors()
+
+    await engine.update_weights(Counted(), 1)
     assert relay.paused == [False]
+    assert len(listed) == 1, "ranks elsewhere would send all of them each time"
     assert engine.paused_s > 0
     await engine.aclose()
 
